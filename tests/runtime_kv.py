@@ -22,10 +22,11 @@ from edge.backends.tvm.kv.regions import make_regions
 from edge.backends.tvm.kv.row_formats import FORMATS, encode, pack_keys
 from edge.backends.tvm.kv.rows import Rows
 from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
-from edge.backends.tvm.packing.layout import Shape
-from edge.embed.model_file import ANGLES, CONFIG, KV_DTYPES, LAYER, POLICIES
+from edge.backends.tvm.packing.shape import Shape
+from edge.exporting.model_file import ANGLES, CONFIG, KV_DTYPES, LAYER, POLICIES
 from edge.kv import make_policy, pinned_rows
 from edge.model.architectures.angles import Angles
+from edge.model.layers import Attention, Block
 from edge.run.context import Context
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -77,10 +78,8 @@ class TwoRopes(CacheRope):
 
 def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[Rows]]:
     layers = len(case.windows)
-    shape = Shape(
-        layers, 64, case.kv_heads, case.kv_heads, case.head, 64, 64, 1e-5, any(case.windows), "rms", "silu", True,
-        1.0, 1.0, 1.0, False, 0.0, 0.0, 1.0,
-    )  # fmt: skip
+    core = Attention(case.kv_heads, case.kv_heads, case.head, 1.0, window=int(any(case.windows)))
+    shape = Shape(layers, 64, 64, "rms", 1e-5, 1.0, 0.0, 1.0, False, (Block("attn_norm", core),), ((0,),))
     rule = case.rule
     config = EngineConfig(
         case.capacity, case.chunk, case.dtype, 1, observes=bool(rule.needs.queries), per_head=rule.needs.looks,

@@ -1,4 +1,4 @@
-"""Parts of the C runtime (edge/embed/runtime) as a library that tests call through ctypes."""
+"""Parts of the C runtime (edge/exporting/runtime) as a library that tests call through ctypes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,23 @@ import pytest
 from conftest import CACHE
 
 import edge
+from edge.exporting.constants import CONSTANTS, constants_header
 
-RUNTIME = Path(edge.__file__).parent / "embed" / "runtime"
+RUNTIME = Path(edge.__file__).parent / "exporting" / "runtime"
 SANITIZE = "EDGE_TEST_SANITIZE"  # environment variable: builds check addresses and undefined behaviour
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Wshadow", "-Werror")
+
+
+@lru_cache
+def includes() -> tuple[str, str]:
+    """The compiler's options for the runtime's headers, of which constants.h is made here."""
+    text = constants_header()
+    folder = CACHE / "runtime" / hashlib.sha256(text.encode()).hexdigest()[:24]
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / f"{CONSTANTS}.{os.getpid()}"
+    made.write_text(text, encoding="utf-8")
+    made.rename(folder / CONSTANTS)
+    return f"-I{RUNTIME}", f"-I{folder}"
 
 
 @lru_cache
@@ -34,7 +47,7 @@ def build(sources: Sequence[str | Path], flags: Sequence[str] = (), suffix: str 
         pytest.skip(f"no C compiler {compiler}")
     paths = [RUNTIME / each if isinstance(each, str) else each for each in sources]
     checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all") if os.environ.get(SANITIZE) else ()
-    command = [compiler, "-std=c11", "-O2", "-g", "-ffp-contract=off", *WARNINGS, *checks, f"-I{RUNTIME}", *flags]
+    command = [compiler, "-std=c11", "-O2", "-g", "-ffp-contract=off", *WARNINGS, *checks, *includes(), *flags]
     digest = hashlib.sha256(repr(command).encode())
     for path in [*sorted(RUNTIME.glob("*.h")), *paths]:
         digest.update(path.read_bytes())

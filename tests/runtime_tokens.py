@@ -1,4 +1,4 @@
-"""The C tokenizer (edge/embed/runtime/tokenizer.c) as tests call it: the same ids as edge.model.tokenizer.Tokenizer."""
+"""The C tokenizer (exporting/runtime/tokenizer.c) as tests call it: the same ids as edge.model.tokenizer.Tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from runtime_library import load_runtime
 
-from edge.embed.vocabulary import tokenizer_sections
+from edge.exporting.vocabulary import tokenizer_sections
 from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray
 

@@ -22,13 +22,15 @@ import edge
 from edge.backends.base import Engine
 from edge.converters.huggingface.reader import convert_folder
 from edge.converters.plain import rounded
+from edge.devices.child import _error as from_child
 from edge.devices.profile_file import read_profile
 from edge.devices.records import read_records, write_record
-from edge.errors import EdgeError, EngineError, InputError, ModelFormatError
+from edge.errors import EdgeError, EngineError, InputError, ModelFormatError, speaking
 from edge.model.model import open_model
 from edge.run.history import append, earlier_runs, history_path, history_size
 from edge.run.sampler import draw, greedy
 from edge.sampling import SamplingParams
+from edge.storage.versions import edge_version
 
 MODEL = GOLDEN / "llama-llama3.gguf"
 ODD = (10**400, -(10**400), 1e308, 1e-320, float("inf"), float("nan"), -1, True, None, "x", "1", [], [1], {}, {"a": 1})
@@ -45,7 +47,7 @@ def session() -> Iterator[edge.Session]:
     [
         *({"prompt": each} for each in (None, 5, 2.5, b"text", {"a": 1}, object(), [1, 2], ["a", None])),
         *({"prompt": each} for each in ([], (), iter(()), ["", ""], np.zeros(3), np.zeros((1, 3), np.int32))),
-        *({"max_tokens": each} for each in (2.5, "3", 0, -1, True, float("nan"), [1])),
+        *({"max_tokens": each} for each in (2.5, "3", 0, -2, True, float("nan"), [1])),
         *({"stop": each} for each in (5, [5], b"x", [None])),
         *({"time_limit": each} for each in ("20s", -1, float("nan"), 10**400)),
         *({"energy_limit": each} for each in ("20J", [1])),
@@ -63,6 +65,144 @@ def test_arguments_of_the_wrong_type(session: edge.Session, options: dict[str, A
 def test_right_ones_are_right(session: edge.Session) -> None:
     for prompt in ("hi", ["", "h", "i"], iter(["hi"]), np.array([5, 6])):
         assert session.generate(prompt, raw=True, max_tokens=np.int64(1), stop=("x",), time_limit=9) is not None  # type: ignore[arg-type]
+
+
+def test_without_a_limit_an_answer_ends_by_itself() -> None:
+    """-1 means so on the command line, too."""
+    with edge.load(MODEL, backend="reference", max_kv_size=64, kv_policy="full") as full:
+        for limit in (-1, np.int64(-1), None):
+            full.generate("hi", raw=True, max_tokens=limit, stop=None, ignore_eos=True)  # type: ignore[arg-type]
+            assert full.report is not None
+            assert full.report.stop_reason == "capacity"
+
+
+@pytest.mark.parametrize("model", [None, 5, b"model.gguf", ["a"]])
+def test_a_model_is_a_path_or_a_name(model: Any, tmp_path: Path) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: edge.load(model), lambda: edge.open_model(model), lambda: edge.forecast(model),
+        lambda: edge.pull(model), lambda: edge.export(model, tmp_path / "x"),
+    ]  # fmt: skip
+    for call in calls:
+        assert complaint(call).startswith("model must be a path or a name, not ")
+
+
+@pytest.mark.parametrize("folder", [None, 5])
+def test_a_folder_is_a_path(folder: Any) -> None:
+    for call in (lambda: edge.export(MODEL, folder), lambda: edge.serve_site(folder), lambda: edge.PromptCache(folder)):
+        assert "folder" in complaint(call)
+
+
+def test_a_conversation_is_text_with_a_session() -> None:
+    with edge.load("smollm2-135m", backend="reference", max_kv_size=64) as session:
+        with pytest.raises(InputError, match=r"^system must be text, not 5$"):
+            edge.Conversation(session, system=5)  # type: ignore[arg-type]
+        talk = edge.Conversation(session)
+        with pytest.raises(InputError, match=r"^system must be text, not 5$"):
+            talk.system = 5  # type: ignore[assignment]
+        with pytest.raises(InputError, match=r"^the prompt must be text, not 5$"):
+            next(talk.say(5))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^session must be edge\.Session, not None$"):
+        edge.Conversation(None)  # type: ignore[arg-type]
+
+
+def test_the_package_knows_its_version() -> None:
+    assert edge.__version__ == edge_version()
+    assert "__version__" in dir(edge)
+
+
+CALLS: list[tuple[Callable[[edge.Session], object], str, str]] = [
+    (
+        lambda full: edge.load(MODEL, max_kv_size=4),
+        "max_kv_size must be from 16 to",
+        "--max-kv-size must be from 16 to",
+    ),
+    (
+        lambda full: edge.load(MODEL, memory="1MiB", backend="reference"),
+        'the smallest that fits is memory="',
+        "the smallest that fits is --memory ",
+    ),
+    (
+        lambda full: edge.load(MODEL, provider="cpu", backend="tvm"),
+        'provider is for the onnx engine, not for tvm: use backend="onnx"',
+        "--provider is for the onnx engine, not for tvm: use --backend onnx",
+    ),
+    (
+        lambda full: edge.load(MODEL, max_kv_size=200, keep=100),
+        "keep=100 needs at least 208 KV rows: raise max_kv_size=200 or lower keep",
+        "--keep 100 needs at least 208 KV rows: raise --max-kv-size 200 or lower --keep",
+    ),
+    (
+        lambda full: edge.load(MODEL, kv_memory="lots"),
+        "kv_memory 'lots' is not understood",
+        "--kv-memory 'lots' is not understood",
+    ),
+    (
+        lambda full: edge.load(MODEL, max_kv_size=64, kv_memory="12MiB"),
+        "max_kv_size and kv_memory both say",
+        "--max-kv-size and --kv-memory both say",
+    ),
+    (
+        lambda full: full.generate("hi", max_tokens=0),
+        "max_tokens must be a whole number, at least 1, or -1 for no limit, not 0",
+        "--max-tokens must be a whole number, at least 1, or -1 for no limit, not 0",
+    ),
+    (
+        lambda full: full.generate("hi", think="maybe"),
+        "think 'maybe' is not understood",
+        "--think 'maybe' is not understood",
+    ),
+    (
+        lambda full: full.generate(np.arange(1, 200, dtype=np.int32), max_tokens=1),
+        'but kv_policy="full" has 64 free KV rows: raise max_kv_size or use kv_policy="streaming"',
+        "but --kv-policy full has 64 free KV rows: raise --max-kv-size or use --kv-policy streaming",
+    ),
+    (lambda full: SamplingParams(temperature=-1), "temperature must be from 0 to 100", "--temp must be from 0 to 100"),
+    (
+        lambda full: edge.forecast(MODEL, max_kv_size=64, contexts=[65]),
+        "contexts=65 is more than the 64 rows of the cache: see max_kv_size",
+        "--at 65 is more than the 64 rows of the cache: see --max-kv-size",
+    ),
+    (
+        lambda full: edge.forecast(MODEL, device="generic-x86"),
+        'say memory, such as memory="4GiB"',
+        "say --memory, such as --memory 4GiB",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "keywords", "flags"), CALLS)
+def test_errors_speak_the_language_of_their_caller(
+    call: Callable[[edge.Session], object], keywords: str, flags: str
+) -> None:
+    with edge.load(MODEL, backend="reference", max_kv_size=64, kv_policy="full") as full:
+        with speaking("keywords"):
+            said = complaint(lambda: call(full))
+        with speaking("flags"):
+            shown = complaint(lambda: call(full))
+    assert keywords in said
+    assert "--" not in said
+    assert flags in shown
+
+
+def test_commands_in_errors_keep_their_flags() -> None:
+    said = (
+        "is not a site: edge export MODEL --device web -o x makes one, or edge run --raw --max-kv-size 64; see --method"
+    )
+    for language in ("keywords", "flags", "any"):
+        with speaking(language):
+            assert str(InputError(said)) == said
+
+
+def test_errors_of_children_speak_to_their_parents_caller() -> None:
+    """A child does not know who asked its parent."""
+    with speaking("any"):
+        message = str(InputError("raise --max-kv-size 200 or use --kv-policy=full"))
+    with speaking("keywords"):
+        error = from_child({"error": message, "type": "InputError"})
+    assert str(error) == 'raise max_kv_size=200 or use kv_policy="full"'
+    with speaking("flags"):
+        error = from_child({"error": message, "type": "InputError"})
+    assert str(error) == "raise --max-kv-size 200 or use --kv-policy full"
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"])

@@ -25,6 +25,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 pytest.importorskip("tvm_ffi")
 
+from edge.backends.tvm import design as design_module
 from edge.backends.tvm import engine as engine_module
 from edge.backends.tvm.cpu.arguments import LINE, Job
 from edge.backends.tvm.design import Design
@@ -83,7 +84,7 @@ def write_input(path: Path, model: Model, design: Design, prompt: IntArray, step
     layers; then the arguments of a pass, each as its length in bytes, int64, and its bytes."""
     config = EngineConfig(prompt.size + steps, prompt.size, design.kv_dtype, THREADS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "choose_target", lambda: design.target)
+        patch.setattr(design_module, "choose_target", lambda: design.target)
         patch.setattr(engine_module, "compiled", lambda *_: None)
         patch.setattr(engine_module, "pointer", lambda array: array)
         patch.setattr(engine_module, "Workers", Recorder)

@@ -17,12 +17,13 @@ from typing import Any, cast
 
 import pytest
 
+import edge.storage.cache
 import edge.storage.completion
 from edge.cli.hint import suggest_tuning
 from edge.devices.paging import measure_paging
 from edge.errors import CacheError, InputError
 from edge.run import history
-from edge.storage.cache import ENTRY_KINDS, clear, create, entries, find, lock
+from edge.storage.cache import ENTRY_KINDS, EntryKind, clear, create, entries, find, find_or_make, lock
 
 KEY, OTHER, THIRD = "00" * 16, "a1" * 16, "b2" * 16
 TWO_DAYS = 2 * 86_400
@@ -151,7 +152,7 @@ def test_the_root_is_private_whoever_makes_it(first: str, tmp_path: Path, monkey
         os.umask(before)
     made = [root.parent, root, *(path for path in root.rglob("*") if path.is_dir())]
     assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
-    assert not [path for path in root.rglob("*") if path.stat().st_mode & 0o077 and path.parent.name != "hints"]
+    assert not [path for path in root.rglob("*") if path.stat().st_mode & 0o077]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no modes")
@@ -397,6 +398,35 @@ def test_a_folder_that_cannot_be_written_says_what_to_do(folder: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("where", [f"{KEY}.bin", f"{KEY}.bin.ok", f".{KEY}.lock"])
+def test_a_folder_in_place_of_a_file_is_named(folder: Path, where: str) -> None:
+    make(OTHER)
+    (folder / "weights" / where).mkdir()
+    written: list[Path] = []
+    with pytest.raises(CacheError) as caught:
+        find_or_make("weights", KEY, ".bin", written.append)
+    assert (
+        str(caught.value) == f"{folder / 'weights' / where} is a folder, where a file of the cache belongs: remove it"
+    )
+    assert written == []
+    assert make(THIRD)  # others are made all the same
+
+
+def test_an_entry_that_another_process_changes_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mode, for example: the limit is not the reason, and the message says how large it is."""
+    complete = edge.storage.cache.complete
+
+    def then_open_to_others(temporary: Path, path: Path, about: str) -> None:
+        complete(temporary, path, about)
+        path.chmod(0o666)
+
+    monkeypatch.setattr(edge.storage.cache, "complete", then_open_to_others)
+    with pytest.raises(CacheError) as caught:
+        find_or_make("weights", KEY, ".bin", lambda path: path.write_bytes(b"x" * 4096) and None)
+    assert "of 4.0 KiB, was removed or changed by another process as soon as it was made" in str(caught.value)
+    assert "too small" not in str(caught.value)
+
+
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder_still_serves_what_it_has(folder: Path) -> None:
     path = make()
@@ -550,8 +580,8 @@ def test_command_list_and_clear(folder: Path) -> None:
     assert (row["kind"], row["bytes"], row["path"]) == ("weights", 10, str(path))
     done = edge_command("list")
     heading, _, line, summary = done.stdout.splitlines()
-    assert [cell.strip() for cell in heading.split("|")[1:-1]] == ["kind", "about", "key", "last used", "size"]
-    for part in ("weights", "SmolLM2\ufffd[31m\ufffd135M", KEY[:12], "10 B"):
+    assert [cell.strip() for cell in heading.split("|")[1:-1]] == ["kind", "about", "last used", "entries", "size"]
+    for part in ("weights", "SmolLM2\ufffd[31m\ufffd135M", " 1 |", "10 B"):
         assert part in line
     assert summary == f"{folder}: 10 B of at most 16 GiB"
     assert edge_json("clear", "--kind", "kernels") == {"removed": 0, "bytes": 0}
@@ -559,10 +589,23 @@ def test_command_list_and_clear(folder: Path) -> None:
     assert edge_json("clear") == {"removed": 0, "bytes": 0}
 
 
+def test_entries_about_one_thing_are_one_row(folder: Path) -> None:
+    """And what was made of a file of the cache goes by that file's model."""
+    made: list[tuple[EntryKind, str, str, str]] = [("models", "a" * 64, ".gguf", "gemma")]
+    made += [("trials", f"{number:032x}", ".json", "other.gguf") for number in range(3)]
+    made += [("weights", "b" * 32, ".bin", f"{'a' * 64}.gguf")]
+    for entry in made:
+        with create(*entry) as temporary:
+            temporary.write_bytes(b"0123456789")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in edge_command().stdout.splitlines()[2:-1]]
+    assert {(kind, about, count, size) for kind, about, _, count, size in rows} == {
+        ("models", "gemma", "1", "10 B"), ("trials", "other.gguf", "3", "30 B"), ("weights", "gemma", "1", "10 B"),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("args", "environment", "says"),
     [
-        ((), {}, "Missing command"),
         (("clear", "--kind", "things"), {}, f"choose {', '.join(ENTRY_KINDS)}"),
         (("list",), {"EDGE_CACHE_LIMIT": "lots"}, "EDGE_CACHE_LIMIT 'lots' is not understood"),
         (("list", "--magic"), {}, "see edge cache --help"),

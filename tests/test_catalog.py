@@ -11,7 +11,7 @@ import pytest
 from edge.converters.convert import find_source
 from edge.errors import EdgeError, InputError, MissingExtraError, ModelFormatError
 from edge.formats.gguf import read_gguf
-from edge.model.catalog import PACKAGED, PackagedModel, find_model
+from edge.model.catalog import PACKAGED, PackagedModel, find_model, packaged_name
 from edge.model.reader import read_spec
 
 
@@ -62,6 +62,8 @@ def test_a_model_in_parts_is_joined_once(tmp_path: Path, monkeypatch: pytest.Mon
     made = path.stat()
     assert find_model("Parted").stat().st_ino == made.st_ino
 
+    assert packaged_name(find_model("parted")) == "parted"
+    assert packaged_name(tmp_path / "other.gguf") is None
     monkeypatch.setitem(PACKAGED, "parted", replace(packaged, sha256="0" * 64))
     with pytest.raises(ModelFormatError, match="the installed files of parted are damaged"):
         find_model("parted")
@@ -124,3 +126,7 @@ def test_a_gguf_file_may_lie_anywhere(beside: str, tmp_path: Path) -> None:
     (tmp_path / beside).touch()
     (tmp_path / "m.gguf").touch()
     assert find_model(tmp_path / "m.gguf") == tmp_path / "m.gguf"
+
+
+def test_a_packaged_model_has_its_name_in_the_catalogue() -> None:
+    assert packaged_name(find_model("smollm2-135m")) == "smollm2-135m"

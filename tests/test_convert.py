@@ -120,7 +120,7 @@ def test_a_dry_run_writes_nothing_and_knows_the_size(tmp_path: Path, to: str, fr
         convert(SOURCE, source, Conversion("hf"))
     wanted = Conversion(to, settings=Settings("Q4_0", "rtn"))
     target = tmp_path / ("t.gguf" if to == "gguf" else "t")
-    files, tensors = preview(source, target, wanted)
+    files, tensors, _ = preview(source, target, wanted)
     assert not target.exists()
     report = convert(source, target, wanted)
     assert all(report.files[name] == size for name, size in files.items() if size is not None)
@@ -131,7 +131,7 @@ def test_a_dry_run_writes_nothing_and_knows_the_size(tmp_path: Path, to: str, fr
 
 def test_a_dry_run_of_pruning_knows_the_shapes(tmp_path: Path, text: Path) -> None:
     wanted = Conversion("gguf", pruning=Pruning(1, 0.5))
-    files, _ = preview(SOURCE, tmp_path / "t.gguf", wanted)
+    files, *_ = preview(SOURCE, tmp_path / "t.gguf", wanted)
     tokens = lambda tokenizer: np.resize(tokenizer.encode(TEXT), 2048)  # noqa: E731
     assert convert(SOURCE, tmp_path / "t.gguf", wanted, tokens=tokens).files == files
 

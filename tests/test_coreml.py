@@ -48,11 +48,11 @@ class App:
     def __init__(self, model: Model, folder: Path) -> None:
         self.package, self.spec = Package(folder / "model.mlpackage"), model.spec
         said = self.said = json.loads((folder / "coreml.json").read_text())
-        assert self.spec.recipe
-        self.recipe = self.spec.recipe
+        assert self.spec.network
+        self.network = self.spec.network
         self.embeddings = np.memmap(folder / "embeddings.bin", np.uint8, "r").reshape(said["vocabulary"], -1)
         self.learned = None
-        if self.recipe.learned_positions:
+        if self.network.learned_positions:
             self.learned = np.fromfile(folder / "positions.bin", np.float16).reshape(-1, said["hidden"])
         shape = (said["layers"], 1, said["kv_heads"], said["rows"], said["head"])
         self.keys, self.values = np.zeros(shape, np.float16), np.zeros(shape, np.float16)
@@ -81,8 +81,8 @@ class App:
             seen &= distance < (window or np.inf)
             inputs[f"mask_{window}" if window else "mask"] = np.where(seen, 0, self.said["masked"])[None, None]
         if self.said["temperature"]:
-            assert self.recipe.temperature
-            inputs["temperatures"] = temperatures(self.recipe.temperature, np.maximum(positions, 0))[None, :, None]
+            assert self.network.temperature
+            inputs["temperatures"] = temperatures(self.network.temperature, np.maximum(positions, 0))[None, :, None]
         for layer in range(self.said["layers"]):
             inputs[f"past_key_{layer}"], inputs[f"past_value_{layer}"] = self.keys[layer], self.values[layer]
         outputs = self.package.run(name, inputs)

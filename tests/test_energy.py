@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, open_golden
+from conftest import GOLDEN, copy_kernels, open_golden
 from test_power import Cards, rapl_tree
 
 from edge.backends.reference import ReferenceEngine
+from edge.backends.tvm.packing import weights
+from edge.budget import parse_joules
 from edge.devices.power import app_meter, find_meter, nvml
 from edge.devices.power.base import Reading
 from edge.devices.power.guarded import Guarded
 from edge.errors import BudgetError
-from edge.report.run import report_lines
+from edge.report.run import report_line, report_lines
 from edge.run import meters
+from edge.run.governor import RunLimits
 from edge.run.session import load
+from edge.storage.making import account
 
 
 class Driven:
@@ -40,8 +46,90 @@ class Driven:
         self._microjoules += round(joules * 1e6)
         rapl_tree(self._root, self._microjoules)
 
+    def spend(self, joules: float) -> None:
+        self._microjoules += round(joules * 1e6)
+        rapl_tree(self._root, self._microjoules)
+
     def read(self) -> Reading:
         return self.meter.read()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.97])
+def test_the_budget_that_is_advised_suffices(tmp_path: Path, seed: int, share: float) -> None:
+    """A run that began with 0.4 J spent, and whose prompt takes about 1.2 J."""
+    golden, start = open_golden("llama-one-layer"), 0.4
+
+    def answer(joules: float, name: str) -> str | None:
+        driven = Driven(tmp_path / name, 0.02, seed)
+        with load(golden.model, max_kv_size=80, prefill_step_size=1, energy=joules, meter=driven) as session:
+            tokens = np.resize(golden.tokens, 60)
+            session.generate(tokens, max_tokens=1, ignore_eos=True, raw=True, energy_spent=start)
+            assert session.report is not None
+            return session.report.text
+
+    with pytest.raises(BudgetError, match="of it by the start: state") as caught:
+        answer(start + share, "first")
+    advised = re.search(r"state ([\d.]+ m?J) or more \(estimated\)$", str(caught.value))
+    assert advised
+    assert answer(parse_joules(advised[1].replace(" ", "")), "next") is not None
+
+
+def test_what_is_made_once_takes_nothing_from_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed weights of the native engine, where the counter goes up by 5 J while they are packed."""
+    golden, driven = open_golden("llama-gqa-tied"), Driven(tmp_path / "meter", 0.001, 1)
+    copy_kernels(tmp_path)
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    pack = weights.pack_weights
+
+    def costly(*given: Any) -> None:
+        driven.spend(5.0)
+        pack(*given)
+
+    monkeypatch.setattr(weights, "pack_weights", costly)
+    reports = []
+    for _ in range(2):
+        before = driven.read().joules
+        with (
+            account(lambda: driven.read().joules) as made,
+            load(golden.model, backend="tvm", max_kv_size=64, threads=1, energy="2J", meter=driven) as session,
+        ):
+            spent = driven.read().joules - before - made.joules
+            session.generate(golden.tokens[:8], max_tokens=2, ignore_eos=True, raw=True, energy_spent=spent)
+            reports.append(session.report)
+    first, later = reports
+    assert first is not None
+    assert later is not None
+    assert (round(first.energy.prepared, 3), later.energy.prepared) == (5.0, 0.0)
+    assert first.stop_reason == later.stop_reason == "length"
+    told = replace(first, timings=replace(first.timings, prepared_s=3.0))
+    line = "first run: 5 J in 3.0 s to prepare the model, once, besides the 2 J"
+    assert line in report_lines(told)
+    assert "first run: 5 J" in report_line(told)[0]
+
+
+def test_the_short_report_shows_the_share_of_the_start(tmp_path: Path) -> None:
+    golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.02, 1)
+    with load(golden.model, max_kv_size=48, energy="2J", meter=driven) as session:
+        session.generate(golden.tokens[:8], max_tokens=2, ignore_eos=True, raw=True, energy_spent=0.5)
+        assert session.report is not None
+        assert " + 500 mJ for the start, of 2 J (measured)" in report_line(session.report)[0]
+
+
+def test_the_last_tokens_are_within_the_power_limit_too() -> None:
+    """2 J for each of three tokens, in no time: the run ends when 5 W have paid for them."""
+    now, joules = 100.0, 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    meter = app_meter(lambda: joules)
+    watch = meters.Watch(RunLimits(power=5.0), meter, clock=lambda: now, sleep=sleep)
+    for _ in range(3):
+        joules += 2.0
+    watch.pay()
+    assert watch.joules() / (now - 100.0) <= 5.0 * 1.01
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -130,7 +218,7 @@ def test_without_a_sensor_the_estimate_is_enforced_and_said(tmp_path: Path) -> N
     done = edge(*arguments, root=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "stopped: energy" in done.stderr
-    assert "(estimated: estimate by " in done.stderr
+    assert "(estimated: generic-" in done.stderr
     done = edge(*arguments, "--json", root=tmp_path)
     report = json.loads(done.stdout)
     assert (report["stop_reason"], report["energy"]["kind"]) == ("energy", "estimate")

@@ -152,6 +152,7 @@ def test_digits_are_counted_place_by_place(smollm2: Model) -> None:
     assert [say(each) for each in ("12345", "12344", "21345", "99945", "00000", "abcde")] == [5, 4, 3, 2, 0, 0]
 
 
+@pytest.mark.exhaustive
 def test_the_whole_cache_finds_the_key_and_a_window_without_it_does_not(smollm2: Model) -> None:
     trials = make_trials(smollm2, smollm2.encode_prompt(TEXT, raw=True), 3, 400)[:2]  # in the first half
     setup = Setup(smollm2, "llamacpp", chunk=32, threads=1)
@@ -244,6 +245,33 @@ def test_ratios_are_those_of_the_perplexities(setup: Setup) -> None:
     assert rows[1].figures["ratio"].value == pytest.approx(window / full)
     assert window != full
     assert rows[1].figures["ratio"].stderr is not None
+
+
+def test_chunks_are_no_longer_than_a_small_cache_takes(setup: Setup) -> None:
+    """Unless a length was stated, which is refused where it does not fit."""
+    tokens = setup.model.encode_prompt(TEXT, raw=True)[:100]
+    cells = make_cells(["window"], [None], [32], in_rows=True)
+    for chunk, reason in (
+        (None, {}),
+        (64, {"perplexity": "--prefill-step-size 64 is too long for 32 KV rows: at most 16"}),
+    ):
+        found = run_matrix(
+            replace(setup, chunk=chunk), cells, Material([tokens]), open_journal(None, {}), lambda *_: None
+        )
+        full, window = make_rows(found)
+        assert window.reasons == reason
+        assert ("ratio" in window.figures) == (not reason)
+        assert "ratio" in full.figures
+
+
+def test_a_table_of_nothing_but_the_full_cache_is_an_error(small: Path, text: Path) -> None:
+    flags = ["--backend", "reference", "--policies", "window,h2o", "--max-kv-size", "32", "--prefill-step-size", "32"]
+    done = edge("eval", "kv", str(small), "--text", str(text), *flags, "--tasks", "perplexity", "--tokens", "50")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        "edge: nothing was measured besides the full cache: window 32 rows: --prefill-step-size 32"
+    )
+    assert "; h2o 32 rows: " in done.stderr
 
 
 @pytest.fixture(scope="module")

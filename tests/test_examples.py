@@ -1,7 +1,8 @@
 """The examples of README and docs work: shell blocks run in bash, console blocks print what they show, Python runs.
 
 A block runs unless a comment before it says why not: `<!-- not run: reason -->`, or `<!-- slow: reason -->` for blocks
-that only `make test-all` runs. The blocks of a page run in order, in one folder with the files that examples name.
+that only `make test-all` runs. The blocks of a page run in order, in one folder with the files that examples name. A
+table that an example prints has figures: a row of dashes measured nothing.
 """
 
 from __future__ import annotations
@@ -73,6 +74,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def prepared() -> None:
+    """The pages show runs that are not a model's first one."""
+    command = [sys.executable, "-m", "edge", "run", "smollm2-135m", "-p", "x", "-n", "1", "--quiet"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("name", pages_with(""))
 def test_examples_work(name: str, folder: Path) -> None:
     run_blocks(name, "", folder)
@@ -92,6 +101,11 @@ def test_every_page_with_examples_is_found() -> None:
         assert len(re.findall(r"<!-- .* -->", text)) == sum(bool(block.mark) for block in blocks_of(page)), page.name
 
 
+def test_a_row_of_dashes_is_found() -> None:
+    table = "| policy | rows | tok/s |\n| --- | ---: | ---: |\n| full | 400 | – |\n| h2o | – | – |\n\n| a | – |"
+    assert rows_of_dashes(table) == ["| h2o | – | – |"]
+
+
 def run_blocks(name: str, mark: str, folder: Path) -> None:
     for model in ("model.gguf", "small.gguf") if name not in MAKES_MODELS else ():
         shutil.copy(GOLDEN / "llama-gqa-tied.gguf", folder / model)
@@ -104,6 +118,7 @@ def run_blocks(name: str, mark: str, folder: Path) -> None:
                 program = ["bash", "-ec"] if block.language == "sh" else [sys.executable, "-c"]
                 done = _run([*program, block.code], folder)
                 assert done.returncode == 0, f"{where}\n{done.stdout}\n{done.stderr}"
+                assert rows_of_dashes(done.stdout) == [], where
 
 
 def compare_output(code: str, folder: Path, where: str) -> None:
@@ -117,10 +132,25 @@ def compare_output(code: str, folder: Path, where: str) -> None:
         printed = {_blurred(line) for line in f"{done.stdout}\n{done.stderr}".splitlines()}
         refused = re.search(r"^edge: |^\{\"error\"", shown, re.MULTILINE) is not None
         assert bool(done.returncode) == refused, f"{where}: {command}\n{done.stderr}"
+        assert rows_of_dashes(done.stdout) == [], f"{where}: {command}"
         answers = re.search(r"\bedge (run|chat) ", command) is not None
         for line in shown.splitlines():
             if line and line != "…" and (" · " in line or line.startswith("edge: ") or not answers):
                 assert _blurred(line) in printed, f"{where}: {command}\nnot printed: {line}\nbut: {printed}"
+
+
+def rows_of_dashes(printed: str) -> list[str]:
+    """Rows of printed tables whose columns of figures, which are flush right, have none."""
+    found, columns = list[str](), list[int]()
+    for line in printed.splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split("|")] if line.startswith("|") else []
+        if cells and all(re.fullmatch("-+:?", cell) for cell in cells):
+            columns = [number for number, cell in enumerate(cells) if cell.endswith(":")]
+        elif not cells:
+            columns = []
+        elif columns and all(cells[number] in ("", "–") for number in columns if number < len(cells)):
+            found.append(line)
+    return found
 
 
 def _blurred(line: str) -> str:

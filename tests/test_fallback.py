@@ -16,7 +16,7 @@ from edge import load
 from edge.backends import find_backend, llamacpp
 from edge.backends.base import Engine, EngineConfig, RewindError
 from edge.backends.llamacpp.library import is_installed, library
-from edge.backends.llamacpp.trial import try_header
+from edge.backends.llamacpp.trial import try_header, try_passes
 from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.model import open_model
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-pyth
 
 # llama.cpp reads GELU from a table of half floats, and multiplies MXFP4 by activations of 8 bits.
 TOLERANCES = {"gemma4": 1e-2, "gpt-oss": 0.4}
+OURS = ("lfm2", "qwen35")  # our own engines run these, too
 RECURRENT = ("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe")
 SHIFTED = ("gemma4", "qwen3moe")
 
@@ -57,7 +58,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 def test_bytes_are_counted_as_llama_cpp_counts_them(name: str) -> None:
     model, _, _ = open_fallback(name)
     spec, trial = model.spec, try_header(model.file, model.spec)
-    assert spec.recipe is None
+    assert (spec.network is not None) == (name in OURS)
     assert not spec.proven
     assert spec.kv_values_per_row == trial.flash.row_values
     assert spec.recurrent == trial.recurrent == (name in RECURRENT)
@@ -73,6 +74,19 @@ def test_a_trial_bounds_sizes_between_those_that_it_tried(name: str) -> None:
     assert flash.compute_bytes(256, 16) == flash.compute[0][1]
     assert flash.compute[0][1] < flash.compute_bytes(256, 100) < flash.compute_bytes(300, 200) < flash.compute[1][2]
     assert flash.compute_bytes(65536, 1024) > flash.compute[2][2]
+
+
+def test_passes_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    tried = list[str]()
+    monkeypatch.setattr("edge.backends.llamacpp.trial.run_child", lambda *given, **_: tried.append(given[1][0]) or {})
+    model, _, _ = open_fallback("lfm2")
+    config = EngineConfig(256, 16, "f16", 1)
+    assert llamacpp.first_run(model.file, model.spec, config) > 60 << 20
+    for _ in range(2):
+        try_passes(model.file, 1)
+        assert llamacpp.first_run(model.file, model.spec, config) == 0
+    assert tried == ["passes"]
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -175,7 +189,7 @@ def test_the_policy_is_full_where_no_row_can_be_evicted(name: str, caplog: pytes
         make_plan(model.spec, backend, Options(kv_policy="h2o"))
 
 
-@each_model
+@pytest.mark.parametrize("name", sorted({*FALLBACKS} - {*OURS}))
 def test_auto_takes_llama_cpp_and_says_why(name: str, caplog: pytest.LogCaptureFixture) -> None:
     model, _, _ = open_fallback(name)
     with caplog.at_level(logging.WARNING, "edge"):

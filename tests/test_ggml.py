@@ -250,6 +250,27 @@ def test_weights_of_three_values_are_warned_of(floats: Path, tmp_path: Path) -> 
     assert "TQ2_0 is for models that were trained with such weights" in done.stderr
 
 
+def test_rows_that_no_block_fits_and_a_larger_file_are_told(tmp_path: Path) -> None:
+    """As SmolLM2's 576 values have it, which K-quants cannot divide."""
+    source, target = write_small(tmp_path / "model.gguf", Small(ffn=192)), tmp_path / "t.gguf"
+    said = edge_json("quantize", str(source), str(target), "q3_k_m", "--json")
+    became = {each["type"] for each in said["tensors"] if len(each["shape"]) > 1}
+    assert "Q3_K" not in became
+    (odd, called) = said["notes"]
+    assert re.match(
+        r"blocks of Q3_K have 256 values, and \d of 8 matrices have rows of [\d, ]+, no multiple of that", odd
+    )
+    assert odd.endswith("no tensor is Q3_K")
+    assert called == f"edge calls the model {open_model(target).spec.weight_type}, as most weights of its layers are"
+    done = edge("quantize", str(target), str(tmp_path / "larger.gguf"), "q8_0")
+    assert done.returncode == 0
+    assert "already: rounding again loses more" in done.stderr
+    assert re.search(r"the weights grow, from [\d.]+ KiB to [\d.]+ KiB: choose a smaller type", done.stderr)
+    done = edge("convert", str(target), str(tmp_path / "other.gguf"), "--type", "q8_0", "--dry-run")
+    assert "the weights grow" in done.stderr
+    assert "already: rounding again" in done.stderr
+
+
 def test_a_file_is_not_rounded_onto_itself(tmp_path: Path) -> None:
     path = write_small(tmp_path / "model.gguf", Small())
     (tmp_path / "link").symlink_to(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -127,3 +128,28 @@ def test_the_predicted_peak_holds(prompt: int, answer: int, rows: int) -> None:
     # A driver that has compiled these kernels before takes less than is counted for a first run.
     assert loaded <= peak <= predicted <= 1.35 * peak
     assert (evicted > 0) == (prompt + answer > rows)
+
+
+UNSEEN = """
+import json, sys
+import edge
+from edge.devices.memory import memory_use
+
+try:
+    edge.load("smollm2-135m", backend="gpu", memory="100MiB")
+except edge.BudgetError as error:
+    loaded = [each for each in ("wgpu", "pyopencl", "cuda.bindings") if each in sys.modules]
+    print(json.dumps([str(error), loaded, memory_use().peak]))
+"""
+
+
+def test_a_budget_without_room_for_a_driver_is_refused_before_one_is_loaded() -> None:
+    """Drivers take 100 MiB, even to show their GPUs: the refusal would exceed the budget."""
+    pytest.importorskip("wgpu")
+    said, loaded, peak = run_child(UNSEEN).output
+    assert re.search(
+        r'the memory budget is 100 MiB: the smallest that fits is memory="\d+MiB" in a first run, which compiles or '
+        r'tries the model; later runs fit in memory="\d+MiB"', said
+    )  # fmt: skip
+    assert loaded == []
+    assert peak < 100 * MIB

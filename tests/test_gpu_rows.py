@@ -25,8 +25,9 @@ from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.kv.regions import Move
 from edge.backends.tvm.kv.row_formats import decode, encode
-from edge.backends.tvm.packing.layout import Shape
+from edge.backends.tvm.packing.shape import Shape
 from edge.kv import POLICY_NAMES
+from edge.model.layers import Attention, Temperature
 from edge.model.model import Model, open_model
 from edge.run.session import load
 from edge.sampling import SamplingParams
@@ -69,10 +70,12 @@ class Case:
     @property
     def shape(self) -> Shape:
         of_model = Shape.of(open_model(GOLDEN / "llama-gqa-tied.gguf").spec)
-        return replace(
-            of_model, layers=2, heads=self.kv_heads * self.group, kv_heads=self.kv_heads, head=self.head,
-            query_scale=self.head**-0.5, tempered=self.tempered, windowed=bool(self.window), score_cap=self.cap,
+        core = Attention(
+            self.kv_heads * self.group, self.kv_heads, self.head, self.head**-0.5, window=int(bool(self.window)),
+            score_cap=self.cap, temperature=Temperature(0.0, 1) if self.tempered else None,
         )  # fmt: skip
+        mixing, feeding = of_model.blocks
+        return replace(of_model, layers=2, blocks=(replace(mixing, core=core), feeding))
 
     @property
     def tables(self) -> Tables:
@@ -101,12 +104,12 @@ def kernels(case: Case, language: str) -> dict[str, Kernel]:
     from edge.backends.tvm.gpu.kernels.rows import Heads, move, store_rows
     from edge.backends.tvm.gpu.lowering import lower
 
-    shape, tables = case.shape, case.tables
-    heads = Heads(shape, tables, RowForm(case.dtype, shape.padded_head), case.halves, case.norms)
+    shape, core, tables = case.shape, case.shape.attention, case.tables
+    heads = Heads(core, tables, RowForm.of(core, case.dtype), case.halves, case.norms, shape.norm_eps)
     built = [
         store_rows("edge_store", heads, tokens=CHUNK, observes=True),
-        attend("edge_attend", shape, tables, Tuning(), case.dtype, tokens=CHUNK, observes=True),
-        observe("edge_observe", shape, tables, Tuning(), case.dtype),
+        attend("edge_attend", core, tables, Tuning(), case.dtype, tokens=CHUNK, observes=True),
+        observe("edge_observe", core, tables, Tuning(), case.dtype),
         move("edge_move", case.dtype, shape.padded_head),
     ]
     return {each.name: lower(each, language) for each in built}
@@ -123,7 +126,7 @@ def dispatches(case: Case, language: str) -> list[Dispatch]:
         if name == "edge_attend":
             from edge.backends.tvm.gpu.kernels.attention import Split
 
-            count = case.kv_heads * Split.of(shape, Tuning().attend).turns
+            count = case.kv_heads * Split.of(shape.attention, Tuning().attend).turns
         per = 0 if name == "edge_observe" else 1
         values = tuple(scalars[each] for each in kernel.scalars)
         found.append(Dispatch(name, slices, values, (count, 16), "attend", LAYER, per))
@@ -320,8 +323,11 @@ def engine_of(name: str, place: str, dtype: str = "f32") -> Iterator[tuple[GPUEn
 
 @pytest.mark.parametrize(
     ("name", "place", "votes"),
-    [("llama-gqa-tied", "wgpu:0", False), ("gemma3", "wgpu:0", True), ("llama-window", "opencl:0", False)],
-)
+    [
+        ("llama-gqa-tied", "wgpu:0", False), ("gemma3", "wgpu:0", True), ("llama-window", "wgpu:0", False),
+        pytest.param("llama-window", "opencl:0", False, marks=pytest.mark.exhaustive),
+    ],
+)  # fmt: skip
 def test_rows_of_different_heads_are_kept_and_renumbered(name: str, place: str, votes: bool) -> None:
     """Logits and attention are those of the reference engine through evictions and rotations, a step at a time too."""
     with engine_of(name, place) as (engine, model):

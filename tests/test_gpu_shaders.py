@@ -1,7 +1,7 @@
 """What the generator writes for GPUs, judged by compilers of those languages. None of them needs a GPU.
 
-Dawn compiles WGSL for Chromium and is stricter about uniform control flow than the compiler of wgpu. NVRTC, oclgrind
-and every golden model run with the exhaustive tests.
+Dawn compiles WGSL for Chromium and is stricter about uniform control flow than the compiler of wgpu. NVRTC and oclgrind
+take one small model; others, and every golden model, come with the exhaustive tests.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def all_programs(language: str) -> Iterator[tuple[str, Program]]:
                 try:
                     yield f"{path.stem} {kv_dtype} {tuning}", program(path, language, kv_dtype, tuning)
                 except UnsupportedError:
-                    continue  # an architecture without a recipe
+                    continue  # an architecture without a network
 
 
 @dawn
@@ -165,12 +165,16 @@ def test_dawn_compiles_the_kernels_of_every_golden_model(block_types_everywhere:
     assert dawn_says(sources(programs)) == {}
 
 
-@pytest.mark.exhaustive
 @pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")
-def test_nvrtc_compiles_all_kernels(block_types: Path) -> None:
+@pytest.mark.parametrize("which", ["gemma3", pytest.param("all", marks=pytest.mark.exhaustive)])
+def test_nvrtc_compiles_kernels(which: str, request: pytest.FixtureRequest) -> None:
     from edge.backends.tvm.gpu.hosts.cuda import compile_source
 
-    programs = {"blocks": program(block_types, "cuda"), **dict(families("cuda"))}
+    if which == "all":
+        path: Path = request.getfixturevalue("block_types")
+        programs = {"blocks": program(path, "cuda"), **dict(families("cuda"))}
+    else:
+        programs = {which: program(GOLDEN / f"{which}.gguf", "cuda", "f32")}
     for source, name in {source: name for name, source in sources(programs).items()}.items():
         assert compile_source(name.partition(": ")[2], source, "sm_70")
 

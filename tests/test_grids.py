@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from edge.converters.quantizers.hqq import hqq
 from edge.converters.quantizers.rtn import fit_scales, nearest
 from edge.formats import nf4
-from edge.formats.blocks import BLOCK, GRIDS, Grid, QuantizedMatrix, dequantize, half, zero_scale
+from edge.formats.blocks import BLOCK, GRIDS, Grid, QuantizedMatrix, dequantize, half, nbytes, unpack, zero_scale
 from edge.types import FloatArray
 
 KINDS = sorted(GRIDS)
@@ -130,3 +130,33 @@ def test_nf4_takes_the_nearest_level_of_the_block(weight: FloatArray) -> None:
         scale = np.abs(weight[:, block]).max(axis=1)[:, None]
         best = np.abs(weight[:, block, None] - (nf4.LEVELS * scale[..., None])).min(axis=-1)
         np.testing.assert_allclose(np.abs(weight[:, block] - found[:, block]), best, atol=1e-5)
+
+
+# The scales of damaged files
+
+DAMAGED = sorted({*GRIDS, "F16", "BF16", "F32", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4", "TQ1_0"})
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_blocks_are_read_without_warnings(kind: str) -> None:
+    """Whatever their bytes are, also where all are ones: numbers of float16 are then NaN, or nearly the largest."""
+    size = nbytes(kind, 256)
+    rows = np.random.default_rng(3).integers(0, 256, (256, size)).astype(np.uint8)
+    rows[-3:] = np.array([[0xFF], [0x7B], [0x7C]], np.uint8)
+    assert dequantize(rows, kind).shape == (256, 256)
+    if kind in GRIDS or kind == "Q4_K":
+        found = unpack(rows, kind)
+        assert found.quants.size == rows.shape[0] * 256
+    if kind in GRIDS:
+        minima = found.minima if GRIDS[kind].minima else None
+        codes = np.zeros((256, 256), np.uint8)
+        assert QuantizedMatrix(GRIDS[kind], codes, found.scales, minima).values.shape == (256, 256)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("value", [np.float32(3e38), np.float32(np.inf), np.float32(np.nan)])
+def test_huge_values_are_rounded_without_warnings(value: np.float32) -> None:
+    values = np.full((2, 64), value, np.float32)
+    assert not np.isfinite(half(values)).any()
+    assert nf4.dequantize(*nf4.quantize(values)).shape == values.shape

@@ -54,7 +54,9 @@ def test_the_page_of_variables_is_whole_and_documented() -> None:
     assert page in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     ours = [path for folder in ("edge", "backends", "converters", "devices") for path in (ROOT / folder).rglob("*.py")]
     read = {name for path in ours for name in re.findall(r"\bEDGE_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
-    headers = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "edge" / "embed" / "runtime").glob("*.h"))
+    headers = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "edge" / "exporting" / "runtime").glob("*.h")
+    )
     assert read - set(re.findall(r"\bEDGE_[A-Z_]+", page + headers)) == set()  # names of C are no variables
 
 
@@ -68,6 +70,20 @@ def test_help_has_groups_and_examples_and_no_variables(capsys: pytest.CaptureFix
     assert "EDGE_MEMORY" in edge_help("help", "environment", capsys=capsys)
     assert "perplexity" in edge_help("help", "eval", capsys=capsys)
     assert "\n    edge pull qwen3:0.6b\n" in edge_help("pull", "--help", capsys=capsys)
+
+
+def test_help_lists_commands_with_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in ("", "eval", "cache", "devices", "models", "profile"):
+        said = edge_help(*path.split(), "--help", capsys=capsys)
+        listed = said.partition("\nCommands:\n")[2]
+        assert "..." not in listed, listed
+        assert path == "profile" or listed.count(".\n") >= 2, said
+
+
+def test_a_group_of_commands_alone_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """It lists something, or says what it has."""
+    for path, said in (("cache", "of at most"), ("eval", "perplexity"), ("devices", "instruction sets")):
+        assert said in edge_help(path, capsys=capsys)
 
 
 @pytest.mark.parametrize(

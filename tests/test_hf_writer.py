@@ -235,8 +235,8 @@ def test_settings_of_rope_that_are_seldom_given(tmp_path: Path) -> None:
     edit_json(yarn / "config.json", lambda said: said.update(rope_parameters=settings))
     convert_folder(yarn, tmp_path / "yarn.gguf")
     model = open_model(tmp_path / "yarn.gguf")
-    assert model.spec.recipe is not None
-    (rope,) = model.spec.recipe.ropes
+    assert model.spec.network is not None
+    (rope,) = model.spec.network.ropes
     assert find_angles(model.file, rope, long=True).magnitude == pytest.approx(2)
     assert config_of(write(model, tmp_path / "again"))["rope_scaling"]["attention_factor"] == pytest.approx(2)
     edit_json(yarn / "config.json", lambda said: said.update(rope_parameters=settings | {"factor": 0.5}))
@@ -247,7 +247,7 @@ def test_settings_of_rope_that_are_seldom_given(tmp_path: Path) -> None:
     edit_json(dynamic / "config.json", lambda said: said.update(old, rope_scaling={"type": "dynamic", "factor": 4.0}))
     for folder in (plain, dynamic):
         convert_folder(folder, tmp_path / f"{folder.name}.gguf")
-    assert open_model(tmp_path / "dynamic.gguf").spec.recipe == open_model(tmp_path / "plain.gguf").spec.recipe
+    assert open_model(tmp_path / "dynamic.gguf").spec.network == open_model(tmp_path / "plain.gguf").spec.network
 
 
 def test_llama3_of_other_converters(tmp_path: Path) -> None:

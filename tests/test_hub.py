@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -259,6 +260,39 @@ def test_redirects_that_never_end(hub: Hub) -> None:
         fetch()
 
 
+NO_ADDRESSES = [
+    "http://[::1", "http://[x]y/", "http://127.0.0.1:99999", "http://127.0.0.1:x", "http://127.0.0.1:0",
+    "http://me:pw@127.0.0.1", "http://a b", "http://a\xff", "file:///etc", "gopher://127.0.0.1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", NO_ADDRESSES)
+def test_what_is_no_address_is_asked_for_once(hub: Hub, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = rf"^127\.0\.0\.1:\d+ refers to '{re.escape(where)}.*', which is no address of http or https$"
+    hub.faults.redirect = where
+    with pytest.raises(DownloadError, match=says):
+        fetch()
+    hub.faults.following = where
+    with pytest.raises(DownloadError, match=says):
+        look_up(Reference(NAME))
+    monkeypatch.setenv("HF_ENDPOINT", where)
+    with pytest.raises(InputError, match=r"HF_ENDPOINT .* is no address"):
+        look_up(Reference(NAME))
+
+
+def test_the_next_page_may_be_relative_and_need_quoting(hub: Hub) -> None:
+    hub.faults.following = f"/api/models/{NAME}/tree/{COMMIT}?cursor=3&x=a b\xff"
+    assert len(look_up(Reference(NAME)).files) == len(hub.repositories[NAME])
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:x", "socks5://127.0.0.1:9", "//"])
+def test_what_is_no_proxy_is_tried_once(hub: Hub, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy")
+    monkeypatch.setenv("http_proxy", proxy)
+    with pytest.raises(DownloadError, match=r"^127\.0\.0\.1:\d+ cannot be asked \("):
+        look_up(Reference(NAME))
+
+
 @pytest.mark.parametrize(
     ("listed", "says"),
     [
@@ -392,7 +426,7 @@ def test_variables_mean_what_they_mean_to_huggingface_hub(
     assert settings.endpoint() == theirs.ENDPOINT
 
 
-@pytest.mark.parametrize("value", ["file:///etc", "huggingface.co", "https://", "https://me:pw@host"])
+@pytest.mark.parametrize("value", ["file:///etc", "huggingface.co", "https://", "https://me:pw@host", "https://a\n"])
 def test_endpoints_are_checked(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", value)
     with pytest.raises(InputError, match=r"HF_ENDPOINT .* is no address"):

@@ -108,8 +108,8 @@ def test_hugging_face_folders_are_shown_as_what_they_become(tmp_path: Path) -> N
     assert found.format == "Hugging Face folder"
     assert found.spec is not None
     assert original.spec is not None
-    assert (found.spec.layers, found.spec.heads, found.spec.recipe) == (
-        original.spec.layers, original.spec.heads, original.spec.recipe,
+    assert (found.spec.layers, found.spec.heads, found.spec.network) == (
+        original.spec.layers, original.spec.heads, original.spec.network,
     )  # fmt: skip
     assert (found.parameters, found.types) == (original.parameters, original.types)
     assert found.vocabulary.tokens == original.vocabulary.tokens

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +80,29 @@ def test_an_interrupt_that_is_lost_all_the_same_comes_again(number: signal.Signa
     with pytest.raises(error):  # noqa: PT012 - raised by whichever line runs when it comes
         ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
         time.sleep(60)
+
+
+BY_LLAMACPP = pytest.param("q4_k_m", marks=[needs_llamacpp, pytest.mark.exhaustive])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["q4_0", BY_LLAMACPP])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_quantization_leaves_what_was_there(
+    number: signal.Signals, code: int, kind: str, tmp_path: Path
+) -> None:
+    """Sent while it writes: no part of a file, no process, no traceback."""
+    target = tmp_path / "out.gguf"
+    target.write_bytes(b"before")
+    command = [sys.executable, "-m", "edge", "quantize", "smollm2-135m", str(target), kind, "--force", "--quiet"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        while child.poll() is None and len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.005)
+        child.send_signal(number)
+        out, error = child.communicate(timeout=120)
+    assert (child.returncode, out, error) == (code, b"", b"")
+    assert list(tmp_path.iterdir()) == [target]
+    assert target.read_bytes() == b"before"
 
 
 def _send(callback: str, number: signal.Signals, request: pytest.FixtureRequest) -> None:

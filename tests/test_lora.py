@@ -78,7 +78,7 @@ def merged(model: Model, *files: tuple[Path, float]) -> Engine:
         for name, source in sources.items():
             if f"{source.tensor}.lora_a" in tensors:
                 a, b = tensors[f"{source.tensor}.lora_a"], tensors[f"{source.tensor}.lora_b"]
-                change = (b @ a)[source.first : source.first + source.rows] * (adapter.alpha / len(a)) * scale
+                change = (b @ a)[source.index] * (adapter.alpha / len(a)) * scale
                 weights[name] = (weights[name] + change).astype(np.float32)
     config = EngineConfig(CAPACITY, CHUNK, "f32", 1, logits_rows=CHUNK)
     return reference.ReferenceEngine(model.file, model.spec, config, weights)
@@ -111,6 +111,17 @@ def test_logits_are_those_of_merged_weights(
     engine = engines(load(model, backend, lora=lora))
     assert np.abs(expected - answers(merged(model))).max() > 1  # the adapter matters
     assert_merged(answers(engine), expected, backend, name)
+
+
+def test_queries_and_their_gate_have_own_rows_of_an_adapter(
+    tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    """Qwen3.5 has both head by head in one tensor."""
+    model, path = golden("qwen35"), tmp_path / "a.gguf"
+    lora = lora_of(model, f"{write_adapter(path, model, 3, only=('attn_q.',))}:0.7")
+    ours, expected = (engines(each) for each in (load(model, "reference", lora=lora), merged(model, (path, 0.7))))
+    tokens = TOKENS[:CHUNK]
+    np.testing.assert_allclose(ours.forward_all(tokens), expected.forward_all(tokens), rtol=0, atol=5e-4)
 
 
 @pytest.mark.slow
@@ -260,6 +271,7 @@ BAD: list[tuple[dict[str, Any], type[EdgeError], str]] = [
      InputError, "does not have"),
     ({"edit": value(np.nan)}, ModelFormatError, "not finite"),
     ({"edit": value(np.inf)}, ModelFormatError, "not finite"),
+    ({"edit": value(3e38), "alpha": 100.0}, ModelFormatError, "too large for its scale"),
     ({"architecture": "qwen2"}, InputError, "'qwen2'"),
     ({"type": "model"}, ModelFormatError, "not an adapter"),
     ({"adapter": "control_vector"}, UnsupportedError, "'control_vector'"),
@@ -269,6 +281,7 @@ BAD: list[tuple[dict[str, Any], type[EdgeError], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize(("how", "error", "said"), BAD)
 def test_bad_adapters_are_refused_in_one_line(
     how: dict[str, Any], error: type[EdgeError], said: str, tmp_path: Path
@@ -286,6 +299,7 @@ def read_all(model: Model, lora: Lora) -> None:
             lora.matrices(source)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 20))])
 def test_damaged_files_raise_our_errors_alone(seed: int, tmp_path: Path) -> None:
     """Bytes of the header changed, and files cut short; what is accepted, llama.cpp loads, too."""

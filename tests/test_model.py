@@ -53,7 +53,7 @@ def test_real_model_figures() -> None:
         vocab=49152,
         context=8192,
         window=0,
-        recipe=spec.recipe,
+        network=spec.network,
         type_bytes=spec.type_bytes,
         norm_eps=spec.norm_eps,
         rope_base=1e5,
@@ -122,8 +122,8 @@ def test_a_part_of_each_head_may_be_turned_where_the_architecture_does(tmp_path:
 def test_a_window_that_no_position_is_beyond_is_none(tmp_path: Path, window: int, windows: tuple[int, int]) -> None:
     spec = spec_of(GGUF.read().set(attention__sliding_window=(U32, window)).write(tmp_path / "m.gguf"))
     assert (spec.context, spec.window) == (512, window)
-    assert spec.recipe is not None
-    assert spec.recipe.windows == windows
+    assert spec.network is not None
+    assert spec.network.windows == windows
 
 
 # Refusals

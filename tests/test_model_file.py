@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import subprocess
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,34 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import GOLDEN
-from runtime_library import build, load_runtime
+from runtime_library import load_runtime
 
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import pack_weights
 from edge.backends.tvm.targets import TARGETS
 from edge.devices.profile import Power
-from edge.embed import model_file as m
-from edge.embed.model_file import Section
+from edge.exporting import model_file as m
+from edge.exporting.model_file import Section
 from edge.kv import make_policy
 from edge.model.model import open_model
-
-
-def test_structs_are_those_of_c(tmp_path: Path) -> None:
-    lines = []
-    for name, struct in m.STRUCTS.items():
-        lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
-        for field in struct.names or ():
-            at = f"offsetof({name}, {field}), sizeof((({name} *)0)->{field})"
-            lines.append(f'printf("{name}.{field} %zu %zu\\n", {at});')
-    source = tmp_path / "structs.c"
-    source.write_text('#include <stdio.h>\n#include "internal.h"\nint main(void) {\n' + "\n".join(lines) + "}\n")
-    said = subprocess.run([build([source])], capture_output=True, text=True, check=True).stdout.splitlines()
-    ours = []
-    for name, struct in m.STRUCTS.items():
-        ours.append(f"{name} {struct.itemsize}")
-        ours += [f"{name}.{each} {at} {type_.itemsize}" for each, (type_, at) in (struct.fields or {}).items()]
-    assert said == ours
 
 
 def write_golden(path: Path, name: str = "llama-one-layer", policy: str = "streaming") -> dict[Section, bytes]:
@@ -77,10 +59,11 @@ class _Error(ctypes.Structure):
     _fields_ = [("size", ctypes.c_uint32), ("code", ctypes.c_int32), ("message", ctypes.c_char * 248)]
 
 
-def open_in_c(path: Path) -> str:
-    """What model_map says of a file; nothing if it is fine."""
+def open_in_c(path: Path, offset: int = 0) -> str:
+    """What model_map says of a file, or of its part behind `offset`; nothing if it is fine."""
     library = load_runtime("error.c", "model.c", "platform.c", "cpu.c")
-    source, error = _Source(ctypes.sizeof(_Source), str(path).encode(), -1), _Error(ctypes.sizeof(_Error))
+    source = _Source(ctypes.sizeof(_Source), str(path).encode(), -1, offset)
+    error = _Error(ctypes.sizeof(_Error))
     opened = ctypes.create_string_buffer(4096)
     status = library.model_map(ctypes.byref(source), opened, ctypes.byref(error))
     assert status == error.code
@@ -158,6 +141,14 @@ def test_damage_is_one_line(damage: Callable[[bytes], bytes], says: str, made: P
     said = open_in_c(damaged)
     assert says in said
     assert "\n" not in said
+
+
+def test_a_file_within_another_begins_where_its_sections_are_aligned(made: Path) -> None:
+    within = made.with_name("within")
+    for offset in (1, 4, 32, 64, 4096):
+        within.write_bytes(bytes(offset) + made.read_bytes())
+        assert ("at no multiple of 64 bytes" in open_in_c(within, offset)) == (offset % 64 > 0)
+    assert "not a model.edge" in open_in_c(within, 64)
 
 
 def test_long_messages_are_cut_between_characters() -> None:

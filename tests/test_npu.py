@@ -35,7 +35,7 @@ from edge.formats.compiled import StaticForm
 from edge.formats.onnx_folder import WEIGHTS
 from edge.kv import KVView, make_policy
 from edge.model.model import Model, open_model
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 from edge.plan.npu import npu_use
 from edge.types import FloatArray, IntArray
 
@@ -136,14 +136,19 @@ def test_shards_and_a_head_on_the_host_change_nothing() -> None:
         expected.kv.truncate(0)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "snapkv", "keydiff"])
+@pytest.mark.parametrize("policy", [
+    "h2o", "snapkv", "keydiff", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("tova", "knorm"))
+])  # fmt: skip
 def test_policies_that_look_work_on_the_host(folder: Path, policy: str) -> None:
-    """By queries and keys that the NPU hands out, each head evicts its own rows."""
-    answers = []
-    for provider in ("qnn", "cpu-static"):
-        with edge.load(folder, provider=provider, kv_policy=policy) as session:
-            answers.append(session.generate("Once upon a time there was", max_tokens=40, ignore_eos=True))
-    assert answers[0] == answers[1]
+    """By queries and keys that the NPU hands out, each head evicts its own rows: those of the ordinary graph, whose
+    queries and keys come another way."""
+    answers = dict[str, str]()
+    for provider in ("qnn", "cpu-static", "cpu"):
+        options = {"max_kv_size": ROWS, "prefill_step_size": CHUNK, "kv_dtype": "f16"} if provider == "cpu" else {}
+        with edge.load(folder, provider=provider, kv_policy=policy, **options) as session:
+            answers[provider] = session.generate("Once upon a time there was", max_tokens=40, ignore_eos=True)
+            assert session.report.kv.evicted > ROWS
+    assert answers["qnn"] == answers["cpu-static"] == answers["cpu"]
 
 
 def test_masks_hide_free_rows_fillers_and_what_is_behind_a_window() -> None:
@@ -185,7 +190,7 @@ class Small:
     def step(self, context: tuple[str, str, str] | None = None) -> bytes:
         """The graph of a step, or around this context: its file, the graph in it, and the compiler."""
         (part,) = parts_of(self.model.spec, self.form, 1)
-        known = (self.files.layout, self.model.spec, find_recipe(self.model.spec), self.form, part)
+        known = (self.files.layout, self.model.spec, find_network(self.model.spec), self.form, part)
         if context is None:
             return make_static_graph(*known, self.files.data)
         file, name, compiler = context
@@ -296,13 +301,14 @@ def test_a_chip_that_the_compiler_does_not_know(small: Small, monkeypatch: pytes
 def test_a_context_larger_than_the_chip_addresses(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     """The estimate before compiling says how many shards; what the compiler made is measured."""
     profile = find_profile("galaxy-s24")
-    estimate = npu_use(small.model.file, small.model.spec, profile).context
-    for most, said in ((1e3, "larger than a context of"), (estimate, "lower --max-kv-size 32")):
-        figures = profile.figures | {"npu_context": Figure(most, "assumed", "test")}
-        found = replace(profile, figures=figures)
-        monkeypatch.setattr("edge.converters.npu.find_profile", lambda name, found=found: found)
-        with pytest.raises(UnsupportedError, match=said):
-            small.compile("galaxy-s24")
+    found = replace(profile, figures=profile.figures | {"npu_context": Figure(1e3, "assumed", "test")})
+    monkeypatch.setattr("edge.converters.npu.find_profile", lambda name: found)
+    with pytest.raises(UnsupportedError, match="larger than a context of"):
+        small.compile("galaxy-s24")
+    use = replace(npu_use(small.model.file, small.model.spec, profile), reasons=())  # an estimate that was too small
+    monkeypatch.setattr("edge.converters.npu.npu_use", lambda *_: use)
+    with pytest.raises(UnsupportedError, match="lower --max-kv-size 32"):
+        small.compile("galaxy-s24")
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from conftest import GOLDEN
+from small_models import Small, write_small
 from typer.testing import CliRunner
 
 from edge.backends.onnx.graph import layout
 from edge.backends.onnx.graph.forms import NormalFloats
-from edge.backends.onnx.npu.form import CHUNK, ROWS
+from edge.backends.onnx.npu.form import CHUNK, ROWS, graph_bytes
 from edge.cli.commands import app
 from edge.devices.profile import Figure, Npu
 from edge.devices.profiles import HOST, find_profile
@@ -56,16 +57,22 @@ def outlook(tmp_path: Path, name: str = "smollm2:135m", device: str = "galaxy-s2
 
 
 def test_a_context_is_as_large_as_the_vendors_compiler_made_it(tmp_path: Path) -> None:
-    """SmolLM2 in blocks of 4 bits, its head too or in 8 bits, compiled by QNN for this chip: 77 and 103 MB."""
+    """Both graphs over the same weights, compiled by QNN for this chip (docs/npu.md): SmolLM2 in Q4_1, and in Q4_0,
+    with a head of 8 bits."""
     real = open_model("smollm2-135m")
-    assert npu_use(real.file, real.spec, S24).context == pytest.approx(102.6e6, rel=0.1)
+    assert npu_use(real.file, real.spec, S24).context == pytest.approx(110.01e6, rel=0.02)
     file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
     use = npu_use(file, spec, S24)
     assert (use.reasons, use.shards, use.head) == ((), 1, "npu")
-    file.tensors["token_embd.weight"] = replace(file.tensors["token_embd.weight"], type="Q4_0")
-    whole = npu_use(file, spec, S24)
-    assert (whole.reasons, whole.shards, whole.head) == ((), 1, "npu")
-    assert whole.context == pytest.approx(77e6, rel=0.05)
+    assert use.context == pytest.approx(99e6, rel=0.02)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("Q4_0", 4_751_360), ("Q4_1", 5_574_656)])
+def test_two_layers_as_wide_as_smollm2s_have_their_share_of_a_context(tmp_path: Path, kind: str, size: int) -> None:
+    """Compiled likewise, 512 rows and chunks of 32 tokens. At a width of 1,536, 29,663,232 and 34,500,608."""
+    small = Small(layers=2, hidden=576, heads=9, kv_heads=3, head=64, ffn=1536, types=kind, context=1024)
+    model = open_model(write_small(tmp_path / "small.gguf", small))
+    assert npu_use(model.file, model.spec, S24).context == pytest.approx(size, rel=0.04)
 
 
 def test_what_is_too_large_for_one_context_is_cut(tmp_path: Path) -> None:
@@ -124,7 +131,7 @@ def test_floats_can_be_compiled(tmp_path: Path) -> None:
     file, spec = outlined(tmp_path, "smollm2:135m", "F16")
     use = npu_use(file, spec, S24)
     assert use.reasons == ()
-    assert use.context == pytest.approx(2 * spec.parameters, rel=0.01)
+    assert use.context == pytest.approx(2 * spec.parameters + graph_bytes(spec), rel=0.01)
 
 
 # Predictions
@@ -137,6 +144,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_published_speeds_are_near_their_predictions(benchmark: Any) -> None:
+    """The figures that the shares of the ceilings were fitted to: a check of arithmetic, not of foresight."""
     found = list(benchmark.comparisons())
     ratios = [value / guess for _, _, guess, value in found]
     assert len(ratios) > 12
@@ -233,7 +241,7 @@ def test_the_command_shows_the_npu_and_that_it_estimates() -> None:
     ]
     shown = " ".join(run.invoke(app, flags).output.split())
     assert "on onnx, Qualcomm Hexagon v75" in shown
-    assert "for this NPU: 1 context, 89 MiB (estimated)" in shown
+    assert "for this NPU: 1 context, 105 MiB (estimated)" in shown
     assert "no run on an NPU was measured" in shown
     assert "Exynos 2400" in shown
     answer = json.loads(run.invoke(app, [*flags, "--json"]).output)
@@ -249,7 +257,7 @@ def test_models_are_judged_for_an_npu() -> None:
     assert large.best is not None
     assert large.best.tok_s is not None
     assert other.best is None
-    assert "run on llama.cpp only" in (other.reason or "")
+    assert "does not run short convolutions" in (other.reason or "")
 
 
 def test_what_a_provider_makes_of_this_device_is_unknown() -> None:

@@ -207,6 +207,7 @@ def test_what_is_converted_for_an_npu_follows_the_record_of_its_chip(tmp_path: P
         (["--provider", "cpu-static", "--kv-dtype", "int8"], "--kv-dtype int8: on an NPU this model is run with f16"),
         (["--provider", "cpu-static", "--device", "galaxy-s24"], "leave --device galaxy-s24 out"),
         (["--provider", "cpu-static", "--show"], "run edge tune MODEL --provider cpu-static"),
+        (["--provider", "qnn", "--time", "0.3s"], "no form was compiled within --time 0.3s: give --time 5m"),
         (["--provider", "qnn", "--show"], "emulates an NPU here"),
         (["--provider", "qnn", "--show", "--device", "galaxy-s24"], "leave --device galaxy-s24 out"),
     ],

@@ -104,10 +104,8 @@ def test_a_profile_of_this_device_has_its_npu(tmp_path: Path, monkeypatch: pytes
 def test_figures_of_an_npu_are_shown_with_their_sources() -> None:
     shown = " ".join(run.invoke(app, ["devices", "show", "galaxy-s24"]).output.split())
     assert "NPU, float16 arithmetic | 12 Top/s | measured" in shown
-    assert "joules of its NPU alone can be estimated" in shown
     shown = " ".join(run.invoke(app, ["devices", "show", "iphone-16"]).output.split())
     assert "ONNX Runtime does not run on it: edge convert --to coreml" in shown
-    assert "joules cannot be estimated" in shown
 
 
 # edge inspect --device
@@ -127,7 +125,7 @@ def test_a_model_is_inspected_for_a_device() -> None:
 @pytest.mark.parametrize(
     ("device", "said"),
     [
-        ("galaxy-s24", ["Qualcomm Hexagon v75", "yes: 1 context, 89 MiB (estimated)", "Exynos 2400"]),
+        ("galaxy-s24", ["Qualcomm Hexagon v75", "yes: 1 context, 105 MiB (estimated)", "Exynos 2400"]),
         ("pixel-9", ["Google Tensor Processing Unit", "no: edge knows no compiler for NPUs of Google"]),
         ("raspberry-pi-5", ["no: its profile names no NPU"]),
     ],

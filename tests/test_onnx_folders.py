@@ -23,7 +23,8 @@ from test_architectures import open_family
 from edge.backends.base import Engine
 from edge.backends.onnx.engine import OnnxEngine
 from edge.backends.onnx.folders import folder_key
-from edge.backends.onnx.graph.builder import KV_TYPES, make_graph
+from edge.backends.onnx.graph.builder import make_graph
+from edge.backends.onnx.graph.context import KV_TYPES
 from edge.backends.onnx.graph.forms import Int8
 from edge.backends.onnx.graph.layout import Method, make_layout
 from edge.backends.onnx.providers import CPU
@@ -32,7 +33,7 @@ from edge.converters.onnx import write_onnx
 from edge.errors import EdgeError, EngineError
 from edge.formats.onnx_folder import MANIFEST, METADATA, WEIGHTS
 from edge.model.model import open_model
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 from edge.storage import cache
 from edge.types import FloatArray
 
@@ -77,7 +78,7 @@ def test_graphs_are_the_bytes_that_onnx_itself_would_write(tmp_path: Path) -> No
         model = open_family(name).model if name != "llama-one-layer" else open_golden(name).model
         layout = make_layout(model.file, model.spec, OUTLIERS)
         for kv_dtype in KV_TYPES:
-            graph = make_graph(layout, model.spec, find_recipe(model.spec), kv_dtype, True, WEIGHTS)
+            graph = make_graph(layout, model.spec, find_network(model.spec), kv_dtype, True, WEIGHTS)
             assert onnx.load_model_from_string(graph).SerializeToString() == graph
 
 

@@ -50,8 +50,8 @@ def test_a_folder_passes_the_checker_and_runs_in_plain_onnx_runtime(tmp_path: Pa
     for path in (tmp_path / "model").glob("*.onnx"):
         onnx.checker.check_model(str(path))
     session = onnxruntime.InferenceSession(str(tmp_path / "model/model.onnx"))
-    assert spec.recipe is not None
-    rotation = find_rotation(golden.model.file, spec.recipe, halves=True, head=spec.head_dim)
+    assert spec.network is not None
+    rotation = find_rotation(golden.model.file, spec.network, halves=True, head=spec.head_dim)
     cos, sin = rotation.tables(0, np.arange(capacity))
     feeds = {
         "tokens": golden.tokens[None].astype(np.int64), "positions": np.arange(count)[None], "wanted": np.arange(count),

@@ -57,6 +57,7 @@ class Source(ctypes.Structure):
 class Mapping(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p), ("size", ctypes.c_uint64), ("base", ctypes.c_void_p), ("mapped", ctypes.c_size_t),
+        ("fd", ctypes.c_int32), ("end", ctypes.c_uint64),
     )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def test_blocks_of_every_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n
     """Encoding in blocks is right only if every rule cuts where blocks are cut."""
     tokenizer, text = Tokenizer(read_gguf(named(tmp_path, name))), MANUAL[:8_000]
     whole = ids(tokenizer, text)
-    monkeypatch.setattr(edge.model.tokenizer, "_BLOCK", 50)
+    monkeypatch.setattr(edge.model.tokenizer, "BLOCK", 50)
     assert ids(tokenizer, text) == whole
 
 
@@ -268,7 +268,7 @@ def test_gemma4_starts_with_bos_whatever_the_file_says(tmp_path: Path) -> None:
 def test_blocks_of_gemma4(monkeypatch: pytest.MonkeyPatch, gemma4_path: Path) -> None:
     tokenizer, text = Tokenizer(read_gguf(gemma4_path)), MANUAL[:20_000]
     whole = ids(tokenizer, text)
-    monkeypatch.setattr(edge.model.tokenizer, "_BLOCK", 50)
+    monkeypatch.setattr(edge.model.tokenizer, "BLOCK", 50)
     assert ids(tokenizer, text) == whole
 
 

@@ -16,18 +16,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from edge.backends import backend_names
+from edge.backends import backend_names, engine_named
 from edge.backends.base import EngineConfig, Footprint
 from edge.cli.commands import app
 from edge.devices.profile import Cluster, DeviceProfile, Figure, Power
 from edge.devices.profile_file import write_profile
+from edge.devices.profiles import find_profile
+from edge.exporting.bundle import prepare
+from edge.model.model import open_model
+from edge.model.spec import ModelSpec
+from edge.options import Options
+from edge.plan.device import RUNTIME_BYTES
 from edge.plan.plan import Plan, PlanBytes
 from edge.prediction.efficiency import efficiency_of, weight_shares
+from edge.prediction.forecast import forecast
 from edge.prediction.predict import Prediction, Wanted, _Roof, fit_slope, predict
 from edge.prediction.work import work_of
 from edge.run.history import Phase, Run, Setting
 
-SPEC = replace(open_golden("llama-gqa-tied").model.spec, recipe=None, window=0)
+SPEC = replace(open_golden("llama-gqa-tied").model.spec, network=None, window=0)
 CONFIG = EngineConfig(capacity=4096, chunk=128, kv_dtype="f16", threads=4)
 BYTES = PlanBytes(interpreter=0, weights=100_000_000, kv=4096 * 20_000, scratch=0)
 PLAN = Plan("tvm", "streaming", 4, CONFIG, 256, BYTES, 0, 1 << 30, "budget")
@@ -255,7 +262,7 @@ def test_watts_of_another_meter_are_not_mixed_in() -> None:
     assert found.watts.value == pytest.approx(5.0)
     assert found.watts.source == "measured earlier (1 run)"
     assert found.decode[0].tok_s.source == "measured earlier (6 runs)"
-    unmetered = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="estimate by x")
+    unmetered = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="x profile")
     assert unmetered.watts is not None
     assert unmetered.watts.source == "estimated by x"
 
@@ -326,7 +333,6 @@ def test_the_devices_memory_is_the_limit() -> None:
 
     found = planned("2GiB")
     assert found["limit"] == 512 << 20
-    assert "multiplies is unknown" in found["prediction"]["unknown"][0]
     assert planned("300MiB")["limit_source"] == "budget"
 
 
@@ -338,8 +344,53 @@ def test_free_memory_is_what_the_governor_will_read(tmp_path: Path) -> None:
     assert 3_000_000 <= found["limit"] >> 10 < 5_000_000  # and what this process holds
 
 
-def test_where_the_native_engine_does_not_run_another_is_planned() -> None:
-    assert plan("--device", "macbook-air-m3")["backend"] == "llamacpp"
+@pytest.mark.parametrize(
+    ("device", "engine", "why"),
+    [
+        ("macbook-air-m3", "llamacpp", "llamacpp is assumed: the tvm engine runs on macos in exported apps only"),
+        ("snapdragon-x-elite", "llamacpp", "llamacpp is assumed: the tvm engine does not run on windows yet"),
+        ("iphone-16", "tvm", "tvm is assumed, in an app that edge export makes"),
+        ("pixel-9", "tvm", "tvm is assumed, in an app that edge export makes"),
+        ("raspberry-pi-5", "tvm", ""),
+    ],
+)
+def test_an_engine_that_nobody_chose_is_named_with_the_reason(device: str, engine: str, why: str) -> None:
+    found = plan("--device", device)
+    assert (found["backend"], found["chosen"]) == (engine, why)
+    assert plan("--device", device, "--backend", "llamacpp")["chosen"] == ""
+    if why:
+        assert f"engine: {why}\n" in run.invoke(app, ["plan", MODEL, "--device", device]).output
+
+
+@pytest.mark.parametrize(
+    ("device", "flags"),
+    [("iphone-16", []), ("pixel-9", []), ("pixel-9", ["--backend", "llamacpp"]), ("pixel-9", ["--kv-policy", "tova"]),
+     ("galaxy-s24", ["--provider", "qnn"])],
+)  # fmt: skip
+def test_a_phone_has_no_interpreter(device: str, flags: list[str]) -> None:
+    """Beside an engine's own libraries, an app takes what the C runtime was measured to take, and its tables."""
+    engine = engine_named(plan("--device", device, *flags)["backend"])
+    found = plan("--device", device, *flags)["bytes"]["interpreter"]
+    exported = engine.NAME == "tvm" and not flags
+    libraries = 0 if exported else engine.footprint(*_as_planned(device, *flags)).runtime
+    assert RUNTIME_BYTES <= found - libraries < RUNTIME_BYTES + (1 << 20)
+    shown = run.invoke(app, ["plan", MODEL, "--device", device, *flags]).output
+    assert "interpreter" not in shown
+    assert "| library " in shown
+
+
+def _as_planned(device: str, *flags: str) -> tuple[ModelSpec, EngineConfig]:
+    config = plan("--device", device, *flags)["config"]
+    return open_model(MODEL).spec, EngineConfig(**config)
+
+
+def test_an_exported_apps_plan_is_foretold() -> None:
+    """Weights are never streamed there, so that less memory than they take is refused."""
+    model = open_model(MODEL)
+    expected = prepare(model, find_profile("pixel-9"), Options()).plan
+    found = forecast(model, device="pixel-9").plan
+    assert replace(found, bytes=expected.bytes, predicted_peak=0, chosen="") == replace(expected, predicted_peak=0)
+    assert expected.bytes.total <= found.bytes.total < expected.bytes.total + (1 << 20)
 
 
 def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
@@ -360,8 +411,8 @@ def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
     [
         (["--device", "toaster"], "unknown device"),
         (["--device", "pixel-9", "--backend", "warp"], "unknown backend"),
-        (["--device", "galaxy-s24"], "say --memory"),
-        (["--device", "macbook-air-m3", "--backend", "tvm"], "does not run on macos"),
+        (["--device", "generic-x86"], "say --memory"),
+        (["--device", "macbook-air-m3", "--backend", "tvm"], "runs on macos in exported apps only"),
         (["--max-kv-size", "64", "--at", "8,65"], "--at 65 is more than the 64 rows of the cache"),
         (["--prompt-tokens", "9" * 400], "Invalid value"),
         (["--at", "-1"], "--at takes numbers"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from prefix_rows import WIDTH, PrefixRows, longest_common_prefix, rows_for, tokens_of
 
 from edge.errors import InputError
+from edge.prompt_cache import disk
 from edge.prompt_cache.cache import PromptCache
 from edge.prompt_cache.tree import BLOCK, Block, PrefixTree, prefix_name, root_name
 from edge.types import IntArray
@@ -255,6 +257,62 @@ def test_damaged_files_are_never_believed(data: st.DataObject) -> None:
         assert run(cache, prompt) == prompt.size - 1
 
 
+THINGS = ["folder", "full folder", "pipe", "link", "loop", "huge", "empty", "moved", "copied", "read-only", "forged"]
+
+
+def replace_by(path: Path, thing: str, other: Path) -> None:
+    """Another thing in place of a file of the folder, or at a name where none was."""
+    if thing not in ("read-only", "moved", "copied", "forged"):
+        path.unlink(missing_ok=True)
+    if thing in ("folder", "full folder"):
+        path.mkdir()
+        if thing == "full folder":
+            (path / "file").write_bytes(b"")
+    elif thing == "pipe":
+        os.mkfifo(path)
+    elif thing == "link":
+        path.symlink_to("/etc/passwd")
+    elif thing == "loop":
+        path.symlink_to(path.name)
+    elif thing == "huge":
+        with open(path, "wb") as file:
+            file.truncate(1 << 42)
+    elif thing == "empty":
+        path.write_bytes(b"")
+    elif thing in ("moved", "copied") and other.is_file() and other != path:
+        (shutil.copy if thing == "copied" else os.replace)(other, path)
+    elif thing == "read-only" and path.is_file():
+        path.chmod(0o400)
+    elif thing == "forged" and (block := disk._parse(disk._content(path, 1 << 20), path.name[:24])):
+        short = Block(block.parent, block.tokens, bytes(block.data)[:-8])  # rows that no cache can take
+        head = disk._HEAD.pack(disk._MAGIC, disk._checksum(short), short.tokens.size, len(short.data))
+        path.write_bytes(head + short.tokens.tobytes() + short.data)
+
+
+@settings(max_examples=examples(60))
+@given(data=st.data())
+def test_no_folder_is_so_odd_that_a_run_fails(data: st.DataObject) -> None:
+    """Its lock and its temporary files, too. What is restored is right (see `run`)."""
+    prompt = tokens_of((1, 2 * BLOCK + 20), (2, 60))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run(PromptCache(folder), prompt)
+        files = files_in(folder)
+        odd = [
+            folder / ".lock",
+            folder / f".1-abc-{files[0].name}",
+            folder / ("0" * 24 + "-" + "1" * 24 + ".kv"),
+            *files,
+        ]
+        chosen = data.draw(st.lists(st.tuples(st.sampled_from(odd), st.sampled_from(THINGS)), min_size=1, max_size=4))
+        for path, thing in chosen:
+            if not path.is_dir() or path.is_symlink():
+                replace_by(path, thing, data.draw(st.sampled_from(files)))
+        cache = PromptCache(folder)
+        for _ in range(2):
+            assert run(cache, prompt) <= prompt.size - 1
+
+
 @pytest.mark.parametrize("kind", ["cut", "renamed", "link", "pipe", "folder", "foreign"])
 def test_what_is_ignored_is_said_in_one_line(kind: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     prompt = tokens_of((1, BLOCK))
@@ -329,6 +387,7 @@ _WRITER = """
 import sys
 import numpy as np
 from prefix_rows import PrefixRows, rows_for
+from edge.prompt_cache import disk
 from edge.prompt_cache.cache import PromptCache
 
 folder, seed, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -168,7 +168,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(tmp_path, "proc/self/cgroup", "0::/\n")
     write(tmp_path, "proc/meminfo", PLENTY)
     monkeypatch.setenv("EDGE_SENSORS", str(tmp_path))
-    monkeypatch.setattr("edge.run.meters._PRESSURE_S", 0.0)
+    monkeypatch.setattr("edge.run.meters.PRESSURE_S", 0.0)
     monkeypatch.setattr("edge.run.meters._COST", 0)
     return tmp_path
 
@@ -368,7 +368,7 @@ from edge.run.session import load
 path, backend, root = sys.argv[1:]
 os.environ["EDGE_SENSORS"] = root
 os.environ["EDGE_HISTORY"] = "0"  # whose modules would be counted
-edge.run.meters._PRESSURE_S = 0.0
+edge.run.meters.PRESSURE_S = 0.0
 edge.run.meters._COST = 0
 tokens = np.random.default_rng(1).integers(3, 200, 4000).astype(np.int32)
 with load(path, backend=backend, max_kv_size=4096, prefill_step_size=64, threads=1) as session:

@@ -499,7 +499,7 @@ def wait_for(happened: Any) -> Any:
         ((MODEL, "-p", "100000"), "positions"),
         ((MODEL, "-p", "64", "--max-kv-size", "32"), "this needs 80 KV rows"),
         ((MODEL, "-d", "64", "--max-kv-size", "32"), "this needs 80 KV rows"),
-        ((MODEL, "--sustained", "0"), "greater than zero"),
+        ((MODEL, "--sustained", "0s"), "greater than zero"),
         ((MODEL, "--sustained", "1s"), "too short"),
         ((MODEL, "--energy", "3J"), "No such option"),
         ((MODEL, "--backend", "tvm", "--kv-dtype", "q8_0"), "tvm has no KV dtype 'q8_0'"),

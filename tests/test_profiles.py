@@ -53,6 +53,27 @@ def test_all_that_were_promised_are_there() -> None:
     assert set(SHIPPED) >= WANTED
 
 
+CLASSES = {
+    "generic-arm64": "memory, decoding, prompts",
+    "generic-x86": "memory, decoding, prompts",
+    "web": "decoding, prompts",
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_named_device_has_what_edge_plan_needs(name: str) -> None:
+    """Classes of devices lack what differs within the class, and `edge devices list` says so."""
+    assert ", ".join(find_profile(name).gaps) == CLASSES.get(name, "")
+
+
+def test_the_list_shows_what_profiles_lack() -> None:
+    lines = CliRunner().invoke(app, ["devices", "list"]).stdout.splitlines()
+    last = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in lines if line.startswith("|")}
+    assert last["device"] == "not predicted"
+    assert {name: last[name] for name in CLASSES} == CLASSES
+    assert last["galaxy-s24"] == last["macbook-air-m3"] == ""
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_figure_has_a_source(name: str) -> None:
     profile = find_profile(name)
@@ -289,7 +310,7 @@ def test_the_estimate_goes_by_the_users_profile_first() -> None:
     add_profile(replace(profiles.describe_host(), figures=mine))
     power = host_power()
     assert (power.core_watts, power.idle_watts, power.profile) == (7.0, 2.0, HOST)
-    assert Estimate(power).source == "estimate by host"
+    assert Estimate(power).source == "host profile"
 
 
 def test_a_profile_of_another_processor_is_not_this_hosts() -> None:

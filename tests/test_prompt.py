@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import BudgetError, BusyError, InputError
+from edge.model.model import open_model
 from edge.model.prompt import Prompt
 from edge.run.session import Session, load
+from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 BLOCKS = st.lists(st.integers(0, 50), max_size=12)
@@ -268,3 +270,17 @@ def test_a_forked_child_is_told_to_load_the_model_itself(backend: str, tmp_path:
         os.waitpid(child, 0)
         assert said.read_text().startswith("True this session belongs to process")
         assert session.generate("x", raw=True, max_tokens=4, ignore_eos=True) == answer
+
+
+def test_a_long_text_has_longropes_long_factors_however_it_is_read() -> None:
+    """Policies that leave gaps go beyond the original context (256) with fewer rows: it is decided at the beginning."""
+    model = open_model(GOLDEN / "phi3-longrope.gguf")
+    tokens = np.random.default_rng(1).integers(3, 200, 300).astype(np.int32)
+    parts = [tokens[at : at + 10] for at in range(0, 300, 10)]
+    with load(model, backend="tvm", kv_policy="h2o", max_kv_size=64, prefill_step_size=16, threads=2) as session:
+        greedy = SamplingParams(temperature=0)
+        whole = session.generate(tokens, max_tokens=20, ignore_eos=True, sampling=greedy)
+        key = session.engine.kv.key
+        assert key.endswith(":long")
+        read = "".join(session.stream(Prompt(parts), max_tokens=20, ignore_eos=True, sampling=greedy))
+        assert (read, session.engine.kv.key) == (whole, key)

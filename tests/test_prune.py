@@ -248,7 +248,7 @@ def test_repair_without_torch_names_the_extra(pruned: Model, tmp_path: Path, mon
         repair(pruned.file, pruned.file, tmp_path / "repaired.gguf", tokens_for(pruned, 512), steps=1)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.train
 def test_a_repaired_model_predicts_more_as_the_whole_one_does(pruned: Model, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

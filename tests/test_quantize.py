@@ -11,24 +11,28 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import load_engine, mean_kl
+from fallbacks import open_fallback
 from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
 from edge.backends.reference import ReferenceEngine
 from edge.converters.calibrate import collect, gram, sequences
+from edge.converters.convert import Conversion, convert
+from edge.converters.prune import Pruning
 from edge.converters.quantize import CALIBRATED, METHODS, Settings, find_folds, mix_types, plan_types, quantize_gguf
 from edge.converters.quantizers.gptq import damping, gptq, shift
 from edge.converters.quantizers.mixed import Stage, allocate, measure
 from edge.converters.quantizers.polish import descend, polish, refit
 from edge.converters.quantizers.rtn import nearest, quantize
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.formats.blocks import GRIDS, dequantize
+from edge.formats.blocks import GRIDS, dequantize, nbytes
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 FAMILIES: tuple[str, ...] = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
 SCALED = ("granite", "mistral3", "smollm3")
+HYBRIDS = ("lfm2", "qwen35")
 FIELDS: dict[str, dict[str, Any]] = {
     "granite": {"attention__scale": 0.1, "embedding_scale": 1.7, "residual_scale": 0.4, "logit_scale": 0.6},
     "mistral3": {"attention__temperature_scale": 0.3, "rope__scaling__original_context_length": 24},
@@ -45,6 +49,8 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
 
     @lru_cache
     def make(name: str) -> Model:
+        if name in HYBRIDS:
+            return open_fallback(name)[0]
         shape = Small(layers=4 if name == "smollm3" else 2, architecture=name, tied=name != "phi3")
         return open_model(write_small(folder / f"{name}.gguf", shape, **FIELDS.get(name, {})))
 
@@ -117,13 +123,14 @@ def test_shifted_weights_make_earlier_errors_good() -> None:
     assert np.square(spoilt @ moved.T - wanted).mean() < 0.2 * np.square(spoilt @ WEIGHT.T - wanted).mean()
 
 
-@pytest.mark.parametrize("name", FAMILIES + SCALED)
+@pytest.mark.parametrize("name", FAMILIES + SCALED + HYBRIDS)
 def test_factors_change_nothing_before_rounding(family: Callable[[str], Model], name: str) -> None:
     model = family(name)
     settings = Settings(**WHOLE)
-    folds = find_folds(model.file, model.spec, sequences(TOKENS), plan_types(model.file, model.spec, settings)[0],
+    folds = find_folds(model.file, model.spec, sequences(TOKENS), plan_types(model.file, model.spec, settings),
                        settings, lambda done: None)  # fmt: skip
     assert all(np.ptp(np.log(factors)) > 0 for factors in folds.columns.values()) or name != "llama"
+    assert folds.columns
     weights = folds.read(model.file, find_tensors(model.file, model.spec))
     found = ReferenceEngine(model.file, model.spec, CONFIG, weights).forward_all(OTHERS)
     np.testing.assert_allclose(found, logits_of(model), atol=1e-4)
@@ -152,6 +159,20 @@ def test_quantized_models_run_and_methods_gain(family: Callable[[str], Model], m
     most, mean = GAINS[method]
     assert max(shares) <= most
     assert np.exp(np.log(shares).mean()) <= mean
+
+
+@pytest.mark.parametrize("method", ["hqq", "awq"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_rows_of_matrices_in_one_tensor_keep_their_places(
+    family: Callable[[str], Model], name: str, method: str, tmp_path: Path
+) -> None:
+    """Qwen3.5 has queries and their gate head by head in one tensor."""
+    model = family(name)
+    found = {}
+    for each in ("rtn", method):
+        quantize_gguf(model.file, model.spec, tmp_path / each, Settings(method=each, **WHOLE), TOKENS)
+        found[each] = mean_kl(logits_of(model), logits_of(open_model(tmp_path / each)))
+    assert found[method] < GAINS[method][0] * found["rtn"]
 
 
 @pytest.mark.parametrize("kind", [*sorted(GRIDS), "NF4", "F16"])
@@ -188,7 +209,10 @@ def test_rows_that_are_no_whole_blocks_stay_half_floats(tmp_path: Path) -> None:
     for method in ("rtn", "best"):
         report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method=method), TOKENS)
         assert report.types["blk.0.ffn_down.weight"] == "F16"
-        assert report.notes == ("1 tensors stay F16: their rows are no multiple of 32 values",)
+        assert report.notes == (
+            "blocks of Q4_0 have 32 values, and 1 of 8 matrices have rows of 72, no multiple of that: they became "
+            "1 × F16",
+        )
         assert np.isfinite(logits_of(open_model(tmp_path / "q.gguf"))).all()
 
 
@@ -209,6 +233,30 @@ def test_weights_that_are_no_numbers(method: str, tmp_path: Path) -> None:
     model = open_model(write_small(tmp_path / "m.gguf", Small(), spoil))
     with pytest.raises(ModelFormatError, match=r"no numbers|finite"):
         quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method=method), TOKENS)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+CONVERSIONS = {
+    **{f"{method} {kind}": Conversion("gguf", settings=Settings(kind, method))
+       for method, kind in (("rtn", "Q4_0"), ("rtn", "F16"), ("rtn", "NF4"), ("hqq", "Q4_1"), ("best", "Q4_0"))},
+    "a group": Conversion("gguf", settings=Settings("Q4_0", "rtn", group_size=64)),
+    "folder": Conversion("hf", settings=Settings("F16", "rtn")),
+    "pruned": Conversion("gguf", pruning=Pruning(ffn=0.5)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("what", CONVERSIONS)
+@pytest.mark.parametrize("kind", ["F32", "Q4_1"])
+def test_weights_that_no_type_can_hold_are_refused_in_one_line(kind: str, what: str, tmp_path: Path) -> None:
+    """Finite ones, which were written as infinite scales; and damaged scales. Without NumPy's warnings."""
+    small = Small(types=kind)
+    rows, size = small.ffn, nbytes(kind, small.hidden)
+    raw = np.full((rows, size), 0x7C, np.uint8) if kind == "Q4_1" else np.full((rows, 64), 3e38, np.float32)
+    path = write_small(tmp_path / "m.gguf", small, raw={"blk.0.ffn_up": raw.view(np.uint8)})
+    with pytest.raises(ModelFormatError, match=r"too large for|no finite|not finite|no numbers") as raised:
+        convert(path, tmp_path / "out", CONVERSIONS[what], tokens=lambda tokenizer: TOKENS[:1024])
+    assert "\n" not in str(raised.value)
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 

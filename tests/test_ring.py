@@ -156,7 +156,7 @@ def test_a_ring_holds_what_a_window_sees(
     window: int, chunk: int, slack: int, operations: list[tuple[Any, ...]]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ring, "_SLACK", slack)
+        patch.setattr(ring, "SLACK", slack)
         kv, text, count = token_cache(window, chunk, 200), list[int](), 0
         end, end_text = end_of(kv), list[int]()
         for name, *arguments in operations:
@@ -233,7 +233,7 @@ def test_layers_of_one_kind_have_no_ring() -> None:
 def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that 64 tokens go round."""
     require_native()
-    monkeypatch.setattr(ring, "_SLACK", 4)
+    monkeypatch.setattr(ring, "SLACK", 4)
 
 
 def some_tokens(count: int, seed: int = 1) -> IntArray:
@@ -403,7 +403,7 @@ def test_a_turn_is_taken_back_where_windows_have_moved_on(
     slack: int, replays: bool, sessions: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its rows, or by running the conversation again."""
-    monkeypatch.setattr(ring, "_SLACK", slack)
+    monkeypatch.setattr(ring, "SLACK", slack)
     talk, answers = Conversation(sessions()), []
     "".join(talk.say("Hello there", max_tokens=20, ignore_eos=True))
     for _ in range(3):

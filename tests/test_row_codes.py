@@ -157,7 +157,7 @@ def test_compiled_code_writes_what_numpy_does(model: Model, engines: Callable[[E
 
 
 class RoundedRows(np.ndarray[Any, np.dtype[np.float32]]):
-    """An array [layers, KV heads, rows, head] that, on their way in, takes from rows what 4 bits cannot hold."""
+    """A layer's array [KV heads, rows, head] that, on their way in, takes from rows what 4 bits cannot hold."""
 
     normals: FloatArray
 
@@ -165,17 +165,19 @@ class RoundedRows(np.ndarray[Any, np.dtype[np.float32]]):
         self.normals = getattr(other, "normals", np.zeros(0, np.float32))
 
     def __setitem__(self, index: Any, rows: Any) -> None:
-        head, normals = rows.shape[-1], self.normals[index[0]]
+        head, normals = rows.shape[-1], self.normals
         padded = np.zeros((*rows.shape[:-1], normals.shape[-1]), np.float32)
         padded[..., :head] = rows
         codes_and_scales = codes.encode(INT4, reflect(padded, normals))
         super().__setitem__(index, reflect(codes.decode(INT4, *codes_and_scales), normals)[..., :head])
 
 
-def rounded(rows: FloatArray, normals: FloatArray) -> RoundedRows:
-    view = rows.view(RoundedRows)
-    view.normals = normals.reshape(*rows.shape[:2], -1)
-    return view
+def rounded(rows: list[FloatArray], normals: FloatArray) -> list[RoundedRows]:
+    """Of each layer."""
+    views = [each.view(RoundedRows) for each in rows]
+    for view, own in zip(views, normals.reshape(len(rows), len(rows[0]), -1), strict=True):
+        view.normals = own
+    return views
 
 
 @pytest.mark.parametrize("sizes", [[1], [8, 1, 3]], ids=["steps", "chunks"])

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import test_governor
 from conftest import examples
+from ctypes_bundle import _Options as Options
+from ctypes_bundle import _Readings as Readings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_library import load_runtime
@@ -19,9 +21,7 @@ from runtime_library import load_runtime
 from edge.devices.power.base import Reading
 from edge.devices.power.estimate import Estimate
 from edge.devices.profile import Power
-from edge.embed.bundle import _Options as Options
-from edge.embed.bundle import _Readings as Readings
-from edge.embed.model_file import CONFIG
+from edge.exporting.model_file import CONFIG
 from edge.run import meters
 from edge.run.governor import Cause, Decision, MemoryReading, RunLimits, Sample, State, affordable, decide
 from edge.run.meters import Watch

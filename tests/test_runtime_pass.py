@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from ctypes_bundle import open_bundle
 from runtime_library import build
 from small_models import Small, write_small
 
@@ -21,16 +22,16 @@ from edge import export
 from edge.backends import find_backend
 from edge.backends.base import EngineConfig
 from edge.devices.profile import Power
-from edge.embed import model_file
-from edge.embed.bundle import Finish, Role, open_bundle
-from edge.embed.model_file import Section
+from edge.exporting import model_file
+from edge.exporting.enums import Finish, Role
+from edge.exporting.model_file import Section
 from edge.kv import make_policy
 from edge.model.model import Model, open_model
 from edge.types import FloatArray, IntArray
 
 pytest.importorskip("tvm_ffi")
 
-from edge.backends.tvm.compiler.embedded import embedded_designs, embedded_objects, passes_source
+from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.targets import choose_target, target_named
 
@@ -113,9 +114,9 @@ def build_harness(
     folder: Path, model: Model, case: Case, isa: str, flags: Sequence[str] = (), compiler: str = "cc"
 ) -> Path:
     machine = "aarch64" if compiler == ARM_COMPILER else platform.machine()
-    designs = embedded_designs(make_layout(model.file, model.spec), case.dtype, machine, "linux", isas=[isa])
+    designs = exported_designs(make_layout(model.file, model.spec), case.dtype, machine, "linux", isas=[isa])
     (folder / "passes.c").write_text(passes_source(designs))
-    parts = [*SOURCES, HARNESS, folder / "passes.c", *embedded_objects(designs)]
+    parts = [*SOURCES, HARNESS, folder / "passes.c", *exported_objects(designs)]
     return build(parts, ["-O1", *flags], compiler=compiler)
 
 
@@ -139,7 +140,7 @@ def run_harness(
 def host_isa() -> str:
     isa = choose_target().name
     if isa == "generic":
-        pytest.skip("this CPU runs none of the embedded passes")
+        pytest.skip("this CPU runs none of the exported passes")
     return isa
 
 

@@ -125,12 +125,14 @@ def test_tokens_are_those_of_the_python_sampler(
             break
 
 
-@pytest.mark.parametrize("top_k", [0, 40, 5000])
-def test_tokens_of_a_large_vocabulary(top_k: int) -> None:
-    params, chance = SamplingParams(1.0, top_k, 1.0, 0.0, 1.0, seed=3), np.random.default_rng(top_k)
+@pytest.mark.parametrize("kind", ["normal", "steep", "flat"])
+@pytest.mark.parametrize("cuts", [(0, 1.0, 0.0), (40, 1.0, 0.0), (5000, 1.0, 0.0), (0, 0.95, 0.0), (0, 0.95, 0.05)])
+def test_tokens_of_a_large_vocabulary(cuts: tuple[int, float, float], kind: str) -> None:
+    """With top-k, or without: then the other cuts are made before all is sorted."""
+    params, chance = SamplingParams(1.0, *cuts, 1.0, seed=3), np.random.default_rng(cuts[0])
     python, c = Sampler(params), CSampler(params, 262_144)
-    for _ in range(4):
-        logits = random_logits("normal", 262_144, chance)
+    for _ in range(2):
+        logits = random_logits(kind, 262_144, chance)
         assert c(logits.copy()) == python(logits)
 
 

@@ -24,9 +24,9 @@ from test_gguf_file import BOOL, GGUF, STRING, U32
 from test_pre_tokenizers import PRE_TOKENIZERS, RULES, SEPARATING, gemma4, mixed_texts
 from test_tokenizer import CONTROL, MANUAL, NORMAL, SPM, TEXTS, TORTURE, USER_DEFINED, with_tokens
 
-from edge.embed.vocabulary import tokenizer_sections
-from edge.embed.words import words_section
 from edge.errors import UnsupportedError
+from edge.exporting.vocabulary import tokenizer_sections
+from edge.exporting.words import words_section
 from edge.formats.gguf import read_gguf
 from edge.model.catalog import find_model
 from edge.model.pre_tokenizers import PUBLISHED as PUBLISHED_RULES

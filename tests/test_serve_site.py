@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from test_cli import edge
 
 import edge as library
-from edge.embed.serve import HEADERS, find_file, serving
 from edge.errors import InputError
+from edge.exporting.serve import HEADERS, find_file, serving
 
 SECRET = b"nobody asks for this"
 MODEL = bytes(range(256)) * 40
@@ -204,10 +204,10 @@ def test_without_the_headers_of_isolation(site: Path) -> None:
 
 
 def test_the_command_serves_until_it_is_interrupted(site: Path) -> None:
-    command = [sys.executable, "-m", "edge", "serve-site", str(site), "--port", "0"]
+    command = [sys.executable, "-m", "edge", "serve-site", str(site), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        said = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/ .*\n", child.stdout.readline())
+        said = re.fullmatch(r'\{"url": "http://127\.0\.0\.1:(\d+)/"\}\n', child.stdout.readline())
         assert said is not None
         assert request(int(said[1]), "/model.edge")[1] == MODEL
         child.send_signal(signal.SIGINT)

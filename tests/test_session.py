@@ -161,7 +161,7 @@ def test_bad_prompt_tokens_are_refused(streaming: Session, tokens: IntArray) -> 
 def test_bad_requests_are_refused(streaming: Session) -> None:
     with pytest.raises(InputError, match="prompt is empty"):
         streaming.generate("", raw=True)
-    with pytest.raises(InputError, match="max_tokens"):
+    with pytest.raises(InputError, match="--max-tokens"):
         streaming.generate(PROMPT, max_tokens=0)
     with pytest.raises(UnsupportedError, match="system prompt"):
         streaming.generate(PROMPT, system="Be brief.", raw=True)
@@ -229,7 +229,7 @@ def test_a_stop_string_ends_a_real_answer(streaming: Session) -> None:
 
 
 def test_time_ends_a_run(streaming: Session) -> None:
-    streaming.generate(PROMPT, max_tokens=None, ignore_eos=True, time_limit=0.5)
+    streaming.generate(PROMPT, max_tokens=None, ignore_eos=True, time_limit=3.0)
     assert report_of(streaming).stop_reason == "time"
 
 
@@ -255,14 +255,15 @@ def test_less_than_a_token_in_a_second_is_no_zero(streaming: Session) -> None:
 
 
 def test_the_time_of_the_budget_is_the_limit(smollm2: Model) -> None:
-    with load(smollm2, max_kv_size=256, threads=1, time="300ms") as session:
+    with load(smollm2, max_kv_size=256, threads=1, time="2s") as session:
         session.generate(PROMPT, max_tokens=None, ignore_eos=True)
         assert report_of(session).stop_reason == "time"
         timings = report_of(session).timings
-        assert (timings.budget_s, timings.before_s) == (0.3, 0.0)
+        assert (timings.budget_s, timings.before_s) == (2.0, 0.0)
         assert timings.total_s >= (timings.ttft_s or 0.0)
         with pytest.raises(
-            BudgetError, match=r"--time 5s was over after 6s, 6s of it by the start: state 12s or more$"
+            BudgetError,
+            match=r"--time 5s was over after 6s, 6s of it by the start: state 9.1s and what the prompt's \d+ tokens",
         ):
             session.generate(PROMPT, time_limit=5.0, time_spent=6.0)
         assert (report_of(session).stop_reason, report_of(session).tokens.ran) == ("time", 0)
@@ -480,7 +481,8 @@ def test_ctrl_c_during_prefill_leaves_a_report(streaming: Session) -> None:
 REPORT_KEYS: dict[str, set[str] | None] = {
     "text": None,
     "tokens": {"prompt", "generated", "reused", "ran", "unread"},
-    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s"},
+    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s",
+                "prepared_s"},
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "lora",
@@ -489,14 +491,14 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {
         "joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples", "before", "watts",
-        "watts_limit",
+        "watts_limit", "prepared",
     },
     "heat": None,
     "actions": None,
     "thoughts": None,
     "plan": {
         "backend", "kv_policy", "sinks", "config", "evict_step", "bytes", "predicted_peak", "limit", "limit_source",
-        "tuned", "gpu_limit", "gpu_limit_source", "chosen",
+        "tuned", "gpu_limit", "gpu_limit_source", "chosen", "first_run",
     },
     "versions": {"edge", "python", "numpy", "apache-tvm", "apache-tvm-ffi"},
     "seed": None,

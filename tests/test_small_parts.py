@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.budget import format_bytes, format_joules, parse_bytes, parse_joules, parse_seconds, parse_watts
+from edge.budget import (
+    format_bytes,
+    format_joules,
+    parse_bytes,
+    parse_celsius,
+    parse_joules,
+    parse_seconds,
+    parse_watts,
+)
 from edge.devices.power.base import Reading
 from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
 from edge.model import catalog
@@ -57,7 +65,6 @@ def test_bytes(text: str | int, count: int) -> None:
         ("2min", 120),
         ("2h", 7200),
         ("500ms", 0.5),
-        ("3", 3),
         (0.25, 0.25),
         (7, 7),
         (" 1 H ", 3600),
@@ -98,7 +105,7 @@ def test_what_is_no_amount(text: str) -> None:
 @pytest.mark.parametrize("text", ["0", "0MiB", "0.0s", ".0", "9" * 400])
 def test_amounts_that_are_none(text: str) -> None:
     for parse in (parse_bytes, parse_seconds):
-        with pytest.raises(InputError, match=r"must be greater than zero|is not understood"):
+        with pytest.raises(InputError, match=r"must be greater than zero|is not understood|has no unit"):
             parse(text)
 
 
@@ -111,6 +118,16 @@ def test_less_than_a_byte_is_no_memory() -> None:
 def test_a_small_number_without_a_unit_is_a_mistake(text: str | int) -> None:
     with pytest.raises(InputError, match=r"^--kv-memory 256 .*: did you mean 256MiB\?$"):
         parse_bytes(text, "--kv-memory")
+
+
+@pytest.mark.parametrize(
+    ("parse", "example"), [(parse_seconds, "20s"), (parse_joules, "30J"), (parse_watts, "3W"), (parse_celsius, "70C")]
+)
+def test_text_states_its_unit(parse: Callable[..., float], example: str) -> None:
+    """As `--memory 256` has to, so that nobody wonders in which flag a number may stand alone."""
+    with pytest.raises(InputError, match=rf"^--flag 30 has no unit: write it like {example}$"):
+        parse("30", "--flag")
+    assert parse(30, "--flag") == 30
 
 
 @given(st.text(max_size=12))

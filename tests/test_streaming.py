@@ -348,8 +348,8 @@ def test_a_budget_below_the_weights_holds_and_changes_no_token(share: float) -> 
 @pytest.mark.slow
 def test_the_first_start_stays_within_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
-    budget = 120 * MIB
-    child = run(budget, 256)  # compiles (in a process of its own) and packs
+    budget = 320 * MIB  # compiles, in a process that counts, and packs
+    child = run(budget, 256)
     assert child.output["memory"]["peak_rss"] <= budget
 
 

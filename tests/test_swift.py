@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import GOLDEN
-from kotlin_programs import KOTLIN
-from runtime_library import RUNTIME
+from runtime_library import RUNTIME, includes
 
 from edge import export
 
@@ -45,26 +44,6 @@ def test_sources_follow_swift_s_grammar(path: Path) -> None:
 
 def test_the_sample_view_is_short() -> None:
     assert len((SWIFT / "Sample" / "ChatView.swift").read_text(encoding="utf-8").splitlines()) < 100
-
-
-@pytest.mark.parametrize(("name", "prefix"), [("Role", "EDGE_SYSTEM"), ("Finish", "EDGE_GOING"), ("Trim", "EDGE_TRIM")])
-def test_bindings_count_as_edge_h_does(name: str, prefix: str) -> None:
-    """Roles, reasons and levels have the numbers of their places; the bindings' are in the same order."""
-    header = re.sub(r"/\*.*?\*/", "", (RUNTIME / "edge.h").read_text(encoding="utf-8"), flags=re.DOTALL)
-    listed = re.search(rf"enum \{{\s*({prefix}.*?)\}}", header, re.DOTALL)
-    assert listed is not None
-    names = [each.strip().removeprefix("EDGE_").removeprefix("TRIM_") for each in listed[1].split(",")]
-    swift = "".join((SWIFT / "Sources" / "EdgeKit" / "EdgeOptions.swift").read_text(encoding="utf-8"))
-    body = re.search(rf"enum {name}: Int32.*?\{{(.*?)\n\}}", swift, re.DOTALL)
-    assert body is not None
-    cases = [word for line in re.findall(r"case (.*)", body[1]) for word in re.findall(r"\w+", line)]
-    assert [case.upper() for case in cases] == [each for each in names if each != "IDS"]
-    kotlin = (KOTLIN / "src" / "edge" / "runtime" / "EdgeOptions.kt").read_text(encoding="utf-8")
-    listed = re.search(rf"enum class {name} \{{(.*?)[;}}]", kotlin, re.DOTALL)
-    assert listed is not None
-    assert re.findall(r"\b[A-Z]{2,}\b", re.sub(r"/\*.*?\*/", "", listed[1], flags=re.DOTALL)) == [
-        each for each in names if each != "IDS"
-    ]
 
 
 ZIG = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="no ziglang")
@@ -163,7 +142,7 @@ def test_products_and_sums_round_apart_without_options(tmp_path: Path) -> None:
     fused, out = re.compile(r"\bf(n?m(add|sub)|ml[as])\b"), tmp_path / "out.s"
     seen = 0
     for source in sorted(RUNTIME.glob("*.c")):
-        clang(tmp_path, "-S", f"-I{RUNTIME}", source, "-o", out)
+        clang(tmp_path, "-S", *includes(), source, "-o", out)
         text = out.read_text()
         assert not fused.search(text), source.name
         seen += len(re.findall(r"\bfmul\b", text))

@@ -182,7 +182,7 @@ def test_long_text_in_blocks(
 ) -> None:
     text = MANUAL[:150_000]
     whole, parts = ids(tokenizer(), text), tokenizer().encode(parts_of(text)).tolist()
-    monkeypatch.setattr(edge.model.tokenizer, "_BLOCK", len(text))
+    monkeypatch.setattr(edge.model.tokenizer, "BLOCK", len(text))
     assert whole == parts == ids(tokenizer(), text)
 
 
@@ -199,7 +199,7 @@ def test_blocks_are_cut_where_no_token_is() -> None:
     assert "".join(block for block, _ in blocks) == words
     assert [first for _, first in blocks] == [True] + [False] * (len(blocks) - 1)
     assert all(block.startswith(" ") for block, _ in blocks[1:])
-    assert max(len(block) for block, _ in blocks) <= edge.model.tokenizer._BLOCK
+    assert max(len(block) for block, _ in blocks) <= edge.model.tokenizer.BLOCK
     solid = ["x" * 1000] * 200 + ["y z"]  # one safe place, at the end
     assert [len(block) for block, _ in edge.model.tokenizer.cut_blocks(solid)] == [65536, 65536, 65536, 3395]
 

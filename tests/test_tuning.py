@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from conftest import examples
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
@@ -44,7 +47,7 @@ from edge.backends.rig import Depths, Rig
 from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, defaults, relevant
 from edge.backends.tvm.cpu.arguments import make_scratch
 from edge.backends.tvm.engine import NativeEngine
-from edge.backends.tvm.packing.layout import Shape
+from edge.backends.tvm.packing.shape import Shape
 from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
 from edge.backends.tvm.tuning.host import rig_config
 from edge.backends.tvm.tuning.lookup import make_subject
@@ -316,9 +319,7 @@ def test_a_trial_that_passes_the_deadline_is_cut_off(tiny: Path, folder: Path) -
 
     result = tune(open_model(tiny).spec.label, setting(Slow(PLANTED)), trials=80, seconds=0.5)
     assert (result.late, result.interrupted, result.measured, result.record.kept) == (True, False, 0, "default")
-    (said,) = summary(result, 80, 30)
-    assert "0 of at most 80 trials" in said
-    assert said.endswith("not enough to say whether anything is faster; give --time 5m")
+    assert read_records() == []
 
 
 def test_a_tuning_without_time_replaces_none_that_was_compared(tiny: Path, folder: Path) -> None:
@@ -411,6 +412,8 @@ def test_the_nearest_record_is_of_the_same_kernels_and_the_most_alike() -> None:
     assert nearest(foreign, HERE) is None
 
 
+ODD_JSON = [b"", b"[" * 50_000, b"null", b'"', b"\xff", b"1e999", b"NaN", b"-1", b"{}", b"9" * 5000, b"\0", b"\n"]
+ODD_VALUES: list[Any] = [None, {}, [], "x", -1, 0, 1e308, True, {"step_dealt": None}, {"x": 1}, [1], [[]], {"a": {}}]
 CORRUPT = {
     "no json": (lambda text: text[:100], "Unterminated string"),
     "a list": (lambda text: "[]", "Record must be a table"),
@@ -441,6 +444,40 @@ def test_a_corrupt_record_is_ignored_with_one_warning(
     assert len(caplog.records) == 1
     assert f"{path} is ignored: " in caplog.text
     assert why in caplog.text
+
+
+@pytest.fixture
+def tuned(tiny: Path, folder: Path) -> tuple[Record, bytes, bytes]:
+    """A record, its file and the table beside it."""
+    record = tuning(open_model(tiny), Machine(PLANTED), trials=6).record
+    return record, (folder / f"{record.name}.json").read_bytes(), records.trials_path(record.name).read_bytes()
+
+
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_lies_in_the_folder_is_read_or_left_out(
+    tuned: tuple[Record, bytes, bytes], folder: Path, data: st.DataObject
+) -> None:
+    """Records and tables of trials with changed bytes, values and shapes; runs and --show go on with what is sound."""
+    record, *whole = tuned
+    path, table = folder / f"{record.name}.json", records.trials_path(record.name)
+    for each, text in zip((path, table), whole, strict=True):
+        at = data.draw(st.integers(0, len(text)))
+        odd = data.draw(st.sampled_from(ODD_JSON) | st.binary(max_size=8))
+        each.write_bytes(text[:at] + odd + text[at + data.draw(st.sampled_from([0, 1, len(odd), 40])) :])
+    lines = table.read_bytes().splitlines()
+    if len(lines) > 2 and data.draw(st.booleans()):
+        with suppress(ValueError, TypeError, RecursionError):
+            trial = json.loads(lines[1])
+            trial[data.draw(st.sampled_from(sorted(trial)))] = data.draw(st.sampled_from(ODD_VALUES))
+            table.write_bytes(b"\n".join([lines[0], json.dumps(trial).encode(), *lines[2:]]))
+    read_records()
+    tried = read_trials(table)
+    assert sum(fates(tried).values()) == len(tried)
+    usual = tried[0].against if tried else record.values
+    assert {each.field for each in effects(tried, usual)} <= usual.keys()
+    if tried:
+        chart(tried)
 
 
 # What runs make of them
@@ -665,6 +702,15 @@ def test_wrong_use_is_one_line(tiny: Path, folder: Path, arguments: list[str], w
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_time_for_no_trial_is_an_error(tiny: Path, folder: Path) -> None:
+    done = edge("tune", str(tiny), "--time", "1s", "--json")
+    assert done.returncode == 3
+    assert "no trial within --time 1s" in done.stderr
+    assert done.stderr.endswith("give --time 5m\n")
+    assert json.loads(done.stdout)["error"]["type"] == "BudgetError"
+    assert not list(folder.glob("*.json"))
 
 
 def test_without_records_the_list_says_so(folder: Path) -> None:

@@ -27,6 +27,7 @@ from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig, KVState
 from edge.errors import CacheError, InputError, UnsupportedError
 from edge.kv import KVView, make_policy
+from edge.model.layers import Attention
 from edge.model.model import Model, open_model
 from edge.storage import cache
 from edge.types import AnyArray, FloatArray, IntArray
@@ -418,9 +419,12 @@ def windowed(tmp_path: Path) -> Model:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_token_sees_its_window_only(windowed: Model, engines: Callable[[Engine], Engine], threads: int) -> None:
     tokens = tokens_of(windowed, 75)
-    expected, recipe = expected_logits(windowed, tokens), windowed.spec.recipe
-    assert recipe is not None
-    everything = replace(windowed.spec, recipe=replace(recipe, windows=(0,) * windowed.spec.layers))
+    expected, network = expected_logits(windowed, tokens), windowed.spec.network
+    assert network is not None
+    (mixing, feeding), *_ = network.layers
+    assert isinstance(mixing.core, Attention)
+    unlimited = replace(mixing, core=replace(mixing.core, window=0)), feeding
+    everything = replace(windowed.spec, network=replace(network, layers=(unlimited,) * windowed.spec.layers))
     module = find_backend("reference", windowed.file, everything)
     unlimited = engines(module.load(windowed.file, everything, EngineConfig(tokens.size, 8, "f32", 1, 8)))
     assert np.abs(expected - unlimited.forward_all(tokens))[WINDOW:].max() > 1  # windows do matter here
@@ -763,7 +767,7 @@ def test_a_tensor_that_only_some_layers_have_is_named(tmp_path: Path) -> None:
     refused(open_edited(tmp_path, Small(layers=2), add), r"blk\.1\.attn_q\.bias.*--backend llamacpp")
 
 
-def test_an_architecture_without_a_recipe_is_named(tmp_path: Path) -> None:
+def test_an_architecture_without_a_network_is_named(tmp_path: Path) -> None:
     refused(open_edited(tmp_path, Small(architecture="arcee")), "arcee.*--backend llamacpp")
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from conftest import Golden, load_engine, open_golden
 
-from edge.backends import find_backend, reference
+from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
+from edge.backends.reference import attention
 from edge.backends.tvm.engine import NativeEngine
 from edge.errors import InputError, UnsupportedError
 from edge.types import FloatArray, IntArray
@@ -41,13 +42,13 @@ def oracle(golden: Golden, engines: Callable[[Engine], Engine]) -> Engine:
 def softmaxes(monkeypatch: pytest.MonkeyPatch) -> list[FloatArray]:
     """What the reference engine's softmax gives, call by call: one per layer and chunk."""
     seen: list[FloatArray] = []
-    softmax = reference.softmax
+    softmax = attention.softmax
 
     def remember(x: FloatArray) -> FloatArray:
         seen.append(softmax(x))
         return seen[-1]
 
-    monkeypatch.setattr(reference, "softmax", remember)
+    monkeypatch.setattr(attention, "softmax", remember)
     return seen
 
 
@@ -107,7 +108,7 @@ def some_rows(heads: int, length: int, seed: int) -> list[IntArray]:
 
 def hide(rows: list[IntArray], length: int, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the reference engine blind to the rows, of the first `length`, that a head does not keep."""
-    softmax, calls = reference.softmax, iter(range(1 << 30))
+    softmax, calls = attention.softmax, iter(range(1 << 30))
 
     def blind(scores: FloatArray) -> FloatArray:
         layer, scores = next(calls) % layers, scores.copy()
@@ -116,7 +117,7 @@ def hide(rows: list[IntArray], length: int, layers: int, monkeypatch: pytest.Mon
             scores[head, ..., gone] = -np.inf
         return softmax(scores)
 
-    monkeypatch.setattr(reference, "softmax", blind)
+    monkeypatch.setattr(attention, "softmax", blind)
 
 
 @pytest.mark.parametrize("seed", range(3))

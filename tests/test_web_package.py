@@ -17,7 +17,7 @@ from bundles import model_of
 from web_site import NAME, PIECE, ROWS, Sent, served, site_of
 
 import edge
-from edge.embed.export import MODEL
+from edge.exporting.bundle import MANIFEST, MODEL, manifest_text, seal
 from edge.sampling import SamplingParams
 
 CHROMIUM = find_chromium()
@@ -293,9 +293,9 @@ def test_sites_of_one_host_keep_their_models(page: Page, folder: Path, tmp_path:
 
 def rename_model(folder: Path, digit: str) -> None:
     """The manifest says that the model's hash is another one."""
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads((folder / MANIFEST).read_text())
     manifest["files"][MODEL]["sha256"] = 64 * digit
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / MANIFEST).write_text(manifest_text(seal(manifest)))
 
 
 def test_addresses_without_https_are_an_error(page: Page, folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from browser import Page, browser, find_chromium
-from web_site import served, site_of
+from web_site import ROWS, served, site_of
 
 CHROMIUM = find_chromium()
 
@@ -23,6 +23,12 @@ pytestmark = [
 _PATIENCE = 60.0  # seconds until something is there
 
 LAST = "[...document.querySelectorAll('#turns .theirs')].at(-1)"
+RECORD = """new Promise((done) => {
+  indexedDB.open(`edge ${location.pathname}`).onsuccess = ({ target: { result } }) => {
+    const request = result.transaction('chats').objectStore('chats').get('last');
+    request.onsuccess = () => (result.close(), done(request.result));
+  };
+})"""
 READY = "document.getElementById('status')?.textContent.startsWith('On this device')"
 # Relative luminance and contrast as WCAG 2.2 has them, of every element with text of its own.
 CONTRAST = """(() => {
@@ -68,7 +74,7 @@ def show(page: Page, url: str, width: int, *, dark: bool = False) -> None:
 
 def until(page: Page, condition: str) -> None:
     end = time.monotonic() + _PATIENCE
-    while not page.value(f"Boolean({condition})"):
+    while not page.value(f"(async () => Boolean({condition}))()"):
         assert time.monotonic() < end, (condition, page.value("document.body.innerText"))
         time.sleep(0.05)
 
@@ -97,7 +103,7 @@ def test_a_chat_on_a_phone(page: Page, folder: Path) -> None:
     with served(folder) as (url, sent):
         sent.cut = [100]  # the download pauses, so that the question comes before its end
         show(page, url, 390)
-        until(page, "document.getElementById('ask')")
+        until(page, "document.getElementById('send')?.disabled === false")
         assert page.value("document.activeElement.id") == "text"
         type_in(page, "hello")
         assert turns(page) == ["hello"]
@@ -106,7 +112,7 @@ def test_a_chat_on_a_phone(page: Page, folder: Path) -> None:
         assert (said[0], len(said)) == ("hello", 2)
         assert said[1]
         until(page, "/^\\d+ of \\d+$/.test(document.getElementById('memory').textContent)")
-        assert page.value("document.getElementById('line').firstElementChild.getAttribute('d').length") > 5
+        assert page.value("document.querySelector('#bar i').clientWidth") > 5
         assert page.value("document.documentElement.scrollWidth") <= 390
         assert min(page.value(CONTRAST))[0] >= 4.5
         outside = [
@@ -116,11 +122,13 @@ def test_a_chat_on_a_phone(page: Page, folder: Path) -> None:
             each for each in outside if each.startswith(url)
         }
         page.value("navigator.serviceWorker.ready.then(() => 1)")
-        until(page, f"indexedDB.databases().then((found) => found.length) && {READY}")
+        until(page, f"await {RECORD} && {READY}")
     # The server is gone: the page, the model and the chat are still there.
+    meters = page.value("document.getElementById('meters').textContent")
     page.visit(url)
     until(page, READY)
     assert turns(page) == said
+    assert page.value("document.getElementById('meters').textContent") == meters
     type_in(page, "more")
     until(page, f"document.querySelectorAll('#turns li:not(.note)').length === 4 && {LAST}.ariaBusy === 'false'")
     page.value("document.getElementById('new').click()")
@@ -139,8 +147,89 @@ def test_an_answer_is_stopped_on_a_desk_in_the_dark(page: Page, folder: Path) ->
         page.ask("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape", windowsVirtualKeyCode=27)
         until(page, "document.getElementById('send').ariaLabel === 'Send'")
         assert min(page.value(CONTRAST))[0] >= 4.5
-        assert page.value("document.querySelector('main').getBoundingClientRect().width") <= 480
+        assert 600 <= page.value("document.getElementById('ask').getBoundingClientRect().width") <= 800
+        assert page.value("document.querySelector('main').getBoundingClientRect().height") == 844
         assert complaints(page) == []
+
+
+def test_an_answer_is_copied(page: Page, folder: Path) -> None:
+    with served(folder) as (url, _):
+        page.ask("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+        show(page, url, 390)
+        until(page, READY)
+        type_in(page, "hello")
+        until(page, f"{LAST}?.ariaBusy === 'false'")
+        page.value("document.querySelector('.copy').click()")
+        until(page, "document.querySelector('.copy').ariaLabel === 'Copied'")
+        copied = page.value("navigator.clipboard.readText()")
+        assert copied.split() == turns(page)[1].split()
+
+
+def test_instructions_come_before_a_new_chat(page: Page, folder: Path) -> None:
+    """And survive a reload. The answers are those of a session that was told."""
+    with served(folder) as (url, _):
+        show(page, url, 390)
+        until(page, READY)
+        type_in(page, "hello")
+        until(page, f"{LAST}?.ariaBusy === 'false'")
+        until(page, f"(await {RECORD})?.chat.length")
+        first = page.value(f"{RECORD}.then((found) => found.chat[0].answer)")
+        page.value("document.getElementById('about').click()")
+        facts = page.value("document.getElementById('facts').textContent")
+        assert f"the last {ROWS * 3 // 4} words" in facts
+        assert "rows" not in page.value("document.body.innerText")
+        page.value("document.getElementById('system').value = 'be brief'")
+        page.value("document.getElementById('save').click()")
+        until(page, "!document.querySelectorAll('#turns li').length && !document.getElementById('panel').open")
+        until(page, f"await {RECORD}.then((found) => found?.system === 'be brief')")
+        page.visit(url)
+        until(page, READY)
+        page.value("document.getElementById('about').click()")
+        assert page.value("document.getElementById('system').value") == "be brief"
+        page.value("document.getElementById('panel').close()")
+        type_in(page, "hello")
+        until(page, f"(await {RECORD}).chat.length")
+        answers = page.value(f"""(async () => {{
+          const {{ Edge }} = await import("/edge/index.js");
+          const session = await Edge.open("/");
+          await session.system("be brief");
+          const expected = await session.ask("hello", {{ maxTokens: 1000 }});
+          await session.close();
+          return [(await {RECORD}).chat[0].answer, expected];
+        }})()""")
+    assert answers[0] == answers[1] != first
+
+
+def test_only_changed_pieces_of_a_state_are_written(page: Page, folder: Path) -> None:
+    with served(folder) as (url, _):
+        page.visit(f"{url}edge/package.json")
+        found = page.value("""(async () => {
+          const { keepChat, readChat, forgetChat } = await import("/chats.js");
+          const put = IDBObjectStore.prototype.put;
+          let written = 0;
+          IDBObjectStore.prototype.put = function (value, key) {
+            written += value.length ?? 0;
+            return put.call(this, value, key);
+          };
+          const sums = [], same = [];
+          const state = new Uint8Array(3e6).map((_, at) => at / 1000);
+          const states = [state.slice(0, 2e6), state, state.slice(0, 1e6)];
+          states.push(states[2].slice());
+          states[3][7] ^= 1;
+          for (const each of states) {
+            written = 0;
+            await keepChat({ chat: [] }, each);
+            sums.push(written);
+            const { state: kept } = await readChat();
+            same.push(kept.length === each.length && kept.every((byte, at) => byte === each[at]));
+          }
+          await forgetChat();
+          return { sums, same, left: await readChat() };
+        })()""")
+    piece = 1 << 18
+    last = 1_000_000 % piece
+    assert found["sums"] == [2_000_000, 3_000_000 - 2_000_000 // piece * piece, last, piece]
+    assert (found["same"], found["left"]) == ([True] * 4, None)
 
 
 def test_every_control_has_a_name(page: Page, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +17,20 @@ from edge.devices.probe import measure_ceilings
 from edge.errors import InputError
 from edge.formats.blocks import nbytes
 from edge.model.known import known_models, outline_model
+from edge.model.layers import Attention, Block, Network
 from edge.model.reader import read_spec
-from edge.model.spec import Recipe
+from edge.model.spec import ModelSpec
 from edge.prediction.work import work_of
 
 CONFIG = EngineConfig(capacity=64, chunk=64, kv_dtype="f16", threads=1)
 NEED = Footprint(weights=10_000, kv=6_400, scratch=0, runtime=0)
-SPEC = replace(open_golden("llama-gqa-tied").model.spec, recipe=None, window=0)
+SPEC = replace(open_golden("llama-gqa-tied").model.spec, network=None, window=0)
+
+
+def with_windows(windows: Sequence[int]) -> ModelSpec:
+    """Layers with these windows."""
+    layers = tuple((Block("attn_norm", Attention(1, 1, 16, 1.0, window=window)),) for window in windows)
+    return replace(SPEC, layers=len(windows), network=Network(SPEC.hidden, SPEC.vocab, layers))
 
 
 def pairs(windows: list[int], tokens: int, context: int) -> int:
@@ -34,7 +42,7 @@ def pairs(windows: list[int], tokens: int, context: int) -> int:
     tokens=st.integers(1, 40), context=st.integers(0, 60), windows=st.lists(st.sampled_from((0, 1, 7, 33)), min_size=1)
 )
 def test_attention_is_counted_pair_by_pair(tokens: int, context: int, windows: list[int]) -> None:
-    spec = replace(SPEC, layers=len(windows), recipe=Recipe(ropes=(), windows=tuple(windows), query_scale=1.0))
+    spec = with_windows(windows)
     head = spec.vocab * spec.hidden
     work = work_of(spec, CONFIG, NEED, tokens, context)
     attention = 4 * spec.heads * spec.head_dim * pairs(windows, tokens, context)
@@ -46,7 +54,7 @@ def test_attention_is_counted_pair_by_pair(tokens: int, context: int, windows: l
 
 def test_layers_with_windows_read_their_windows() -> None:
     """Two of three layers have a ring, of 30 rows of 10 bytes each; the rows of the other are 6,400 bytes."""
-    spec = replace(SPEC, layers=3, recipe=Recipe(ropes=(), windows=(16, 0, 16), query_scale=1.0))
+    spec = with_windows((16, 0, 16))
     need = replace(NEED, kv=6_400 + 600, fixed_kv=600)
     assert work_of(spec, CONFIG, need, 1, 39).kv_bytes == pytest.approx(100 * (40 + 16 + 16))
     assert work_of(spec, CONFIG, need, 1, 9).kv_bytes == pytest.approx(100 * 3 * 10)

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 from bundles import Pair, model_of, recorded_session
+from ctypes_bundle import ERRORS, MODEL, Piece
 
 from edge.devices.profiles import find_profile
-from edge.embed.bundle import _ERRORS, MODEL, Finish, Piece, Role
-from edge.embed.export import make_sections, prepare
-from edge.embed.model_file import trusted_source, write_model
-from edge.embed.module import PAGE, initial_pages, make_modules
 from edge.errors import EngineError
+from edge.exporting.bundle import make_sections, prepare
+from edge.exporting.enums import Finish, Role
+from edge.exporting.model_file import trusted_source, write_model
+from edge.exporting.module import PAGE, initial_pages, make_modules
 from edge.options import Options
 
 BOUND = "bound"
@@ -89,7 +90,7 @@ class NodeModule:
         assert line, f"Node ended with {self._process.wait()}"
         answer = json.loads(line)
         if "error" in answer:
-            raise _ERRORS.get(answer["status"], EngineError)(answer["error"])
+            raise ERRORS.get(answer["status"], EngineError)(answer["error"])
         return answer["result"]
 
     def open(self, model: Path) -> None:

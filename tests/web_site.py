@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from bundles import model_of
 
-from edge.embed import serve, site
-from edge.embed.export import MODEL, export
+from edge.exporting import serve, site
+from edge.exporting.bundle import MODEL, export
 
 NAME = "llama-gqa-tied"
 ROWS = 64

@@ -37,7 +37,7 @@ edge_status map_file(const edge_source *source, mapping *file, edge_error *error
 {
     (void)source;
     (void)error;
-    *file = (mapping){copy, shown, NULL, 0};
+    *file = (mapping){.data = copy, .size = shown};
     return EDGE_OK;
 }
 

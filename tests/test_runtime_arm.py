@@ -1,6 +1,6 @@
 """Bundles for ARM under QEMU: whole answers, token by token those of the Python session here.
 
-By hand, with real models: python tests/test_embed_arm.py smollm2-135m 256 5, tokens and questions.
+By hand, with real models: python tests/test_runtime_arm.py smollm2-135m 256 5, tokens and questions.
 """
 
 from __future__ import annotations

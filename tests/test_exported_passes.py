@@ -21,7 +21,7 @@ from edge.backends.base import EngineConfig
 pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm import engine as engine_module
-from edge.backends.tvm.compiler.embedded import embedded_designs, embedded_objects, passes_source
+from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
 from edge.backends.tvm.cpu.arguments import LINE, Job
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.memory import aligned_zeros
@@ -63,7 +63,7 @@ def model() -> Model:
 @pytest.fixture(scope="module")
 def designs(model: Model) -> list[Design]:
     """Of all instruction sets of x86-64."""
-    return embedded_designs(make_layout(model.file, model.spec), "f16", "x86_64", "linux")
+    return exported_designs(make_layout(model.file, model.spec), "f16", "x86_64", "linux")
 
 
 def symbols(path: Path, *options: str) -> set[str]:
@@ -75,7 +75,7 @@ def symbols(path: Path, *options: str) -> set[str]:
 def test_several_passes_lie_in_one_library_and_call_nothing_else(designs: list[Design]) -> None:
     assert [each.target.name for each in designs] == ["avx512vnni", "avxvnni", "avx2"]
     seen = set[str]()
-    for design, path in zip(designs, embedded_objects(designs), strict=True):
+    for design, path in zip(designs, exported_objects(designs), strict=True):
         name = design.target.name
         assert symbols(path, "--undefined-only") <= OUTSIDE | set(design.shared.values())
         defined = symbols(path, "--extern-only", "--defined-only")
@@ -88,12 +88,12 @@ def test_several_passes_lie_in_one_library_and_call_nothing_else(designs: list[D
         assert "sf2" not in relocations  # nor called: code of another instruction set could be linked
         seen |= public
     assert len(seen) == 3 * (2 * 7 + 1) - 3 - 3  # step_embed is chunk_embed, and avxvnni has avx2's attention
-    undefined = symbols(embedded_objects(designs[1:2])[0], "--undefined-only") - OUTSIDE
+    undefined = symbols(exported_objects(designs[1:2])[0], "--undefined-only") - OUTSIDE
     assert undefined == {f"edge_{name}_avx2" for name in ("step_attend", "chunk_attend", "chunk_embed")}
 
 
-class EmbeddedWorkers:
-    """The engine's threads, which run the embedded pass instead."""
+class ExportedWorkers:
+    """The engine's threads, which run the exported pass instead."""
 
     run_pass: Callable[..., None]
 
@@ -118,17 +118,17 @@ class EmbeddedWorkers:
 
 
 @pytest.mark.slow
-def test_an_embedded_pass_computes_what_the_engine_computes(
+def test_an_exported_pass_computes_what_the_engine_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model
 ) -> None:
     """Bit for bit, in chunks and steps, on three threads, which sleep and wake by the app's functions."""
     layout, isa = make_layout(model.file, model.spec), choose_target().name
     if isa == "generic":
-        pytest.skip("this CPU runs none of the embedded passes")
-    (design,) = embedded_designs(layout, "f16", platform.machine(), "linux", isas=[isa])
+        pytest.skip("this CPU runs none of the exported passes")
+    (design,) = exported_designs(layout, "f16", platform.machine(), "linux", isas=[isa])
     (tmp_path / "waiting.c").write_text(WAITING)
     library = ctypes.CDLL(
-        str(build([tmp_path / "waiting.c", *embedded_objects([design])], ("-shared", "-fPIC"), ".so"))
+        str(build([tmp_path / "waiting.c", *exported_objects([design])], ("-shared", "-fPIC"), ".so"))
     )
     config = EngineConfig(64, 16, "f16", threads=3)
     tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 33).astype(np.int32)
@@ -143,8 +143,8 @@ def test_an_embedded_pass_computes_what_the_engine_computes(
     expected = answer()
     function: Any = getattr(library, design.symbol("run"))
     function.restype = None
-    EmbeddedWorkers.run_pass = function
-    monkeypatch.setattr(engine_module, "Workers", EmbeddedWorkers)
+    ExportedWorkers.run_pass = function
+    monkeypatch.setattr(engine_module, "Workers", ExportedWorkers)
     np.testing.assert_array_equal(answer(), expected)
     assert ctypes.c_int32.in_dll(library, "dozed").value > 0
     assert ctypes.c_int32.in_dll(library, "woken").value > 0
@@ -162,8 +162,8 @@ def test_passes_are_listed_from_the_best_to_the_plainest(tmp_path: Path, designs
 def test_passes_for_apple_are_assembly_text(model: Model) -> None:
     """Without the platform's version, which Xcode's assembler adds, and without registers that Apple keeps."""
     layout = make_layout(model.file, model.spec)
-    designs = embedded_designs(layout, "f16", "aarch64", "ios", isas=["dotprod"])
-    (path,) = embedded_objects(designs)
+    designs = exported_designs(layout, "f16", "aarch64", "ios", isas=["dotprod"])
+    (path,) = exported_objects(designs)
     text = path.read_text()
     assert path.suffix == ".s"
     assert "\t.globl\t_edge_run_dotprod\n" in text
@@ -177,18 +177,18 @@ def test_passes_for_apple_are_assembly_text(model: Model) -> None:
     }
 
 
-def test_machines_without_embedded_passes_are_refused(model: Model) -> None:
+def test_machines_without_exported_passes_are_refused(model: Model) -> None:
     layout = make_layout(model.file, model.spec)
     for machine, system in (("riscv64", "linux"), ("x86_64", "ios")):
         with pytest.raises(UnsupportedError, match=f"no library is made for {system} on {machine}"):
-            embedded_designs(layout, "f16", machine, system)
+            exported_designs(layout, "f16", machine, system)
 
 
 def test_only_passes_that_divide_work_alike_share_code(model: Model) -> None:
     layout = make_layout(model.file, model.spec)
 
     def shared(**tuned: dict[str, int]) -> dict[str, set[str]]:
-        designs = embedded_designs(layout, "f16", "aarch64", "android", lambda isa: tuned.get(isa, {}))
+        designs = exported_designs(layout, "f16", "aarch64", "android", lambda isa: tuned.get(isa, {}))
         return {each.target.name: set(each.shared.values()) for each in designs}
 
     attention = {f"edge_{name}_neon" for name in ("step_attend", "chunk_attend", "chunk_embed")}

@@ -15,10 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundles import bundle_of, bundle_sources, model_of, pair_of
+from conftest import run_child
+from ctypes_bundle import BundleSession, _check, _Info, _Source, open_bundle
 from runtime_library import RUNTIME, build
 
-from edge.embed.bundle import BundleSession, Finish, Role, Trim, _check, _Info, _Source, open_bundle
 from edge.errors import BusyError, InputError, ModelFormatError, UnsupportedError
+from edge.exporting.enums import Finish, Role, Trim
 
 pytest.importorskip("tvm_ffi")
 if shutil.which("cc") is None:
@@ -62,7 +64,7 @@ def test_answers_are_those_of_the_python_session(policy: str) -> None:
             pair.forget()
             pair.ask(ids(400), max_tokens=30, temperature=0, ignore_eos=1)
             pair.ask(TEXT * 20, max_tokens=40, ignore_eos=1, seed=5, **WARM)
-            assert pair.embedded.use()["evicted"] > 0
+            assert pair.exported.use()["evicted"] > 0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_answers_are_those_of_the_python_session(policy: str) -> None:
 )  # fmt: skip
 def test_the_rows_of_a_system_prompt_stay(policy: str, dtype: str) -> None:
     with pair_of(MODEL, pinned=24, kv_policy=policy, kv_dtype=dtype, **FEW) as pair:
-        bundled = pair.embedded
+        bundled = pair.exported
         assert pair.python.model.system_rows(SYSTEM) == 24
         pair.ask(TEXT * 2, system=SYSTEM, max_tokens=40, temperature=0, ignore_eos=1)
         pair.ask(TEXT * 2, max_tokens=20, ignore_eos=1, seed=5, **WARM)
@@ -99,9 +101,9 @@ def test_a_trim_leaves_room_behind_a_system_prompt() -> None:
     rows = model_of(MODEL).system_rows(text)
     with pair_of(MODEL, pinned=rows, kv_policy="streaming", **(ROWS | {"max_kv_size": 300})) as pair:
         pair.ask(TEXT * 4, system=text, max_tokens=5, temperature=0, ignore_eos=1)
-        pair.embedded.trim(Trim.ALL)
+        pair.exported.trim(Trim.ALL)
         pair.python.trim(1.0)
-        assert pair.embedded.use()["capacity"] == 2 * rows + 8 < 300
+        assert pair.exported.use()["capacity"] == 2 * rows + 8 < 300
         pair.ask(TEXT * 2, max_tokens=5, temperature=0, ignore_eos=1)
 
 
@@ -111,13 +113,24 @@ def test_what_was_said_of_pinned_rows_holds(options: dict[str, int]) -> None:
         pair.ask(TEXT * 3, system=SYSTEM, max_tokens=20, temperature=0, ignore_eos=1)
 
 
+@pytest.mark.parametrize("policy", ["h2o", pytest.param("streaming", marks=pytest.mark.exhaustive)])
+def test_longrope_chooses_factors_by_the_whole_text(policy: str) -> None:
+    """The C library makes tokens word by word, the session block by block: both look 256 positions ahead."""
+    with pair_of("phi3-longrope", kv_policy=policy, **FEW) as pair:
+        pair.ask("Hi " * 40, raw=True, max_tokens=4, temperature=0, ignore_eos=1)
+        pair.ask(ids(300), max_tokens=4, temperature=0, ignore_eos=1)
+        pair.forget()
+        pair.ask(TEXT * 20, raw=True, max_tokens=60, temperature=0, ignore_eos=1)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         (MODEL, {"kv_dtype": "int8", "kv_policy": "streaming"}), (MODEL, {"kv_dtype": "int4", "kv_policy": "h2o"}),
         ("gemma3", {"kv_policy": "streaming"}), ("gemma3", {"kv_policy": "h2o"}),
-        ("phi3-longrope", {"kv_policy": "streaming"}), ("llama-window", {"kv_policy": "window"}),
+        ("phi3-longrope", {"kv_policy": "streaming"}), ("phi3-longrope", {"kv_policy": "h2o"}),
+        ("llama-window", {"kv_policy": "window"}),
         ("spm", {"kv_policy": "streaming"}), ("qwen3", {"kv_policy": "streaming"}),
     ],
 )  # fmt: skip
@@ -141,11 +154,11 @@ def test_stop_strings_end_an_answer_before_them() -> None:
 
 def test_a_cancelled_answer_can_be_followed_up() -> None:
     with pair_of(MODEL, **STREAMING) as pair:
-        pair.embedded.set(temperature=0, ignore_eos=1)
-        pair.embedded.append(Role.USER, "Tell me a story")
-        timer = threading.Timer(0.05, pair.embedded.cancel)
+        pair.exported.set(temperature=0, ignore_eos=1)
+        pair.exported.append(Role.USER, "Tell me a story")
+        timer = threading.Timer(0.05, pair.exported.cancel)
         timer.start()
-        pieces = list(pair.embedded.pieces())
+        pieces = list(pair.exported.pieces())
         timer.join()
         assert pieces[-1].finish == Finish.CANCELLED
         tokens = [piece.token for piece in pieces if piece.token is not None]
@@ -165,9 +178,9 @@ def test_an_answer_that_is_not_read_to_its_end_ends() -> None:
         pair.recorded.clear()
         next(stream)
         stream.close()
-        pair.embedded.set(temperature=0, ignore_eos=1)
-        pair.embedded.append(Role.USER, "More")
-        assert [pair.embedded.next().token for _ in pair.recorded] == pair.recorded
+        pair.exported.set(temperature=0, ignore_eos=1)
+        pair.exported.append(Role.USER, "More")
+        assert [pair.exported.next().token for _ in pair.recorded] == pair.recorded
         pair.ask("Again", max_tokens=5, temperature=0, ignore_eos=1)
 
 
@@ -176,34 +189,51 @@ def test_turns_can_be_taken_back() -> None:
         first = pair.ask("Hi", system="Be brief.", max_tokens=4, temperature=0, ignore_eos=1)
         mark = pair.python.mark()
         second = pair.ask("And?", max_tokens=4, temperature=0, ignore_eos=1)
-        pair.embedded.rewind(1)
+        pair.exported.rewind(1)
         assert pair.python.rewind(mark)
         assert pair.ask("And?", max_tokens=4, temperature=0, ignore_eos=1) == second
-        pair.embedded.rewind(2)
-        assert pair.embedded.answer("Hi") == first  # the system's text stays
-        pair.embedded.rewind()
-        assert pair.embedded.use()["rows"] == 0
+        pair.exported.rewind(2)
+        assert pair.exported.answer("Hi") == first  # the system's text stays
+        pair.exported.rewind()
+        assert pair.exported.use()["rows"] == 0
         pair.begun = False
         pair.ask(ids(100), max_tokens=4, temperature=0, ignore_eos=1)
         pair.ask(ids(9), max_tokens=30, temperature=0, ignore_eos=1)
         with pytest.raises(UnsupportedError, match="append the conversation again"):
-            pair.embedded.rewind(1)
+            pair.exported.rewind(1)
 
 
 def test_an_earlier_conversation_runs_from_its_text() -> None:
     with pair_of(MODEL, **STREAMING) as pair:
         turns = [("Hi", "Hello."), ("And?", "")]
         for text, answer in turns:
-            pair.embedded.append(Role.USER, text)
-            pair.embedded.append(Role.ASSISTANT, answer)
+            pair.exported.append(Role.USER, text)
+            pair.exported.append(Role.ASSISTANT, answer)
         past = pair.python.model.past(turns)
         follow_up = pair.python.model.follow_up("Why?").first(None)
-        pair.embedded.set(temperature=0, max_tokens=8)
-        found, _, _ = pair.embedded.answer("Why?")
+        pair.exported.set(temperature=0, max_tokens=8)
+        found, _, _ = pair.exported.answer("Why?")
         pair.python.generate(np.concatenate([past, follow_up]), max_tokens=8)
         assert found == pair.recorded[: len(found)]
         pair.begun = True
         pair.ask("So?", max_tokens=8, temperature=0)
+
+
+def test_a_state_of_more_turns_begins_as_the_one_before() -> None:
+    """But for its header: who saves after each turn writes what changed."""
+    page = 64  # bytes
+    with (
+        open_bundle(bundle_of(MODEL, **ROWS)) as bundle,
+        bundle.session(temperature=0, ignore_eos=1, max_tokens=4) as session,
+    ):
+        session.answer(TEXT * 2)
+        before = session.save()
+        session.answer("Hi")
+        after = session.save()
+    same = [before[at : at + page] == after[at : at + page] for at in range(0, len(before), page)]
+    assert len(after) > len(before)
+    assert sum(same) > 0.7 * len(same)
+    assert same.index(False, 8) > 0.7 * len(same)  # behind the header
 
 
 @pytest.mark.parametrize("policy", ["streaming", "h2o"])
@@ -237,13 +267,13 @@ def test_saved_conversations_go_on(policy: str) -> None:
 def test_memory_that_is_given_back_is_that_of_the_python_session() -> None:
     with pair_of(MODEL, kv_policy="streaming", max_kv_size=500, prefill_step_size=16, threads=1) as pair:
         pair.ask(ids(480), max_tokens=4, temperature=0, ignore_eos=1)
-        before = pair.embedded.use()
+        before = pair.exported.use()
         for level, part in ((Trim.SOFT, 0.0), (Trim.HALF, 0.5), (Trim.ALL, 1.0)):
-            pair.embedded.trim(level)
+            pair.exported.trim(level)
             pair.python.trim(part)
             pair.check_rows()
             pair.ask(ids(9), max_tokens=4, temperature=0, ignore_eos=1)
-        after = pair.embedded.use()
+        after = pair.exported.use()
         assert after["capacity"] == 256
         assert after["kv"] < 0.6 * before["kv"]
 
@@ -397,12 +427,96 @@ def use_until_refused(session: BundleSession) -> None:
         session.use()
 
 
+FORKED = """
+import json, os, signal, sys
+from ctypes_bundle import open_bundle
+from edge.exporting.enums import Role
+from edge.errors import BusyError
+options = {"threads": 2, "temperature": 0, "ignore_eos": 1, "max_tokens": 8}
+with open_bundle(sys.argv[1]) as bundle, bundle.session(**options) as session:
+    answer = session.answer("Hi")
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        signal.alarm(100)  # it would wait for the parent's threads
+        said = []
+        for call in (lambda: session.append(Role.USER, "And?"), session.next, session.set, session.rewind, session.use):
+            try:
+                call()
+            except BusyError as error:
+                said.append(str(error))
+        session.cancel()
+        session.end()
+        with bundle.session(**options) as own:
+            said.append(own.answer("Hi") == answer)
+        bundle.close()
+        os.write(theirs, json.dumps(said).encode())
+        os._exit(0)
+    os.close(theirs)
+    said = json.loads(os.read(ours, 4096) or "null")
+    os.wait()
+    session.rewind()
+    print(json.dumps([os.getpid(), said, session.answer("Hi") == answer]))
+"""
+
+
+def test_a_forked_child_begins_sessions_of_its_own() -> None:
+    child = run_child(FORKED, bundle_of(MODEL, **STREAMING))
+    assert child.status == 0, child.errors
+    process, (*said, same), still_same = child.output
+    assert set(said) == {
+        f"the session belongs to process {process}, and a forked child has none of its threads: begin one in the child"
+    }
+    assert (len(said), same, still_same) == (5, True, True)
+
+
+CUT = """
+import json, os, sys
+from pathlib import Path
+from ctypes_bundle import open_bundle
+from edge.exporting.enums import Role
+from edge.errors import ModelFormatError
+path, said = Path(sys.argv[1], "model.edge"), []
+
+def refused(call):
+    try:
+        call()
+    except ModelFormatError as error:
+        said.append(str(error))
+
+whole = path.read_bytes()
+for size in (0, len(whole) // 2, len(whole) - 1):
+    path.write_bytes(whole)
+    bundle = open_bundle(sys.argv[1], sys.argv[2])
+    idle, session = bundle.session(), bundle.session(threads=2, ignore_eos=1)
+    session.append(Role.USER, "Hi")
+    session.next()
+    os.truncate(path, size)
+    for call in (session.next, session.rewind, session.use, session.save, lambda: session.tokenize("x"),
+                 lambda: idle.append(Role.USER, "Hi"), bundle.session, bundle.info):
+        refused(call)
+    session.end()
+    idle.end()
+    bundle.close()
+path.write_bytes(whole)
+print(json.dumps(said))
+"""
+
+
+def test_a_file_that_is_cut_short_while_it_is_open_is_an_error(tmp_path: Path) -> None:
+    folder = bundle_of(MODEL, **STREAMING)
+    shutil.copy(folder / "model.edge", tmp_path)
+    child = run_child(CUT, tmp_path, folder / "libedge.so")
+    assert child.status == 0, child.errors
+    assert len(child.output) == 3 * 8
+    assert set(child.output) == {"model.edge was cut short while it was open: copy it again, and open that one"}
+
+
 def test_tokens_of_a_text() -> None:
     with pair_of(MODEL, **STREAMING) as pair:
         for text in ("", "Hello world", "<|im_end|>", "naïve 🙂"):
             for special in (False, True):
                 wanted = pair.python.tokenizer.encode(text, special=special).tolist()
-                assert pair.embedded.tokenize(text, special) == wanted
+                assert pair.exported.tokenize(text, special) == wanted
 
 
 # Programs in C that call the library
@@ -421,6 +535,16 @@ SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"),
     "thread": ("-fsanitize=thread", "-O1"),
 }
+
+
+def test_sessions_of_one_model_run_on_several_threads() -> None:
+    run_program("threads", "3")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_sanitizers_find_nothing_in_sessions_of_several_threads(sanitizer: str) -> None:
+    run_program("threads", "20", sanitizer=sanitizer)
 
 
 @pytest.mark.exhaustive

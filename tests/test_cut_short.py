@@ -1,0 +1,42 @@
+"""A file that is cut short while an engine has mapped it is an error, not the end of the process (SIGBUS)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import GOLDEN, run_child
+
+CODE = """
+import json, os, shutil, sys
+import edge
+from edge.backends.tvm.packing import weights
+from edge.errors import EngineError
+path, backend = sys.argv[1:]
+cut = path
+if backend == "tvm":  # its own copy of the packed weights
+    cut = path + ".bin"
+    weights.open = lambda source, mode: open(shutil.copy(source, cut) if source.suffix == ".bin" else source, mode)
+said = []
+with edge.load(path, backend=backend, max_kv_size=64, threads=1) as session:
+    session.generate("x", raw=True, max_tokens=2, ignore_eos=True)
+    os.truncate(cut, 0)
+    for again in range(2):
+        try:
+            session.generate("x", raw=True, max_tokens=2, ignore_eos=True)
+        except EngineError as error:
+            said.append(str(error))
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.parametrize("backend", ["tvm", "llamacpp"])
+def test_a_file_that_is_cut_short_is_an_error(backend: str, tmp_path: Path) -> None:
+    pytest.importorskip({"tvm": "tvm_ffi", "llamacpp": "llama_cpp"}[backend])
+    path = tmp_path / "model.gguf"
+    shutil.copy(GOLDEN / "llama-gqa-tied.gguf", path)
+    child = run_child(CODE, path, backend)
+    assert child.status == 0, child.errors
+    name = "a file of packed weights in the cache folder" if backend == "tvm" else str(path)
+    assert child.output == [f"{name} was cut short while it was in use: restore it, and load the model again"] * 2

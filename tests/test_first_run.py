@@ -1,0 +1,78 @@
+"""`--memory` in a first run: the compiler's process counts beside the one that waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import GOLDEN, run_child
+
+from edge.backends import engine_named
+from edge.errors import BudgetError
+from edge.model.model import open_model
+from edge.options import Options
+from edge.plan.plan import make_plan
+
+MODEL = GOLDEN / "llama-gqa-tied.gguf"
+MIB = 1 << 20
+
+_FIRST = """
+import json, sys
+import edge
+
+def load(memory):
+    return edge.load(sys.argv[1], backend="tvm", max_kv_size=64, threads=1, memory=memory)
+
+try:
+    load("110MiB")
+except edge.BudgetError as error:
+    refused, smallest = str(error), error.smallest
+with load(smallest) as session:
+    session.generate("a", raw=True, max_tokens=1)
+    report, frugal = session.report.memory, session.plan.config.frugal
+with load("110MiB") as session:
+    session.generate("a", raw=True, max_tokens=1)
+    later = session.report.memory.peak_rss
+print(json.dumps([refused, smallest, frugal, report.peak_rss, later]))
+"""
+
+
+@pytest.mark.slow
+def test_the_compiler_counts_and_the_smallest_budget_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    child = run_child(_FIRST, MODEL)
+    assert child.status == 0, child.errors
+    refused, smallest, frugal, first, later = child.output
+    assert (
+        f'memory="{smallest // MIB}MiB" in a first run, which compiles or tries the model; later runs fit in memory="'
+        in refused
+    )
+    assert frugal
+    assert child.peak < first <= smallest  # the kernel counts the largest process alone
+    assert later <= 110 * MIB
+
+
+def test_a_first_run_is_planned() -> None:
+    """Quick where that fits, else frugal, else refused with what would fit now and later."""
+    spec, engine = open_model(MODEL).spec, engine_named("reference")
+
+    def plan(memory: int) -> tuple[bool, int]:
+        made = make_plan(
+            spec, engine, Options(max_kv_size=64, memory=memory), process=50 * MIB,
+            first_run=lambda config: (100 if config.frugal else 400) * MIB,
+        )  # fmt: skip
+        return made.config.frugal, made.first_run
+
+    assert plan(500 * MIB) == (False, 450 * MIB)
+    assert plan(300 * MIB) == (True, 150 * MIB)
+    with pytest.raises(
+        BudgetError, match=r"^needs 156 MiB, .*--memory 156MiB in a first run, .* later .*--memory \d+MiB"
+    ):
+        plan(120 * MIB)
+    assert plan(156 * MIB) == (True, 150 * MIB)
+
+
+def test_nothing_is_left_to_do_once_it_is_cached() -> None:
+    model = open_model(MODEL)
+    made = make_plan(model.spec, engine_named("reference"), Options(max_kv_size=64))
+    assert (made.first_run, made.config.frugal) == (0, False)

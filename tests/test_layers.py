@@ -1,0 +1,209 @@
+"""Cores in every engine: those that it runs give NumPy's logits, those that it does not are refused by name.
+
+Gated delta nets (Qwen3.5) and short convolutions (LFM2) are also compared with transformers and with llama.cpp, and
+their fixed state goes the ways of a cache's rows: saved, restored, rolled back, evicted around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine
+from fallbacks import open_fallback
+from test_gguf_file import GGUF
+
+import edge
+from edge.backends import backend_names, engine_named
+from edge.backends.base import Engine, EngineConfig, RewindError
+from edge.converters.plain import write_plain
+from edge.converters.prune import Pruning, check_pruning
+from edge.errors import EngineError, InputError, ModelFormatError, UnsupportedError
+from edge.model.model import open_model
+from edge.options import Options
+from edge.plan.plan import make_plan
+from edge.run.session import load
+from edge.sampling import SamplingParams
+from edge.types import IntArray
+
+FILE = GOLDEN / "qwen35.gguf"
+HYBRIDS = ("qwen35", "lfm2")
+OURS = ("reference", "tvm")
+EXACT = 2e-4
+U32, F32_TYPE = 4, 0
+
+
+def with_heads(path: Path, heads: int, key_heads: int, size: int) -> Path:
+    """The golden model with other heads in its delta net, at random."""
+    file, random = GGUF.read(FILE), np.random.default_rng(heads)
+    hidden, inner = file.tensors["token_embd.weight"][0][0], heads * size
+    mixed = 2 * key_heads * size + inner
+    said = {"state_size": size, "inner_size": inner, "time_step_rank": heads, "group_count": key_heads}
+    file.metadata |= {f"qwen35.ssm.{key}": (U32, value) for key, value in said.items()}
+    shapes = {
+        "attn_qkv.weight": (hidden, mixed), "attn_gate.weight": (hidden, inner), "ssm_conv1d.weight": (4, mixed),
+        "ssm_dt.bias": (heads,), "ssm_a": (heads,), "ssm_beta.weight": (hidden, heads),
+        "ssm_alpha.weight": (hidden, heads), "ssm_norm.weight": (size,), "ssm_out.weight": (inner, hidden),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        drawn = random.standard_normal(shape[::-1]) * (0.5 if len(shape) > 1 else 1)
+        values = -np.exp(drawn) if name == "ssm_a" else drawn
+        file.tensors[f"blk.0.{name}"] = (shape, F32_TYPE, values.astype("<f4").tobytes())
+    path.write_bytes(file.to_bytes())
+    return path
+
+
+def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> np.ndarray:
+    parts = np.split(tokens, np.cumsum(pieces)[:-1])
+    return np.concatenate([engine.forward_all(part).copy() for part in parts])
+
+
+each_hybrid = pytest.mark.parametrize("hybrid", HYBRIDS)
+
+
+@each_hybrid
+@pytest.mark.parametrize("name", backend_names())
+def test_an_engine_runs_a_core_or_names_it(name: str, hybrid: str) -> None:
+    model, engine = open_fallback(hybrid)[0], engine_named(name)
+    assert model.spec.network is not None
+    reasons = set(filter(None, map(engine.supports, model.spec.network.cores)))
+    if not reasons:
+        return
+    with pytest.raises(UnsupportedError, match=f"{name} engine does not run ({'|'.join(reasons)}) yet"):
+        engine.check_elsewhere(model.file, model.spec, "linux")
+
+
+@each_hybrid
+@pytest.mark.parametrize("backend", OURS)
+def test_logits_are_those_of_transformers(backend: str, hybrid: str, engines: Callable[[Engine], Engine]) -> None:
+    model, tokens, expected = open_fallback(hybrid)
+    engine = engines(load_engine(model, backend, "f32", chunk=24))
+    for pieces in ([64], [40, 1, 1, 22], [1] * 64):
+        engine.kv.truncate(0)
+        found = logits_of(engine, tokens, pieces)[-len(expected) :]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 2, 32), (3, 3, 16)])
+def test_heads_share_keys_as_in_llama_cpp(
+    heads: int, key_heads: int, size: int, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    model = open_model(with_heads(tmp_path / "model.gguf", heads, key_heads, size))
+    tokens = np.random.default_rng(1).integers(3, model.spec.vocab, 30).astype(np.int32)
+    expected, *found = (
+        logits_of(engines(load_engine(model, backend, "f32", capacity=64)), tokens, [20, 1, 9])
+        for backend in ("llamacpp", *OURS)
+    )
+    for each in found:
+        np.testing.assert_allclose(each, expected, rtol=0, atol=2e-3)
+    np.testing.assert_allclose(*found, rtol=0, atol=EXACT)
+
+
+@each_hybrid
+@pytest.mark.parametrize("backend", OURS)
+def test_the_state_returns_with_its_rows(backend: str, hybrid: str, engines: Callable[[Engine], Engine]) -> None:
+    model, tokens, _ = open_fallback(hybrid)
+    engine, other = (engines(load_engine(model, backend, "f32", chunk=24)) for _ in range(2))
+    engine.forward(tokens[:20])
+    end = engine.kv.save(20)
+    expected = engine.forward_all(tokens[20:30]).copy()
+    first, second = engine.kv.save(0, 8), engine.kv.save(8, 20)
+    assert (first.tail, second.tail) == (None, None)
+    with pytest.raises(RewindError, match="run the tokens again"):
+        engine.kv.truncate(10)
+    engine.kv.truncate(20, end)
+    np.testing.assert_array_equal(engine.forward_all(tokens[20:30]), expected)
+
+    other.kv.append(first)
+    assert other.kv.earliest > other.kv.length
+    with pytest.raises(EngineError, match="without their tail"):
+        other.forward(tokens[8:9])
+    other.kv.append(replace(second, tail=end.tail))
+    np.testing.assert_array_equal(other.forward_all(tokens[20:30]), expected)
+    other.kv.truncate(0)
+    assert end.tail is not None
+    for damaged in (end.tail[:-4], bytes(end.tail[:-4]) + np.float32(np.nan).tobytes()):
+        with pytest.raises(InputError, match="damaged"):
+            other.kv.append(replace(engine.kv.save(0, 20), tail=damaged))
+    assert other.kv.length == 0
+    other.forward(tokens[:20])
+    np.testing.assert_array_equal(other.forward_all(tokens[20:30]), expected)
+
+
+@each_hybrid
+def test_eviction_touches_rows_of_attention_only(hybrid: str, engines: Callable[[Engine], Engine]) -> None:
+    model, tokens, _ = open_fallback(hybrid)
+    found = []
+    for backend in OURS:
+        engine = engines(load_engine(model, backend, "f32", chunk=24))
+        engine.forward(tokens[:40])
+        before = engine.kv.save(40).tail
+        engine.kv.keep(np.r_[0:4, 20:40].astype(np.int32), close_gaps=True)
+        assert engine.kv.save(24).tail == before
+        found.append(engine.forward_all(tokens[40:60]).copy())
+        with pytest.raises(RewindError, match="evicted"):
+            engine.kv.truncate(20, replace(engine.kv.save(44), next_position=3))
+    np.testing.assert_allclose(*found, rtol=0, atol=EXACT)
+
+
+@each_hybrid
+@pytest.mark.exhaustive
+def test_a_long_text_in_chunks_is_the_same_token_by_token(hybrid: str, engines: Callable[[Engine], Engine]) -> None:
+    model, _, _ = open_fallback(hybrid)
+    tokens = np.random.default_rng(2).integers(3, model.spec.vocab, 4000).astype(np.int32)
+    chunked, stepped = (engines(load_engine(model, "tvm", "f32", capacity=4096, chunk=64)) for _ in range(2))
+    expected = chunked.forward_all(tokens)
+    found = np.concatenate([stepped.forward(tokens[at : at + 1])[None].copy() for at in range(tokens.size)])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "policy"), [("qwen35", "streaming"), ("qwen35", "h2o"), ("lfm2", "snapkv"), ("lfm2", "keydiff")]
+)
+def test_a_session_writes_past_its_cache(hybrid: str, policy: str) -> None:
+    with load(GOLDEN / f"{hybrid}.gguf", max_kv_size=48, kv_policy=policy) as session:
+        session.generate("once upon a time " * 10, max_tokens=60, sampling=SamplingParams(temperature=0))
+        report = session.report
+    assert report is not None
+    assert report.plan["backend"] == "tvm"
+    assert report.kv.evicted > 0
+
+
+@each_hybrid
+def test_the_plan_counts_the_state(hybrid: str) -> None:
+    """As llama.cpp counts it, which test_fallback.py compares with `state_bytes`."""
+    spec = open_fallback(hybrid)[0].spec
+    plan = make_plan(spec, engine_named("tvm"), Options(max_kv_size=64))
+    assert plan.bytes.fixed_kv == spec.state_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("group_count", 3), ("inner_size", 33), ("state_size", 1 << 20), ("conv_kernel", 1)]
+)
+def test_impossible_heads_are_refused(key: str, value: int, tmp_path: Path) -> None:
+    file = GGUF.read(FILE)
+    file.metadata[f"qwen35.ssm.{key}"] = (U32, value)
+    (tmp_path / "model.gguf").write_bytes(file.to_bytes())
+    with pytest.raises(ModelFormatError, match=r"delta net|must be from|must be 2 or more"):
+        open_model(tmp_path / "model.gguf")
+
+
+@each_hybrid
+def test_quantizing_keeps_a_convolution_in_float32(hybrid: str, tmp_path: Path) -> None:
+    write_plain(open_fallback(hybrid)[0].file, tmp_path / "model.gguf", "Q8_0", pure=True)
+    model = open_model(tmp_path / "model.gguf")
+    engine_named("tvm").check_supported(model.file, model.spec)
+    assert {info.type for name, info in model.file.tensors.items() if "conv" in name and info.shape[0] < 8} == {"F32"}
+
+
+def test_what_hybrids_cannot_do_yet_is_refused() -> None:
+    model = open_fallback("qwen35")[0]
+    with pytest.raises(UnsupportedError, match="with adapters does not run"):
+        engine_named("tvm").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
+    with pytest.raises(UnsupportedError, match="cannot be exported: the C runtime of apps does not run"):
+        edge.export(model, "unused")
+    with pytest.raises(UnsupportedError, match="cannot be pruned"):
+        check_pruning(model.spec, Pruning(layers=1))
