@@ -1,6 +1,8 @@
 """Tests that memory budgets are kept, or refused by BudgetError: random runs, each in a process with hard limits.
 
     python benchmarks/limits.py --runs 200 --seed 1 --workers 2
+    python benchmarks/limits.py --runs 60 --first
+    EDGE_GPU=opencl:0 python benchmarks/limits.py --runs 40 --near --engine gpu
 
 Each run is `edge run` in a process of its own, which limits itself before it loads anything:
 
@@ -16,6 +18,14 @@ An outcome is `ok` (exit 0, peak resident set as the kernel counts it within the
 was over within the prompt, the peak within the budget), `refused` (exit 3, the one line of a BudgetError), or a
 failure: anything else. Before that, every engine has run every model once without limits, so that its compiled and
 converted files exist.
+
+With --near, budgets are those that are nearly met: from 1.00 to 1.15 × the need that `edge plan` names for the same
+options, and prompts are long. RLIMIT_DATA is left out, since drivers of GPUs reserve much more than they touch.
+
+With --first, nothing is there before: each run has an empty cache folder, and compiles, packs and tries models as a
+first run does. Its peak is that of the process and its children together, sampled every few milliseconds: the resident
+set of the process now, and the peak so far of each child. A forked child shares its parent's pages, so only its private
+ones count. RLIMIT_DATA would hold for each process on its own, and is left out.
 """
 
 from __future__ import annotations
@@ -26,11 +36,14 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,6 +57,7 @@ DTYPES = {
     "llamacpp": ("f16", "q8_0", "q4_0", "f32"),
     "onnx": ("f16", "int8", "f32"),
     "reference": ("f32",),
+    "gpu": ("f16", "int8", "f32"),
 }
 PLAIN, BY_KEYS = ("streaming", "window", "auto"), ("keydiff", "knorm")
 ATTENTIVE, UNEVEN = ("h2o", "tova", "snapkv", "scissorhands"), ("pyramidkv", "adakv", "fastgen")
@@ -52,16 +66,19 @@ POLICIES = {
     "llamacpp": PLAIN + ATTENTIVE,
     "onnx": PLAIN + BY_KEYS + ATTENTIVE,
     "reference": PLAIN,
+    "gpu": PLAIN + BY_KEYS + ATTENTIVE,
 }
+TRIED = tuple(str(GOLDEN / f"{name}.gguf") for name in ("qwen3moe", "gpt-oss"))  # by llama.cpp, in a child
 KEPT = ("ok", "cut", "refused")
 MIB = 1 << 20
 _UNTOUCHED = {"onnx": 64 * MIB}  # ONNX Runtime reserves by powers of two: 50 MiB more than it ever writes to, measured
 _TIMEOUT_S = 900
+_EVERY_S = 0.004
 
 # In the child: edge's own modules are there before anything is limited, engines and models are not.
 _CHILD = """
 import os, resource, sys
-budget, untouched, group = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+budget, untouched, group, first = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "first"
 resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 from edge.cli import main
 import edge.cli.commands, edge.run.session, numpy
@@ -70,11 +87,12 @@ with open("/proc/self/status") as file:
     fields = dict(line.split(":", 1) for line in file)
 held, data = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmData"))
 most = data + max(0, budget - held) + untouched
-resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+if not first:
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 if group:
     with open(group + "/cgroup.procs", "w") as file:
         file.write(str(os.getpid()))
-sys.argv[:] = ["edge", *sys.argv[4:]]
+sys.argv[:] = ["edge", *sys.argv[5:]]
 main()
 """
 
@@ -101,6 +119,8 @@ class Case:
     rows: int | None
     chunk: int | None
     seconds: int | None = None
+    first: bool = False
+    near: bool = False
 
     @property
     def arguments(self) -> list[str]:
@@ -151,8 +171,41 @@ def random_case(chance: random.Random, engines: list[str], models: tuple[str, ..
     )
 
 
+def first_case(chance: random.Random, engines: list[str]) -> Case:
+    """A first run, with a budget around what compiling takes."""
+    case = random_case(chance, engines, MODELS)
+    if case.engine == "llamacpp" and chance.random() < 0.5:
+        case = replace(case, model=chance.choice(TRIED), policy="auto", kv_dtype="f16", rows=None, chunk=None)
+    low, high = (75, 330) if case.model != MODELS[0] else (150, 520)
+    return replace(case, budget=chance.randrange(low * MIB, high * MIB), prompt=min(case.prompt, 500), first=True)
+
+
+def near_case(chance: random.Random, engines: list[str]) -> Case:
+    """Its budget is a little more than what `edge plan` names: `plan_near` puts that in the place of a share."""
+    case = random_case(chance, engines, MODELS[1:])
+    prompt, tokens = chance.choice((500, 2000, 6000)), chance.choice((8, 40, 200))
+    return replace(case, prompt=prompt, tokens=tokens, seconds=None, near=True)
+
+
+def plan_near(case: Case, share: float) -> Case:
+    """The case with `share` × the need of its plan as its budget."""
+    skipped = {"--memory", "-n", "--raw", "--ignore-eos"}
+    _, model, *flags = [each for each in case.arguments if each not in ("--raw", "--ignore-eos")]
+    pairs = zip(flags[::2], flags[1::2], strict=True)
+    given = [each for pair in pairs if pair[0] not in skipped for each in pair]
+    command = [sys.executable, "-m", "edge", "plan", model, *given, "--json"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout)
+    need = max(found["predicted_peak"] + found["bytes"]["reserve"], found["first_run"])
+    return replace(case, budget=int(share * need))
+
+
 def run(case: Case, group: Path | None) -> Outcome:
     """Run a case in a process of its own, with limits."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(case, group, {**os.environ, "EDGE_CACHE": folder} if case.first else dict(os.environ))
+
+
+def _run(case: Case, group: Path | None, environment: dict[str, str]) -> Outcome:
     code = [
         sys.executable,
         "-c",
@@ -160,23 +213,75 @@ def run(case: Case, group: Path | None) -> Outcome:
         str(case.budget),
         str(_UNTOUCHED.get(case.engine, 0)),
         str(group or ""),
+        "first" if case.first or case.near else "",
         *case.arguments,
     ]
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _LAUNCHER, *code],
-            input=_text(case.prompt),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            cwd="/",
-        )
+        launcher = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _LAUNCHER, *code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, errors="replace", cwd="/", env=environment,
+        )  # fmt: skip
+        with Together(launcher.pid) as together:
+            output, said = launcher.communicate(_text(case.prompt), timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
+        launcher.kill()
         return Outcome(case, "took too long", 0, "")
-    *_, account = done.stdout.splitlines() or [""]
-    status, peak = (int(each) for each in account.split()) if done.returncode == 0 else (done.returncode, 0)
-    return Outcome(case, _kind(case, status, peak * 1024, done.stderr), peak * 1024, done.stderr[-2000:])
+    *_, account = output.splitlines() or [""]
+    status, peak = (int(each) for each in account.split()) if launcher.returncode == 0 else (launcher.returncode, 0)
+    peak = max(peak * 1024, together.peak if case.first else 0)
+    return Outcome(case, _kind(case, status, peak, said), peak, said[-2000:])
+
+
+class Together:
+    """Samples the memory of a launcher's child and of its children. peak: bytes."""
+
+    def __init__(self, launcher: int) -> None:
+        self.peak = 0
+        self._launcher, self._ended = launcher, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Together:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_EVERY_S):
+            for process in _children(self._launcher):
+                descendants, held = list(_children(process)), _field(process, "status", "VmRSS")
+                for each in descendants:
+                    descendants += _children(each)
+                    forked = _read(each, "cmdline") == _read(process, "cmdline")
+                    parts = ("Private_Clean", "Private_Dirty")
+                    held += (
+                        sum(_field(each, "smaps_rollup", part) for part in parts)
+                        if forked
+                        else _field(each, "status", "VmHWM")
+                    )
+                self.peak = max(self.peak, held)
+
+
+def _children(process: int) -> list[int]:
+    """Those that run: parents come second behind the name, which may hold anything, in parentheses."""
+    numbers = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+    return [each for each in numbers if _read(each, "stat").rpartition(")")[2].split()[1:2] == [str(process)]]
+
+
+def _read(process: int, name: str) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/{name}").read_text(errors="replace")
+    return ""
+
+
+def _field(process: int, name: str, field: str) -> int:
+    """Bytes; 0 of a process that has ended."""
+    for line in _read(process, name).splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def run_in(groups: list[Path | None], case: Case) -> Outcome:
@@ -243,7 +348,7 @@ def limit(group: Path, nbytes: int) -> bool:
 
 def available(engine: str) -> bool:
     package = {"tvm": "tvm", "llamacpp": "llama_cpp", "onnx": "onnxruntime"}.get(engine)
-    return package is None or find_spec(package) is not None
+    return engine != "gpu" and (package is None or find_spec(package) is not None)
 
 
 def warm_up(cases: list[Case]) -> None:
@@ -261,16 +366,23 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=200)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--workers", type=int, default=1, help="runs at once")
+    options.add_argument("--first", action="store_true", help="first runs, with an empty cache folder each")
+    options.add_argument("--near", action="store_true", help="budgets that are nearly met")
+    options.add_argument("--engine", choices=tuple(DTYPES), action="append", help="those alone (not gpu by default)")
     options.add_argument("--warm", action="store_true", help="compiled and converted files exist already")
     options.add_argument("--json", type=Path, help="write every case and its outcome here")
     chosen = options.parse_args()
-    chance, engines = random.Random(chosen.seed), [engine for engine in DTYPES if available(engine)]
-    cases = [random_case(chance, engines, MODELS) for _ in range(chosen.runs)]
-    if not chosen.warm:
+    chance, engines = random.Random(chosen.seed), chosen.engine or [each for each in DTYPES if available(each)]
+    draw = first_case if chosen.first else near_case if chosen.near else partial(random_case, models=MODELS)
+    cases = [draw(chance, engines) for _ in range(chosen.runs)]
+    if not (chosen.warm or chosen.first):
         warm_up(cases)
+    if chosen.near:
+        cases = [plan_near(case, chance.uniform(1.0, 1.15)) for case in cases]
     with ExitStack() as stack, ThreadPoolExecutor(chosen.workers) as workers:
         groups = [stack.enter_context(cgroup(number)) for number in range(chosen.workers)]
-        print(f"limits: RLIMIT_DATA{' and a cgroup' if groups[0] else ' (no cgroup can be made here)'}", flush=True)
+        held = "sampled" if chosen.first or chosen.near else "RLIMIT_DATA"
+        print(f"limits: {held}{' and a cgroup' if groups[0] else ' (no cgroup can be made here)'}", flush=True)
         outcomes: list[Outcome] = []
         for outcome in workers.map(lambda case: run_in(groups, case), cases):
             outcomes.append(outcome)

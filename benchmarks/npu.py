@@ -36,7 +36,7 @@ from edge.devices.profiles import find_profile
 from edge.formats.onnx_folder import WEIGHTS
 from edge.kv import KVView, make_policy
 from edge.model.model import Model, open_model
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 from edge.model.tokenizer import Tokenizer
 from edge.types import FloatArray, IntArray
 
@@ -65,7 +65,7 @@ def contexts(model: Model, device: str, rows: int, chunk: int) -> dict[str, Any]
 def static_graph(model: Model, files: ModelFiles, rows: int, chunk: int, tokens: int) -> bytes:
     form = make_form(model.spec, rows, chunk, "f16")
     (part,) = parts_of(model.spec, form, tokens)
-    return make_static_graph(files.layout, model.spec, find_recipe(model.spec), form, part, files.data)
+    return make_static_graph(files.layout, model.spec, find_network(model.spec), form, part, files.data)
 
 
 def operators(model: Model, rows: int, chunk: int) -> dict[str, int]:

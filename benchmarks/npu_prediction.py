@@ -3,6 +3,8 @@
 Every line is a run of another program on a phone or laptop with a Hexagon NPU. `edge plan --provider qnn` predicts it
 from the figures of the device's profile, with the same sizes of graphs: rows of the cache, tokens of a chunk. What the
 programs do differs: w4a16 has blocks of 4 bits or columns of 4 bits and inputs of 16 bits, 16a8w weights of 8 bits.
+The shares in `edge/prediction/npu.py` were fitted to these lines: what they are of other models and devices, this does
+not show.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def make(name: str, source: Path, target: Path, tokens: IntArray) -> None:
     else:
         settings = METHODS[name]
         if "mixed" in name:
-            types, _ = plan_types(model.file, model.spec, settings)
+            types = plan_types(model.file, model.spec, settings)
             infos = model.file.tensors.values()
             fixed = sum(info.nbytes for info in infos if types[info.name] == info.type)
             mixed = sum(prod(info.shape) for info in infos if types[info.name] != info.type)
@@ -101,7 +101,7 @@ def _theirs(model: Model, kind: str, target: Path, tokens: IntArray) -> None:
     file, sources = model.file, find_tensors(model.file, model.spec)
     names = {source.tensor: name for name, source in sources.items()}
     known = collect(file, model.spec, tokens)
-    types, _ = plan_types(file, model.spec, Settings("IQ4_NL", "rtn", **BODY))
+    types = plan_types(file, model.spec, Settings("IQ4_NL", "rtn", **BODY))
     for name, info in file.tensors.items():
         if types[name] == "IQ4_NL" and (kind != "Q4_K" or info.shape[0] % 256 == 0):
             types[name] = kind

@@ -45,7 +45,7 @@ from web_page import PACKAGES, Tab, install, open_tab, renderer_memory, serve
 import edge
 from edge.cli.show import table
 from edge.converters.convert import Conversion, convert
-from edge.embed.serve import serving
+from edge.exporting.serve import serving
 
 HERE = Path(__file__).parent
 EDGE, WLLAMA, ONNX = "edge", "wllama", "onnx"

@@ -26,7 +26,7 @@ from web_page import open_tab, serve
 
 import edge
 from edge.cli.show import table
-from edge.embed.bundle import Role
+from edge.exporting.enums import Role
 
 from web_module import NodeModule  # isort: skip  (a module of the tests, which web_page finds)
 

@@ -1,4 +1,4 @@
-/* A bundle for `embed.py`, as an app in C uses it: linked with libedge.a, without Python.
+/* A bundle for `bundle.py`, as an app in C uses it: linked with libedge.a, without Python.
  *
  *     bundle_worker MODEL THREADS start TEXT           seconds from edge_open to the first token of its
  *                                                      answer, and to the end of edge_begin

@@ -1,7 +1,7 @@
 """A bundle of `edge export` beside peers: size, memory, speed, start, and the overhead of its loop.
 
-    python benchmarks/embed.py [--model smollm2-135m] [--rows 512] [--tokens 20000] [--rounds 9] [--threads N]
-    python benchmarks/embed.py --rows 256 --tokens 600 --rounds 1      a test that everything runs
+    python benchmarks/bundle.py [--model smollm2-135m] [--rows 512] [--tokens 20000] [--rounds 9] [--threads N]
+    python benchmarks/bundle.py --rows 256 --tokens 600 --rounds 1      a test that everything runs
 
 A program in C (peers/bundle_worker.c), linked with the bundle's libedge.a, is the app; it needs a C compiler.
 
@@ -39,9 +39,10 @@ from edge.budget import format_bytes
 from edge.cli.show import table
 from edge.devices.host import usable_cores
 from edge.errors import UnsupportedError
+from edge.exporting.constants import CONSTANTS, constants_header
 
 PEERS = Path(__file__).parent / "peers"
-RUNTIME = Path(edge.__file__).parent / "embed" / "runtime"
+RUNTIME = Path(edge.__file__).parent / "exporting" / "runtime"
 PHONE = "pixel-9"
 STEPS = 128
 STARTS = 9
@@ -75,9 +76,10 @@ class App:
     def __init__(self, bundle: Path, threads: int) -> None:
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None:
-            raise SystemExit("embed.py needs a C compiler: apt-get install gcc")
+            raise SystemExit("bundle.py needs a C compiler: apt-get install gcc")
         self._program, self._model, self._threads = bundle / "worker", bundle / "model.edge", threads
-        command = [compiler, "-std=gnu11", "-O2", f"-I{RUNTIME}", str(PEERS / "bundle_worker.c")]
+        (bundle / CONSTANTS).write_text(constants_header(), encoding="utf-8")
+        command = [compiler, "-std=gnu11", "-O2", f"-I{RUNTIME}", f"-I{bundle}", str(PEERS / "bundle_worker.c")]
         libraries = [str(bundle / "libedge.a"), "-lm", "-lpthread", "-Wl,-z,norelro"]
         subprocess.run([*command, *libraries, "-o", str(self._program)], check=True)
 

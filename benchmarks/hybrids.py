@@ -1,0 +1,129 @@
+"""Hybrids in their real shapes, with random weights: the native engine beside llama.cpp, in turns.
+
+    python benchmarks/hybrids.py [NAME …] [--rounds 5] [--mixture Q4_0]
+
+NAME: of edge's table of current models whose layers the native engine runs (default: qwen3.5:0.8b, lfm2.5:350m). Prints
+medians (range) of decoding 64 tokens behind a short text and of a prompt of 512 tokens, KV rows and fixed state, and
+the machine. Both engines hold f16 rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from machine import machine
+
+from edge.backends import engine_named
+from edge.backends.base import Engine, EngineConfig
+from edge.devices.host import usable_cores
+from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
+from edge.model.known import known_models, outline_model
+from edge.model.reader import read_spec
+from edge.storage.cache import cache_folder
+
+PROMPT, ANSWER, SHORT, CAPACITY = 512, 64, 16, 1024
+ENGINES = ("tvm", "llamacpp")
+_SPREAD = 0.02  # standard deviation of weights
+_SCALED = {
+    "Q4_0": (18, 0, 4.6),
+    "Q8_0": (34, 0, 74.0),
+    "Q6_K": (210, 208, 18.5 * 74),
+}  # bytes, place of d, of the codes
+_SLAB = 1 << 20  # blocks written at once
+
+
+def make_file(name: str, mixture: str) -> Path:
+    """The model's file with random weights, written once."""
+    path = cache_folder() / "benchmarks" / f"{name.replace(':', '-')}-{mixture}-random.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        file, random = outline_model(known_models()[name], mixture, partial, loadable=True), np.random.default_rng(0)
+        with open(partial, "r+b") as out:
+            for info in file.tensors.values():
+                out.seek(info.offset)
+                for part in _random(info, random):
+                    out.write(part)
+        partial.rename(path)
+    return path
+
+
+def _random(info: TensorInfo, random: np.random.Generator) -> Iterator[bytes]:
+    if info.type == "F32":
+        drawn = random.standard_normal(info.elements)
+        if info.name.endswith("ssm_a"):
+            drawn = -np.exp(drawn)
+        elif info.name.endswith("norm.weight"):
+            drawn = 1 + 0.1 * drawn
+        yield drawn.astype("<f4").tobytes()
+        return
+    if info.type == "F16":
+        yield (_SPREAD * random.standard_normal(info.elements)).astype("<f2").tobytes()
+        return
+    size, place, spread = _SCALED[info.type]
+    for first in range(0, info.nbytes // size, _SLAB):
+        blocks = random.integers(0, 256, (min(_SLAB, info.nbytes // size - first), size), np.uint8)
+        blocks[:, place : place + 2] = np.float16(_SPREAD / spread).reshape(1, 1).view(np.uint8)
+        yield blocks.tobytes()
+
+
+def timed(engine: Engine, count: int, steps: bool) -> float:
+    """Tokens per second."""
+    tokens = np.random.default_rng(1).integers(100, 1000, count + SHORT).astype(np.int32)
+    engine.kv.truncate(0)
+    if steps:
+        engine.forward(tokens[:SHORT])
+    started = time.perf_counter()
+    if steps:
+        for at in range(SHORT, SHORT + count):
+            engine.forward(tokens[at : at + 1])
+    else:
+        engine.forward(tokens[:count])
+    return count / (time.perf_counter() - started)
+
+
+def compare(name: str, mixture: str, rounds: int) -> None:
+    file: GGUFFile = read_gguf(make_file(name, mixture))
+    spec = read_spec(file)
+    config = EngineConfig(CAPACITY, 256, "f16", usable_cores())
+    engines = {each: engine_named(each).load(file, spec, config) for each in ENGINES}
+    found: dict[tuple[str, str], list[float]] = {}
+    for number in range(rounds + 1):
+        for each, engine in engines.items():
+            for test, count in (("decode", ANSWER), (f"prefill {PROMPT}", PROMPT)):
+                speed = timed(engine, count, test == "decode")
+                if number:  # the first round warms up
+                    found.setdefault((test, each), []).append(speed)
+    print(f"\n{name}, {mixture}, {spec.weight_bytes / 2**20:.0f} MiB of weights")
+    print("| | edge | llama.cpp | edge × |\n|---|---:|---:|---:|")
+    for test in ("decode", f"prefill {PROMPT}"):
+        ours, theirs = (found[test, each] for each in ENGINES)
+        shown = [f"{statistics.median(x):.1f} ({min(x):.1f}–{max(x):.1f})" for x in (ours, theirs)]
+        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+        print(f"| {test}, tok/s | {shown[0]} | {shown[1]} | {ratio:.2f} |")
+    kv = engines["tvm"].kv
+    print(f"KV rows {(kv.nbytes - kv.fixed) / CAPACITY / 1024:.1f} KiB a token, fixed state {kv.fixed / 2**20:.2f} MiB")
+    for engine in engines.values():
+        with closing(engine):
+            pass
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("names", nargs="*", default=["qwen3.5:0.8b", "lfm2.5:350m"])
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--mixture", default="Q4_0")
+    chosen = options.parse_args()
+    print(machine())
+    for name in chosen.names:
+        compare(name, chosen.mixture, chosen.rounds)
+
+
+if __name__ == "__main__":
+    main()
