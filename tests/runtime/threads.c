@@ -70,8 +70,9 @@ int main(int count, char **values)
                 sched_yield();
             edge_usage usage = {.size = sizeof usage};
             edge_model_info info = {.size = sizeof info};
-            if (edge_use(session, &usage, &error) != EDGE_BUSY && usage.threads != 1)
-                return 3;
+            for (int looks = 0; looks < 5000; looks++) /* some between two tokens: they must not fail edge_next */
+                if (edge_use(session, &usage, &error) != EDGE_BUSY && usage.threads != 1)
+                    return 3;
             hold(edge_info(model, &info, &error), &error);
             if (edge_close(model, &error) != EDGE_BUSY)
                 return 4;

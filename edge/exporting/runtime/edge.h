@@ -11,7 +11,7 @@
  *     for (edge_piece piece = {sizeof piece}; !edge_next(session, &piece, &error) && !piece.finish;)
  *         fwrite(piece.text, 1, piece.length, stdout);
  *
- * A model may be used by several threads; a session by one at a time, but for edge_cancel. A forked child can use the
+ * A model may be used by several threads; a session by one at a time, but for edge_cancel and edge_use. A forked child can use the
  * models that its parent has opened, and of its parent's sessions edge_end: other calls are EDGE_BUSY. Nothing is
  * allocated after edge_begin, nothing aborts, nothing is global. Every struct begins with its size in bytes, which the
  * caller sets, so that later versions can add fields. Text is UTF-8; bytes that are not become U+FFFD. Functions that
@@ -186,6 +186,7 @@ EDGE_API edge_status edge_save(edge_session *session, edge_stream *stream, edge_
 EDGE_API edge_status edge_load(edge_session *session, const edge_stream *stream, edge_error *error);
 /* Memory is short: gives back what can be spared, for good. Not while an answer is generated on another thread. */
 EDGE_API edge_status edge_trim(edge_session *session, edge_trim_level level, edge_error *error);
+/* Between tokens, from any thread; EDGE_BUSY while another one computes. Disturbs no answer. */
 EDGE_API edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error);
 
 /* Token ids of a text. special: recognize control tokens. Returns their number, of which at most `capacity` were written,

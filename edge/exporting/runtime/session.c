@@ -6,7 +6,10 @@
 
 /* ---- one thread at a time --------------------------------------------------------------------------------------- */
 
-edge_status enter(edge_session *s, edge_error *error)
+/* What `busy` says of a session. */
+enum { FREE, LOOKED_AT, IN_USE };
+
+static edge_status take(edge_session *s, int32_t as, edge_error *error)
 {
     if (!s)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the session is NULL: edge_begin makes one");
@@ -16,14 +19,23 @@ edge_status enter(edge_session *s, edge_error *error)
     edge_status status = model_is_whole(s->model, error);
     if (status)
         return status;
-    if (__atomic_exchange_n(&s->busy, 1, __ATOMIC_ACQUIRE))
-        return edge_fail(error, EDGE_BUSY, "another thread uses this session: call edge_cancel, and wait for it");
+    for (int32_t now = FREE; !__atomic_compare_exchange_n(&s->busy, &now, as, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+         now = FREE) {
+        if (now == IN_USE)
+            return edge_fail(error, EDGE_BUSY, "another thread uses this session: call edge_cancel, and wait for it");
+        sleep_seconds(1e-6); /* a look takes no longer, and must not fail the answer that goes on meanwhile */
+    }
     return EDGE_OK;
+}
+
+edge_status enter(edge_session *s, edge_error *error)
+{
+    return take(s, IN_USE, error);
 }
 
 edge_status leave(edge_session *s, edge_status status)
 {
-    __atomic_store_n(&s->busy, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&s->busy, FREE, __ATOMIC_RELEASE);
     return status;
 }
 
@@ -238,7 +250,7 @@ edge_status edge_trim(edge_session *s, edge_trim_level level, edge_error *error)
 edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error)
 {
     edge_session *s = (edge_session *)session; /* which only `busy` changes in */
-    edge_status status = enter(s, error);
+    edge_status status = take(s, LOOKED_AT, error);
     if (status)
         return status;
     if (!usage || usage->size < sizeof *usage)
