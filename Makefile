@@ -30,7 +30,7 @@ test: $(VENV)/.dev
 
 # For the inner loop: files that need neither a compiler nor a real model, seconds each.
 quick: $(VENV)/.dev
-	$(PYTEST) -m "not slow" $(QUICK:%=tests/test_%.py)
+	$(PYTEST) -m "not slow" $(wildcard $(QUICK:%=tests/*/test_%.py))
 
 # All targets and combinations, ten times as many random examples, long fuzzing.
 test-all: $(VENV)/.dev
@@ -42,7 +42,7 @@ test-share: $(VENV)/.dev
 
 # Distillation with torch and transformers, which `make test` does without.
 test-train: $(TRAIN)/.dev
-	$(TRAIN)/bin/python -m pytest -m train tests/test_prune.py
+	$(TRAIN)/bin/python -m pytest -m train tests/converters/test_prune.py
 
 coverage: $(VENV)/.dev
 	$(PYTEST) --cov --cov-report=term

@@ -22,7 +22,7 @@ PACKAGES = {"@wllama/wllama": "3.8.1", "onnxruntime-web": "1.30.0"}
 PAGE = "/bench/page.html"
 _TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm"}
 
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path += [str(HERE.parent / "tests" / folder) for folder in ("", "exporting", "web")]
 from browser import Page, browser, find_chromium  # noqa: E402
 
 

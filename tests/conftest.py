@@ -244,7 +244,7 @@ class Child:
 def run_child(code: str, *arguments: object) -> Child:
     """Run Python code in a process of its own; `arguments` are its sys.argv[1:]. It may import this file."""
     program = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment.pop("OPENBLAS_NUM_THREADS", None)  # memory is that of a user's process
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _LAUNCHER, *program],

@@ -17,18 +17,18 @@ import pytest
 
 # Parts of files, since their packages or programs may be missing: a pattern of the tests that show each.
 PARTS = {
-    "C under a sanitizer": r"^tests/test_runtime_pass\.py::test_passes_run_under_sanitizers",
-    "CUDA by NVRTC": r"^tests/test_gpu_shaders\.py::test_nvrtc_",
-    "Gemma 3 270M": r"^tests/test_gemma\.py::",
-    "kernels under oclgrind": r"^tests/test_gpu_shaders\.py::test_kernels_neither_race",
-    "llama.cpp": r"^tests/test_conformance\.py::.*\[llamacpp-",
-    "the native engine": r"^tests/test_conformance\.py::.*\[tvm-",
-    "ONNX Runtime": r"^tests/test_conformance\.py::.*\[onnx-",
-    "OpenCL": r"^tests/test_conformance\.py::.*\[gpu@opencl",
-    "QNN's emulator": r"^tests/test_conformance\.py::.*\[onnx@qnn",
-    "SmolLM2 135M": r"^tests/test_streaming\.py::test_a_budget_below_the_weights",
-    "Vulkan": r"^tests/test_conformance\.py::.*\[gpu@wgpu",
-    "WGSL by Dawn": r"^tests/test_gpu_shaders\.py::test_dawn_",
+    "C under a sanitizer": r"^tests/exporting/test_runtime_pass\.py::test_passes_run_under_sanitizers",
+    "CUDA by NVRTC": r"^tests/gpu/test_gpu_shaders\.py::test_nvrtc_",
+    "Gemma 3 270M": r"^tests/model/test_gemma\.py::",
+    "kernels under oclgrind": r"^tests/gpu/test_gpu_shaders\.py::test_kernels_neither_race",
+    "llama.cpp": r"^tests/backends/test_conformance\.py::.*\[llamacpp-",
+    "the native engine": r"^tests/backends/test_conformance\.py::.*\[tvm-",
+    "ONNX Runtime": r"^tests/backends/test_conformance\.py::.*\[onnx-",
+    "OpenCL": r"^tests/backends/test_conformance\.py::.*\[gpu@opencl",
+    "QNN's emulator": r"^tests/backends/test_conformance\.py::.*\[onnx@qnn",
+    "SmolLM2 135M": r"^tests/native/test_streaming\.py::test_a_budget_below_the_weights",
+    "Vulkan": r"^tests/backends/test_conformance\.py::.*\[gpu@wgpu",
+    "WGSL by Dawn": r"^tests/gpu/test_gpu_shaders\.py::test_dawn_",
 }
 EXHAUSTIVE = ("test_runtime_arm.py", "test_runtime_sanitized.py")  # `make test` leaves all of their tests out
 # What no package brings to Linux on x86-64: other rights, other devices, what an engine does not do.
@@ -65,8 +65,8 @@ class Wings:
 
     def _complaints(self, root: Path) -> Iterator[str]:
         if self._whole:
-            names = sorted(path.name for path in (root / "tests").glob("test_*.py"))
-            files = [f"tests/{name}" for name in names if name not in EXHAUSTIVE]
+            paths = sorted((root / "tests").rglob("test_*.py"))
+            files = [path.relative_to(root).as_posix() for path in paths if path.name not in EXHAUSTIVE]
             yield from (f"did not run: {name}" for name in not_run(files, PARTS, self._passed))
         if self._must:
             yield from (

@@ -6,7 +6,7 @@ from the rule which the model was trained with; PUBLISHED holds the latter, for 
 
 To add one: its name and its rule. Every rule cuts between a letter and a space before a letter (`_SAFE_CUT` in
 tokenizer.py needs that), and in linear time. For apps, `edge/exporting/words.py` makes tables of the expressions, and
-refuses syntax that it does not know; `tests/test_runtime_tokens.py` compares the words.
+refuses syntax that it does not know; `tests/exporting/test_runtime_tokens.py` compares the words.
 """
 
 from __future__ import annotations

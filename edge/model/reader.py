@@ -16,8 +16,8 @@ from edge.model.spec import ModelSpec
 
 # llama.cpp has three times as many, but aborts the process if figures of a header contradict each other. For these
 # decoders, fuzzing has shown that a file which passes the checks below also runs. To add one, add its name, and run
-# some thousand mutants of a small model, as in `tests/test_fuzz_engine.py`. All others are counted by `fallback.py`,
-# and llama.cpp tries their headers in a process of its own.
+# some thousand mutants of a small model, as `test_fuzz_engine.py` does. All others are counted by
+# `fallback.py`, and llama.cpp tries their headers in a process of its own.
 ARCHITECTURES = {
     "apertus", "arcee", "baichuan", "bitnet", "bloom", "chatglm", "codeshell", "command-r", "ernie4_5", "exaone",
     "exaone4", "falcon", "gemma", "gemma2", "gemma3", "gpt2", "gptneox", "granite", "hunyuan-dense", "internlm2",

@@ -9,7 +9,7 @@
 /* What `busy` says of a session. */
 enum { FREE, LOOKED_AT, IN_USE };
 
-static edge_status take(edge_session *s, int32_t as, edge_error *error)
+static edge_status claim(edge_session *s, int32_t as, edge_error *error)
 {
     if (!s)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the session is NULL: edge_begin makes one");
@@ -30,7 +30,7 @@ static edge_status take(edge_session *s, int32_t as, edge_error *error)
 
 edge_status enter(edge_session *s, edge_error *error)
 {
-    return take(s, IN_USE, error);
+    return claim(s, IN_USE, error);
 }
 
 edge_status leave(edge_session *s, edge_status status)
@@ -250,7 +250,7 @@ edge_status edge_trim(edge_session *s, edge_trim_level level, edge_error *error)
 edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error)
 {
     edge_session *s = (edge_session *)session; /* which only `busy` changes in */
-    edge_status status = take(s, LOOKED_AT, error);
+    edge_status status = claim(s, LOOKED_AT, error);
     if (status)
         return status;
     if (!usage || usage->size < sizeof *usage)

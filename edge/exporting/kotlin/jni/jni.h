@@ -1,5 +1,5 @@
 /* The part of the Java Native Interface that edge_jni.c uses, from the specification, which numbers the functions of
- * its tables. With it a library for Android needs neither a JDK nor Android's NDK. tests/test_kotlin.py compares it
+ * its tables. With it a library for Android needs neither a JDK nor Android's NDK. tests/exporting/test_kotlin.py compares it
  * with a JDK's header. */
 #ifndef EDGE_JNI_H
 #define EDGE_JNI_H

@@ -1,0 +1,416 @@
+"""The `edge` command as a person or a script meets it: outputs, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pydoc_data.topics
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from small_models import Small, write_small
+
+MODEL = "smollm2-135m"
+TINY = str(Path(__file__).parents[1] / "golden" / "llama-gqa-tied.gguf")
+REPORT_KEYS = {
+    "text": None,
+    "tokens": {"prompt", "generated", "reused", "ran", "unread"},
+    "timings": {
+        "load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s",
+        "prepared_s",
+    },
+    "stop_reason": None,
+    "memory": {
+        "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "measured",
+        "lora", "gpu", "on_card", "gpu_used", "gpu_budget",
+    },
+    "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
+    "energy": {
+        "joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples", "before", "watts",
+        "watts_limit", "prepared",
+    },
+    "heat": None,
+    "actions": None,
+    "thoughts": None,
+    "lora": None,
+    "plan": None,
+    "versions": None,
+    "seed": None,
+    "schema": None,
+}  # fmt: skip
+
+
+def edge(*args: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "edge", *args],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **environment},
+        encoding="utf-8",
+    )
+
+
+def edge_json(*args: str, **more: Any) -> Any:
+    done = edge(*args, **more)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_run_prints_text_to_stdout_and_the_report_to_stderr() -> None:
+    done = edge("run", MODEL, "Why is the sky blue?", "-n", "24", "--memory", "256MiB", "-v")
+    assert done.returncode == 0
+    assert "sky" in done.stdout
+    assert "(measured)" in done.stderr
+    assert "(counted)" in done.stderr
+    assert "of 256 MiB" in done.stderr
+
+
+def test_the_report_is_a_line_and_says_what_was_stated() -> None:
+    done = edge("run", MODEL, "-p", "What fruit?", "-n", "8", "--memory", "256MiB", stdin="A red apple.")
+    (line,) = [line for line in done.stderr.splitlines() if line and not line.startswith("edge tune")]
+    assert re.fullmatch(
+        r"8 tokens at [\d,]+ tok/s · first after [\d.]+ s · peak \d+ MiB of 256 MiB · [\d.]+ m?J "
+        r"\((measured|estimated)\) · stopped: length · -v: more",
+        line,
+    )
+    assert edge("run", MODEL, "-p", "What fruit?", "-n", "8", "-q").stderr == ""
+
+
+def test_json_report_has_the_documented_names_and_keeps_the_budget() -> None:
+    report = edge_json("run", MODEL, "-p", "Hello", "-n", "8", "--memory", "256MiB", "--json")
+    assert set(report) == set(REPORT_KEYS)
+    for name, keys in REPORT_KEYS.items():
+        if keys is not None:
+            assert set(report[name]) == keys
+    assert report["schema"] == 1
+    assert report["tokens"]["generated"] == 8
+    assert report["stop_reason"] == "length"
+    assert report["energy"]["joules"] > 0
+    assert 0 < report["memory"]["peak_rss"] <= report["memory"]["budget"] == 256 << 20
+
+
+def test_the_report_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)?)`", text))
+    for name, keys in REPORT_KEYS.items():
+        assert name in documented
+        assert {f"{name}.{key}" for key in keys or ()} <= documented
+
+
+def test_the_prompt_may_come_from_stdin_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("Name a colour.", encoding="utf-8")
+    flags = ("-n", "8", "--json")
+    by_flag = edge_json("run", MODEL, "-p", "Name a colour.", *flags)["text"]
+    assert edge_json("run", MODEL, *flags, stdin="Name a colour.")["text"] == by_flag
+    assert edge_json("run", MODEL, "-f", str(tmp_path / "prompt.txt"), *flags)["text"] == by_flag
+
+
+def test_environment_twins_work_and_flags_win() -> None:
+    variables = {"EDGE_MAX_TOKENS": "3", "EDGE_JSON": "1", "EDGE_KV_POLICY": "window"}
+    assert edge_json("run", MODEL, "-p", "Hi", **variables)["tokens"]["generated"] == 3
+    report = edge_json("run", MODEL, "-p", "Hi", "-n", "2", **variables)
+    assert report["tokens"]["generated"] == 2
+    assert report["kv"]["policy"] == "window"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["run", "nope.gguf", "-p", "x"], 2, "no such model file"),
+        (["run", ".", "-p", "x"], 2, "is a folder"),
+        (["run", __file__, "-p", "x"], 2, "not a GGUF file"),
+        (["run", MODEL, "-p", "x", "--memory", "lots"], 2, "write it like 256MiB"),
+        (["run", MODEL, "-p", "x", "--memory", "64MiB"], 3, "the smallest that fits is --memory"),
+        (["run", MODEL, "-p", "x", "--time", "soon"], 2, "write it like 20s"),
+        (["run", MODEL, "-p", "x", "-n", "0"], 2, "--max-tokens"),
+        (["run", MODEL, "-p", "x", "--kv-policy", "magic"], 2, "choose auto, streaming, window, full"),
+        (["run", MODEL, "-p", "x", "--kv-policy", "snapkv:windows=3"], 2, "choose sinks, window, kernel"),
+        (["run", MODEL, "-p", "x", "--kv-policy", "h2o:recent=2"], 2, "recent is a share of the cache"),
+        (["run", MODEL, "-p", "x", "--kv-policy", "keydiff", "--backend", "llamacpp"], 2, "use --kv-policy streaming"),
+        (["run", MODEL, "-p", "x", "--kv-policy", "knorm", "--backend", "reference"], 2, "use --kv-policy streaming"),
+        (["run", MODEL, "-p", "x", "--kv-memory", "1KiB"], 2, "KiB are needed"),
+        (["run", MODEL, "-p", "x", "--kv-memory", "5MiB", "--max-kv-size", "64"], 2, "state one"),
+        (["run", MODEL, "-p", "x", "--kv-dtype", "f64"], 2, "choose f16"),
+        (["run", MODEL, "-p", "x", "--max-kv-size", "100000"], 2, "the model knows 8192 positions"),
+        (["run", MODEL, "-p", "x", "--max-kv-size", "64", "--prefill-step-size", "64"], 2, "--prefill-step-size"),
+        (["run", MODEL, "-p", "x", "--sinks", "-1"], 2, "--sinks"),
+        (["run", MODEL, "-p", "x", "--threads", "0"], 2, "--threads"),
+        (["run", MODEL, "-p", "x", "--temp", "nan"], 2, "--temp"),
+        (["run", MODEL, "-p", "x", "--backend", "magic"], 2, "unknown backend"),
+        (["run", MODEL, "-p", "x", "-f", "y"], 2, "not both"),
+        (["run", MODEL, "-p", "x", "--magic"], 2, "No such option"),
+        (["run", MODEL, "-p", ""], 2, "the prompt is empty"),
+        (["run", MODEL], 2, "stdin is empty"),
+        (["run"], 2, "MODEL"),
+        (["magic"], 2, "No such command"),
+        (["plan", MODEL, "--memory", "32MiB"], 3, "the smallest that fits"),
+        (["bench", MODEL, "-p", "many"], 2, "numbers separated by commas"),
+        (["bench", MODEL, "-d", "9000"], 2, "the model knows 8192"),
+        (["bench", MODEL, "-p", "0", "-n", "0"], 2, "nothing to measure"),
+        (["eval", "perplexity", MODEL, "--text", "nope.txt"], 2, "no such file"),
+    ],
+)
+def test_bad_input_gets_one_line_and_an_exit_code(args: list[str], code: int, says: str) -> None:
+    done = edge(*args)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("tokens", "policy", "kv_dtype"), [("1000", "streaming", "f16"), ("9000", "h2o", "int8")])
+def test_auto_says_what_it_chose(tokens: str, policy: str, kv_dtype: str) -> None:
+    flags = ["--kv-policy", "auto", "--backend", "tvm", "--tokens", tokens, "--memory", "1GiB", "--json"]
+    made = edge_json("plan", MODEL, *flags)
+    assert (made["kv_policy"], made["config"]["kv_dtype"]) == (policy, kv_dtype)
+
+
+def test_a_run_with_a_policy_and_a_cache_in_bytes() -> None:
+    flags = ["--kv-policy", "h2o:recent=0.25", "--kv-memory", "1.5MiB", "-n", "90", "--ignore-eos", "--json"]
+    report = edge_json("run", MODEL, "-p", "Count from one to fifty.", *flags)
+    assert report["kv"]["policy"] == "h2o"
+    assert report["plan"]["kv_policy"] == "h2o:recent=0.25"
+    assert report["memory"]["kv"] <= 1.5 * (1 << 20)
+    assert report["kv"]["rows"] <= report["kv"]["capacity"] == 64
+    assert report["kv"]["evicted"] > 0
+
+
+def test_a_budget_error_names_a_budget_that_works() -> None:
+    arguments = ("run", MODEL, "-p", "Hi", "-n", "40")
+    needed = re.search(r"--memory (\d+MiB) \(256 KV rows", edge(*arguments, "--memory", "64MiB").stderr)
+    assert needed is not None
+    report = edge_json(*arguments, "--json", "--memory", needed[1])
+    assert report["memory"]["peak_rss"] <= report["memory"]["budget"]
+
+
+@pytest.mark.parametrize("json_flag", [pytest.param([], marks=pytest.mark.exhaustive), ["--json"]])
+def test_ctrl_c_ends_cleanly_with_the_report(json_flag: list[str]) -> None:
+    command = [sys.executable, "-m", "edge", "run", MODEL, "-p", "Count.", "-n", "-1", "--ignore-eos", *json_flag]
+    # A process started in the background may inherit an ignored SIGINT; a terminal's child does not.
+    restore = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", restore, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        if json_flag:
+            process = psutil.Process(child.pid)  # nothing is printed before the end: it works by the time it has taken
+            while sum(process.cpu_times()[:2]) < 5:
+                time.sleep(0.1)
+        else:
+            child.stdout.read(20)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "Traceback" not in err
+    if json_flag:
+        assert json.loads(out)["stop_reason"] == "interrupted"
+    else:
+        assert "stopped: interrupted" in err
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_sigterm_ends_an_answer_as_a_budget_does(command: str, tmp_path: Path) -> None:
+    arguments = [command, MODEL, "-n", "-1", "--max-kv-size", "512", "--prompt-cache", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge", *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write("Count from one to one thousand in Chinese, 一二三.\n/report\n".encode())
+        child.stdin.flush()
+        if command == "run":
+            child.stdin.close()
+        shown = child.stdout.read(20)
+        child.send_signal(signal.SIGTERM)
+        rest, err = child.stdout.read(), child.stderr.read() if child.stderr else b""
+        assert child.wait(timeout=60) == 143
+    assert b"Traceback" not in err
+    assert (shown + rest).decode()  # whole characters
+    assert (b"stopped: terminated" in err) == (command == "run")  # chat reports when asked
+    assert any(tmp_path.rglob("*")), "the prompt is in the cache"
+
+
+def test_sigterm_while_nothing_is_said_leaves(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge", "chat", MODEL, "-n", "5", "--json"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write("Hello\n")
+        child.stdin.flush()
+        assert json.loads(child.stdout.readline())["stop_reason"] == "length"
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (143, "")
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m edge run {MODEL} -p 'Tell me a story.' -n 200 -q | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert len(done.stdout) == 10
+    assert done.stderr == ""
+
+
+def test_time_limit_stops_the_run() -> None:
+    report = edge_json("run", MODEL, "-p", "Count.", "-n", "-1", "--ignore-eos", "--time", "8s", "--json")
+    assert report["stop_reason"] == "time"  # of the 8 s, a loaded machine starts in three
+
+
+def test_chat_remembers_and_reports_a_line_of_json_a_turn() -> None:
+    done = edge("chat", MODEL, "-n", "12", "--json", stdin="My name is Ada.\n\n/reset\nHello\nAgain\n")
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [report["tokens"]["generated"] > 0 for report in reports] == [True, True, True]
+    first, second, third = (report["kv"]["rows"] for report in reports)
+    assert second < first + 30  # /reset emptied the cache
+    assert third > second  # and the last turn was added to the one before
+
+
+def test_chat_says_why_a_budget_ended_an_answer() -> None:
+    done = edge("chat", MODEL, "-n", "8", "--energy", "0.001mJ", stdin="hi\nhello\n")
+    assert done.returncode == 3
+    assert "stopped in the prompt (0 of 31 tokens): no answer; --energy 0.001 mJ is spent" in done.stderr
+    assert "stopped" not in edge("chat", MODEL, "-n", "3", stdin="hi\n").stderr
+
+
+def test_chat_in_plain_text() -> None:
+    done = edge("chat", MODEL, "-n", "5", stdin="Hello\n/report\n/help\n/quit\nnever read\n")
+    assert done.returncode == 0
+    assert done.stdout.strip()
+    assert "stopped: length" in done.stderr
+    assert "/reset" in done.stderr
+
+
+def test_chat_pins_the_system_prompt_and_says_what_was_evicted(tmp_path: Path) -> None:
+    """One conversation on a tiny model: rows that go, an answer that is cut, commands, and what is no command."""
+    saved = tmp_path / "talk.json"
+    flags = ["--backend", "reference", "--system", "Be brief.", "--max-kv-size", "80", "-n", "40"]
+    typed = (
+        f'Hello\n/set temp\n/set temp 0.7\n/set seed 3\n"""two\n/lines"""\n/nope\n//slash\n/save {saved}\n/bye\nnever'
+    )
+    done = edge("chat", TINY, *flags, stdin=f"{typed}\n")
+    assert done.returncode == 0
+    for said in (
+        r"\(the oldest \d+ rows of the conversation were evicted\)",
+        r"\(the answer was cut after 40 tokens \(-n\): /set max-tokens N allows more\)",
+        r"edge: /set temp takes a number, not ''",
+        r"\(temp 0\.7, top-k 40, .* seed 3, max-tokens 40, stop none\)",
+        r"edge: there is no command /nope: /help lists them, // sends a text that begins with a slash",
+    ):
+        assert re.search(said, done.stderr), done.stderr
+    messages = json.loads(saved.read_text("utf-8"))["messages"]
+    assert [each["content"] for each in messages if each["role"] == "user"] == ["Hello", "two\n/lines", "/slash"]
+
+    flags = ["--backend", "reference", "--system", "Be brief.", "--max-kv-size", "50"]
+    done = edge("chat", TINY, *flags, stdin="Hello\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--keep 24 needs at least 56 KV rows: raise --max-kv-size 50 or lower --keep" in done.stderr
+    assert edge("chat", TINY, *flags, "--keep", "0", "-n", "2", stdin="Hello\n").returncode == 0
+
+
+def test_plan_counts_without_loading() -> None:
+    plan = edge_json("plan", MODEL, "--memory", "256MiB", "--max-kv-size", "512", "--json")
+    assert plan["config"]["capacity"] == 512
+    assert plan["predicted_peak"] <= plan["limit"] == 256 << 20
+    assert plan["bytes"]["kv"] == 512 * 23_040
+    text = edge("plan", MODEL, "--memory", "256MiB").stdout
+    for word in ("interpreter", "weights", "KV cache", "scratch", "predicted peak", "limit"):
+        assert word in text
+
+
+def test_bench_formats() -> None:
+    flags = ["bench", MODEL, "-p", "16", "-n", "4", "-d", "0,32", "-r", "2"]
+    rows = edge_json(*flags, "-o", "json")
+    assert [row["test"] for row in rows] == ["pp16", "tg4", "pp16 @ d32", "tg4 @ d32"]
+    assert all(row["tok/s"] > 0 and row["backend"] == "tvm" and row["threads"] > 0 for row in rows)
+    assert set(rows[0]) == {"model", "size", "params", "backend", "threads", "test", "tok/s", "sd"}
+    lines = edge(*flags, "-o", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["test"] for line in lines] == [row["test"] for row in rows]
+    table = list(csv.DictReader(io.StringIO(edge(*flags, "-o", "csv").stdout)))
+    assert [row["test"] for row in table] == [row["test"] for row in rows]
+    markdown = edge(*flags).stdout.splitlines()
+    assert re.sub(r"\s+", " ", markdown[0]) == "| model | size | params | backend | threads | test | tok/s |"
+    assert "±" in markdown[2]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_sinks_are_what_keeps_streaming_good(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(pydoc_data.topics.topics.values()), encoding="utf-8")
+    result = {}
+    for policy, rows in (("full", 2048), ("streaming", 256), ("window", 256)):
+        flags = ["--text", str(text), "--tokens", "2000", "--kv-policy", policy, "--max-kv-size", str(rows), "--json"]
+        result[policy] = edge_json("eval", "perplexity", MODEL, *flags)
+    assert {"perplexity", "tokens", "nll"} <= set(result["full"])
+    assert result["full"]["tokens"] == 2000
+    full = result["full"]["perplexity"]
+    assert result["streaming"]["perplexity"] < 1.3 * full
+    assert result["window"]["perplexity"] > 1.5 * full
+
+
+def test_devices_and_version() -> None:
+    found = edge_json("devices", "--json")
+    host = found["host"]
+    assert host["usable_cores"] >= 1
+    assert host["memory"] > 0
+    shown = edge("devices").stdout
+    assert "memory limit" in shown
+    for gpu in found["gpus"]:
+        assert gpu["place"] in shown
+        assert gpu["name"] in shown
+    assert (found["no_gpu"] is None) == any(gpu["chosen"] for gpu in found["gpus"])
+    assert found["no_gpu"] is None or found["no_gpu"] in shown
+    assert re.fullmatch(r"edge \d+\.\d+\.\d+\n", edge("--version").stdout)
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    assert {"run", "chat", "plan", "bench", "eval", "devices"} <= set(edge("--help").stdout.split())
+    heavy = ("numpy", "rich", "llama_cpp", "tokenizers")
+    check = f"import sys, edge, edge.cli.commands; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_missing_extra_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edge.backends import find_backend, llamacpp
+    from edge.errors import MissingExtraError
+    from edge.model.catalog import find_model
+    from edge.model.model import open_model
+
+    opened = open_model(MODEL)
+    monkeypatch.setattr(llamacpp, "is_installed", lambda: False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[llamacpp\]'"):
+        find_backend("llamacpp", opened.file, opened.spec)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[demo\]'"):
+        find_model(MODEL)
+
+
+def test_a_model_without_a_chat_template_is_said_to_continue_texts(tmp_path: Path) -> None:
+    said, model = "has no chat template: it continues texts", str(write_small(tmp_path / "base.gguf", Small()))
+    flags = ("run", model, "-p", "abc", "-n", "1", "--backend", "reference")
+    assert said in edge(*flags).stderr
+    assert said not in edge(*flags, "--raw").stderr
+    assert "no chat template: a base model" in edge("inspect", model).stdout
+
+
+def test_large_numbers_have_separators() -> None:
+    for command in (("plan", MODEL, "--max-kv-size", "1024"), ("inspect", MODEL)):
+        tables = re.findall(r"^\| .*", edge(*command).stdout, re.MULTILINE)
+        assert not [row for row in tables if re.search(r"(?<![\w.])\d{5,}(?![\w.])", row) and "stamp" not in row]
+        assert [row for row in tables if re.search(r"\d,\d{3},\d{3}", row)]

@@ -1,0 +1,185 @@
+"""stdin, stdout and stderr that are closed, full, left by their reader, or in another encoding; arguments that are no
+text; interrupts before there is anything to interrupt."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conftest import load_engine
+
+from edge.converters.onnx import write_onnx
+from edge.devices.output import write_whole
+from edge.errors import InputError
+from edge.model.model import open_model
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "llama-gqa-tied.gguf"
+RUN = f"run {GOLDEN} --backend reference -n 4 --ignore-eos"
+
+
+def shell(line: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """What a shell makes of a line, in which $edge stands for the command."""
+    variables = {**os.environ, "edge": f"{sys.executable} -m edge", **environment}
+    return subprocess.run(["bash", "-c", line], input=stdin, capture_output=True, timeout=240, env=variables)
+
+
+def one_line(done: subprocess.CompletedProcess[bytes]) -> str:
+    """What stderr says, which is no more than that."""
+    (line,) = done.stderr.decode().splitlines()
+    return line
+
+
+@pytest.fixture(scope="module")
+def answer() -> bytes:
+    done = shell(f"$edge {RUN} -q -p x")
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout
+
+
+@pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
+def test_an_answer_does_not_depend_on_the_log(lost: str, answer: bytes) -> None:
+    done = shell(f"$edge {RUN} -p x {lost}")
+    assert (done.returncode, done.stdout) == (0, answer)
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", f"inspect {GOLDEN} --json", f"{RUN} -p x"])
+def test_what_cannot_be_written_is_an_error(command: str) -> None:
+    done = shell(f"$edge {command} >/dev/full")
+    assert (done.returncode, one_line(done)) == (74, "edge: stdout cannot be written (No space left on device)")
+
+
+def test_a_closed_stdout_is_an_error_and_its_number_goes_to_no_file(tmp_path: Path) -> None:
+    target = tmp_path / "out.gguf"
+    done = shell(f"$edge convert {GOLDEN} {target} --type q8_0 >&- 2>&-")
+    assert done.returncode == 74
+    assert b"cannot be written" not in target.read_bytes()
+    assert open_model(target).spec.weight_type == "Q8_0"
+    assert one_line(shell("$edge --version >&-")) == "edge: stdout cannot be written (Bad file descriptor)"
+
+
+def test_a_reader_that_leaves_is_told_by_the_exit_code_alone() -> None:
+    done = shell(f"$edge {RUN} -q -p x -n 400 | head -c 1; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, len(done.stdout), done.stderr) == (141, 1, b"")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as pipe:
+        done = subprocess.run([sys.executable, "-m", "edge", "--help"], stdout=pipe, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything() -> None:
+    code = "import os, sys; os.set_blocking(1, False); from edge.cli.streams import open_streams; open_streams()"
+    command = [sys.executable, "-c", f"{code}; print('x' * (1 << 20))"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout
+        first, rest = child.stdout.read(1), child.stdout.read()
+        assert child.wait(timeout=60) == 0
+    assert first + rest == b"x" * (1 << 20) + b"\n"
+
+
+def test_characters_that_cannot_be_shown_are_replaced(answer: bytes) -> None:
+    assert "�" in answer.decode()  # a random model's
+    done = shell(f"$edge {RUN} -p x", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (0, answer.decode().encode("ascii", "replace"))
+    assert b"Traceback" not in done.stderr
+    assert b"tok/s \\xb7 first" in done.stderr
+
+
+def test_json_is_escaped_where_it_cannot_be_shown(answer: bytes) -> None:
+    done = shell(f"$edge {RUN} -p x --json", PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0
+    assert json.loads(done.stdout.decode("ascii"))["text"] == answer.decode().rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "kind", "code"),
+    [
+        ("run nope.gguf -p x --json", {}, "InputError", 2),
+        ("run --json", {}, "UsageError", 2),
+        ("cache nope", {"EDGE_JSON": "1"}, "UsageError", 2),
+        (f"plan {GOLDEN} --memory 20MiB --json", {}, "BudgetError", 3),
+    ],
+)
+def test_errors_are_json_where_answers_are(command: str, environment: dict[str, str], kind: str, code: int) -> None:
+    done = shell(f"$edge {command}", **environment)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["exit_code"], error["type"]) == (code, code, kind)
+    assert one_line(done) == f"edge: {error['message']}"
+    assert (kind == "BudgetError") == (error.get("smallest", 0) > 20 << 20)
+
+
+def test_bytes_that_are_no_text_are_replaced_wherever_they_come_from(tmp_path: Path) -> None:
+    model = os.fsencode(tmp_path) + b"/\xff.gguf"
+    os.symlink(GOLDEN, model)
+    line = f"printf '%b' 'a\\0377b' | $edge {RUN} -q && $edge {RUN} -q -p $'a\\xffb' --stop $'zz\\xff'"
+    done = shell(line.replace(str(GOLDEN), f"{tmp_path}/$'\\xff'.gguf"))
+    assert (done.returncode, done.stderr) == (0, b"")
+    by_stdin, by_argument = done.stdout.splitlines()
+    assert by_stdin == by_argument
+    assert "no such model file: �.gguf" in one_line(shell("$edge run -p x $'\\xff.gguf'"))
+
+
+def test_an_error_is_one_line_whatever_a_file_is_called() -> None:
+    done = shell("$edge inspect $'a\\nb\\e[31m.gguf' --json")
+    assert "a�b�[31m.gguf" in one_line(done)
+    assert "a�b�[31m.gguf" in json.loads(done.stdout)["error"]["message"]
+
+
+@pytest.mark.skipif(find_spec("onnxruntime") is None or find_spec("onnx") is None, reason="needs the extra onnx")
+def test_files_with_names_that_are_no_text(tmp_path: Path) -> None:
+    report = tmp_path / "\udcff.md"
+    write_whole(report, f"of {report.name}")
+    assert report.read_text(encoding="utf-8") == "of ?.md"
+    model = open_model(GOLDEN)
+    write_onnx(model.file, model.spec, tmp_path / "model")
+    with pytest.raises(InputError, match="rename"):
+        write_onnx(model.file, model.spec, tmp_path / "\udcff")
+    os.rename(tmp_path / "model", tmp_path / "\udcff")
+    moved = open_model(tmp_path / "\udcff")
+    with pytest.raises(InputError, match="rename"):
+        load_engine(moved, "onnx", "f32")
+
+
+def test_lines_of_a_conversation_need_not_be_text() -> None:
+    done = shell("$edge chat smollm2-135m -n 1 --json", stdin=b"\xff\xfe\n")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["tokens"]["generated"] == 1
+
+
+def test_a_closed_stdin_is_an_empty_one() -> None:
+    assert "no prompt" in one_line(shell(f"$edge {RUN} <&-"))
+    assert shell("$edge chat smollm2-135m <&-").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["typer", "numpy"])  # the first that is imported, and one of a command's own
+def test_an_interrupt_of_the_start_is_quiet(module: str, number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text(f"import os, time\nos.kill(os.getpid(), {number})\ntime.sleep(60)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "edge", *RUN.split(), "-p", "x"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not ignored, as in a script's background
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
+
+
+@pytest.mark.parametrize(
+    "left", ["", "; del session", "; threading.Thread(target=list, args=[stream], daemon=True).start()"]
+)
+def test_a_stream_that_is_open_when_the_program_ends_is_closed_quietly(left: str) -> None:
+    code = f"""
+import threading, edge
+session = edge.load({str(GOLDEN)!r}, backend="reference")
+stream = session.stream("x", max_tokens=None, ignore_eos=True)
+print(next(stream)){left}"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout

@@ -1,0 +1,265 @@
+"""`edge convert` as a user meets it: formats, methods, what stays where it fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine, open_golden
+from test_cli import edge, edge_json
+
+from edge.converters import convert as c
+from edge.converters.convert import Conversion, convert, preview
+from edge.converters.prune import Pruning
+from edge.converters.quantize import Settings
+from edge.errors import EdgeError, InputError
+from edge.model.model import open_model
+from edge.types import FloatArray
+
+pytest.importorskip("onnx")
+
+SOURCE = GOLDEN / "llama-gqa-untied.gguf"
+TEXT = (Path(__file__).parents[2] / "docs" / "kv-cache.md").read_text(encoding="utf-8")
+
+FORMATS = [
+    pytest.param(to, marks=pytest.mark.skipif(to == "coreml" and not find_spec("coremltools"), reason="no coremltools"))
+    for to in c.FORMATS
+]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text" / "text.txt"
+    path.parent.mkdir()
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def logits(path: Path, engine: str = "reference") -> FloatArray:
+    model, tokens = open_model(path), open_golden("llama-gqa-untied").tokens[:32]
+    loaded = load_engine(model, engine, "f32", capacity=tokens.size)
+    try:
+        return loaded.forward_all(tokens)
+    finally:
+        loaded.close()
+
+
+def test_around_all_formats_and_back_nothing_is_lost(tmp_path: Path) -> None:
+    convert(SOURCE, tmp_path / "folder", Conversion("hf"))
+    convert(tmp_path / "folder", tmp_path / "again.gguf", Conversion("gguf"))
+    convert(tmp_path / "folder", tmp_path / "onnx", Conversion("onnx"))
+    convert(tmp_path / "again.gguf", tmp_path / "third.gguf", Conversion("gguf"))
+    first, again = open_model(SOURCE), open_model(tmp_path / "third.gguf")
+    assert {name: info.shape for name, info in again.file.tensors.items()} == {
+        name: info.shape for name, info in first.file.tensors.items()
+    }
+    for name, info in again.file.tensors.items():
+        np.testing.assert_array_equal(again.file.tensor_bytes(info), first.file.tensor_bytes(first.file.tensors[name]))
+    np.testing.assert_allclose(logits(tmp_path / "onnx", "onnx"), logits(SOURCE), atol=1e-3)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--type", "q4_0"),
+        ("--type", "iq4_nl", "--method", "hqq"),
+        ("--type", "q4_1", "--group-size", "96"),
+        ("--type", "q4_0", "--calibration"),
+        ("--target-size", "150KiB", "--method", "rtn", "--calibration"),
+        ("--type", "q8_0", "--method", "importance", "--calibration"),
+    ],
+    ids=" ".join,
+)
+def test_quantized_files_run_everywhere(tmp_path: Path, text: Path, arguments: tuple[str, ...]) -> None:
+    pytest.importorskip("llama_cpp")
+    target = tmp_path / "small.gguf"
+    given = [*arguments, str(text)] if "--calibration" in arguments else [*arguments]
+    said = edge_json("convert", str(SOURCE), str(target), *given, "--calibration-tokens", "512", "--json")
+    assert said["files"] == {"small.gguf": target.stat().st_size}
+    assert said["peak"] > 0
+    ours, theirs, exact = logits(target), logits(target, "llamacpp"), logits(SOURCE)
+    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.998  # llama.cpp rounds activations
+    assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.85
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq"])
+def test_quantized_checkpoints_stay_in_four_bits_unless_more_is_wanted(tmp_path: Path, name: str) -> None:
+    folder = GOLDEN / "folders" / name
+    convert(folder, tmp_path / "kept.gguf", Conversion("gguf"))
+    convert(folder, tmp_path / "again.gguf", Conversion("gguf", settings=Settings("Q8_0", "rtn")))
+    kept, again = (
+        open_model(tmp_path / each).file.tensors["blk.0.ffn_down.weight"].type for each in ("kept.gguf", "again.gguf")
+    )
+    assert kept in ("Q4_0", "Q4_1", "F16")  # F16: inputs out of order
+    assert again == "Q8_0"
+
+
+def test_pruning_says_what_it_took(tmp_path: Path, text: Path) -> None:
+    said = edge_json(
+        "convert", str(SOURCE), str(tmp_path / "p.gguf"), "--prune-layers", "1", "--prune-ffn", "0.5",
+        "--calibration", str(text), "--calibration-tokens", "2048", "--json",
+    )  # fmt: skip
+    spec = open_model(tmp_path / "p.gguf").spec
+    assert (spec.layers, spec.ffn) == (2, said["pruned"]["ffn"][1])
+    assert set(said["perplexity"]) == {"before", "pruned"}
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("from_folder", [False, True])
+def test_a_dry_run_writes_nothing_and_knows_the_size(tmp_path: Path, to: str, from_folder: bool) -> None:
+    source = SOURCE
+    if from_folder:
+        source = tmp_path / "folder"
+        convert(SOURCE, source, Conversion("hf"))
+    wanted = Conversion(to, settings=Settings("Q4_0", "rtn"))
+    target = tmp_path / ("t.gguf" if to == "gguf" else "t")
+    files, tensors, _ = preview(source, target, wanted)
+    assert not target.exists()
+    report = convert(source, target, wanted)
+    assert all(report.files[name] == size for name, size in files.items() if size is not None)
+    assert {each.type for each in tensors} == {"Q4_0", "Q8_0", "F32"}
+    if to == "onnx":
+        assert set(files) == set(report.files)
+
+
+def test_a_dry_run_of_pruning_knows_the_shapes(tmp_path: Path, text: Path) -> None:
+    wanted = Conversion("gguf", pruning=Pruning(1, 0.5))
+    files, *_ = preview(SOURCE, tmp_path / "t.gguf", wanted)
+    tokens = lambda tokenizer: np.resize(tokenizer.encode(TEXT), 2048)  # noqa: E731
+    assert convert(SOURCE, tmp_path / "t.gguf", wanted, tokens=tokens).files == files
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("none.gguf", "t.gguf"), "no such model file"),
+        (("{empty}", "t.gguf"), "has no config.json"),
+        (("{source}", "t.gguf", "--to", "mlx"), "choose gguf, onnx, coreml, hf"),
+        (("{source}", "{source}"), "is the model to convert"),
+        (("{source}", "{there}", "--to", "gguf"), "is there already: --force"),
+        (("{source}", "{empty}", "--to", "gguf"), "is a folder"),
+        (("{source}", "{full}", "--to", "onnx"), "holds other files"),
+        (("{source}", "{full}", "--to", "hf"), "holds other files"),
+        (("{source}", "t.gguf", "--type", "q9"), "Q9 is not known"),
+        (("{source}", "t.gguf", "--type", "q4_0", "--method", "magic"), "there is no method magic"),
+        (("{source}", "t.gguf", "--method", "awq"), "state the --type"),
+        (("{source}", "t.gguf", "--method", "nf4"), "use --to onnx"),
+        (("{source}", "t", "--method", "nf4", "--type", "q4_0"), "leave --type q4_0 out"),
+        (("{source}", "t.gguf", "--type", "q4_0", "--method", "gptq"), "state one with --calibration"),
+        (("{source}", "t", "--method", "smoothquant"), "state one with --calibration"),
+        (("{source}", "t.gguf", "--prune-layers", "1"), "state one with --calibration"),
+        (("{source}", "t.gguf", "--repair", "3"), "state --prune-layers"),
+        (("{source}", "t.gguf", "--calibration", "{there}"), "of no use here"),
+        (("{source}", "t.gguf", "--type", "q4_0", "--calibration", "no.txt"), "no.txt: no such file"),
+        (("{source}", "t.gguf", "--type", "q4_0", "--group-size", "33"), "multiple of 32"),
+        (("{source}", "t.gguf", "--type", "q4_0", "--calibration", "{short}"), "128 tokens"),
+        (("{source}", "t.gguf", "--type", "q4_0", "--calibration", "{nothing}"), "is empty"),
+        (("{damaged}", "t.gguf", "--type", "q4_0"), "truncated"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    places = {name: tmp_path / name for name in ("empty", "full", "there", "short", "nothing", "damaged", "source")}
+    for name in ("empty", "full"):
+        places[name].mkdir()
+    (places["full"] / "mine").write_text("x")
+    places["there"].write_text("x")
+    places["short"].write_text("A few words.")
+    places["nothing"].write_text("")
+    places["damaged"].write_bytes(SOURCE.read_bytes()[:-5000])
+    shutil.copy(SOURCE, places["source"])
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    given = [each.format(**places) if each != "t.gguf" and each != "t" else str(tmp_path / each) for each in arguments]
+    done = edge("convert", *given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+
+
+def test_an_onnx_folder_is_no_source(tmp_path: Path) -> None:
+    convert(SOURCE, tmp_path / "onnx", Conversion("onnx"))
+    with pytest.raises(InputError, match="in ONNX already"):
+        convert(tmp_path / "onnx", tmp_path / "t.gguf", Conversion("gguf"))
+
+
+STEPS = {
+    "gguf": Conversion("gguf", settings=Settings("Q4_0", "rtn")),
+    "onnx": Conversion("onnx", settings=Settings("Q4_0", "rtn")),
+    "coreml": Conversion("coreml"),
+    "hf": Conversion("hf"),
+}
+
+
+def interrupt(name: str) -> Callable[[float], None]:
+    def step(done: float) -> None:
+        if name != "reading" and done > 0.3:
+            raise KeyboardInterrupt
+
+    return step
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_interrupted_nothing_is_left_and_the_old_stays(tmp_path: Path, to: str) -> None:
+    target = tmp_path / ("t.gguf" if to == "gguf" else "t")
+    with pytest.raises(KeyboardInterrupt):
+        convert(SOURCE, target, STEPS[to], steps=interrupt)
+    assert not list(tmp_path.iterdir())
+    convert(SOURCE, target, STEPS[to])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(KeyboardInterrupt):
+        convert(SOURCE, target, STEPS[to], force=True, steps=interrupt)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is noticed at the latest when the files are to be safe."""
+
+    def fsync(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fsync)
+    target = tmp_path / ("t.gguf" if to == "gguf" else "t")
+    with pytest.raises(EdgeError, match="No space left") as caught:
+        convert(SOURCE, target, STEPS[to])
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("to", [each for each in FORMATS if each.values[0] in ("gguf", "coreml")])
+def test_a_file_size_limit_is_one_line(tmp_path: Path, to: str) -> None:
+    """The kernel itself refuses to write more than so many bytes into a file."""
+    import subprocess
+    import sys
+
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000)); from edge.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "convert", str(SOURCE), str(tmp_path / "t"), "--to", to]
+        + (["--type", "q8_0"] if to == "gguf" else []),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "cannot be written" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_report_is_json(tmp_path: Path) -> None:
+    done = edge("convert", str(SOURCE), str(tmp_path / "t.gguf"), "--dry-run", "--type", "q4_0", "--json")
+    said = json.loads(done.stdout)
+    assert not said["written"]
+    assert sum(each["bytes"] for each in said["tensors"]) < said["files"]["t.gguf"]

@@ -1,0 +1,57 @@
+"""Damaged model.edge files, by the hundred thousand: an error of one line, never an access outside the file.
+
+python tests/program.py fuzz_model_file 1000000 [SEED]
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bundles import bundle_sources
+from runtime_library import RUNTIME, build
+
+PROGRAM = Path(__file__).parent / "runtime" / "model_fuzz.c"
+CHECKED = ("-D_GNU_SOURCE=", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+OPENING = (
+    "error.c", "model.c", "open.c", "hash.c", "chat.c", "vocabulary.c", "tokenizer.c", "words.c", "utf8.c", "cpu.c",
+)  # fmt: skip
+MODELS = ("llama-gqa-tied", "spm")  # byte-level words with a chat template, and SentencePiece
+
+
+def fuzz(name: str, count: int, seed: int, *, sessions: bool) -> tuple[int, int]:
+    """How many of `count` damaged files opened. sessions: some of these answer, too."""
+    model, parts = bundle_sources(name, max_kv_size=64)
+    if sessions:
+        runtime = [path.name for path in sorted(RUNTIME.glob("*.c")) if path.name != "platform.c"]
+        program = build([*runtime, PROGRAM, *parts], (*CHECKED, "-DWITH_SESSIONS"))
+    else:
+        program = build([*OPENING, PROGRAM, *(path for path in parts if path.name == "trusted.c")], CHECKED)
+    done = subprocess.run([program, model, str(count), str(seed)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{name}, seed {seed}: {done.stderr[-3000:]}"
+    found = re.fullmatch(r"(\d+) of (\d+)\n", done.stdout)
+    assert found
+    return int(found[1]), int(found[2])
+
+
+def test_damaged_files_are_errors() -> None:
+    opened, count = fuzz(MODELS[0], 3000, 1, sessions=False)
+    assert count == 3000
+    assert 300 < opened < 2700  # many are refused, and many checksums were repaired
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", MODELS)
+def test_damaged_files_are_errors_in_sessions_too(name: str) -> None:
+    opened, count = fuzz(name, 50_000, 2, sessions=True)
+    assert count == 50_000
+    assert 0.1 * count < opened < 0.9 * count
+
+
+if __name__ == "__main__":
+    wanted, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    for each in MODELS:
+        print(each, *fuzz(each, wanted // len(MODELS), first, sessions=True))

@@ -1,0 +1,24 @@
+"""A chunk, a step, an eviction and a step on the GPU engine, against the reference engine: MODEL KV-DTYPE."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+from conftest import CHUNK, GOLDEN, load_engine
+
+from edge.backends.tvm.gpu.hosts import choose_adapter
+from edge.model.model import open_model
+
+_, name, kv_dtype = sys.argv
+model = open_model(GOLDEN / f"{name}.gguf")
+tokens = np.arange(3, 3 + CHUNK + 2, dtype=np.int32)
+expected = load_engine(model, "reference", "f32").forward_all(tokens)
+engine = load_engine(model, "gpu", kv_dtype, capacity=32, observes=True)
+for start, stop in ((0, CHUNK), (CHUNK, CHUNK + 1)):
+    assert np.abs(engine.forward(tokens[start:stop]) - expected[stop - 1]).max() < 0.8
+engine.kv.keep(np.r_[0:4, 7:9], close_gaps=True)
+engine.forward(tokens[-1:])
+engine.close()
+print("ran on", choose_adapter().name)

@@ -1,0 +1,443 @@
+"""The radix tree of KV blocks and its folder: what is shared, what goes first, and what is never believed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prefix_rows import WIDTH, PrefixRows, longest_common_prefix, rows_for, tokens_of
+
+from edge.errors import InputError
+from edge.prompt_cache import disk
+from edge.prompt_cache.cache import PromptCache
+from edge.prompt_cache.tree import BLOCK, Block, PrefixTree, prefix_name, root_name
+from edge.types import IntArray
+
+ROW_BYTES = 8 * WIDTH
+BLOCK_BYTES = BLOCK * ROW_BYTES + 4 * BLOCK + 100  # of a whole block, its file's head with it, roundly
+PROMPT = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 90)), min_size=1, max_size=4).map(
+    lambda parts: tokens_of(*parts)
+)
+CACHES = pytest.mark.parametrize("kind", ["memory", "folder", "both"])
+
+
+def make_cache(kind: str, folder: Path, size: int = 1 << 30) -> PromptCache:
+    if kind == "memory":
+        return PromptCache(memory=f"{size}B")
+    return PromptCache(folder, size=f"{size}B", memory=None if kind == "folder" else f"{size // 3}B")
+
+
+def run(cache: PromptCache, tokens: IntArray, key: str = "model", capacity: int = 1 << 20) -> int:
+    """As a session does: reuse, run the rest, store. Returns the tokens reused."""
+    kv = PrefixRows(key, capacity)
+    reused = cache.restore(kv, tokens, tokens.size - 1)
+    assert reused == kv.length < tokens.size
+    np.testing.assert_array_equal(kv.rows, rows_for(tokens[:reused]).reshape(-1, WIDTH))
+    kv.run(tokens)
+    cache.store(kv, tokens)
+    return reused
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.kv"))
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in files_in(folder))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path) / "prompts"
+
+
+# What is shared
+
+
+@CACHES
+@settings(max_examples=examples(40))
+@given(prompts=st.lists(PROMPT, min_size=1, max_size=8))
+def test_exactly_the_longest_common_prefix_is_reused(kind: str, prompts: list[IntArray]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        cache = make_cache(kind, Path(name))
+        for index, prompt in enumerate(prompts):
+            expected = min(longest_common_prefix(prompt, prompts[:index]), prompt.size - 1)
+            assert run(cache, prompt) == expected
+
+
+@CACHES
+def test_a_common_prefix_is_kept_once(kind: str, folder: Path) -> None:
+    cache, begin = make_cache(kind, folder), tokens_of((1, 5 * BLOCK))
+    run(cache, tokens_of((1, 5 * BLOCK), (2, 3)))
+    kv = PrefixRows()
+    prompt = np.concatenate([begin, tokens_of((3, 7))])
+    cache.restore(kv, prompt, prompt.size - 1)
+    kv.run(prompt)
+    cache.store(kv, prompt)
+    assert kv.saved == 7
+
+
+def test_a_block_that_others_share_never_changes(folder: Path) -> None:
+    cache = PromptCache(folder)
+    run(cache, tokens_of((1, BLOCK + 20)))
+    run(cache, tokens_of((1, BLOCK + 10), (2, 30)))  # parts from it within its last block
+    before = {path: path.read_bytes() for path in files_in(folder)}
+    run(cache, tokens_of((1, BLOCK + 5), (3, 5)))
+    run(cache, tokens_of((1, BLOCK + 20), (4, 1)))  # goes on behind it
+    kept = [path for path in before if path.exists()]
+    assert all(path.read_bytes() == before[path] for path in kept)
+    assert len(kept) == len(before) - 1  # a longer copy has taken the place of the first one's end
+    assert run(cache, tokens_of((1, BLOCK + 20), (5, 9))) == BLOCK + 20
+
+
+@CACHES
+def test_models_and_settings_do_not_mix(kind: str, folder: Path) -> None:
+    cache, prompt = make_cache(kind, folder), tokens_of((1, 200))
+    assert [run(cache, prompt, key) for key in ("one", "other", "one", "other")] == [0, 0, 199, 199]
+
+
+@CACHES
+@pytest.mark.parametrize("most", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 150, 300])
+def test_no_more_is_reused_than_was_asked_for(kind: str, folder: Path, most: int) -> None:
+    cache, prompt = make_cache(kind, folder), tokens_of((1, 200))
+    run(cache, prompt)
+    kv = PrefixRows()
+    assert cache.restore(kv, prompt, most) == kv.length == min(most, 200)
+
+
+def test_a_small_kv_cache_takes_the_blocks_that_fit(folder: Path) -> None:
+    cache, prompt = PromptCache(folder), tokens_of((1, 10 * BLOCK))
+    run(cache, prompt)
+    kv = PrefixRows(capacity=3 * BLOCK + 5)
+    assert cache.restore(kv, prompt, 3 * BLOCK + 4) == kv.length == 3 * BLOCK
+
+
+def test_blocks_from_the_folder_stay_in_memory(folder: Path) -> None:
+    prompt = tokens_of((1, 300))
+    run(PromptCache(folder), prompt)
+    cache = PromptCache(folder, memory="1MiB")
+    assert run(cache, prompt) == 299
+    for path in files_in(folder):
+        path.unlink()
+    assert run(cache, prompt) == 299
+
+
+# Limits
+
+
+@CACHES
+@settings(max_examples=examples(25))
+@given(
+    prompts=st.lists(st.tuples(PROMPT, st.sampled_from(["one", "other"])), min_size=2, max_size=14),
+    blocks=st.integers(1, 9),
+)
+def test_the_limit_is_never_exceeded_and_nothing_is_out_of_reach(
+    kind: str, prompts: list[tuple[IntArray, str]], blocks: int
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, limit = Path(name), blocks * BLOCK_BYTES
+        cache = make_cache(kind, folder, limit)
+        for prompt, key in prompts:
+            run(cache, prompt, key)
+            assert cache._tree.nbytes <= cache.memory
+            assert bytes_in(folder) <= limit
+            in_folder = [(path.stem[:24], path.stem[25:]) for path in files_in(folder)]
+            in_memory = [(block.parent, block.name) for block in cache._tree._blocks.values()]
+            roots = {root_name("one"), root_name("other")}
+            assert {parent for parent, _ in in_folder} <= roots | {each for _, each in in_folder}
+            known = roots | {each for _, each in [*in_folder, *in_memory]}
+            assert {parent for parent, _ in in_memory} <= known
+            assert cache._tree.nbytes == sum(block.nbytes for block in cache._tree._blocks.values())
+            assert not cache._tree._holders
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+def test_what_was_not_used_for_longest_goes_first(kind: str, folder: Path) -> None:
+    cache = make_cache(kind, folder, 5 * BLOCK_BYTES)
+    prompts = [tokens_of((value, 2 * BLOCK)) for value in (1, 2, 3)]
+    run(cache, prompts[0])
+    time.sleep(0.02)  # file times may be as coarse as a clock tick
+    run(cache, prompts[1])
+    time.sleep(0.02)
+    run(cache, prompts[0])
+    time.sleep(0.02)
+    run(cache, prompts[2])
+    kvs = [PrefixRows() for _ in prompts]
+    reused = [cache.restore(kv, prompt, prompt.size) for kv, prompt in zip(kvs, prompts, strict=True)]
+    assert reused[0] == reused[2] == 2 * BLOCK
+    assert reused[1] < 2 * BLOCK
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+def test_of_a_prompt_larger_than_the_limit_the_beginning_is_kept(kind: str, folder: Path) -> None:
+    cache, prompt = make_cache(kind, folder, 3 * BLOCK_BYTES + 500), tokens_of((1, 9 * BLOCK))
+    run(cache, prompt)
+    assert run(cache, prompt) == 3 * BLOCK
+
+
+@settings(max_examples=examples(40))
+@given(data=st.data())
+def test_blocks_that_are_held_or_have_some_behind_them_stay(data: st.DataObject) -> None:
+    """Random puts, holds and releases; every reference is counted by hand."""
+    tree, root = PrefixTree(6 * BLOCK_BYTES), root_name("model")
+    held: list[str] = []
+    for _ in range(data.draw(st.integers(1, 25))):
+        names = [block.name for block in tree._blocks.values()]
+        action = data.draw(st.sampled_from(["put", "hold", "release"]))
+        if action == "put":
+            parent = data.draw(st.sampled_from([root, *names]))
+            tokens = tokens_of((data.draw(st.integers(1, 4)), BLOCK))
+            fits = tree.put(Block(parent, tokens, bytes(BLOCK * ROW_BYTES)))
+            assert fits == (prefix_name(parent, tokens) in tree._blocks)
+            assert set(held) <= set(tree._blocks)
+            parents = {block.parent for block in tree._blocks.values()}
+            assert parents <= {root, *tree._blocks}
+            assert tree.nbytes <= tree.limit
+        elif action == "hold" and names:
+            held.append(data.draw(st.sampled_from(names)))
+            tree.hold(held[-1])
+        elif action == "release" and held:
+            tree.release([held.pop(data.draw(st.integers(0, len(held) - 1)))])
+        for name in tree._blocks:
+            behind = sum(block.parent == name for block in tree._blocks.values())
+            assert tree.references(name) == held.count(name) + behind
+
+
+# What is never believed
+
+
+def damage(path: Path, data: st.DataObject) -> str:
+    """Change a file at random. Returns what was done."""
+    content = path.read_bytes()
+    kind = data.draw(st.sampled_from(["flip", "cut", "longer", "zeros", "swap", "other"]))
+    at = data.draw(st.integers(0, len(content) - 1))
+    if kind == "flip":
+        changed = content[:at] + bytes([content[at] ^ data.draw(st.integers(1, 255))]) + content[at + 1 :]
+    elif kind == "cut":
+        changed = content[:at]
+    elif kind == "longer":
+        changed = content + b"x" * data.draw(st.integers(1, 5000))
+    elif kind == "zeros":
+        changed = content[:at] + bytes(len(content) - at)
+    elif kind == "swap":
+        half = len(content) // 2
+        changed = content[half:] + content[:half]
+    else:
+        changed = data.draw(st.binary(max_size=200))
+    path.write_bytes(changed)
+    return kind if changed != content else "nothing"
+
+
+@settings(max_examples=examples(60))
+@given(data=st.data())
+def test_damaged_files_are_never_believed(data: st.DataObject) -> None:
+    """Whatever happens to the files, what is restored is right (see `run`), and what was lost is stored again."""
+    prompt = tokens_of((1, 2 * BLOCK + 20), (2, 60))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        cache = PromptCache(folder)
+        run(cache, prompt)
+        path = data.draw(st.sampled_from(files_in(folder)))
+        whole = damage(path, data) == "nothing"
+        assert (run(cache, prompt) == prompt.size - 1) == whole
+        assert run(cache, prompt) == prompt.size - 1
+
+
+THINGS = ["folder", "full folder", "pipe", "link", "loop", "huge", "empty", "moved", "copied", "read-only", "forged"]
+
+
+def replace_by(path: Path, thing: str, other: Path) -> None:
+    """Another thing in place of a file of the folder, or at a name where none was."""
+    if thing not in ("read-only", "moved", "copied", "forged"):
+        path.unlink(missing_ok=True)
+    if thing in ("folder", "full folder"):
+        path.mkdir()
+        if thing == "full folder":
+            (path / "file").write_bytes(b"")
+    elif thing == "pipe":
+        os.mkfifo(path)
+    elif thing == "link":
+        path.symlink_to("/etc/passwd")
+    elif thing == "loop":
+        path.symlink_to(path.name)
+    elif thing == "huge":
+        with open(path, "wb") as file:
+            file.truncate(1 << 42)
+    elif thing == "empty":
+        path.write_bytes(b"")
+    elif thing in ("moved", "copied") and other.is_file() and other != path:
+        (shutil.copy if thing == "copied" else os.replace)(other, path)
+    elif thing == "read-only" and path.is_file():
+        path.chmod(0o400)
+    elif thing == "forged" and (block := disk._parse(disk._content(path, 1 << 20), path.name[:24])):
+        short = Block(block.parent, block.tokens, bytes(block.data)[:-8])  # rows that no cache can take
+        head = disk._HEAD.pack(disk._MAGIC, disk._checksum(short), short.tokens.size, len(short.data))
+        path.write_bytes(head + short.tokens.tobytes() + short.data)
+
+
+@settings(max_examples=examples(60))
+@given(data=st.data())
+def test_no_folder_is_so_odd_that_a_run_fails(data: st.DataObject) -> None:
+    """Its lock and its temporary files, too. What is restored is right (see `run`)."""
+    prompt = tokens_of((1, 2 * BLOCK + 20), (2, 60))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run(PromptCache(folder), prompt)
+        files = files_in(folder)
+        odd = [
+            folder / ".lock",
+            folder / f".1-abc-{files[0].name}",
+            folder / ("0" * 24 + "-" + "1" * 24 + ".kv"),
+            *files,
+        ]
+        chosen = data.draw(st.lists(st.tuples(st.sampled_from(odd), st.sampled_from(THINGS)), min_size=1, max_size=4))
+        for path, thing in chosen:
+            if not path.is_dir() or path.is_symlink():
+                replace_by(path, thing, data.draw(st.sampled_from(files)))
+        cache = PromptCache(folder)
+        for _ in range(2):
+            assert run(cache, prompt) <= prompt.size - 1
+
+
+@pytest.mark.parametrize("kind", ["cut", "renamed", "link", "pipe", "folder", "foreign"])
+def test_what_is_ignored_is_said_in_one_line(kind: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prompt = tokens_of((1, BLOCK))
+    cache = PromptCache(folder)
+    run(cache, prompt)
+    (path,) = files_in(folder)
+    content = path.read_bytes()
+    path.unlink()
+    if kind == "cut":
+        path.write_bytes(content[:100])
+    elif kind == "renamed":  # the rows of one prompt under the name of another
+        run(cache, tokens_of((2, BLOCK)))
+        os.replace(files_in(folder)[0], path)
+    elif kind == "link":
+        elsewhere = folder / "elsewhere"
+        elsewhere.write_bytes(content)
+        path.symlink_to(elsewhere)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"not ours" + content[8:])
+    with caplog.at_level(logging.WARNING, "edge"):
+        assert cache.restore(PrefixRows(), prompt, prompt.size) == 0
+    (message,) = caplog.messages
+    assert "prompt cache" in message
+    assert "\n" not in message
+    run(cache, prompt)
+
+
+def test_files_of_others_stay_where_they_are(folder: Path) -> None:
+    folder.mkdir()
+    others = [folder / each for each in ("notes.txt", "a.kv", ".hidden", f"{'0' * 24}-{'g' * 24}.kv")]
+    for other in others:
+        other.write_bytes(bytes(1000))
+    cache = PromptCache(folder, size=f"{2 * BLOCK_BYTES}B")
+    for value in range(5):
+        run(cache, tokens_of((value, BLOCK + 9)))
+    assert all(other.read_bytes() == bytes(1000) for other in others)
+
+
+def test_only_this_user_can_read_it(folder: Path) -> None:
+    run(PromptCache(folder), tokens_of((1, 100)))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files_in(folder))
+
+
+def test_a_folder_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InputError, match="cannot be used") as caught:
+        PromptCache(tmp_path / "file")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="--prompt-cache-size"):
+        PromptCache(tmp_path / "new", size="many")
+    with pytest.raises(InputError, match="a folder, or memory"):
+        PromptCache()
+
+
+def test_a_folder_that_vanishes_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache, prompt = PromptCache(folder), tokens_of((1, 100))
+    folder.rmdir()
+    with caplog.at_level(logging.WARNING, "edge"):
+        assert run(cache, prompt) == 0
+    (message,) = caplog.messages
+    assert "could not be written" in message
+
+
+# Processes
+
+_WRITER = """
+import sys
+import numpy as np
+from prefix_rows import PrefixRows, rows_for
+from edge.prompt_cache import disk
+from edge.prompt_cache.cache import PromptCache
+
+folder, seed, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+random = np.random.default_rng(seed)
+cache, turns = PromptCache(folder, size=f"{size}B"), 0
+print("ready", flush=True)
+while turns < int(sys.argv[4]):
+    tokens = np.repeat(random.integers(1, 4, 3), random.integers(1, 90, 3)).astype(np.int32)
+    kv = PrefixRows()
+    reused = cache.restore(kv, tokens, tokens.size - 1)
+    assert (kv.rows == rows_for(tokens[:reused]).reshape(kv.rows.shape)).all()
+    kv.run(tokens)
+    cache.store(kv, tokens)
+    turns += 1
+print(turns)
+"""
+
+
+def start_writer(folder: Path, seed: int, size: int, turns: int) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", _WRITER, str(folder), str(seed), str(size), str(turns)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_processes_share_a_folder(folder: Path) -> None:
+    """Each checks every row that it restores. The limit makes them remove each other's files all the time."""
+    limit = 6 * BLOCK_BYTES
+    writers = [start_writer(folder, seed, limit, turns=60) for seed in range(3)]
+    for writer in writers:
+        output, errors = writer.communicate(timeout=120)
+        assert writer.returncode == 0, errors
+        assert output.split() == ["ready", "60"]
+        assert errors == ""
+    assert bytes_in(folder) <= limit
+    assert {path.suffix for path in folder.iterdir()} <= {".kv"}
+
+
+def test_a_killed_writer_leaves_nothing_that_is_believed(folder: Path) -> None:
+    limit = 6 * BLOCK_BYTES
+    for seed in range(6):
+        writer = start_writer(folder, seed, limit, turns=1 << 30)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        time.sleep(0.05 + 0.02 * seed)
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+    (folder / f".{writer.pid}-abc123-{'0' * 24}-{'1' * 24}.kv").write_bytes(bytes(50))  # a write that never ended
+    cache = PromptCache(folder, size=f"{limit}B")
+    for value in range(1, 4):
+        run(cache, tokens_of((value, 2 * BLOCK)))
+    assert bytes_in(folder) <= limit
+    assert {path.suffix for path in folder.iterdir() if path.name != ".lock"} == {".kv"}
+    assert not [path for path in folder.iterdir() if path.name.startswith(".") and path.name != ".lock"]

@@ -1,0 +1,243 @@
+"""Models whose file is not here: their tensors, types and bytes are counted from published figures, and planned."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run_child
+
+import edge
+from edge.backends import llamacpp
+from edge.converters.ggml import quantize_with_llamacpp
+from edge.devices.profiles import find_profile
+from edge.errors import InputError, UnsupportedError
+from edge.formats.gguf import ArrayRef, GGUFFile, read_gguf
+from edge.model.catalog import find_model
+from edge.model.known import known_models, outline_model
+from edge.model.layout import ARCHITECTURES, tensors_of
+from edge.model.mixtures import plan_types
+from edge.model.reader import read_spec
+from edge.model.spec import format_count
+from edge.options import Options
+from edge.prediction.fits import READABLE, Fit, fits
+from edge.prediction.forecast import look_ahead
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.gguf"))
+REAL = [("smollm2-135m", "smollm2:135m", "Q4_1"), ("gemma3-270m", "gemma3:270m", "Q4_K_M")]
+
+# Bytes of published files in GB, rounded there to two or three digits; with a header of some MB.
+PUBLISHED = [
+    ("qwen3:4b", "Q4_K_M", 2.5, "https://ollama.com/richardyoung/qwen3-4b-reasoning:Q4_K_M"),
+    ("qwen3:8b", "Q8_0", 8.7, "https://ollama.com/dengcao/Qwen3-8B:Q8_0/blobs/408b955510e1"),
+    ("qwen3:8b", "Q5_K_M", 5.9, "https://ollama.com/dengcao/Qwen3-8B:Q5_K_M/blobs/068bae163faa"),
+    ("qwen3.5:4b", "Q4_K_M", 2.7, "https://ollama.com/turintech/qwen3.5-4b-artemis:q4_k_m/blobs/9cc404317005"),
+    ("gemma4:e2b", "Q4_0", 3.3, "https://ollama.com/library/gemma4:e2b-it-qat/blobs/3646b4c147cd"),
+    ("granite4:1b", "Q4_0", 0.978, "https://ollama.com/sam860/granite-4.0:1b-Q4_0/blobs/5278cd2085dc"),
+    ("granite4.1:3b", "Q4_K_M", 2.1, "https://ollama.com/dna5rm/granite4.1:3b-8k/blobs/662b0626cd58"),
+    ("lfm2.5:1.2b", "Q4_0", 0.696, "https://ollama.com/sam860/LFM2:1.2b-Q4_0/blobs/d38b027f06a8"),
+]
+
+
+def header_of(file: GGUFFile) -> dict[str, Any]:
+    architecture = file.metadata["general.architecture"]
+    own = {key: value for key, value in file.metadata.items() if key.startswith(f"{architecture}.")}
+    lists = {key: file.numbers(key).tolist() for key, value in own.items() if isinstance(value, ArrayRef)}
+    vocabulary = file.tensors["token_embd.weight"].shape[1]
+    return {"general.architecture": architecture, **own, **lists, f"{architecture}.vocab_size": vocabulary}
+
+
+def factors_of(file: GGUFFile) -> tuple[str, ...]:
+    return tuple(
+        name for name in ("rope_freqs", "rope_factors_long", "rope_factors_short") if f"{name}.weight" in file.tensors
+    )
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_a_header_implies_the_tensors_that_converters_write(path: Path) -> None:
+    file = read_gguf(path)
+    if file.metadata["general.architecture"] not in ARCHITECTURES:
+        with pytest.raises(UnsupportedError, match="cannot be counted"):
+            tensors_of(header_of(file))
+        return
+    found = tensors_of(header_of(file), untied="output.weight" in file.tensors, factors=factors_of(file))
+    assert sorted(found) == sorted((info.name, info.shape) for info in file.tensors.values())
+
+
+@pytest.mark.parametrize(("real", "name", "mixture"), REAL)
+def test_real_files_have_the_tensors_types_and_spec_of_the_table(
+    real: str, name: str, mixture: str, tmp_path: Path
+) -> None:
+    file = read_gguf(find_model(real))
+    outline = outline_model(known_models()[name], mixture, tmp_path / "outline.gguf")
+    for tensors in (file.tensors, outline.tensors):
+        assert len(tensors) > 200
+    assert {(each.name, each.shape, each.type) for each in outline.tensors.values()} == {
+        (each.name, each.shape, each.type) for each in file.tensors.values()
+    }
+    expected, found = asdict(read_spec(file)), asdict(read_spec(outline))
+    for field in ("name", "rope_base", "norm_eps", "network"):  # that bytes do not depend on
+        del expected[field], found[field]
+    expected["type_bytes"], found["type_bytes"] = dict(expected["type_bytes"]), dict(found["type_bytes"])
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", known_models())
+def test_counted_parameters_are_the_published_ones(name: str) -> None:
+    model = known_models()[name]
+    counted = sum(prod(shape) for _, shape in tensors_of(model.header, untied=model.untied, factors=model.factors))
+    # Qwen3.5's counts are rounded to a digit or two, and include the image encoder and a block for drafts.
+    assert counted == pytest.approx(model.parameters, rel=0.06 if name.startswith("qwen3.5") else 0.02)
+
+
+@pytest.mark.parametrize(("name", "mixture", "size", "source"), PUBLISHED)
+def test_counted_bytes_are_those_of_published_files(name: str, mixture: str, size: float, source: str) -> None:
+    model = known_models()[name]
+    tensors = tensors_of(model.header, untied=model.untied, factors=model.factors)
+    counted = sum(each.nbytes for each in plan_types(tensors, mixture)) / 1e9
+    assert counted == pytest.approx(size, rel=0.025), source
+
+
+@pytest.mark.parametrize(
+    ("name", "mixture"),
+    [("qwen3:8b", "Q4_K_M"), ("gemma3:270m", "Q4_K_M"), ("gemma3:1b", "Q4_0"), ("phi4-mini:3.8b", "Q5_K_M")],
+)
+def test_types_are_those_of_llama_quantize(name: str, mixture: str, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    model = known_models()[name]
+    source = outline_model(model, "F16", tmp_path / "f16.gguf")
+    theirs = quantize_with_llamacpp(source.path, tmp_path / "out.gguf", mixture, dry_run=True)
+    ours = plan_types([(info.name, info.shape) for info in source.tensors.values()], mixture)
+    assert {each.name: each.type for each in ours} == {each.name: each.type for each in theirs}
+
+
+def test_unknown_mixtures_are_refused() -> None:
+    with pytest.raises(InputError, match="unknown mixture 'Q9_9'"):
+        plan_types([("token_embd.weight", (256, 8))], "Q9_9")
+
+
+def test_counts_of_almost_a_billion_are_shown_as_one() -> None:
+    assert [format_count(count) for count in (134_515_008, 999_400_000, 999_885_952)] == ["135M", "999M", "1.0B"]
+
+
+FITS = """
+import base64, json, pickle, sys
+from edge.prediction.fits import fits
+print(json.dumps(base64.b64encode(pickle.dumps(fits(device="raspberry-pi-5", **json.loads(sys.argv[1])))).decode()))
+"""
+
+
+def fits_on_a_pi(**options: Any) -> list[Fit]:
+    """In a process of its own: a plan counts what its process holds, and here other tests have grown it."""
+    done = run_child(FITS, json.dumps(options))
+    assert done.status == 0, done.errors
+    found: list[Fit] = pickle.loads(base64.b64decode(done.output))
+    return found
+
+
+@pytest.fixture(scope="module")
+def on_a_pi() -> list[Fit]:
+    return fits_on_a_pi(memory="2GiB", backend="tvm")
+
+
+def test_models_that_fit_come_best_first(on_a_pi: list[Fit]) -> None:
+    fitting = [each for each in on_a_pi if each.best]
+    assert on_a_pi[: len(fitting)] == fitting
+    assert {each.name for each in on_a_pi} == set(known_models())
+    whole = [each for each in fitting if each.best and not each.best.streamed]
+    assert fitting[: len(whole)] == whole
+    speeds = [each.best.tok_s.value for each in whole if each.best and each.best.tok_s]
+    assert len(speeds) == len(whole) > 5
+    readable = [each.parameters for each, speed in zip(whole, speeds, strict=True) if speed >= READABLE]
+    assert readable == sorted(readable, reverse=True)
+    for each in whole:
+        assert each.best
+        assert each.best.memory is not None
+        assert each.best.weights < each.best.memory <= 2 << 30
+        assert each.best.joules
+        assert "estimated" in each.best.joules.source
+
+
+def test_each_model_has_its_best_type_that_fits_and_the_reason_why_no_better(on_a_pi: list[Fit]) -> None:
+    found = {each.name: each for each in on_a_pi}
+    assert found["smollm2:135m"].best
+    assert found["smollm2:135m"].best.type == "Q8_0"
+    assert found["smollm2:135m"].reason is None
+    larger = found["smollm2:1.7b"]
+    assert larger.best
+    assert larger.best.type == "Q4_K_M"
+    assert [each.type for each in larger.tried] == ["Q8_0", "Q6_K", "Q4_K_M"]
+    assert larger.reason
+    assert larger.reason.startswith("Q6_K would read")
+    assert found["qwen3:8b"].best
+    assert found["qwen3:8b"].best.streamed > 2 << 30
+    assert "not all weights fit" in (found["qwen3:8b"].reason or "")
+
+
+def test_a_real_file_is_forecast_like_its_outline(tmp_path: Path) -> None:
+    options = Options.parse(memory="2GiB", expected_tokens=4096)
+    real = edge.forecast("smollm2-135m", options, device="raspberry-pi-5")
+    outline = outline_model(known_models()["smollm2:135m"], "Q4_1", tmp_path / "outline.gguf")
+    found = look_ahead(outline, read_spec(outline), find_profile("raspberry-pi-5"), options, outline=True)
+    assert found.plan.config == real.plan.config
+    assert found.prediction == real.prediction
+    assert found.plan.predicted_peak == pytest.approx(real.plan.predicted_peak, abs=12 << 20)  # this process grows
+
+
+def test_mixtures_hold_all_experts_and_read_the_active_ones() -> None:
+    pytest.importorskip("llama_cpp")
+    names = ["lfm2:8b-a1b", "qwen3:8b"]
+    found = {each.name: each for each in fits(device="steam-deck", backend="llamacpp", names=names)}
+    experts, dense = (found[name].tried[0] for name in names)
+    assert (experts.type, dense.type) == ("Q8_0", "Q8_0")
+    assert experts.tok_s
+    assert dense.tok_s
+    assert experts.weights == pytest.approx(dense.weights, rel=0.05)
+    assert (experts.memory or 0) > experts.weights
+    assert 3 < experts.tok_s.value / dense.tok_s.value < 8.2 / 1.3  # 1.5B parameters of 8.3B are active
+
+
+def test_models_that_cannot_fit_are_not_tried() -> None:
+    (fit,) = fits(device="raspberry-pi-5", names=["lfm2:8b-a1b"])
+    assert fit.best is None
+    assert fit.reason == "its Q4_0 weights take 4.4 GiB of 2.0 GiB"
+
+
+def test_models_of_a_missing_engine_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp, "is_installed", lambda: False)
+    (fit,) = fits(names=["lfm2.5:350m"])
+    assert fit.best is None
+    assert "llama-cpp-python is not installed: pip install" in (fit.reason or "")
+
+
+def test_too_small_a_device_says_what_would_do() -> None:
+    (smallest,) = fits_on_a_pi(memory="100MiB", backend="llamacpp", names=["smollm2:135m"])
+    assert smallest.best is None
+    needs = smallest.tried[-1].needs or 0
+    assert f'the smallest that fits is memory="{needs >> 20}MiB"' in (smallest.reason or "")
+    assert smallest.why == f"Q4_0 needs {needs >> 20} MiB"
+    (large,) = fits_on_a_pi(memory="60MiB", backend="tvm", names=["qwen3:0.6b"])
+    assert (large.why or "").endswith(" MiB, with weights streamed")
+
+
+def test_the_command_prints_what_python_returns(on_a_pi: list[Fit]) -> None:
+    command = ["models", "--fits", "--device", "raspberry-pi-5", "--memory", "2GiB", "--backend", "tvm"]
+    shown = subprocess.run([sys.executable, "-m", "edge", *command, "--json"], capture_output=True, check=True)
+    found = json.loads(shown.stdout)
+    assert (found["device"], found["tokens"]) == ("raspberry-pi-5", 4096)
+    assert {each["name"] for each in found["models"]} == {each.name for each in on_a_pi}
+    assert "all figures are estimated" not in shown.stderr.decode()
+
+
+@pytest.mark.parametrize("options", [{"device": "toaster"}, {"threads": 0}, {"memory": "much"}, {"names": ["qwen9"]}])
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        fits(**options)

@@ -1,0 +1,414 @@
+"""Compiling for another device: the folder that comes out, and a device without a compiler that takes it over."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Child, open_golden, run_child
+from test_cli import edge, edge_json
+
+pytest.importorskip("tvm_ffi")
+
+from edge.backends.tvm import sources, targets
+from edge.backends.tvm.cpu.elf import MACHINES, link
+from edge.backends.tvm.export import FILES, target_of
+from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.packing.weights import open_weights
+from edge.backends.tvm.targets import TARGETS, choose_target
+from edge.backends.tvm.tuning.lookup import find_tuned_for, make_subject
+from edge.devices.profiles import HOST, find_profile, profile_names
+from edge.devices.records import Record, record_name, write_record
+from edge.errors import InputError, UnsupportedError
+from edge.exporting.bundle import prepare
+from edge.model.model import Model, open_model
+from edge.options import Options
+
+MODEL = Path(__file__).parents[1] / "golden" / "llama-one-layer.gguf"
+
+# A device without TVM: what it would import is not there.
+WITHOUT_TVM = """
+import json, os, sys
+sys.modules |= dict.fromkeys(("tvm", "tvm_ffi", "elftools"))
+from edge.cli import main
+
+output, sys.stdout = sys.stdout, open(os.devnull, "w")
+sys.argv[0] = "edge"
+try:
+    main()
+except SystemExit as left:
+    status = left.code or 0
+print(json.dumps(status), file=output)
+"""
+
+
+# Such a device plans a run, and runs a token.
+PLANNING = """
+import json, sys
+sys.modules |= dict.fromkeys(("tvm", "tvm_ffi", "elftools"))
+import edge
+
+session = edge.load(sys.argv[1], backend="tvm", kv_policy="full")
+session.generate("Hi", max_tokens=1)
+print(json.dumps([session.plan.tuned, session.plan.config.tuning, session.plan.config.chunk]))
+"""
+
+
+def compile_model(folder: Path, *more: str, device: str = HOST) -> Any:
+    return edge_json("compile", str(MODEL), "--device", device, "-o", str(folder), "--json", *more)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For this machine, by a path relative to where we are."""
+    folder = tmp_path_factory.mktemp("made") / "folder"
+    compile_model(Path(os.path.relpath(folder)), "--weights")
+    return folder
+
+
+def test_a_pass_depends_on_no_source_that_its_key_leaves_out() -> None:
+    root = Path(sources.__file__).parent
+    files = [
+        file for name in sources.PASS for file in ([root / name] if name.endswith(".py") else (root / name).iterdir())
+    ]
+    imported = {
+        root / f"{module.replace('.', '/')}.py"
+        for file in files
+        if file.suffix == ".py"
+        for module in re.findall(r"^ *from edge\.backends\.tvm\.([\w.]+) import", file.read_text(), re.MULTILINE)
+    }
+    assert {file for file in imported if file.exists()} - set(files) == set()
+
+
+# Devices
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_device_is_one_that_code_can_be_made_for(name: str) -> None:
+    from tvm.target import Target
+    from tvm.target.codegen import llvm_get_cpu_archlist
+
+    profile = find_profile(name)
+    assert (profile.name, bool(profile.description)) == (name, True)
+    if profile.system in ("ios", "macos", "web", "windows"):
+        assert (profile.isa, profile.cpu) == (None, None)
+    elif name != HOST:
+        target = next(target for target in TARGETS if target.name == profile.isa)
+        assert target.machine == profile.machine
+        cpus = llvm_get_cpu_archlist(Target({"kind": "llvm", "mtriple": target.llvm["mtriple"]}))
+        assert profile.cpu in map(str, cpus)
+        assert all(source.startswith("https://") for source in profile.sources)
+
+
+def test_an_unknown_device_is_answered_with_all_names() -> None:
+    with pytest.raises(InputError, match=r"'toaster'.*host.*raspberry-pi-5"):
+        find_profile("toaster")
+
+
+def test_no_code_is_made_for_systems_that_could_not_load_it(tmp_path: Path) -> None:
+    refused = edge("compile", str(MODEL), "--device", "iphone-16", "-o", str(tmp_path / "x"))
+    assert (refused.returncode, "use edge export --device iphone-16" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "isa"),
+    [
+        ("aarch64", "fp asimd crc32", "neon"),
+        ("aarch64", "fp asimd asimddp", "dotprod"),
+        ("aarch64", "fp asimd asimddp i8mm bf16", "i8mm"),
+        ("x86_64", "sse2", "generic"),
+        ("x86_64", "avx2 fma f16c", "avx2"),
+        ("x86_64", "avx2 fma f16c avx_vnni", "avxvnni"),
+    ],
+)
+def test_the_best_that_a_cpu_has_is_chosen(monkeypatch: pytest.MonkeyPatch, machine: str, flags: str, isa: str) -> None:
+    monkeypatch.delenv("EDGE_ISA", raising=False)
+    monkeypatch.setattr(targets.platform, "machine", lambda: machine)
+    monkeypatch.setattr(targets, "_cpu_flags", lambda: frozenset(flags.split()))
+    assert targets.choose_target().name == isa
+    better = {"aarch64": "i8mm", "x86_64": "avx512vnni"}[machine]
+    if isa != better:
+        with pytest.raises(UnsupportedError, match=f"no {better}: choose {isa}"):
+            targets.choose_target(better)
+
+
+@pytest.mark.parametrize(("system", "machine"), [("Linux", "riscv64"), ("Darwin", "arm64"), ("Windows", "AMD64")])
+def test_other_systems_are_sent_to_llama_cpp(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
+    monkeypatch.setattr(targets.platform, "system", lambda: system)
+    monkeypatch.setattr(targets.platform, "machine", lambda: machine)
+    with pytest.raises(UnsupportedError, match=f"{system}.*{machine}.*llamacpp"):
+        targets.choose_target()
+
+
+# The folder
+
+
+@pytest.mark.slow
+def test_the_folder_says_what_it_holds(made: Path) -> None:
+    about = json.loads((made / "design.json").read_text())
+    assert {path.name for path in made.iterdir()} == set(FILES)
+    for name in ("run.o", "run.img", "weights.bin"):
+        data = (made / name).read_bytes()
+        assert about["files"][name] == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert (made / "run.img").read_bytes() == link([(made / "run.o").read_bytes()])
+    model = open_golden("llama-one-layer").model
+    packed = open_weights(model.file, make_layout(model.file, model.spec))
+    np.testing.assert_array_equal(np.fromfile(made / "weights.bin", np.uint8), packed)
+    assert about["device"]["name"] == HOST
+    assert about["design"]["kv_dtype"] == "f16"
+    assert {"edge", "apache-tvm"} <= set(about["versions"])
+    assert [path.name for path in made.parent.iterdir()] == ["folder"]  # nothing temporary is left
+
+
+@pytest.mark.slow
+def test_a_folder_is_renewed_and_strangers_files_are_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "weights.bin").write_text("of another time")
+    compile_model(folder, device="generic-x86")
+    assert {path.name for path in folder.iterdir()} == {"run.o", "run.img", "design.json"}
+    if targets.choose_target().name != "generic":
+        assert "EDGE_ISA=generic" in edge("cache", "add", str(folder)).stdout
+    (folder / "diary").write_text("dear")
+    before = (folder / "run.img").read_bytes()
+    refused = edge("compile", str(MODEL), "--device", "steam-deck", "-o", str(folder))
+    assert (refused.returncode, "diary" in refused.stderr, "--force" in refused.stderr) == (2, True, True)
+    assert (folder / "run.img").read_bytes() == before
+    assert compile_model(folder, "--force", device="steam-deck")["device"]["cpu"] == "znver2"
+    assert (folder / "run.img").read_bytes() != before
+    assert (folder / "diary").read_text() == "dear"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--device", "toaster", "-o", "OUT"], "unknown device 'toaster': choose host, "),
+        (["--device", "host", "-o", "OUT", "--kv-dtype", "q4"], "choose f16, int8"),
+        (["--device", "host", "-o", str(MODEL)], "is a file"),
+        (["--device", "host", "-o", str(MODEL / "out")], "cannot be written"),
+        (["--device", "host"], "--output"),
+    ],
+)
+def test_bad_input_gets_one_line(tmp_path: Path, args: list[str], says: str) -> None:
+    done = edge("compile", str(MODEL), *[arg.replace("OUT", str(tmp_path / "out")) for arg in args])
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_of_an_unknown_isa_is_refused() -> None:
+    profile = find_profile("raspberry-pi-4")
+    with pytest.raises(InputError, match="unknown isa 'mips': choose "):
+        target_of(replace(profile, isa="mips"))
+    assert target_of(profile).llvm["mcpu"] == "cortex-a72"
+    assert target_of(replace(profile, cpu=None)).llvm == target_of(find_profile("generic-arm64")).llvm
+
+
+# A device without a compiler
+
+
+@pytest.mark.slow
+def test_a_device_without_a_compiler_runs_what_it_was_given(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(model: Path) -> Child:
+        return run_child(WITHOUT_TVM, "run", model, "-p", "Hi", "-n", "5", "--raw", "--backend", "tvm")
+
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    before = run(MODEL)
+    assert (before.output, "apache-tvm is not installed" in before.errors) == (2, True)
+    assert run_child(WITHOUT_TVM, "cache", "add", made).output == 0
+    assert run(MODEL).output == 0
+    other = run(MODEL.with_name("llama-gqa-tied.gguf"))
+    assert (other.output, "apache-tvm is not installed" in other.errors) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["nothing", "image", "header", "version", "machine", "description", "design"])
+def test_what_cannot_be_taken_over_is_refused(made: Path, tmp_path: Path, damage: str) -> None:
+    about = json.loads((made / "design.json").read_text())
+    image = (made / "run.img").read_bytes()
+    if damage == "image":
+        image = image[:-1] + b"?"
+    if damage == "header":  # whose checksum is right: anyone can make one
+        image = image.replace(b'"entries"', b'"Entries"')
+        about["files"]["run.img"] = {"bytes": len(image), "sha256": hashlib.sha256(image).hexdigest()}
+    if damage == "design":
+        about["design"]["target"] |= {"name": ["generic"], "flags": [1, "a"]}
+    if damage == "version":
+        about["source"] = "another"
+    if damage == "machine":
+        about["design"]["target"]["name"] = "neon"
+    if damage != "nothing":
+        (tmp_path / "run.img").write_bytes(image)
+        (tmp_path / "design.json").write_text("[]" if damage == "description" else json.dumps(about))
+    done = edge("cache", "add", str(tmp_path))
+    says = {
+        "header": "run.img is no compiled pass: its header is damaged",
+        "image": "copy the folder again",
+        "version": "another version",
+        "machine": "no neon",
+    }
+    assert done.returncode == 2
+    assert says.get(damage, "holds nothing that edge compile has made") in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def tuned_record(model: Model, values: dict[str, int], cpu: str = "") -> str:
+    """Write a record of this machine or of the device `cpu`; returns its name."""
+    subject = make_subject(model.spec, choose_target(), "f16")
+    if cpu:
+        subject = replace(subject, cpu=cpu, family=cpu, isa=find_profile(cpu).isa or "")
+    name = record_name(subject, "golden")
+    write_record(
+        Record(name, "host", subject, "golden", "a prompt", values, "tuned", 1.2, None, 5, 9.0, "2026-11-22", {})
+    )
+    return name
+
+
+@pytest.mark.slow
+def test_a_tuning_record_reaches_devices_without_a_compiler(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its image it is used; alone, what is compiled in is left out. The image that was added last counts."""
+
+    def plan() -> Any:
+        done = run_child(PLANNING, MODEL)
+        assert done.status == 0, done.errors
+        return done.output
+
+    monkeypatch.setenv("EDGE_TUNING", str(tmp_path / "records"))
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    name = tuned_record(open_model(MODEL), {"spins": 1000, "chunk": 32})
+    assert run_child(WITHOUT_TVM, "cache", "add", made).output == 0
+    tuned, values, chunk = plan()
+    assert (name in tuned, "without what is compiled in" in tuned, values, chunk) == (True, True, {}, 32)
+
+    about = compile_model(tmp_path / "tuned")
+    assert about["design"]["target"]["spins"] == 1000
+    for path in (tmp_path / "records").iterdir():
+        path.unlink()
+    assert run_child(WITHOUT_TVM, "cache", "add", tmp_path / "tuned").output == 0
+    tuned, values, chunk = plan()
+    assert (name in tuned, "compiled elsewhere" in tuned, values, chunk) == (True, True, {"spins": 1000}, 32)
+
+    assert run_child(WITHOUT_TVM, "cache", "add", made).output == 0
+    assert plan()[1] == {}
+
+    about["tuned"]["values"] = {"spins": 100_000}
+    (tmp_path / "tuned" / "design.json").write_text(json.dumps(about))
+    refused = edge("cache", "add", str(tmp_path / "tuned"))
+    assert (refused.returncode, "how its image was tuned" in refused.stderr) == (2, True)
+
+
+def test_records_of_another_device_are_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_TUNING", str(tmp_path))
+    model = open_model(MODEL)
+    name = tuned_record(model, {"step_block": 16, "threads": 4}, "raspberry-pi-5")
+    found = find_tuned_for(model.spec, "f16", "raspberry-pi-5", "dotprod")
+    assert found is not None
+    assert (name in found.about, found.values, found.threads) == (True, {"step_block": 16}, None)
+    bundle = prepare(model, find_profile("raspberry-pi-5"), Options())  # of edge export
+    assert {each.target.name: each.target.step_block for each in bundle.designs} == {
+        "i8mm": 8,
+        "dotprod": 16,
+        "neon": 8,
+    }
+    for other in (("f16", "raspberry-pi-5", "neon"), ("int8", "raspberry-pi-5", "dotprod"), ("f16", "pixel-9", "i8mm")):
+        assert find_tuned_for(model.spec, *other) is None
+
+
+# The linker
+
+
+def test_what_is_out_of_reach_is_refused() -> None:
+    arm, image = MACHINES["AArch64"], bytearray(16)
+    with pytest.raises(ValueError, match="too large"):
+        arm.calls[283](image, 0, 1 << 28)
+    with pytest.raises(ValueError, match="multiple of 16"):
+        arm.places[299](image, 0, 24)
+
+
+def test_arm_instructions_are_filled_in() -> None:
+    """Encodings as GNU as writes them."""
+    arm = MACHINES["AArch64"]
+    for kind, code, target, expected in (
+        (283, 0x94000000, -8, 0x97FFFFFE),  # bl .-8
+        (275, 0x90000000, 0x5432, 0xB0000020),  # adrp x0, 5 pages on
+        (275, 0x90000001, -0x1000, 0xF0FFFFE1),  # adrp x1, a page back
+        (277, 0x91000000, 0x5432, 0x9110C800),  # add x0, x0, #0x432
+        (299, 0x3DC00000, 0x5430, 0x3DC10C00),  # ldr q0, [x0, #0x430]
+        (286, 0xF9400000, 0x5430, 0xF9421800),  # ldr x0, [x0, #0x430]
+    ):
+        image = bytearray(struct.pack("<I", code))
+        {**arm.calls, **arm.places}[kind](image, 0, target)
+        assert image.hex() == struct.pack("<I", expected).hex(), hex(expected)
+
+
+def test_another_machine_is_named() -> None:
+    header = bytearray(64)
+    header[:6], header[18:20] = b"\x7fELF\x02\x01", struct.pack("<H", 243)  # RISC-V
+    with pytest.raises(ValueError, match=re.compile("risc", re.IGNORECASE)):
+        link([bytes(header)])
+
+
+# GPUs
+
+
+def test_quiet_prints_nothing(tmp_path: Path) -> None:
+    done = edge("compile", str(MODEL), "--gpu", "wgsl", "-o", str(tmp_path / "gpu"), "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_a_folder_for_gpus_holds_the_program_and_the_weights(tmp_path: Path) -> None:
+    from edge.backends.tvm.gpu.hosts import PORTABLE
+    from edge.backends.tvm.gpu.program import Program
+    from edge.backends.tvm.gpu.weights import make_weights, pack_weights
+
+    golden, folder = open_golden("llama-one-layer"), tmp_path / "gpu"
+    about = edge_json("compile", str(MODEL), "--gpu", "wgsl", "-o", str(folder), "--weights", "--json")
+    assert {path.name for path in folder.iterdir()} == {"program.json", "weights.bin", "design.json"}
+    assert json.loads((folder / "design.json").read_text()).items() <= about.items()
+    raw = {name: (folder / name).read_bytes() for name in about["files"]}
+    described = {name: {"bytes": len(each), "sha256": hashlib.sha256(each).hexdigest()} for name, each in raw.items()}
+    assert described == about["files"]
+
+    program = Program.from_json(raw["program.json"].decode())
+    assert {"step", "chunk", "last"} <= program.passes.keys()
+    assert {each.kernel for passed in program.passes.values() for each in passed} <= program.kernels.keys()
+    assert all(f"fn {name}(" in kernel.source for name, kernel in program.kernels.items())
+
+    weights = make_weights(golden.model.file, golden.model.spec, PORTABLE.binding)
+    packed = list(pack_weights(golden.model.file, golden.model.spec, weights))
+    assert len(packed) > 10
+    for name, offset, words in packed:
+        place = about["weights"][name]
+        assert place["bytes"] == program.buffers[name] >= offset + words.nbytes
+        start = place["offset"] + offset
+        assert raw["weights.bin"][start : start + words.nbytes] == words.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--device NAME.*--gpu LANGUAGE"),
+        (["--device", "host", "--gpu", "wgsl"], "give one of them"),
+        (["--gpu", "glsl"], "wgsl, opencl, cuda, metal, not 'glsl'"),
+        (["--gpu", "wgsl", "--kv-dtype", "int4"], "int4.*f16, int8, f32"),
+    ],
+)
+def test_wrong_targets_are_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    refused = edge("compile", str(MODEL), "-o", str(tmp_path / "x"), *arguments)
+    assert refused.returncode == 2
+    assert re.search(said, refused.stderr)
+    assert not (tmp_path / "x").exists()

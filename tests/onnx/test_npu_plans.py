@@ -1,0 +1,281 @@
+"""Plans for NPUs: which models can be compiled, and predictions compared with speeds that others published."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import pytest
+from conftest import GOLDEN
+from small_models import Small, write_small
+from typer.testing import CliRunner
+
+from edge.backends.onnx.graph import layout
+from edge.backends.onnx.graph.forms import NormalFloats
+from edge.backends.onnx.npu.form import CHUNK, ROWS, graph_bytes
+from edge.cli.commands import app
+from edge.devices.profile import Figure, Npu
+from edge.devices.profiles import HOST, find_profile
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.formats.compiled import Compiled, StaticForm
+from edge.model.known import known_models, outline_model
+from edge.model.model import open_model
+from edge.model.reader import read_spec
+from edge.options import Options
+from edge.plan.npu import NpuUse, check_npu, npu_use
+from edge.prediction.fits import fits
+from edge.prediction.forecast import Outlook, look_ahead
+from edge.prediction.npu import EFFICIENCY, SPREAD
+from edge.prediction.predict import Wanted, predict
+
+MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
+S24 = find_profile("galaxy-s24")
+run = CliRunner()
+
+
+def outlined(tmp_path: Path, name: str, mixture: str) -> Any:
+    file = outline_model(known_models()[name], mixture, tmp_path / "outline.gguf")
+    return file, read_spec(file)
+
+
+def use_of(tmp_path: Path, name: str, mixture: str = "Q4_0", device: str = "galaxy-s24") -> NpuUse:
+    return npu_use(*outlined(tmp_path, name, mixture), find_profile(device))
+
+
+def outlook(tmp_path: Path, name: str = "smollm2:135m", device: str = "galaxy-s24", **options: Any) -> Outlook:
+    file, spec = outlined(tmp_path, name, "Q4_0")
+    chosen = Options.parse(**({"provider": "qnn", "memory": "4GiB"} | options))
+    return look_ahead(file, spec, find_profile(device), chosen, outline=True)
+
+
+# Which models
+
+
+def test_a_context_is_as_large_as_the_vendors_compiler_made_it(tmp_path: Path) -> None:
+    """Both graphs over the same weights, compiled by QNN for this chip (docs/npu.md): SmolLM2 in Q4_1, and in Q4_0,
+    with a head of 8 bits."""
+    real = open_model("smollm2-135m")
+    assert npu_use(real.file, real.spec, S24).context == pytest.approx(110.01e6, rel=0.02)
+    file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
+    use = npu_use(file, spec, S24)
+    assert (use.reasons, use.shards, use.head) == ((), 1, "npu")
+    assert use.context == pytest.approx(99e6, rel=0.02)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("Q4_0", 4_751_360), ("Q4_1", 5_574_656)])
+def test_two_layers_as_wide_as_smollm2s_have_their_share_of_a_context(tmp_path: Path, kind: str, size: int) -> None:
+    """Compiled likewise, 512 rows and chunks of 32 tokens. At a width of 1,536, 29,663,232 and 34,500,608."""
+    small = Small(layers=2, hidden=576, heads=9, kv_heads=3, head=64, ffn=1536, types=kind, context=1024)
+    model = open_model(write_small(tmp_path / "small.gguf", small))
+    assert npu_use(model.file, model.spec, S24).context == pytest.approx(size, rel=0.04)
+
+
+def test_what_is_too_large_for_one_context_is_cut(tmp_path: Path) -> None:
+    use = use_of(tmp_path, "qwen3:8b")
+    assert use.reasons == ()
+    assert use.shards == 2
+    assert use.context > (S24.value("npu_context") or 0) > use.context / 2
+    narrow = replace(S24, figures=S24.figures | {"npu_context": Figure(1e8, "assumed", "test")})
+    assert "larger than a context of" in npu_use(*outlined(tmp_path, "qwen3:8b", "Q4_0"), narrow).reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "mixture", "device", "said"),
+    [
+        ("lfm2.5:350m", "Q4_0", "galaxy-s24", "no graph for an ONNX engine"),
+        ("smollm2:135m", "Q4_0", "pixel-9", "edge knows no compiler for NPUs of Google"),
+        ("smollm2:135m", "Q4_0", "iphone-16", "edge convert --to coreml"),
+        ("smollm2:135m", "Q4_0", "raspberry-pi-5", "its profile names no NPU"),
+    ],
+)
+def test_what_cannot_be_compiled_has_a_reason(tmp_path: Path, name: str, mixture: str, device: str, said: str) -> None:
+    reasons = use_of(tmp_path, name, mixture, device).reasons
+    assert said in reasons[0]
+    assert "\n" not in reasons[0]
+
+
+def test_contexts_serve_the_chip_that_they_were_made_for(tmp_path: Path) -> None:
+    file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
+    made = Compiled(
+        StaticForm(512, 0, 32, shards=2), "qnn", "galaxy-s25", 69, "79", "2.37", ("npu.0.bin", "npu.1.bin"),
+        (("a", "b"), ("c", "d")), "0" * 64,
+    )  # fmt: skip
+    file, spec = replace(file, folder=tmp_path), replace(spec, compiled=made)
+    with pytest.raises(ModelFormatError, match="a context cannot be read"):
+        npu_use(file, spec, S24)
+    for name in made.contexts:
+        (tmp_path / name).write_bytes(bytes(1 << 20))
+    use = npu_use(file, spec, find_profile("galaxy-s25"))
+    assert (use.reasons, use.context, use.contexts) == ((), 2 << 20, "2 contexts, 2.0 MiB (compiled)")
+    said = "it was compiled for galaxy-s25 (qnn v79): convert it again with --npu --device galaxy-s24"
+    assert npu_use(file, spec, S24).reasons == (said,)
+    with pytest.raises(UnsupportedError, match="not for the NPU of galaxy-s24: it was compiled for galaxy-s25"):
+        check_npu(file, spec, S24, "qnn")
+    assert "edge convert --to coreml" in npu_use(file, spec, find_profile("iphone-16")).reasons[0]
+    unnumbered = replace(S24, npu=Npu("Qualcomm", "Hexagon", "the operating system", provider="qnn"))
+    assert npu_use(file, spec, unnumbered).reasons == ()  # nothing is known that contradicts
+
+
+def test_other_forms_of_weights_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
+    monkeypatch.setattr(layout, "make_layout", partial(layout.make_layout, method=layout.Method("nf4", NormalFloats())))
+    assert npu_use(file, spec, S24).reasons[0].startswith("150 of its 150 matrices are neither floats nor blocks")
+
+
+def test_floats_can_be_compiled(tmp_path: Path) -> None:
+    file, spec = outlined(tmp_path, "smollm2:135m", "F16")
+    use = npu_use(file, spec, S24)
+    assert use.reasons == ()
+    assert use.context == pytest.approx(2 * spec.parameters + graph_bytes(spec), rel=0.01)
+
+
+# Predictions
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    return import_module("npu_prediction")
+
+
+def test_published_speeds_are_near_their_predictions(benchmark: Any) -> None:
+    """The figures that the shares of the ceilings were fitted to: a check of arithmetic, not of foresight."""
+    found = list(benchmark.comparisons())
+    ratios = [value / guess for _, _, guess, value in found]
+    assert len(ratios) > 12
+    assert SPREAD[0] < min(ratios) < SPREAD[0] + 0.1  # the spread that predictions name is no wider than it must be
+    assert SPREAD[1] - 0.1 < max(ratios) < SPREAD[1]
+    assert geometric_mean(value / guess for _, what, guess, value in found if what == "decode") == pytest.approx(
+        1, abs=0.05
+    )
+
+
+def test_an_npu_reads_all_rows_for_every_token(tmp_path: Path) -> None:
+    few, many = (outlook(tmp_path, max_kv_size=rows) for rows in (256, 2048))
+    rate = 60e9 * EFFICIENCY.weights["integers"].reading
+    row_bytes = 30 * 2 * 3 * 64 * 2  # layers, keys and values, KV heads, values, float16
+    for found, rows in ((few, 256), (many, 2048)):
+        (point,) = found.prediction.decode
+        assert point.context == rows
+        seconds = (found.plan.bytes.weights + (rows + 1) * row_bytes) / rate + EFFICIENCY.step_s
+        assert 1 / point.tok_s.value == pytest.approx(seconds, rel=0.01)
+        assert point.joules is not None
+        assert point.joules.value == pytest.approx(4.3 / point.tok_s.value)
+        assert "estimated" in point.tok_s.source
+
+
+def test_a_prompt_takes_whole_chunks(tmp_path: Path) -> None:
+    file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
+    chosen = Options.parse(provider="qnn", memory="4GiB")
+    times = []
+    for prompt in (1, CHUNK, CHUNK + 1, 10 * CHUNK):
+        found = look_ahead(file, spec, S24, chosen, prompt=prompt, outline=True).prediction.ttft_s
+        assert found is not None
+        times.append(found.value)
+    assert times == pytest.approx([times[0] * n for n in (1, 1, 2, 10)])
+
+
+def test_sizes_are_fixed_unless_they_are_stated(tmp_path: Path) -> None:
+    plan = outlook(tmp_path).plan
+    assert (plan.backend, plan.config.capacity, plan.config.chunk, plan.config.kv_dtype) == ("onnx", ROWS, CHUNK, "f16")
+    stated = outlook(tmp_path, max_kv_size=64, prefill_step_size=16, kv_dtype="f32").plan.config
+    assert (stated.capacity, stated.chunk, stated.kv_dtype) == (64, 16, "f32")
+    assert outlook(tmp_path, expected_tokens=900).plan.config.capacity >= 900
+
+
+def test_unknown_figures_leave_speeds_unknown(tmp_path: Path) -> None:
+    file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
+    chosen = Options.parse(provider="qnn", memory="4GiB")
+    none = replace(S24, figures={})
+    found = look_ahead(file, spec, none, chosen, outline=True).prediction
+    assert (found.decode, found.ttft_s) == ((), None)
+    assert found.unknown == ("how fast the NPU of galaxy-s24 reads memory is unknown, so nothing is said of its speed",)
+    only_reads = replace(S24, figures={"npu_read_bandwidth": S24.figures["npu_read_bandwidth"]})
+    found = look_ahead(file, spec, only_reads, chosen, outline=True).prediction
+    assert found.decode
+    assert "multiplies is unknown" in found.unknown[0]
+    assert "npu_watts of galaxy-s24 is unknown" in found.unknown[1]
+
+
+def test_the_rate_of_bytes_says_something_of_floats() -> None:
+    assert find_profile("snapdragon-x-elite").npu_flops == pytest.approx(45e12 / 4)
+    assert S24.npu_flops == 12.03e12
+    assert replace(S24, figures={}).npu_flops is None
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "error", "said"),
+    [
+        ("pixel-9", {}, InputError, "--provider qnn does not run on pixel-9, its NPU is Google Tensor Processing Unit"),
+        ("raspberry-pi-5", {}, InputError, "its profile names no NPU"),
+        ("galaxy-s24", {"provider": "cuda"}, InputError, "Qualcomm Hexagon v75: use --provider qnn"),
+        ("galaxy-s24", {"kv_dtype": "int8"}, UnsupportedError, "on an NPU this model is run with f16 or f32"),
+        ("galaxy-s24", {"backend": "tvm"}, UnsupportedError, "--provider is for the onnx engine"),
+        ("web", {"memory": "1GiB"}, UnsupportedError, "--provider"),
+    ],
+)
+def test_bad_requests_are_refused(
+    tmp_path: Path, device: str, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        outlook(tmp_path, device=device, **options)
+
+
+def test_the_command_shows_the_npu_and_that_it_estimates() -> None:
+    flags = [
+        "plan",
+        "smollm2-135m",
+        "--device",
+        "galaxy-s24",
+        "--provider",
+        "QNN",
+        "--memory",
+        "2GiB",
+        "--energy",
+        "9J",
+    ]
+    shown = " ".join(run.invoke(app, flags).output.split())
+    assert "on onnx, Qualcomm Hexagon v75" in shown
+    assert "for this NPU: 1 context, 105 MiB (estimated)" in shown
+    assert "no run on an NPU was measured" in shown
+    assert "Exynos 2400" in shown
+    answer = json.loads(run.invoke(app, [*flags, "--json"]).output)
+    assert answer["npu"]["npu"]["soc"] == 57
+    assert answer["prediction"]["energy_tokens"]["source"] == "estimated by galaxy-s24"
+    plain = json.loads(run.invoke(app, ["plan", MODEL, "--device", "galaxy-s24", "--memory", "2GiB", "--json"]).output)
+    assert plain["npu"] is None
+
+
+def test_models_are_judged_for_an_npu() -> None:
+    large, other = fits(device="galaxy-s25", provider="qnn", names=["llama3.2:1b", "lfm2.5:350m"])
+    assert (large.name, large.best and large.best.type) == ("llama3.2:1b", "Q8_0")
+    assert large.best is not None
+    assert large.best.tok_s is not None
+    assert other.best is None
+    assert "does not run short convolutions" in (other.reason or "")
+
+
+def test_what_a_provider_makes_of_this_device_is_unknown() -> None:
+    found = json.loads(run.invoke(app, ["plan", MODEL, "--provider", "qnn", "--json"]).output)
+    assert found["backend"] == "onnx"
+    assert found["prediction"]["decode"] == []
+    assert found["prediction"]["unknown"][0].startswith("how fast --provider qnn is shows in its first runs")
+
+
+def test_a_plan_here_goes_by_the_figures_of_the_npu_that_is_here(tmp_path: Path) -> None:
+    plan, spec = outlook(tmp_path).plan, outlined(tmp_path, "smollm2:135m", "Q4_0")[1]
+    here = replace(S24, name=HOST, figures={k: v for k, v in S24.figures.items() if k != "npu_watts"})
+    found = predict(spec, plan, here, Wanted())
+    assert found.decode[0].tok_s.source == "estimated from figures of its NPU"
+    assert found.decode[0].joules is None
+    assert found.unknown == ("no earlier run was metered by this device's sensor, so nothing is said of joules",)
+
+
+def test_npus_are_called_by_maker_and_instruction_set() -> None:
+    assert str(Npu("Qualcomm", "Hexagon", "x", arch="75")) == "Qualcomm Hexagon v75"
+    assert str(Npu("Apple", "Neural Engine", "x")) == "Apple Neural Engine"

@@ -1,0 +1,328 @@
+"""Models written in ONNX: they mean what the GGUF file means, and nothing half-written is left."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from conftest import load_engine, open_golden, run_child
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from small_models import Small, random_quants, random_weights, write_small
+from test_architectures import open_family
+
+from edge.backends import find_backend
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.onnx.graph.layout import make_layout
+from edge.backends.onnx.graph.matmul_nbits import bits_of, to_blocks, with_means
+from edge.backends.rope import find_rotation
+from edge.converters.onnx import planned_files, write_onnx
+from edge.converters.tokenizer_file import tokenizer_json
+from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.formats.blocks import BLOCK
+from edge.formats.onnx_folder import MANIFEST, METADATA, WEIGHTS
+from edge.model.model import Model, open_model
+from edge.run.session import load
+from edge.types import AnyArray, FloatArray
+
+onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+Engines = Callable[[Engine], Engine]
+
+
+def convert(model: Model, folder: Path, **options: Any) -> dict[str, int]:
+    return write_onnx(model.file, model.spec, folder, **options)
+
+
+# What is written
+
+
+def test_a_folder_passes_the_checker_and_runs_in_plain_onnx_runtime(tmp_path: Path) -> None:
+    """Without anything of ours: rows go in and come back as ordinary arrays."""
+    golden = open_golden("llama-gqa-untied")
+    spec, count, capacity = golden.model.spec, golden.tokens.size, 80
+    convert(golden.model, tmp_path / "model")
+    for path in (tmp_path / "model").glob("*.onnx"):
+        onnx.checker.check_model(str(path))
+    session = onnxruntime.InferenceSession(str(tmp_path / "model/model.onnx"))
+    assert spec.network is not None
+    rotation = find_rotation(golden.model.file, spec.network, halves=True, head=spec.head_dim)
+    cos, sin = rotation.tables(0, np.arange(capacity))
+    feeds = {
+        "tokens": golden.tokens[None].astype(np.int64), "positions": np.arange(count)[None], "wanted": np.arange(count),
+        "last": np.array([count - 1], np.int32), "rows": np.array(count, np.int32), "cos": cos, "sin": sin,
+    }  # fmt: skip
+    for layer in range(spec.layers):
+        for name in ("past_key", "past_value"):
+            feeds[f"{name}.{layer}"] = np.zeros((1, spec.kv_heads, capacity, spec.head_dim), np.float32)
+    (logits,) = session.run(["logits"], feeds)
+    np.testing.assert_allclose(logits[0], golden.logits, rtol=0, atol=1e-3)
+
+
+def test_a_folder_is_opened_and_runs_as_its_source_does(tmp_path: Path, engines: Engines) -> None:
+    source = open_family("llama-llama3").model
+    sizes = convert(source, tmp_path / "model")
+    assert sizes == {path.name: path.stat().st_size for path in (tmp_path / "model").iterdir()}
+    assert set(planned_files(source.file, source.spec)) == set(sizes)
+    opened = open_model(tmp_path / "model")
+    assert opened.spec == source.spec
+    text = "Hello, world! 123 <|im_end|>"
+    np.testing.assert_array_equal(opened.encode_prompt(text), source.encode_prompt(text))
+    tokens, answers = np.arange(40, dtype=np.int32), []
+    for model in (source, opened):
+        engine = engines(load_engine(model, "onnx", "f32"))
+        answers.append(engine.forward_all(tokens))
+    np.testing.assert_array_equal(*answers)
+    with load(tmp_path / "model", max_kv_size=64, kv_dtype="int8") as session:
+        assert session.plan.backend == "onnx"
+        session.generate("Hello", max_tokens=5)
+    for backend in ("tvm", "llamacpp", "reference"):
+        with pytest.raises(UnsupportedError, match="use --backend onnx"):
+            find_backend(backend, opened.file, opened.spec)
+    with pytest.raises(InputError, match="already"):
+        convert(opened, tmp_path / "again")
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "granite", "mistral3", "phi3-longrope", "qwen2-untied", "smollm3"])
+def test_folders_of_every_kind_give_the_logits_of_transformers(name: str, tmp_path: Path, engines: Engines) -> None:
+    """As `test_architectures.py` shows of GGUF files: windows, LayerNorm, partial RoPE, small heads."""
+    family = open_family(name)
+    convert(family.model, tmp_path / "model")
+    model = open_model(tmp_path / "model")
+    for dtype, tolerance in (("f32", 2e-4), ("f16", 8e-2), ("int8", 1.2)):
+        engine = engines(load_engine(model, "onnx", dtype, observes=True))
+        logits = engine.forward_all(family.tokens)[-len(family.expected) :]
+        np.testing.assert_allclose(logits, family.expected, rtol=0, atol=tolerance)
+
+
+def test_heads_that_onnx_runtime_has_no_attention_for_are_refused(tmp_path: Path) -> None:
+    model = open_model(write_small(tmp_path / "small.gguf", Small(head=20)))
+    with pytest.raises(UnsupportedError, match="heads of a multiple of 8 values, not 20"):
+        find_backend("onnx", model.file, model.spec)
+
+
+# Weights
+
+
+def quants_of(kind: str, rows: int, columns: int, seed: int = 3) -> AnyArray:
+    """Random weights, uint8 [rows, row bytes]. Those of Q4_K blocks lie around 0, as quantizers make them."""
+    raw = random_quants(kind, rows, columns, 0.1, seed)
+    if kind == "Q4_K":
+        supers, random = raw.reshape(-1, 144), np.random.default_rng(seed)
+        scale = random.uniform(0.8, 1.2, len(supers)) * 0.1 / 50 / 4
+        supers[:, :4] = np.stack([scale, 7.5 * scale], axis=1).astype(np.float16).view(np.uint8)
+        both = random.integers(40, 64, (len(supers), 1)).astype(np.uint8)  # 6 bits of every scale and minimum
+        supers[:, 4:12], supers[:, 12:16] = both | ((both >> 4) << 6), (both & 15) | ((both & 15) << 4)
+    return raw
+
+
+def blocks_of(kind: str, columns: int = 512) -> tuple[FloatArray, AnyArray]:
+    raw = quants_of(kind, 24, columns)
+    return np.asarray(dequantize(raw, GGMLQuantizationType[kind]), np.float32), raw
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_1", "Q4_K", "Q5_0", "IQ4_NL"])
+def test_grids_come_through_unchanged(kind: str) -> None:
+    values, raw = blocks_of(kind)
+    blocks = to_blocks(raw, kind, bits_of(kind))
+    steps = blocks.quants.astype(np.float32) - blocks.zeros[..., None]
+    ours = steps * blocks.scales[..., None] + (0 if blocks.rest is None else blocks.rest[..., None])
+    np.testing.assert_allclose(ours.reshape(values.shape), values, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q4_K"])
+def test_what_a_whole_zero_point_leaves_over_is_multiplied_by_means(kind: str) -> None:
+    """Columns for means are rounded to 4 bits: that must cost much less than rounding the weights to 4 bits did."""
+    values, raw = blocks_of(kind)
+    blocks = with_means(to_blocks(raw, kind, 4))
+    inputs = np.random.default_rng(1).standard_normal((50, values.shape[1])).astype(np.float32)
+    means = inputs.reshape(50, -1, BLOCK).mean(axis=-1)
+    padded = np.zeros((50, blocks.quants.shape[1] * BLOCK), np.float32)
+    padded[:, : inputs.shape[1]], padded[:, inputs.shape[1] : inputs.shape[1] + means.shape[1]] = inputs, means
+    weights = (blocks.quants.astype(np.float32) - blocks.zeros[..., None]) * blocks.scales[..., None]
+    error = np.std(padded @ weights.reshape(len(values), -1).T - inputs @ values.T)
+    rounding = np.median(blocks.scales[:, : values.shape[1] // BLOCK]) / np.sqrt(12) * np.sqrt(values.shape[1])
+    assert error < rounding / 5
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q6_K", "Q8_0", "F16", "mixed"])
+def test_block_types(kind: str, tied: bool, tmp_path: Path, engines: Engines) -> None:
+    """Against the oracle with the same weights in float32; activations are rounded to int8."""
+    mixture = {"": "Q4_0", "attn_k": "Q4_1", "attn_v": "Q6_K", "ffn_up": "Q4_K", "token_embd": "Q6_K", "output": "Q5_1"}
+    types = mixture if kind == "mixed" else kind
+    small = Small(layers=2, hidden=256, heads=4, kv_heads=2, head=64, ffn=512, tied=tied, types=types)
+    shapes = {name: each.shape for name, each in random_weights(small).items() if each.ndim == 2}
+    chosen = [name for name in shapes if small.type_of(name) == "Q4_K"]
+    raw = {name: quants_of("Q4_K", *shapes[name], len(name)) for name in chosen}
+    model = open_model(write_small(tmp_path / "small.gguf", small, raw=raw))
+    tokens = np.random.default_rng(1).integers(3, 270, 40).astype(np.int32)
+    ours, exact = (engines(load_engine(model, name, "f32")).forward_all(tokens) for name in ("onnx", "reference"))
+    if kind == "F16":
+        np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-3)
+    assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.995
+
+
+def test_biases_of_quantized_matrices(tmp_path: Path, engines: Engines) -> None:
+    small = Small(layers=2, hidden=128, ffn=256, types="Q4_0", architecture="qwen2")
+    model = open_model(write_small(tmp_path / "small.gguf", small))
+    tokens = np.arange(40, dtype=np.int32)
+    ours, exact = (engines(load_engine(model, name, "f32")).forward_all(tokens) for name in ("onnx", "reference"))
+    assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.995
+
+
+def test_rows_that_are_no_whole_blocks_stay_floats(tmp_path: Path, engines: Engines) -> None:
+    model = open_model(write_small(tmp_path / "small.gguf", Small(hidden=80, heads=5, kv_heads=1, types="F16")))
+    tokens = np.arange(20, dtype=np.int32)
+    ours, exact = (engines(load_engine(model, name, "f32")).forward_all(tokens) for name in ("onnx", "reference"))
+    np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-3)
+
+
+def test_weights_are_converted_slice_by_slice(tmp_path: Path) -> None:
+    """A model of many slices takes hardly more memory than a small one."""
+    code = """
+import sys, json
+from pathlib import Path
+from edge.model.model import open_model
+from edge.backends.onnx.graph.layout import make_layout
+from edge.backends.onnx.graph.weights import write_weights
+model = open_model(sys.argv[1])
+write_weights(model.file, make_layout(model.file, model.spec), Path(sys.argv[2]))
+print(json.dumps(None))
+"""
+    small = Small(layers=1, hidden=256, heads=4, kv_heads=4, head=64, ffn=256, types="Q4_1")
+    large = Small(layers=1, hidden=2048, heads=32, kv_heads=32, head=64, ffn=8192, types="Q4_1")
+    peaks = []
+    for name, shape in (("small", small), ("large", large)):
+        write_small(tmp_path / f"{name}.gguf", shape)
+        child = run_child(code, tmp_path / f"{name}.gguf", tmp_path / "out")
+        assert child.status == 0, child.errors
+        peaks.append(child.peak)
+    assert peaks[1] - peaks[0] < 60 << 20 < 4 * 2048 * 8192  # one matrix in float32
+
+
+# tokenizer.json
+
+
+@pytest.mark.parametrize("source", ["smollm2-135m", "tests/golden/spm.gguf"])
+def test_tokenizer_json_gives_our_ids(source: str) -> None:
+    model = open_model(source if source.startswith("smol") else Path(__file__).parents[1] / "golden/spm.gguf")
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(model.tokenizer)))
+    assert theirs.get_vocab_size() == model.tokenizer.size
+    for text in (
+        "Hello world", "The  quick\n\n\tbrown fox 12345, naïve café — 日本語 🎉", "def f(x):\n    return x+1\n",
+        "  leading spaces", "user\nHi", "don't I'LL 3.14159 …",
+    ):  # fmt: skip
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ids == model.tokenizer.encode(text, special=True).tolist()
+        assert theirs.decode(ids, skip_special_tokens=False).strip() == text.strip()
+
+
+def test_tokenizer_json_knows_special_tokens() -> None:
+    tokenizer = open_model("smollm2-135m").tokenizer
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(tokenizer)))
+    text = "<|im_start|>user\nHi<|im_end|>\n"
+    assert theirs.encode(text).ids == tokenizer.encode(text, special=True).tolist()
+
+
+# Bad input, and what is left of it
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_weights_that_are_no_numbers_leave_nothing(tmp_path: Path) -> None:
+    def spoil(weights: dict[str, AnyArray]) -> None:
+        weights["blk.0.ffn_down"][3, 5] = np.nan
+
+    model = open_model(write_small(tmp_path / "small.gguf", Small(), spoil))
+    with pytest.raises(ModelFormatError, match=r"ffn_down.weight contains values that are no numbers"):
+        convert(model, tmp_path / "model")
+    assert leftovers(tmp_path) == ["small.gguf"]
+
+
+def test_an_interrupted_conversion_leaves_what_was_there(tmp_path: Path) -> None:
+    def interrupt(done: float) -> None:
+        raise KeyboardInterrupt
+
+    model = open_golden("llama-one-layer").model
+    with pytest.raises(KeyboardInterrupt):
+        convert(model, tmp_path / "model", progress=interrupt)
+    assert leftovers(tmp_path) == []
+    convert(model, tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    with pytest.raises(KeyboardInterrupt):
+        convert(model, tmp_path / "model", force=True, progress=interrupt)
+    assert leftovers(tmp_path) == ["model"]
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+
+
+def test_what_is_in_the_way_stays(tmp_path: Path) -> None:
+    model = open_golden("llama-one-layer").model
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/mine").write_text("mine")
+    for name, message in (("file", "no folder"), ("folder", "other files")):
+        with pytest.raises(InputError, match=message):
+            convert(model, tmp_path / name, force=True)
+    (tmp_path / "empty").mkdir()
+    convert(model, tmp_path / "empty")
+    with pytest.raises(InputError, match="--force"):
+        convert(model, tmp_path / "empty")
+    convert(model, tmp_path / "empty", force=True)
+    assert leftovers(tmp_path) == ["empty", "file", "folder"]
+    assert (tmp_path / "folder/mine").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="cannot be written"):
+        convert(open_golden("llama-one-layer").model, tmp_path / "model")
+
+
+def damage(path: Path, make: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(make(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        (WEIGHTS, lambda data: data[:-1], "missing, or not the"),
+        ("model.onnx", lambda data: data + b"x", "missing, or not the"),
+        (METADATA, lambda data: b"JUNK" + data[4:], "not a GGUF file"),
+        (MANIFEST, lambda data: b"{", "the file is damaged"),
+        (MANIFEST, lambda data: b"[]", "the file is damaged"),
+        (MANIFEST, lambda data: data.replace(b'"format": 1', b'"format": 2'), "format 2"),
+        (MANIFEST, lambda data: data.replace(b'"model.onnx.data"', b'"../model.onnx.data"'), "no file of the folder"),
+        (MANIFEST, lambda data: data.replace(b'"F32"', b'"F99"'), "the file is damaged"),
+        (MANIFEST, lambda data: data.replace(b"token_embd", b"token_embx"), "has no token_embd"),
+    ],
+)
+def test_a_damaged_folder_is_refused(name: str, make: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
+    convert(open_golden("llama-one-layer").model, tmp_path / "model")
+    damage(tmp_path / "model" / name, make)
+    with pytest.raises(EdgeError, match=message):
+        open_model(tmp_path / "model")
+
+
+def test_unknown_providers_are_named(tmp_path: Path) -> None:
+    model = open_golden("llama-one-layer").model
+    backend = find_backend("onnx", model.file, model.spec)
+    with pytest.raises(InputError, match=r"--provider 'cudax' is not available: choose .*cpu"):
+        backend.load(model.file, model.spec, EngineConfig(64, 8, "f32", threads=1, provider="cudax"))
+
+
+def test_places_do_not_overlap() -> None:
+    model = open_model("smollm2-135m")
+    layout, end = make_layout(model.file, model.spec), 0
+    for place in layout.places.values():
+        assert place.offset >= end
+        end = place.offset + place.nbytes
+    assert end <= layout.nbytes

@@ -1,0 +1,45 @@
+"""A few of the random runs of benchmarks/limits.py: each in a process that cannot have more than its budget."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RUNS = 8
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> Any:
+    if sys.platform != "linux":
+        pytest.skip("RLIMIT_DATA bounds what is private on Linux only")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    return importlib.import_module("limits")
+
+
+@pytest.mark.slow
+def test_budgets_are_kept_or_refused(limits: Any) -> None:
+    chance, engines = random.Random(4), [engine for engine in limits.DTYPES if limits.available(engine)]
+    cases = [limits.random_case(chance, engines, limits.MODELS[1:2]) for _ in range(RUNS)]
+    limits.warm_up(cases)
+    with ExitStack() as stack:
+        groups = [stack.enter_context(limits.cgroup(0))]  # None where none can be made
+        outcomes = [limits.run_in(groups, case) for case in cases]
+    assert {"ok", "refused"} <= {each.kind for each in outcomes} <= set(limits.KEPT), [
+        (each.kind, each.said) for each in outcomes
+    ]
+    assert all(each.peak <= each.case.budget for each in outcomes if each.kind != "refused")
+
+
+def test_what_passes_a_hard_limit_is_seen(limits: Any) -> None:
+    """A run that is not told of its budget, under limits for a smaller one, is no success."""
+    case = limits.Case(str(limits.MODELS[1]), "reference", "streaming", "f32", 600 << 20, 10, 2, 512, None)
+    assert limits.run(case, None).kind == "ok"
+    lying = type("Lying", (limits.Case,), {"arguments": property(lambda self: case.arguments)})
+    small = lying(case.model, "reference", "streaming", "f32", 1 << 20, 10, 2, 512, None)
+    assert limits.run(small, None).kind not in limits.KEPT

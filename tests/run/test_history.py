@@ -1,0 +1,283 @@
+"""The history of runs: what is kept, what damage and other processes do to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from conftest import examples, open_golden
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from edge.backends.base import EngineConfig
+from edge.cli.commands import app
+from edge.model.spec import model_key
+from edge.plan.plan import Plan, PlanBytes
+from edge.prediction.forecast import forecast
+from edge.run import history
+from edge.run.history import (
+    Phase,
+    Run,
+    Setting,
+    append,
+    clear_history,
+    earlier_runs,
+    history_path,
+    history_size,
+)
+from edge.run.report import Energy, KVUse, Memory, RunReport, Timings, Tokens
+from edge.run.session import load
+
+SETTING = Setting("a processor", "0" * 16, "tvm", "f16", 2)
+CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("EDGE_HISTORY", raising=False)
+    return tmp_path / "cache"
+
+
+def a_run(at: float = 1.0, setting: Setting = SETTING) -> Run:
+    return Run(at, setting, "llama", "full", 64, Phase(30, 0.5, 15.0, 2.0), Phase(9, 0.3, 34.5), "counter", "rapl", 1)
+
+
+numbers = st.floats(1e-6, 1e6)
+phases = st.none() | st.builds(Phase, st.integers(1, 9999), numbers, numbers, st.none() | numbers)
+runs = st.builds(
+    Run, numbers, st.just(SETTING), st.text(max_size=20), st.just("full"), st.integers(1, 9999), phases, phases,
+    st.none() | st.just("counter"), st.none() | st.text(max_size=20), st.none() | st.integers(0, 1 << 40),
+)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(20))
+@given(kept=st.lists(runs, max_size=30))
+def test_what_is_kept_comes_back_newest_first(kept: list[Run]) -> None:
+    clear_history()
+    for run in kept:
+        append(run)
+    assert earlier_runs(SETTING) == kept[::-1][:20]
+    assert history_size()[0] == len(kept)
+    assert earlier_runs(replace(SETTING, threads=3)) == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
+@given(at=st.integers(0, 700), junk=st.binary(max_size=30), cut=st.integers(0, 60))
+def test_damage_costs_the_lines_that_it_hits(at: int, junk: bytes, cut: int) -> None:
+    clear_history()
+    for moment in range(4):
+        append(a_run(moment))
+    data = history_path().read_bytes()
+    at = min(at, len(data) // 2)  # in the first two lines
+    history_path().write_bytes(data[:at] + junk + data[at + cut :])
+    found = earlier_runs(SETTING)
+    assert found[0] == a_run(3)
+    append(a_run(9))
+    assert earlier_runs(SETTING)[0] == a_run(9)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decode": {"tokens": 0, "seconds": 1, "context": 1, "joules": None}},
+        {"decode": {"tokens": 5, "seconds": -1, "context": 1, "joules": None}},
+        {"decode": {"tokens": "5", "seconds": 1, "context": 1, "joules": None}},
+        {"decode": {"tokens": 5, "seconds": 1e999, "context": 1, "joules": None}},
+        {"decode": {"tokens": 5.5, "seconds": 1, "context": 1, "joules": None}},
+        {"prefill": {"tokens": 1e-300, "seconds": 1, "context": 1, "joules": None}},
+        {"energy_kind": 5},
+        {"energy_source": ["x"]},
+        {"decode": [1]},
+        {"setting": {"cpu": "x"}},
+        {"new": 1},
+    ],
+)
+def test_lines_that_no_run_can_have_are_passed_over(change: dict[str, object]) -> None:
+    append(a_run())
+    line = json.loads(history_path().read_text())
+    history_path().write_text(json.dumps(line | change) + "\n")
+    assert earlier_runs(SETTING) == []
+
+
+def test_it_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_MOST_BYTES", 4000)
+    for moment in range(60):
+        append(a_run(moment))
+        assert history_path().stat().st_size <= 4000
+    found = earlier_runs(SETTING)
+    assert [run.at for run in found] == [59 - each for each in range(len(found))]
+    assert len(found) >= 3
+    assert [path.name for path in history_path().parent.iterdir()] == ["runs.jsonl"]
+
+
+def _append_many(first: int) -> None:
+    for moment in range(first, first + 40):
+        append(a_run(moment))
+
+
+def test_many_may_write_at_once() -> None:
+    spawn = get_context("spawn")
+    writers = [spawn.Process(target=_append_many, args=(first,)) for first in (0, 1000, 2000)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert history_size()[0] == 120
+    moments = [json.loads(line)["at"] for line in history_path().read_text().splitlines()]
+    assert sorted(moments) == [first + each for first in (0, 1000, 2000) for each in range(40)]
+
+
+@pytest.mark.parametrize("off", ["0", "off", "False"])
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, off: str) -> None:
+    monkeypatch.setenv("EDGE_HISTORY", off)
+    append(a_run())
+    assert not history_path().exists()
+
+
+def test_it_can_be_kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EDGE_HISTORY", str(tmp_path / "elsewhere"))
+    append(a_run())
+    assert history_path() == tmp_path / "elsewhere" / "runs.jsonl"
+    assert earlier_runs(SETTING) == [a_run()]
+
+
+def test_a_folder_that_cannot_be_written_keeps_none(folder: Path) -> None:
+    folder.write_text("a file, where a folder should be")
+    append(a_run())
+    assert earlier_runs(SETTING) == []
+
+
+@pytest.mark.parametrize(
+    ("paused", "actions", "ran", "kept"), [(0.0, (), 6, 1), (0.5, (), 6, 0), (0.0, ("gave",), 6, 0), (0.0, (), 5, 0)]
+)
+def test_runs_that_were_held_back_or_cut_are_left(paused: float, actions: tuple[str, ...], ran: int, kept: int) -> None:
+    spec = open_golden("llama-gqa-tied").model.spec
+    plan = Plan("tvm", "full", 0, CONFIG, 1, PlanBytes(0, 1, 1, 1), 1, 1, "budget")
+    report = RunReport(
+        text=None,
+        tokens=Tokens(10, 5, reused=4, ran=ran),
+        timings=Timings(0.1, 0.1, 100.0, 50.0, paused),
+        stop_reason="length",
+        memory=Memory(7, None, 1, 1, 1, 1, None, None),
+        kv=KVUse("full", 64, 14, "f16", 0),
+        plan={},
+        versions={},
+        energy=Energy(3.0, None, 1.0, 2.0, 0.4, "rapl", "counter", "package", 9),
+        actions=actions,  # type: ignore[arg-type]
+    )
+    history.remember_run(spec, plan, report)
+    found = earlier_runs(Setting.of(spec, "tvm", CONFIG))
+    assert len(found) == kept
+    for run in found:
+        assert run.prefill == Phase(6, 0.06, 7.0, 1.0)  # six tokens behind four rows that were there
+        assert run.decode == Phase(4, 0.08, 12.0, 2.0)
+
+
+def test_settings_tell_engines_apart() -> None:
+    spec = open_golden("llama-gqa-tied").model.spec
+    base = Setting.of(spec, "tvm", CONFIG)
+    assert base == Setting.of(spec, "tvm", replace(CONFIG, capacity=128, chunk=4))
+    others = [replace(CONFIG, threads=1), replace(CONFIG, kv_dtype="int8"), replace(CONFIG, repack=True)]
+    assert len({base, Setting.of(spec, "llamacpp", CONFIG), *(Setting.of(spec, "tvm", each) for each in others)}) == 5
+    assert model_key(spec) != model_key(replace(spec, type_bytes=(("Q8_0", 1),)))
+
+
+def remembered() -> list[Run | None]:
+    return [history._read(line) for line in history_path().read_bytes().splitlines()] if history_path().exists() else []
+
+
+def test_sessions_remember_each_generation() -> None:
+    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
+        session.generate("one two three", raw=True, ignore_eos=True, max_tokens=12)
+        first = session.report
+        session.generate("four", raw=True, ignore_eos=True, max_tokens=5, follow_up=True)
+        setting = Setting.of(session.spec, session.plan.backend, session.plan.config)
+    assert first is not None
+    assert first.timings.decode_tok_s is not None
+    newer, older = earlier_runs(setting)
+    assert newer.decode is not None
+    assert older.decode is not None
+    assert (newer.decode.tokens, older.decode.tokens) == (4, 11)
+    assert older.decode.seconds == pytest.approx(11 / first.timings.decode_tok_s)
+    assert older.peak == first.memory.peak_rss
+    assert "three" not in history_path().read_text()
+
+
+def test_forecasts_go_by_sessions() -> None:
+    model = open_golden("llama-gqa-tied").model
+    options = {"backend": "reference", "max_kv_size": 64, "threads": 1}
+    with load(model, **options) as session:
+        session.generate("x y z", raw=True, ignore_eos=True, max_tokens=20)
+    speed = forecast(model, **options).prediction.decode[0].tok_s
+    assert speed is not None
+    assert speed.source == "measured earlier (1 run)"
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_a_stream_that_is_closed_early_is_remembered(close: bool) -> None:
+    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
+        pieces = session.stream("one two", raw=True, ignore_eos=True, max_tokens=40)
+        next(pieces)
+        if close:
+            pieces.close()
+    assert len(remembered()) == 1
+
+
+def test_a_slow_caller_is_not_taken_for_a_slow_model() -> None:
+    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
+        for _ in session.stream("one two three", raw=True, ignore_eos=True, max_tokens=12):
+            time.sleep(0.05)
+        assert session.report is not None
+        assert remembered() == []
+        for _ in session.stream("one two three", raw=True, ignore_eos=True, max_tokens=1):  # the prompt tells something
+            time.sleep(0.05)
+    [run] = remembered()
+    assert run is not None
+    assert (run.prefill is None, run.decode is None) == (False, True)
+
+
+def test_sessions_heed_that_no_history_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_HISTORY", "0")
+    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
+        session.generate("one two three", raw=True, max_tokens=3)
+    monkeypatch.delenv("EDGE_HISTORY")
+    assert remembered() == []
+
+
+# The commands
+
+
+def test_runs_are_remembered_and_can_be_forgotten() -> None:
+    command = CliRunner()
+    model = str(Path(__file__).parents[1] / "golden" / "llama-gqa-tied.gguf")
+    flags = ["--raw", "--ignore-eos", "--backend", "reference", "--json"]
+    done = command.invoke(app, ["run", model, "-p", "one two three", "-n", "12", *flags])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.output)
+    [run] = remembered()
+    assert run is not None
+    assert run.decode is not None
+    assert run.prefill is not None
+    assert run.decode.tokens == 11
+    assert run.decode.seconds == pytest.approx(11 / report["timings"]["decode_tok_s"])
+    assert run.decode.context == pytest.approx(report["tokens"]["prompt"] + 5.5, abs=1)
+    assert run.prefill.tokens == report["tokens"]["prompt"]
+    assert run.prefill.joules == report["energy"]["prefill"]
+    assert run.peak == report["memory"]["peak_rss"]
+    assert "three" not in history_path().read_text()
+
+    benched = ["bench", model, "-p", "8", "-n", "9", "-r", "1", "--backend", "reference", "--energy", "--json"]
+    assert command.invoke(app, benched).exit_code == 0
+    assert history_size()[0] == 3
+    assert "history of 3 runs" in command.invoke(app, ["cache", "list"]).output
+    assert json.loads(command.invoke(app, ["cache", "list", "--json"]).output)["history"]["runs"] == 3
+    assert command.invoke(app, ["cache", "clear", "--kind", "kernels"]).exit_code == 0
+    assert history_size()[0] == 3
+    assert "removed 1 entry" in command.invoke(app, ["cache", "clear", "--kind", "history"]).output
+    assert history_size() == (0, 0)

@@ -1,0 +1,150 @@
+"""Sites whose files were damaged on their way, in Chromium: one line says which, and nothing of them runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from browser import Page, browser, find_chromium
+from test_web_page import READY, complaints, until
+from web_site import served, site_of
+
+from edge.exporting.bundle import MANIFEST, MODEL
+
+CHROMIUM = find_chromium()
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
+]
+
+START = "start.js"  # checks the others
+READY_TEXT = "On this device"
+STATUS = "document.getElementById('status')?.textContent"
+KINDS = ("truncated", "flipped", "swapped", "empty", "absent")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    assert CHROMIUM is not None
+    with browser(CHROMIUM, tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A copy, of which files may be replaced."""
+    return Path(shutil.copytree(site_of(), tmp_path / "site", copy_function=os.link))
+
+
+def damage(site: Path, name: str, kind: str) -> None:
+    """Others are of the same kind of file, so that a browser would run them."""
+    path = site / name
+    data = path.read_bytes()
+    others = [each for each in sorted(site.rglob(f"*{path.suffix or '.edge'}")) if each.read_bytes() != data]
+    path.unlink()
+    if kind == "truncated":
+        path.write_bytes(data[: len(data) * 2 // 3])
+    elif kind == "flipped":
+        path.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])
+    elif kind == "swapped":
+        path.write_bytes(others[0].read_bytes() if others else data[::-1])
+    elif kind == "empty":
+        path.touch()
+
+
+def needed(site: Path) -> list[str]:
+    """What `start.js` checks, and the modules."""
+    manifest = json.loads((site / MANIFEST).read_text())
+    scripts = [name for name in manifest["files"] if name.endswith((".js", ".css")) and name != START]
+    return [MANIFEST, *scripts, *manifest["web"]["modules"].values()]
+
+
+def names() -> list[str]:
+    web = Path(__file__).parents[2] / "edge" / "exporting" / "web"
+    page = [each.name for each in sorted((web / "page").iterdir()) if each.suffix in (".js", ".css")]
+    page.remove(START)
+    package = [f"edge/{each.name}" for each in sorted((web / "package").iterdir()) if each.suffix == ".js"]
+    return [MANIFEST, *page, *package, *(f"edge/edge-{isa}.wasm" for isa in ("relaxed", "relaxed16", "simd"))]
+
+
+def test_all_that_a_visit_needs_is_tried(site: Path) -> None:
+    assert sorted(needed(site)) == sorted(names())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=[] if number % len(KINDS) == place else pytest.mark.exhaustive)
+        for number, name in enumerate(names())
+        for place, kind in enumerate(KINDS)
+    ],
+)
+def test_a_damaged_file_is_named(page: Page, site: Path, name: str, kind: str) -> None:
+    with served(site) as (url, _):
+        damage(site, name, kind)
+        page.visit(url)
+        until(page, f"document.getElementById('status').className === 'bad' || {READY}")
+        said = page.value(STATUS)
+        if name.endswith(".wasm") and READY_TEXT in said:  # another module is this browser's
+            return
+        assert "\n" not in said
+        assert name in said
+        if kind == "absent":
+            assert "cannot be fetched: the server says 404" in said
+        else:
+            assert "is damaged: upload the site again" in said or "is not a site's: edge export" in said
+            assert complaints(page) == []
+        if name.endswith((".js", ".css")):  # page.js has not run, which registers a worker
+            assert page.value("navigator.serviceWorker.getRegistrations().then((found) => found.length)") == 0
+
+
+def test_one_module_at_least_is_this_browsers(page: Page, site: Path) -> None:
+    for isa in ("relaxed", "relaxed16", "simd"):
+        damage(site, f"edge/edge-{isa}.wasm", "flipped")
+    with served(site) as (url, _):
+        page.visit(url)
+        until(page, "document.getElementById('status').className === 'bad'")
+        assert "wasm is damaged: upload the site again" in page.value(STATUS)
+
+
+@pytest.mark.parametrize("kind", ["truncated", pytest.param("swapped", marks=pytest.mark.exhaustive)])
+def test_a_model_of_another_length_or_site(page: Page, site: Path, kind: str) -> None:
+    damage(site, MODEL, kind)
+    with served(site) as (url, _):
+        page.visit(url)
+        until(page, "document.getElementById('status')?.className === 'bad'")
+        assert MODEL in page.value(STATUS)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "empty", "absent"])
+def test_without_its_first_script_a_page_says_so(page: Page, site: Path, kind: str) -> None:
+    with served(site) as (url, _):
+        damage(site, START, kind)
+        page.visit(url)
+        assert "The page did not start" in page.value(STATUS)
+
+
+@pytest.mark.parametrize("place", ['id="about"', "<script"])
+def test_half_a_page_says_so_without_its_scripts(page: Page, site: Path, place: str) -> None:
+    path = site / "index.html"
+    text = path.read_text()
+    path.unlink()
+    path.write_text(text[: text.index(place)])
+    with served(site) as (url, _):
+        page.visit(url)
+        assert "upload the site again" in page.value(STATUS)
+
+
+def test_what_a_visit_does_not_need_is_not_asked_for(page: Page, site: Path) -> None:
+    for name in ("README.md", "_headers", "edge/index.d.ts", "edge/package.json", "icon.svg", "site.webmanifest"):
+        damage(site, name, "truncated")
+    with served(site) as (url, _):
+        page.visit(url)
+        until(page, READY)
