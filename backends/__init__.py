@@ -13,13 +13,13 @@ from edge.model.spec import ModelSpec
 from edge.model.tokenizer import check_known
 
 _MODULES = {
-    "tvm": "edge.backends.tvm",
+    "cpu": "edge.backends.tvm",
     "llamacpp": "edge.backends.llamacpp",
     "onnx": "edge.backends.onnx",
     "gpu": "edge.backends.tvm.gpu",
     "reference": "edge.backends.reference",
 }
-_AUTO = ("tvm", "llamacpp")  # the order in which `auto` tries engines, the fastest first
+_AUTO = ("cpu", "llamacpp")  # the order in which `auto` tries engines, the fastest first
 
 _log = logging.getLogger("edge")
 

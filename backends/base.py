@@ -38,17 +38,17 @@ class EngineConfig:
     kv_dtype: str
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
-    observes: bool = False  # attention scores can be summed: tvm and onnx need room for them, llamacpp is slower
-    per_head: bool = False  # tvm, onnx: room for the bookkeeping of rows that differ from head to head
+    observes: bool = False  # attention scores can be summed: cpu and onnx need room for them, llamacpp is slower
+    per_head: bool = False  # cpu, onnx: room for the bookkeeping of rows that differ from head to head
     uneven: bool = False  # heads may keep different numbers of rows (`Capabilities.uneven`)
-    pinned: int = 16  # tvm, onnx: first rows whose exact keys are remembered, since closing gaps rotates them again
+    pinned: int = 16  # cpu, onnx: first rows whose exact keys are remembered, since closing gaps rotates them again
 
     repack: bool = False  # weights repacked in private memory (faster), not mapped (reclaimable): `Backend.can_repack`
     provider: str = "cpu"  # onnx: the execution provider of ONNX Runtime
     emulated: bool = False  # onnx: on the CPU, which computes what an NPU would
     gpu_layers: int = 0  # llamacpp: layers whose weights are on a GPU
     adapter: str = ""  # gpu: the one that the plan is for (`GPUMemory.adapter`); empty: the engine's own choice
-    frugal: bool = False  # tvm: compile in less memory, and before weights are packed, which takes longer
+    frugal: bool = False  # cpu: compile in less memory, and before weights are packed, which takes longer
     resident: int = 0  # bytes of weights in memory at a time, the rest is streamed (`Footprint.least_weights`); 0: all
     tuning: dict[str, int] = field(default_factory=dict)  # what `edge tune` chose, where it differs from the defaults
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any

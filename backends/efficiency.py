@@ -1,6 +1,6 @@
 """The share of a device's ceilings that an engine reaches: measured on one machine, to estimate others.
 
-Each engine states its own. tvm, llamacpp: by `benchmarks/efficiency.py` with SmolLM2-135M in Q4_1, Q4_0 and F16 on a
+Each engine states its own. cpu, llamacpp: by `benchmarks/efficiency.py` with SmolLM2-135M in Q4_1, Q4_0 and F16 on a
 2-core AMD EPYC with AVX-512 (one thread: 28 GB/s read, 110 GFLOP/s by NumPy, 854 Gop/s of bytes by ONNX Runtime),
 rounded; the bandwidths with two threads, at 61 GB/s, and their ratios between types with one. onnx, reference: rough
 guesses. Another processor's, and another model's, differ: an estimate made from these is called an estimate.

@@ -23,7 +23,7 @@ from edge.cli.show import table
 from edge.formats.gguf import read_gguf
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
-ENGINES = {"tvm": "native", "onnx": "ONNX", "llamacpp": "llama.cpp"}
+ENGINES = {"cpu": "native", "onnx": "ONNX", "llamacpp": "llama.cpp"}
 TOKENS = 4
 
 

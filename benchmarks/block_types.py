@@ -5,7 +5,7 @@
 Two files per type, made once by llama.cpp's own quantizer: SmolLM2 in the mixture of types that llama.cpp chooses (its
 576 columns are no multiple of 256, so that most tensors of a K-quant are in other types), and a Llama of random
 weights, hidden 768, 12 layers, FFN 2048, with this type alone. Speeds are medians, engines in turns, ratios edge over
-llama.cpp: decode of 64 tokens into an empty cache, prefill of 512. Perplexity: ratio tvm over llama.cpp, f16 KV.
+llama.cpp: decode of 64 tokens into an empty cache, prefill of 512. Perplexity: ratio cpu over llama.cpp, f16 KV.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
     options = parser.parse_args()
     sizes = Sizes(steps=STEPS, deep=0, prefills=(PREFILL,))
-    setting = Setting("tvm", None, options.threads, None, options.cache.absolute(), sizes, options.rounds, 0, ())
+    setting = Setting("cpu", None, options.threads, None, options.cache.absolute(), sizes, options.rounds, 0, ())
     source = find_model("smollm2-135m").absolute()
     name = f"random-llama-{'x'.join(map(str, SHAPE))}"
     random = make_file(setting.cache / f"{name}.gguf", "random", source, *SHAPE)
@@ -73,7 +73,7 @@ def main() -> None:
                 opened = open_model(model)
                 ours, theirs = (
                     perplexity_of(opened, backend, "f16", DOCUMENTS[:2], options.tokens)[0]
-                    for backend in ("tvm", "llamacpp")
+                    for backend in ("cpu", "llamacpp")
                 )
                 quality = f"{ours / theirs:.4f}"
             line = [kind, "SmolLM2" if origin == source else "random", types_in(model)]

@@ -220,7 +220,7 @@ def main() -> None:
         memory_lines = memory(app, model.path, manifest, asked.tokens, asked.threads)
         start_lines = start(app)
         chosen = {name: plan[name] for name in ("kv_dtype", "prefill_step_size")}
-        with edge.load(model, backend="tvm", **options | chosen) as session:
+        with edge.load(model, backend="cpu", **options | chosen) as session:
             decode_lines = decode(app, session, asked.rounds)
     print(f"\n## {manifest['model']['label']} in {plan['kv_size']} KV rows, {asked.threads} threads\n")
     print(f"{json.dumps(machine(), ensure_ascii=False)}\n")

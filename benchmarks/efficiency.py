@@ -31,7 +31,7 @@ from edge.prediction.work import Work, work_of
 TINY = Path(__file__).parent.parent / "tests" / "golden" / "llama-one-layer.gguf"
 CHUNK, DEEP, CAPACITY = 256, 1536, 2048
 STEPS = 24  # tokens that are decoded in a row
-KINDS = {"tvm": ("f16", "int8", "int4"), "llamacpp": ("f16", "q8_0", "q4_0"), "onnx": ("f32", "int8")}
+KINDS = {"cpu": ("f16", "int8", "int4"), "llamacpp": ("f16", "q8_0", "q4_0"), "onnx": ("f32", "int8")}
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["smollm2-135m"])
-    parser.add_argument("--engines", default="tvm,llamacpp")
+    parser.add_argument("--engines", default="cpu,llamacpp")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=usable_cores())
     arguments = parser.parse_args()

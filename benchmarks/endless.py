@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000, help="to generate; 100000 takes minutes")
     parser.add_argument("--prompt", type=int, default=20_000, help="tokens of the prompt")
     parser.add_argument("--policy", default="streaming", help="as in --kv-policy; auto is one")
-    parser.add_argument("--backend", default="tvm")
+    parser.add_argument("--backend", default="cpu")
     asked = parser.parse_args()
     least = (WARM + 1) * SLICE + TURNS * TURN
     if asked.tokens < least:

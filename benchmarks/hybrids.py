@@ -28,7 +28,7 @@ from edge.model.reader import read_spec
 from edge.storage.cache import cache_folder
 
 PROMPT, ANSWER, SHORT, CAPACITY = 512, 64, 16, 1024
-ENGINES = ("tvm", "llamacpp")
+ENGINES = ("cpu", "llamacpp")
 _SPREAD = 0.02  # standard deviation of weights
 _SCALED = {
     "Q4_0": (18, 0, 4.6),
@@ -107,7 +107,7 @@ def compare(name: str, mixture: str, rounds: int) -> None:
         shown = [f"{statistics.median(x):.1f} ({min(x):.1f}–{max(x):.1f})" for x in (ours, theirs)]
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
         print(f"| {test}, tok/s | {shown[0]} | {shown[1]} | {ratio:.2f} |")
-    kv = engines["tvm"].kv
+    kv = engines["cpu"].kv
     print(f"KV rows {(kv.nbytes - kv.fixed) / CAPACITY / 1024:.1f} KiB a token, fixed state {kv.fixed / 2**20:.2f} MiB")
     for engine in engines.values():
         with closing(engine):

@@ -53,7 +53,7 @@ from edge.report.document import table
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 MODELS = ("smollm2-135m", *(str(GOLDEN / f"{name}.gguf") for name in ("llama-gqa-untied", "qwen2")))
 DTYPES = {
-    "tvm": ("f16", "int8", "int4", "f32"),
+    "cpu": ("f16", "int8", "int4", "f32"),
     "llamacpp": ("f16", "q8_0", "q4_0", "f32"),
     "onnx": ("f16", "int8", "f32"),
     "reference": ("f32",),
@@ -62,7 +62,7 @@ DTYPES = {
 PLAIN, BY_KEYS = ("streaming", "window", "auto"), ("keydiff", "knorm")
 ATTENTIVE, UNEVEN = ("h2o", "tova", "snapkv", "scissorhands"), ("pyramidkv", "adakv", "fastgen")
 POLICIES = {
-    "tvm": PLAIN + BY_KEYS + ATTENTIVE + UNEVEN,
+    "cpu": PLAIN + BY_KEYS + ATTENTIVE + UNEVEN,
     "llamacpp": PLAIN + ATTENTIVE,
     "onnx": PLAIN + BY_KEYS + ATTENTIVE,
     "reference": PLAIN,
@@ -347,7 +347,7 @@ def limit(group: Path, nbytes: int) -> bool:
 
 
 def available(engine: str) -> bool:
-    package = {"tvm": "tvm", "llamacpp": "llama_cpp", "onnx": "onnxruntime"}.get(engine)
+    package = {"cpu": "tvm", "llamacpp": "llama_cpp", "onnx": "onnxruntime"}.get(engine)
     return engine != "gpu" and (package is None or find_spec(package) is not None)
 
 

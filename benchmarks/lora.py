@@ -1,6 +1,6 @@
 """The cost of a LoRA adapter at run time: decode and prefill with one of rank 16 on all matrices, against none.
 
-    python benchmarks/lora.py [MODEL] [--rank 16] [--rounds 21] [--threads N] [--engines tvm,llamacpp]
+    python benchmarks/lora.py [MODEL] [--rank 16] [--rounds 21] [--threads N] [--engines cpu,llamacpp]
 
 Each engine is loaded twice, with a random adapter (float16, as converters write it) and without, in one process. The
 two take turns (A B A B); a ratio is the median over pairs of turns. CPU time is that of the process, all threads.
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--engines", default="tvm,llamacpp")
+    parser.add_argument("--engines", default="cpu,llamacpp")
     options = parser.parse_args()
     model, rows, likeliest = open_model(options.model), list[list[str]](), dict[str, np.ndarray]()
     tokens = np.random.default_rng(2).integers(3, model.spec.vocab, PROMPT).astype(np.int32)

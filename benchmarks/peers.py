@@ -1,6 +1,6 @@
 """edge against its peers on this machine: llama.cpp and OpenVINO GenAI, on one GGUF file with as many threads.
 
-    python benchmarks/peers.py [--backend tvm] [--isa avx2] [--large] [--busy] [--json]
+    python benchmarks/peers.py [--backend cpu] [--isa avx2] [--large] [--busy] [--json]
     python benchmarks/peers.py --openvino-python DIR    a venv with `pip install openvino-genai`: its columns
     python benchmarks/peers.py --rows start,memory      only the rows whose names contain one of these words
     python benchmarks/peers.py --tiny --rounds 1        a test that everything runs; its figures mean nothing
@@ -226,7 +226,7 @@ def print_report(setting: Setting, about: dict[str, Any], bandwidth: float, rows
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--backend", default="tvm", help="edge's engine")
+    parser.add_argument("--backend", default="cpu", help="edge's engine")
     parser.add_argument("--model", default="smollm2-135m", help="GGUF file or installed name, made all Q4_0")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--isa", help="EDGE_ISA for edge's workers, such as avx2")

@@ -21,7 +21,7 @@ from edge.model.model import open_model
 
 MODEL = "smollm2-135m"
 SHARED_TOKENS = 1000
-SETTINGS = (("tvm", "f16"), ("tvm", "int8"), ("llamacpp", "f16"), ("llamacpp", "q8_0"))
+SETTINGS = (("cpu", "f16"), ("cpu", "int8"), ("llamacpp", "f16"), ("llamacpp", "q8_0"))
 
 
 def system_prompt() -> str:

@@ -17,7 +17,7 @@ from edge.model.model import Model
 from edge.quality.perplexity import LOGITS_ROWS
 
 DOCUMENTS = ("secI8.html", "secJ3.html", "secI5.html", "secJ5.html", "secI4.html", "secJ7.html")
-ENGINES = (("llamacpp", "f16"), ("tvm", "f16"), ("tvm", "int8"))
+ENGINES = (("llamacpp", "f16"), ("cpu", "f16"), ("cpu", "int8"))
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ if group := sys.argv[3]:
         file.write(str(os.getpid()))
 model, memory = edge.open_model(sys.argv[1]), int(sys.argv[2]) or None
 prompt = (np.arange({PROMPT}) * 7919 % model.spec.vocab).astype(np.int32)
-with edge.load(model, backend="tvm", memory=memory, expected_tokens={PROMPT + ANSWER}) as session:
+with edge.load(model, backend="cpu", memory=memory, expected_tokens={PROMPT + ANSWER}) as session:
     text = session.generate(prompt, max_tokens={ANSWER}, ignore_eos=True)
     report, engine, seconds = session.report.to_dict(), session.engine, dict(chunk=[], step=[])
     def run(kind, tokens, rows):

@@ -131,7 +131,7 @@ def prompts(model: edge.Model, count: int, length: int) -> list[dict[str, Any]]:
 def native_workers(setting: Setting) -> Iterator[list[Worker]]:
     """The native engine with what this CPU has, and with AVX2 if that is less."""
     program, path = WORKERS / "edge_worker.py", setting.model.path
-    command = [sys.executable, program, "serve", path, "tvm:f16", setting.threads, ROWS]
+    command = [sys.executable, program, "serve", path, "cpu:f16", setting.threads, ROWS]
     workers, plain = list[Worker](), {"EDGE_ISA": "avx2"} if platform.machine() == "x86_64" else {}
     try:
         for name, isa in ((NATIVE, {}), (AVX2, plain))[: 2 if plain else 1]:

@@ -59,7 +59,7 @@ def native(model: Path, plan: dict[str, Any], isa: str, threads: int, prompts: T
     alike = {name: plan[name] for name in ("kv_policy", "kv_dtype", "prefill_step_size")}
     greedy = edge.SamplingParams(temperature=0)
     os.environ["EDGE_ISA"] = isa
-    with edge.load(model, backend="tvm", threads=threads, max_kv_size=plan["kv_size"], **alike) as session:
+    with edge.load(model, backend="cpu", threads=threads, max_kv_size=plan["kv_size"], **alike) as session:
         return [
             "".join(session.stream(prompt, raw=True, max_tokens=tokens, sampling=greedy, ignore_eos=True))
             for prompt in prompts

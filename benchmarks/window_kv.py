@@ -98,9 +98,9 @@ def tree_of(checkout: Path | None) -> Iterator[Path | None]:
 
 def measure(rows: int, threads: int, rounds: int, before: Path | None) -> list[list[str]]:
     """A line of the table for each engine."""
-    names = {"now": ("tvm", None), "llama.cpp": ("llamacpp", None)}
+    names = {"now": ("cpu", None), "llama.cpp": ("llamacpp", None)}
     if before:
-        names["before"] = ("tvm", before)
+        names["before"] = ("cpu", before)
     with ExitStack() as stack:
         workers, nbytes = {}, {}
         for name, (backend, tree) in names.items():

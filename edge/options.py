@@ -93,7 +93,7 @@ class Options:
         help="Most bytes there; the least recently used go.",
     )  # fmt: skip
 
-    backend: str = option(AUTO, "--backend", group=ENGINE, help="Engine: auto, tvm, llamacpp, onnx, gpu or reference.")
+    backend: str = option(AUTO, "--backend", group=ENGINE, help="Engine: auto, cpu, llamacpp, onnx, gpu or reference.")
     provider: str | None = option(
         None, "--provider", group=ENGINE,
         help="What the onnx engine runs on: an execution provider (default: cpu).",

@@ -92,7 +92,7 @@ def load_engine(
     logits_rows: int = 8,
     observes: bool = False,
 ) -> Engine:
-    """An engine on one thread, without a plan or a session around it. backend: such as `tvm`, `gpu@wgpu:0` or
+    """An engine on one thread, without a plan or a session around it. backend: such as `cpu`, `gpu@wgpu:0` or
     `onnx@qnn`, a provider."""
     name, _, place = backend.partition("@")
     if place == "qnn":

@@ -22,7 +22,7 @@ PARTS = {
     "Gemma 3 270M": r"^tests/model/test_gemma\.py::",
     "kernels under oclgrind": r"^tests/gpu/test_gpu_shaders\.py::test_kernels_neither_race",
     "llama.cpp": r"^tests/backends/test_conformance\.py::.*\[llamacpp-",
-    "the native engine": r"^tests/backends/test_conformance\.py::.*\[tvm-",
+    "the native engine": r"^tests/backends/test_conformance\.py::.*\[cpu-",
     "ONNX Runtime": r"^tests/backends/test_conformance\.py::.*\[onnx-",
     "OpenCL": r"^tests/backends/test_conformance\.py::.*\[gpu@opencl",
     "QNN's emulator": r"^tests/backends/test_conformance\.py::.*\[onnx@qnn",

@@ -64,7 +64,7 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
 
         try_header(file, spec)
     if spec.architecture == "qwen3" and "blk.0.attn_output.bias" in file.tensors:
-        raise UnsupportedError(f"{file.path}: llama.cpp knows no bias of attn_output in Qwen3: use --backend=tvm")
+        raise UnsupportedError(f"{file.path}: llama.cpp knows no bias of attn_output in Qwen3: use --backend=cpu")
 
 
 def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
@@ -89,7 +89,7 @@ def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
     ropes = spec.network.ropes if spec.network else ()
     original = next((rope.original_context for rope in ropes if rope.has_long), spec.context)
     if original < spec.context and (expected or 0) <= original:
-        why = f"in a larger cache, llama.cpp rotates texts of up to {original} tokens wrongly: --backend tvm does not"
+        why = f"in a larger cache, llama.cpp rotates texts of up to {original} tokens wrongly: --backend cpu does not"
         return MostRows(original, why)
     return all_positions(spec)
 
@@ -130,7 +130,7 @@ def _applies_window(spec: ModelSpec) -> bool:
 
 
 def ignored_window(spec: ModelSpec) -> str:
-    return f"llama.cpp ignores this model's sliding window of {spec.window} positions: --backend tvm does not"
+    return f"llama.cpp ignores this model's sliding window of {spec.window} positions: --backend cpu does not"
 
 
 def can_repack(spec: ModelSpec) -> bool:

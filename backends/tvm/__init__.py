@@ -25,7 +25,7 @@ from edge.model.spec import ModelSpec
 if TYPE_CHECKING:
     from edge.backends.tvm.engine import NativeEngine
 
-NAME = "tvm"
+NAME = "cpu"
 KV_DTYPES = ("f16", "int8", "int4", "f32")  # f32 is the exact mode: float32 activations too, for tests
 CAPABILITIES = Capabilities(
     "head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, tunable=True, lora=True
@@ -83,7 +83,7 @@ def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
 
     if system not in ("linux", "android", "ios", "web"):
         how = "runs on macos in exported apps only" if system == "macos" else f"does not run on {system} yet"
-        raise UnsupportedError(f"the tvm engine {how}: use --backend=llamacpp")
+        raise UnsupportedError(f"the cpu engine {how}: use --backend=llamacpp")
     make_layout(file, spec)
 
 
@@ -125,7 +125,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
     network = find_network(spec)
     if config.lora_rank:
-        check_cores("tvm engine with adapters", spec, usual_cores)
+        check_cores("cpu engine with adapters", spec, usual_cores)
     kinds = LayerKinds.of(network.windows, network.rowless)
     regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
     heads, longest = len(kinds.whole) * shape.kv_heads, round_up(regions.longest, TILE)

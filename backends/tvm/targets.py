@@ -105,7 +105,7 @@ def choose_target(name: str | None = None) -> Target:
     system, machine = platform.system(), platform.machine()
     runnable = [target for target in TARGETS if target.machine == machine and target.flags <= _cpu_flags()]
     if system != "Linux" or not runnable:
-        raise UnsupportedError(f"the tvm engine does not run on {system} ({machine}) yet: use --backend=llamacpp")
+        raise UnsupportedError(f"the cpu engine does not run on {system} ({machine}) yet: use --backend=llamacpp")
     if name is None:
         return runnable[0]
     target = target_named(name, f"EDGE_ISA {name!r} is unknown")

@@ -57,7 +57,7 @@ def compile(
     if profile.isa is None and profile.name != HOST:
         names = ", ".join(isa_names(profile.machine)) or f"but none is known of {profile.machine}"
         raise InputError(f"the profile of {profile.name} does not say its isa: add one to it: {names}")
-    find_backend("tvm", opened.file, opened.spec)
+    find_backend("cpu", opened.file, opened.spec)
     from edge.backends.tvm.export import export
 
     with progress(enabled=not quiet) as shown:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Engine(str, Enum):
     """Those that can be tuned (`Capabilities.tunable`)."""
 
-    TVM = "tvm"
+    CPU = "cpu"
     GPU = "gpu"
 
 
@@ -40,7 +40,7 @@ def tune(
     show: Annotated[bool, o.flag("--show", help="Explain the result, or list all records.")] = False,
     plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg).")] = None,
     force: Annotated[bool, o.flag("--force", help="Repeat the trials of earlier tunings.")] = False,
-    backend: Annotated[Engine, o.flag("--backend", help="The engine: tvm runs on the CPU.")] = Engine.TVM,
+    backend: Annotated[Engine, o.flag("--backend", help="The engine whose kernels are tuned.")] = Engine.CPU,
     provider: Annotated[
         str | None, o.flag("--provider", help="Tune what an NPU runs, by the onnx engine and this execution provider.")
     ] = None,

@@ -68,7 +68,7 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
     try:
         layout = make_layout(file, spec) if file.folder is None else check_folder(file, spec)
     except EdgeError as error:
-        why = str(error).removeprefix(f"{file.folder or file.path}: ").removesuffix(worded(": use --backend=tvm"))
+        why = str(error).removeprefix(f"{file.folder or file.path}: ").removesuffix(worded(": use --backend=cpu"))
         return NpuUse(profile.name, profile.npu, reasons=(*whose, f"it has no graph for an ONNX engine ({why})"))
     layers, head = _layers(layout), layout.matrices[_HEADS[spec.tied_head]]
     graphs = graph_bytes(spec) + sum(map(_for_minima, layers))

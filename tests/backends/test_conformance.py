@@ -44,7 +44,7 @@ class Row:
 
     tolerance: largest error of a logit; their standard deviation is 3.
     correlation: with rows of few bits, the least correlation of a token's logits with the expected ones instead.
-    onnx rounds rows with scales that are fixed beforehand, tvm with one for every row.
+    onnx rounds rows with scales that are fixed beforehand, cpu with one for every row.
     """
 
     backend: str
@@ -62,10 +62,10 @@ ENGINES = (
     Row("llamacpp", "f16", tolerance=8e-2),
     Row("llamacpp", "q8_0", tolerance=8e-1),
     Row("llamacpp", "q4_0", correlation=0.85),
-    Row("tvm", "f32", tolerance=1e-3),
-    Row("tvm", "f16", tolerance=8e-2),
-    Row("tvm", "int8", tolerance=8e-1),
-    Row("tvm", "int4", correlation=0.9),
+    Row("cpu", "f32", tolerance=1e-3),
+    Row("cpu", "f16", tolerance=8e-2),
+    Row("cpu", "int8", tolerance=8e-1),
+    Row("cpu", "int4", correlation=0.9),
     Row("gpu@wgpu:0", "f32", tolerance=1e-3),
     Row("gpu@wgpu:0", "f16", tolerance=8e-2),
     Row("gpu@wgpu:0", "int8", tolerance=8e-1),
@@ -157,7 +157,7 @@ def settings_of(row: Row) -> list[Any]:
     often: tuple[str, ...] = ("llama-gqa-tied", "llama-one-layer")
     if row.kv_dtype == "f32":
         often = (*GOLDEN_MODELS, *ODD_POSITIONS)
-    if "@" in row.backend:  # a GPU shares its bookkeeping with tvm, an NPU with onnx
+    if "@" in row.backend:  # a GPU shares its bookkeeping with cpu, an NPU with onnx
         often = ("llama-gqa-tied",) if row.kv_dtype == "f32" else ()
     odd = [name for name in ODD_POSITIONS if row.kv_dtype != "int4" and (row.backend, name) != ("llamacpp", "smollm3")]
     return [

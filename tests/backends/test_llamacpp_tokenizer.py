@@ -192,7 +192,7 @@ def test_suppressed_tokens_are_not_generated(tmp_path: Path) -> None:
     assert answer(file) != first
 
 
-@pytest.mark.parametrize("backend", ["tvm", "onnx", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "onnx", "reference"])
 def test_other_engines_say_what_to_do(tmp_path: Path, backend: str) -> None:
     path = unknown().write(tmp_path / "m.gguf")
     model = open_model(path)
@@ -205,4 +205,4 @@ def test_inspect_says_whose_tokenizer_it_is(tmp_path: Path) -> None:
     assert not found.vocabulary.known
     engines = {use.engine: use for use in found.engines}
     assert engines["llamacpp"].reason is None
-    assert "use --backend llamacpp" in str(engines["tvm"].reason)
+    assert "use --backend llamacpp" in str(engines["cpu"].reason)

@@ -35,7 +35,7 @@ def test_rows_end_with_a_window_that_llama_cpp_ignores() -> None:
     model = opened(WINDOW)
     assert planned(model) == planned(model, expected_tokens=100) == planned(model, max_kv_size=20) == 20
     assert planned(model, "reference") > ROWS
-    with pytest.raises(InputError, match=r"--max-kv-size .* 20, not 24 \(llama.cpp ignores .* of 20 .*--backend tvm"):
+    with pytest.raises(InputError, match=r"--max-kv-size .* 20, not 24 \(llama.cpp ignores .* of 20 .*--backend cpu"):
         planned(model, max_kv_size=ROWS)
     assert planned(model, kv_memory="1MiB") <= 20
 

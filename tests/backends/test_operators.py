@@ -64,7 +64,7 @@ STEP_LAYER = [*CHUNK_LAYER[:3], "merge", *CHUNK_LAYER[3:]]
 
 @pytest.mark.parametrize(("tokens", "inside"), [(1, STEP_LAYER), (TOKENS, CHUNK_LAYER)])
 def test_tvm_tells_every_phase_once_a_layer(quantized: Model, tokens: int, inside: list[str]) -> None:
-    found = times_of(quantized, "tvm", tokens=tokens)
+    found = times_of(quantized, "cpu", tokens=tokens)
     expected = [("embed", None), *((name, layer) for layer in range(LAYERS) for name in inside)]
     assert [(each.name, each.layer) for each in found] == [*expected, ("output norm", None), ("head", None)]
     assert {each.calls for each in found} == {-(-tokens // CONFIG.chunk)}
@@ -72,7 +72,7 @@ def test_tvm_tells_every_phase_once_a_layer(quantized: Model, tokens: int, insid
 
 
 def test_tvm_tells_norms_behind_products() -> None:
-    found = times_of(open_model(GOLDEN / "gemma3.gguf"), "tvm", tokens=3)
+    found = times_of(open_model(GOLDEN / "gemma3.gguf"), "cpu", tokens=3)
     layer_0 = [each.name for each in found if each.layer == 0]
     assert layer_0 == [
         "attn norm", "qkv", "attend", "output", "post attention norm", "ffn norm", "gate up", "down", "post ffw norm"
@@ -82,7 +82,7 @@ def test_tvm_tells_norms_behind_products() -> None:
 def test_tvm_counts_bytes_and_flops(quantized: Model) -> None:
     block = 2 + 16  # bytes of 32 weights
     heads, seen = 4, sum(CONTEXT + index + 1 for index in range(TOKENS))
-    chunk, step = times_of(quantized, "tvm"), times_of(quantized, "tvm", tokens=1)
+    chunk, step = times_of(quantized, "cpu"), times_of(quantized, "cpu", tokens=1)
     for name, values in {"qkv": 64 * 128, "output": 64 * 64, "gate up": 64 * 192, "down": 96 * 64}.items():
         assert only(chunk, name).bytes == 2 * values * block // 32  # read by both pieces
         assert only(step, name).bytes == values * block // 32
@@ -265,7 +265,7 @@ def test_a_llamacpp_that_lays_out_tensors_differently_is_refused(
         times_of(quantized, "llamacpp")
 
 
-@pytest.mark.parametrize("backend", ["tvm", "onnx", "llamacpp"])
+@pytest.mark.parametrize("backend", ["cpu", "onnx", "llamacpp"])
 @pytest.mark.parametrize(
     "bad",
     [{"tokens": 0}, {"tokens": 65, "context": 0}, {"context": -1}, {"context": 64}, {"context": 60, "tokens": 5}],

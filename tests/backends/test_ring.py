@@ -28,7 +28,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 MODELS = ("gemma2", "gemma3")
 WINDOW = 20  # of these models
-ENGINES = ["tvm", *(["onnx"] if find_spec("onnxruntime") else [])]
+ENGINES = ["cpu", *(["onnx"] if find_spec("onnxruntime") else [])]
 on_engines = pytest.mark.parametrize("backend", ENGINES)
 
 
@@ -344,7 +344,7 @@ def test_plans_count_the_ring(backend: str, observes: bool, capacity: int, engin
 
 def test_threads_share_the_ring(engines: Callable[[Engine], Engine]) -> None:
     family = open_family("gemma3")
-    backend = find_backend("tvm", family.model.file, family.model.spec)
+    backend = find_backend("cpu", family.model.file, family.model.spec)
     config = EngineConfig(300, CHUNK, "f32", threads=2, logits_rows=CHUNK)
     engine = engines(backend.load(family.model.file, family.model.spec, config))
     steps = np.stack([engine.forward(token[None]).copy() for token in family.tokens])
@@ -359,7 +359,7 @@ def sessions() -> Iterator[Callable[..., Session]]:
     opened: list[Session] = []
 
     def open_session(**options: Any) -> Session:
-        options = {"backend": "tvm", "kv_dtype": "f32", "max_kv_size": 400, "threads": 1, **options}
+        options = {"backend": "cpu", "kv_dtype": "f32", "max_kv_size": 400, "threads": 1, **options}
         opened.append(load(GOLDEN / "gemma3.gguf", prefill_step_size=CHUNK, kv_policy="streaming", **options))
         return opened[-1]
 
@@ -388,7 +388,7 @@ def test_windows_in_all_layers_need_no_more_rows_than_they_see() -> None:
     """The plan has 256 rows for 480 tokens, and evictions change nothing."""
     model, tokens = open_model(GOLDEN / "llama-window.gguf"), some_tokens(480)
     expected = load_engine(model, "reference", "f32", capacity=480).forward_all(tokens)
-    options: dict[str, Any] = {"backend": "tvm", "kv_dtype": "f32", "threads": 1, "logits_rows": CHUNK}
+    options: dict[str, Any] = {"backend": "cpu", "kv_dtype": "f32", "threads": 1, "logits_rows": CHUNK}
     with load(model, kv_policy="streaming", expected_tokens=480, prefill_step_size=CHUNK, **options) as session:
         assert session.plan.config.capacity == 256
         parts = []

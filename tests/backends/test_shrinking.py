@@ -20,14 +20,14 @@ from edge.types import IntArray
 
 LARGE, SMALL = 600, 240  # rows; llama.cpp allocates 256 at once
 ENGINES = [
-    ("reference", "f32"), ("llamacpp", "f32"), ("llamacpp", "f16"), ("tvm", "f16"), ("tvm", "int8"), ("tvm", "int4"),
+    ("reference", "f32"), ("llamacpp", "f32"), ("llamacpp", "f16"), ("cpu", "f16"), ("cpu", "int8"), ("cpu", "int4"),
 ]  # fmt: skip
 if find_spec("onnxruntime"):  # which Python 3.10 cannot have
     ENGINES += [("onnx", "f32"), ("onnx", "int8")]
 EXACT = 1e-5  # of logits whose standard deviation is 3: all but the order of sums is the same
 ROUNDED = 8e-2  # llama.cpp sums halves, and rows lie in another order
 BY_POLICY = [
-    ("tvm", "h2o"), ("tvm", "snapkv:window=5"), ("tvm", "keydiff"), ("tvm", "adakv:window=4"), ("tvm", "pyramidkv"),
+    ("cpu", "h2o"), ("cpu", "snapkv:window=5"), ("cpu", "keydiff"), ("cpu", "adakv:window=4"), ("cpu", "pyramidkv"),
     ("llamacpp", "h2o"), ("llamacpp", "tova"), ("onnx", "h2o"), ("onnx", "knorm"),
 ]  # fmt: skip
 
@@ -147,7 +147,7 @@ print(json.dumps({"fell": full - memory_use().rss, "promised": nbytes - engine.k
 
 
 @pytest.mark.parametrize(
-    ("backend", "kv_dtype"), [("llamacpp", "f16"), ("tvm", "f16"), ("tvm", "int8"), ("onnx", "f32")]
+    ("backend", "kv_dtype"), [("llamacpp", "f16"), ("cpu", "f16"), ("cpu", "int8"), ("onnx", "f32")]
 )
 def test_memory_really_goes_back(backend: str, kv_dtype: str, tmp_path: Path) -> None:
     if backend == "onnx":

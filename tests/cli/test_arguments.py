@@ -122,9 +122,9 @@ CALLS: list[tuple[Callable[[edge.Session], object], str, str]] = [
         "the smallest that fits is --memory ",
     ),
     (
-        lambda full: edge.load(MODEL, provider="cpu", backend="tvm"),
-        'provider is for the onnx engine, not for tvm: use backend="onnx"',
-        "--provider is for the onnx engine, not for tvm: use --backend onnx",
+        lambda full: edge.load(MODEL, provider="cpu", backend="cpu"),
+        'provider is for the onnx engine, not for cpu: use backend="onnx"',
+        "--provider is for the onnx engine, not for cpu: use --backend onnx",
     ),
     (
         lambda full: edge.load(MODEL, max_kv_size=200, keep=100),

@@ -98,7 +98,7 @@ def test_a_group_of_commands_alone_is_no_error(capsys: pytest.CaptureFixture[str
     ],
 )
 def test_no_command_advises_an_option_that_it_does_not_have(arguments: list[str], kept: bool) -> None:
-    said = "the tvm engine has no kernels for IQ1_S (blk.0.attn_q) yet"
+    said = "the cpu engine has no kernels for IQ1_S (blk.0.attn_q) yet"
     assert fitting(f"{said}: use --backend llamacpp", arguments, COMMAND) == said + ": use --backend llamacpp" * kept
 
 

@@ -37,7 +37,7 @@ def test_figures_are_those_of_another_reader(name: str) -> None:
         assert index == fields[f"tokenizer.ggml.{name}_token_id"]
         assert text == fields["tokenizer.ggml.tokens"][index]
     assert found.template == fields.get("tokenizer.chat_template")
-    assert {each.engine for each in found.engines} == {"tvm", "gpu", "llamacpp", "onnx", "reference"}
+    assert {each.engine for each in found.engines} == {"cpu", "gpu", "llamacpp", "onnx", "reference"}
 
 
 def test_bits_leave_the_vocabulary_out(tmp_path: Path) -> None:
@@ -50,14 +50,14 @@ def test_bits_leave_the_vocabulary_out(tmp_path: Path) -> None:
 
 
 def test_rows_of_windows_are_shown_apart() -> None:
-    found = {each.engine: each for each in inspect_model(GOLDEN / "gemma3.gguf").engines}["tvm"]
+    found = {each.engine: each for each in inspect_model(GOLDEN / "gemma3.gguf").engines}["cpu"]
     row = 2 * 16 * 4  # keys and values of a head of 16, of the one layer without a window
     assert found.kv_bytes["f32"] == row
     assert found.window_bytes["f32"] == 6 * 96 * (row + 4)  # 20 + 1 + 64 rows, in whole tiles, and their positions
 
 
 @pytest.mark.parametrize(
-    ("backend", "kv_dtypes"), [("tvm", ["int4"]), ("llamacpp", ["f16", "f32"]), ("reference", ["f32"])]
+    ("backend", "kv_dtypes"), [("cpu", ["int4"]), ("llamacpp", ["f16", "f32"]), ("reference", ["f32"])]
 )
 def test_bytes_per_token_are_what_engines_allocate(backend: str, kv_dtypes: list[str], tmp_path: Path) -> None:
     path = write_small(tmp_path / "small.gguf", Small(layers=2, context=4096))
@@ -96,7 +96,7 @@ def test_folders_are_inspected_too(tmp_path: Path) -> None:
     assert said["spec"]["layers"] == original.spec.layers
     runs = {each["engine"]: each["reason"] for each in said["engines"]}
     assert runs["onnx"] is None
-    assert "is a model in ONNX" in runs["tvm"]
+    assert "is a model in ONNX" in runs["cpu"]
     assert len(said["sha256"]["model.onnx"]) == 64
     assert said["bytes"] == sum(path.stat().st_size for path in folder.iterdir() if path.name != "edge.json")
 

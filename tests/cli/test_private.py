@@ -97,7 +97,7 @@ def test_a_record_that_others_may_write_is_set_aside(
 
 def test_a_history_that_others_may_write_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_HISTORY", str(tmp_path / "history"))
-    setting = history.Setting("cpu", "model", "tvm", "f16", 2)
+    setting = history.Setting("cpu", "model", "cpu", "f16", 2)
     run = history.Run(1.0, setting, "label", "full", 64, history.Phase(8, 1.0, 4.0), None)
     history.append(run)
     path = history.history_path()

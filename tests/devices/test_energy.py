@@ -92,7 +92,7 @@ def test_what_is_made_once_takes_nothing_from_the_budget(tmp_path: Path, monkeyp
         before = driven.read().joules
         with (
             account(lambda: driven.read().joules) as made,
-            load(golden.model, backend="tvm", max_kv_size=64, threads=1, energy="2J", meter=driven) as session,
+            load(golden.model, backend="cpu", max_kv_size=64, threads=1, energy="2J", meter=driven) as session,
         ):
             spent = driven.read().joules - before - made.joules
             session.generate(golden.tokens[:8], max_tokens=2, ignore_eos=True, raw=True, energy_spent=spent)

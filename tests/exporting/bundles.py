@@ -152,5 +152,5 @@ def recorded_session(name: str, **options: Any) -> Iterator[tuple[Session, list[
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Picker, "next", record)
-        with edge.load(model_of(name), backend="tvm", **options) as python:
+        with edge.load(model_of(name), backend="cpu", **options) as python:
             yield python, recorded

@@ -92,7 +92,7 @@ def test_the_example_answers_as_the_session_does(static: bool, made: tuple[Path,
     commands = re.findall(r"\bcc example\.c[^\n`]*", (folder / "README.md").read_text())
     subprocess.run(commands[not static], shell=True, cwd=folder, check=True)
     said = subprocess.run([folder / "chat", "-p", "Hi", "-n", "12"], capture_output=True, check=True).stdout
-    with load(GGUF, max_kv_size=64, backend="tvm") as session:
+    with load(GGUF, max_kv_size=64, backend="cpu") as session:
         assert said.decode() == session.generate("Hi", max_tokens=12) + "\n"
     (folder / "chat").unlink()
 
@@ -238,7 +238,7 @@ def test_of_two_exports_into_a_new_folder_one_is_refused(tmp_path: Path) -> None
     [
         ({"kv_policy": "tova"}, UnsupportedError, "no KV policy tova: choose auto, full, streaming, window, h2o"),
         ({"kv_policy": "best"}, InputError, "unknown KV policy 'best'"),
-        ({"backend": "llamacpp"}, InputError, "compiles with the tvm engine"),
+        ({"backend": "llamacpp"}, InputError, "compiles with the cpu engine"),
         ({"prompt_cache": Path("x")}, UnsupportedError, "--prompt-cache"),
         ({"memory": "2MiB"}, BudgetError, "the smallest that fits is --memory 17MiB"),
         ({"isas": ["avx2", "neon"], "device": "raspberry-pi-5", "memory": "1GiB", "threads": 9}, InputError, "4 cores"),

@@ -50,7 +50,7 @@ def answers_on(cpu: str, program: Path, count: int, questions: tuple[str, ...]) 
 def answers_here(model: Model, count: int, questions: tuple[str, ...], **options: Any) -> list[list[int]]:
     """Of the Python session. A token that is chosen is also the next one that runs."""
     found: list[list[int]] = []
-    with edge.load(model, backend="tvm", **ROWS, **options) as session:
+    with edge.load(model, backend="cpu", **ROWS, **options) as session:
         ran, forward = list[int](), session._context.forward
 
         def record(tokens: Any, **how: Any) -> Any:

@@ -50,19 +50,19 @@ def test_a_first_run_times_both_and_later_ones_go_by_it(model: Model, monkeypatc
     assert "has timed the GPU" in plan_here(model.file, model.spec, Options())[1].chosen
     with load(model, time="1h", max_kv_size=64) as session:  # its seconds are counted
         assert find_race(model.spec) is None
-        assert session.plan.backend == "tvm"
+        assert session.plan.backend == "cpu"
     said: list[str] = []
     with load(model, max_kv_size=64, on_load=lambda part, doing="": said.append(doing)) as session:
         found = find_race(model.spec)
         assert found is not None
-        assert "timing tvm and gpu, once for this model" in said
+        assert "timing cpu and gpu, once for this model" in said
         assert min(found.cpu.decode, found.cpu.prefill, found.gpu.decode, found.gpu.prefill) > 0
-        assert (found.adapter, found.engine) == (choose_adapter().key, "tvm")
-        assert session.plan.backend == ("gpu" if found.is_gpu_faster else "tvm")
+        assert (found.adapter, found.engine) == (choose_adapter().key, "cpu")
+        assert session.plan.backend == ("gpu" if found.is_gpu_faster else "cpu")
         assert session.plan.chosen == found.about()
     monkeypatch.setattr("edge.run.race.race", forbidden)
     load(model, max_kv_size=64).close()
-    keep_race(model.spec, Race("an older driver", "tvm", cpu=Pace(100, 10), gpu=Pace(50, 20)))
+    keep_race(model.spec, Race("an older driver", "cpu", cpu=Pace(100, 10), gpu=Pace(50, 20)))
     with pytest.raises(AssertionError, match="it is decided"):  # not any more
         load(model, max_kv_size=64)
 
@@ -72,17 +72,17 @@ def test_the_faster_one_is_taken_where_it_fits(model: Model, monkeypatch: pytest
         return plan_here(model.file, model.spec, Options.parse(max_kv_size=64, **options))[0].NAME
 
     key = choose_adapter().key
-    keep_race(model.spec, Race(key, "tvm", cpu=Pace(100, 10), gpu=Pace(50, 20)))  # 14.1 s and 9 s
+    keep_race(model.spec, Race(key, "cpu", cpu=Pace(100, 10), gpu=Pace(50, 20)))  # 14.1 s and 9 s
     assert chosen() == "gpu"
     assert chosen(gpu_memory="1MiB") == "gpu"
-    assert chosen(gpu_memory="100KiB") == "tvm"
-    assert chosen(kv_dtype="int4") == "tvm"
-    assert chosen(backend="tvm") == "tvm"
-    assert plan_here(model.file, model.spec, Options(backend="tvm"))[1].chosen == ""
-    keep_race(model.spec, Race("another card", "tvm", cpu=Pace(100, 10), gpu=Pace(50, 20)))
-    assert chosen() == "tvm"
-    keep_race(model.spec, Race(key, "tvm", cpu=Pace(100, 10), gpu=Pace(50, 9)))
-    assert chosen() == "tvm"
+    assert chosen(gpu_memory="100KiB") == "cpu"
+    assert chosen(kv_dtype="int4") == "cpu"
+    assert chosen(backend="cpu") == "cpu"
+    assert plan_here(model.file, model.spec, Options(backend="cpu"))[1].chosen == ""
+    keep_race(model.spec, Race("another card", "cpu", cpu=Pace(100, 10), gpu=Pace(50, 20)))
+    assert chosen() == "cpu"
+    keep_race(model.spec, Race(key, "cpu", cpu=Pace(100, 10), gpu=Pace(50, 9)))
+    assert chosen() == "cpu"
     monkeypatch.setenv("EDGE_GPU", "off")
     assert plan_here(model.file, model.spec, Options())[1].chosen == ""
 

@@ -10,7 +10,7 @@ from edge.quality.matrix import Cell
 from edge.quality.summary import Figure, Row
 
 SETTINGS = {
-    "model": "llama 135M Q4_1", "backend": "tvm", "versions": {"edge": "0.1.0"}, "trials": 20, "length": 2048,
+    "model": "llama 135M Q4_1", "backend": "cpu", "versions": {"edge": "0.1.0"}, "trials": 20, "length": 2048,
     "documents": [{"name": "a.txt", "tokens": 8000}], "chunk": 64, "seed": 0,
 }  # fmt: skip
 BLOCKS = 125  # of 64 tokens

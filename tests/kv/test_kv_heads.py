@@ -49,7 +49,7 @@ def model_of(name: str) -> Model:
 
 
 def native_engine(model: Model, dtype: str = "f32", capacity: int = 128) -> NativeEngine:
-    engine = load_engine(model, "tvm", dtype, capacity=capacity, chunk=CHUNK, observes=True)
+    engine = load_engine(model, "cpu", dtype, capacity=capacity, chunk=CHUNK, observes=True)
     assert isinstance(engine, NativeEngine)
     return engine
 
@@ -254,7 +254,7 @@ def test_a_restored_cache_has_no_attention_of_others(engines: Callable[[Engine],
 def test_longrope_is_rotated_for_the_positions_that_gaps_lead_to(engines: Callable[[Engine], Engine]) -> None:
     """Rows of heads keep their positions: 128 of them may lie anywhere in the context."""
     family = open_family("phi3-longrope")
-    backend, answer = find_backend("tvm", family.model.file, family.model.spec), family.arrays["long_logits"]
+    backend, answer = find_backend("cpu", family.model.file, family.model.spec), family.arrays["long_logits"]
     config = EngineConfig(128, CHUNK, "f32", threads=1, logits_rows=CHUNK, per_head=True)
     engine = engines(backend.load(family.model.file, family.model.spec, config))
     engine.kv.expect(257)  # more positions than the original context has, although the cache has fewer rows
@@ -393,7 +393,7 @@ def twin_of(policy: str, capacity: int, dtype: str = "f32", model: str = "llama-
     """Loaded once: every example resets it."""
     opened = model_of(model)
     session = load(
-        opened, backend="tvm", kv_policy=policy, sinks=SINKS, max_kv_size=capacity, kv_dtype=dtype, threads=1,
+        opened, backend="cpu", kv_policy=policy, sinks=SINKS, max_kv_size=capacity, kv_dtype=dtype, threads=1,
         prefill_step_size=CHUNK, logits_rows=CHUNK,
     )  # fmt: skip
     return Twin(session, oracle_of(model))
@@ -516,7 +516,7 @@ def small_model(path: Path, context: int, **shape: Any) -> Model:
 def test_endless_decoding_stays_within_the_context(policy: str, dtype: str, tmp_path: Path) -> None:
     model = small_model(tmp_path, 62)
     with load(
-        model, backend="tvm", kv_policy=policy, max_kv_size=32, kv_dtype=dtype, threads=1, prefill_step_size=CHUNK
+        model, backend="cpu", kv_policy=policy, max_kv_size=32, kv_dtype=dtype, threads=1, prefill_step_size=CHUNK
     ) as session:
         compared = HeadOracle(model, capacity=300, chunk=1) if dtype == "f32" else None
         twin = Twin(session, compared)
@@ -530,7 +530,7 @@ def test_endless_decoding_stays_within_the_context(policy: str, dtype: str, tmp_
 def test_endless_decoding_with_learned_positions(tmp_path: Path) -> None:
     """There is no position 62 to take."""
     model = small_model(tmp_path, 62, architecture="gpt2", kv_heads=4)
-    with load(model, backend="tvm", kv_policy="h2o", max_kv_size=32, kv_dtype="f32", threads=1) as session:
+    with load(model, backend="cpu", kv_policy="h2o", max_kv_size=32, kv_dtype="f32", threads=1) as session:
         session.generate(some_tokens(50), max_tokens=400, ignore_eos=True)
         assert session.report is not None
         assert session.report.tokens.generated == 400
@@ -538,7 +538,7 @@ def test_endless_decoding_with_learned_positions(tmp_path: Path) -> None:
 
 def test_a_cache_as_large_as_the_context_is_renumbered_in_time(tmp_path: Path) -> None:
     model = small_model(tmp_path, 64)
-    with load(model, backend="tvm", kv_policy="h2o", max_kv_size=64, kv_dtype="f32", threads=1) as session:
+    with load(model, backend="cpu", kv_policy="h2o", max_kv_size=64, kv_dtype="f32", threads=1) as session:
         twin = Twin(session, HeadOracle(model, capacity=300, chunk=1))
         for token in some_tokens(300):
             twin.feed(token[None])
@@ -552,7 +552,7 @@ def test_a_cache_as_large_as_the_context_is_renumbered_in_time(tmp_path: Path) -
 def session_of(engines: Callable[[Any], Any]) -> Callable[..., Session]:
     def make(policy: str, rows: int = 48, **options: Any) -> Session:
         model = model_of("llama-gqa-tied")
-        options = {"backend": "tvm", "max_kv_size": rows, "kv_dtype": "f32", "threads": 1, **options}
+        options = {"backend": "cpu", "max_kv_size": rows, "kv_dtype": "f32", "threads": 1, **options}
         return engines(load(model, kv_policy=policy, **options))  # type: ignore[no-any-return]
 
     return make
@@ -670,7 +670,7 @@ def test_an_eviction_takes_no_more_than_was_counted(
     """What NumPy allocates while rows are chosen, moved and renumbered, against the plan's scratch."""
     rows = 2048
     model = small_model(tmp_path, rows, layers=3, heads=6, kv_heads=3)
-    backend, needs = find_backend("tvm", model.file, model.spec), make_policy(policy).needs
+    backend, needs = find_backend("cpu", model.file, model.spec), make_policy(policy).needs
     config = EngineConfig(
         rows, 64, dtype, threads=1, observes=bool(needs.queries), per_head=True, uneven=needs.uneven != "token"
     )

@@ -23,13 +23,13 @@ from edge.run.session import Session, load
 from edge.types import FloatArray, IntArray
 
 ENGINES = [
-    ("reference", "f32", 1e-3), ("llamacpp", "f32", 1e-3), ("llamacpp", "f16", 5e-2), ("tvm", "f32", 1e-3),
-    ("tvm", "f16", 5e-2), ("tvm", "int8", 5e-1), ("tvm", "int4", 2.0),
+    ("reference", "f32", 1e-3), ("llamacpp", "f32", 1e-3), ("llamacpp", "f16", 5e-2), ("cpu", "f32", 1e-3),
+    ("cpu", "f16", 5e-2), ("cpu", "int8", 5e-1), ("cpu", "int4", 2.0),
 ]  # fmt: skip
 SMOLLM2_ENGINES = [
-    ("tvm", "f16"),
+    ("cpu", "f16"),
     ("llamacpp", "q8_0"),
-    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("tvm", "int8"), ("llamacpp", "f16"))),
+    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("cpu", "int8"), ("llamacpp", "f16"))),
     pytest.param("llamacpp", "q4_0", marks=pytest.mark.exhaustive),
 ]
 
@@ -122,7 +122,7 @@ def test_a_real_model_answers_alike(
 def test_prompts_longer_than_the_cache_evict_the_same_rows(
     policy: str, open_session: OpenSession, tmp_path: Path
 ) -> None:
-    options = {"backend": "tvm", "kv_dtype": "f32", "kv_policy": policy, "max_kv_size": 100, "prefill_step_size": 16}
+    options = {"backend": "cpu", "kv_dtype": "f32", "kv_policy": policy, "max_kv_size": 100, "prefill_step_size": 16}
     answer(open_session(prompt_cache=tmp_path, **options), some_tokens(300))
     with_cache, plain = open_session(prompt_cache=tmp_path, **options), open_session(**options)
     np.testing.assert_array_equal(answer(with_cache, some_tokens(300)), answer(plain, some_tokens(300)))
@@ -161,7 +161,7 @@ def test_a_policy_observes_what_it_wants_before_it_evicts(
     policy: str, queries: int, count: int, open_session: OpenSession, tmp_path: Path
 ) -> None:
     """Rows that come back have no attention: so the last tokens before an eviction are run."""
-    options = {"kv_policy": policy, "max_kv_size": 112, "prefill_step_size": 16, "kv_dtype": "f32", "backend": "tvm"}
+    options = {"kv_policy": policy, "max_kv_size": 112, "prefill_step_size": 16, "kv_dtype": "f32", "backend": "cpu"}
     answer(open_session(prompt_cache=tmp_path, **options), some_tokens(count))
     session = open_session(prompt_cache=tmp_path, **options)
     watch = session._context.policy = Watch(session._context.policy)  # type: ignore[assignment]
@@ -175,7 +175,7 @@ def test_a_policy_observes_what_it_wants_before_it_evicts(
 def test_a_policy_that_counts_all_attention_sees_the_whole_prompt(
     policy: str, open_session: OpenSession, tmp_path: Path
 ) -> None:
-    options = {"kv_policy": policy, "max_kv_size": 96, "prefill_step_size": 16, "kv_dtype": "f32", "backend": "tvm"}
+    options = {"kv_policy": policy, "max_kv_size": 96, "prefill_step_size": 16, "kv_dtype": "f32", "backend": "cpu"}
     answer(open_session(prompt_cache=tmp_path, **{**options, "kv_policy": "streaming"}), some_tokens(80))
     session, plain = open_session(prompt_cache=tmp_path, **options), open_session(**options)
     ours, theirs = (answer(each, some_tokens(80), count=60) for each in (session, plain))
@@ -185,7 +185,7 @@ def test_a_policy_that_counts_all_attention_sees_the_whole_prompt(
 
 
 def test_rows_do_not_depend_on_the_policy_or_the_capacity(open_session: OpenSession, tmp_path: Path) -> None:
-    common = {"kv_dtype": "f32", "backend": "tvm", "prompt_cache": tmp_path}
+    common = {"kv_dtype": "f32", "backend": "cpu", "prompt_cache": tmp_path}
     answer(open_session(kv_policy="h2o", max_kv_size=200, **common), some_tokens(150))
     session = open_session(kv_policy="window", max_kv_size=300, **common)
     answer(session, some_tokens(150))
@@ -195,7 +195,7 @@ def test_rows_do_not_depend_on_the_policy_or_the_capacity(open_session: OpenSess
 def test_a_model_that_chooses_its_rope_by_the_text_keeps_short_and_long_ones_apart(
     open_session: OpenSession, tmp_path: Path
 ) -> None:
-    common = {"kv_dtype": "f32", "backend": "tvm", "prompt_cache": tmp_path}
+    common = {"kv_dtype": "f32", "backend": "cpu", "prompt_cache": tmp_path}
     short = some_tokens(50)
     long = np.concatenate([short, some_tokens(250)])  # more than the original context of 256
     for rows, tokens, expected in (
@@ -225,7 +225,7 @@ def test_other_weights_of_the_same_shape_share_nothing(open_session: OpenSession
 @pytest.mark.parametrize("max_kv_size", [400, 180], ids=["all-fits", "evicts"])
 def test_a_conversation_goes_on_in_another_session(max_kv_size: int, open_session: OpenSession, tmp_path: Path) -> None:
     """All prompts and the answers between them are known; after an eviction, what was there before it."""
-    options = {"prompt_cache": tmp_path, "max_kv_size": max_kv_size, "kv_dtype": "f32", "backend": "tvm"}
+    options = {"prompt_cache": tmp_path, "max_kv_size": max_kv_size, "kv_dtype": "f32", "backend": "cpu"}
     session, fed = open_session(**options), list[int]()
     forward = session.engine.forward
     session.engine.forward = lambda tokens: (fed.extend(tokens.tolist()), forward(tokens))[1]  # type: ignore[method-assign]
@@ -281,7 +281,7 @@ with edge.load("smollm2-135m", **options) as session:
 """
 
 
-@pytest.mark.parametrize("backend", ["tvm", pytest.param("llamacpp", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("llamacpp", marks=pytest.mark.exhaustive)])
 def test_the_predicted_peak_holds(backend: str, smollm2: Model, open_session: OpenSession, tmp_path: Path) -> None:
     """While all of a long prompt is stored, and while it comes back."""
     open_session(smollm2, backend=backend, max_kv_size=1024)  # compiling is not part of the plan

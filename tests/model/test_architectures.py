@@ -78,7 +78,7 @@ class Row:
 REFERENCE = Row("reference", "f32", EXACT)
 LLAMACPP = Row("llamacpp", "f32", EXACT), Row("llamacpp", "f16", 8e-2)
 ONNX = Row("onnx", "f32", 1e-4), Row("onnx", "f16", 8e-2), Row("onnx", "int8", 1.2)
-NATIVE = Row("tvm", "f32", EXACT), Row("tvm", "f16", 8e-2), Row("tvm", "int8", 8e-1)
+NATIVE = Row("cpu", "f32", EXACT), Row("cpu", "f16", 8e-2), Row("cpu", "int8", 8e-1)
 GPU = Row("gpu@wgpu:0", "f32", EXACT)
 SLOW = pytest.param(NATIVE[0], marks=pytest.mark.slow)
 SELDOM = pytest.param(GPU, marks=pytest.mark.exhaustive)
@@ -112,7 +112,7 @@ ENGINES = pytest.mark.parametrize(("row", "name"), cases())
 @pytest.fixture(autouse=True)
 def native_here(request: pytest.FixtureRequest) -> None:
     """The native engine and ONNX Runtime are tested where they are installed and run."""
-    if "row" in request.fixturenames and request.getfixturevalue("row").backend == "tvm":
+    if "row" in request.fixturenames and request.getfixturevalue("row").backend == "cpu":
         require_native()
     if "row" in request.fixturenames and request.getfixturevalue("row").backend == "onnx":
         pytest.importorskip("onnxruntime")
@@ -346,7 +346,7 @@ def test_quantized_models_of_every_architecture(
     require_native()
     model = quantized_model(architecture, tmp_path)
     tokens = np.random.default_rng(7).integers(3, model.spec.vocab, 45).astype(np.int32)
-    oracle, fast = (engines(load_engine(model, *each)) for each in (("reference", "f32"), ("tvm", "f16")))
+    oracle, fast = (engines(load_engine(model, *each)) for each in (("reference", "f32"), ("cpu", "f16")))
     for engine in (oracle, fast):
         engine.kv.expect(65)  # LongRoPE's factors of long texts, which llama.cpp has in a cache of that size
     expected, ours = oracle.forward_all(tokens), fast.forward_all(tokens).copy()
@@ -389,7 +389,7 @@ def test_quantized_models_of_every_architecture_in_exact_mode(
     require_native()
     model = quantized_model(architecture, tmp_path)
     tokens = np.random.default_rng(7).integers(3, model.spec.vocab, 45).astype(np.int32)
-    oracle, exact = (engines(load_engine(model, name, "f32")) for name in ("reference", "tvm"))
+    oracle, exact = (engines(load_engine(model, name, "f32")) for name in ("reference", "cpu"))
     for engine in (oracle, exact):
         engine.kv.expect(65)
     np.testing.assert_allclose(exact.forward_all(tokens), oracle.forward_all(tokens), rtol=0, atol=1e-3)

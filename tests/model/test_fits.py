@@ -145,7 +145,7 @@ def fits_on_a_pi(**options: Any) -> list[Fit]:
 
 @pytest.fixture(scope="module")
 def on_a_pi() -> list[Fit]:
-    return fits_on_a_pi(memory="2GiB", backend="tvm")
+    return fits_on_a_pi(memory="2GiB", backend="cpu")
 
 
 def test_models_that_fit_come_best_first(on_a_pi: list[Fit]) -> None:
@@ -224,12 +224,12 @@ def test_too_small_a_device_says_what_would_do() -> None:
     needs = smallest.tried[-1].needs or 0
     assert f'the smallest that fits is memory="{needs >> 20}MiB"' in (smallest.reason or "")
     assert smallest.why == f"Q4_0 needs {needs >> 20} MiB"
-    (large,) = fits_on_a_pi(memory="60MiB", backend="tvm", names=["qwen3:0.6b"])
+    (large,) = fits_on_a_pi(memory="60MiB", backend="cpu", names=["qwen3:0.6b"])
     assert (large.why or "").endswith(" MiB, with weights streamed")
 
 
 def test_the_command_prints_what_python_returns(on_a_pi: list[Fit]) -> None:
-    command = ["models", "--fits", "--device", "raspberry-pi-5", "--memory", "2GiB", "--backend", "tvm"]
+    command = ["models", "--fits", "--device", "raspberry-pi-5", "--memory", "2GiB", "--backend", "cpu"]
     shown = subprocess.run([sys.executable, "-m", "edge", *command, "--json"], capture_output=True, check=True)
     found = json.loads(shown.stdout)
     assert (found["device"], found["tokens"]) == ("raspberry-pi-5", 4096)

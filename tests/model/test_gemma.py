@@ -37,13 +37,13 @@ def test_ids_are_those_of_llama_cpp(gemma: Model) -> None:
 def test_logits_behind_a_window_are_those_of_llama_cpp(gemma: Model, engines: Callable[[Engine], Engine]) -> None:
     pytest.importorskip("llama_cpp")
     tokens = gemma.encode_prompt(MANUAL, most=700)
-    loaded = [engines(load_engine(gemma, name, "f16", capacity=1024, chunk=64)) for name in ("tvm", "llamacpp")]
+    loaded = [engines(load_engine(gemma, name, "f16", capacity=1024, chunk=64)) for name in ("cpu", "llamacpp")]
     ours, theirs = (engine.forward(tokens) for engine in loaded)
     assert np.corrcoef(ours, theirs)[0, 1] > 0.99
     assert ours.argmax() == theirs.argmax()
 
 
-@pytest.mark.parametrize("backend", ["tvm", "onnx"])
+@pytest.mark.parametrize("backend", ["cpu", "onnx"])
 def test_layers_with_windows_take_less_than_a_third(backend: str, gemma: Model) -> None:
     if backend == "onnx":
         pytest.importorskip("onnxruntime")
@@ -61,14 +61,14 @@ def test_a_ring_gives_the_tokens_of_a_cache_that_keeps_all_rows(
     """One ring has room for the whole text, the other only for a window, a chunk and 64 rows."""
     tokens, answers = gemma.encode_prompt(MANUAL, most=700), []
     for chunk in (700, 32):
-        engine = engines(load_engine(gemma, "tvm", "f16", capacity=720, chunk=chunk, logits_rows=1))
+        engine = engines(load_engine(gemma, "cpu", "f16", capacity=720, chunk=chunk, logits_rows=1))
         logits, answer = engine.forward(tokens), list[int]()
         for _ in range(20):
             answer.append(int(logits.argmax()))
             logits = engine.forward(np.array(answer[-1:], np.int32))
         answers.append(answer)
         config = engine.config
-        assert engine.kv.nbytes == find_backend("tvm", gemma.file, gemma.spec).footprint(gemma.spec, config).kv
+        assert engine.kv.nbytes == find_backend("cpu", gemma.file, gemma.spec).footprint(gemma.spec, config).kv
     assert answers[0] == answers[1]
 
 

@@ -31,7 +31,7 @@ from edge.types import IntArray
 
 FILE = GOLDEN / "qwen35.gguf"
 HYBRIDS = ("qwen35", "lfm2")
-OURS = ("reference", "tvm")
+OURS = ("reference", "cpu")
 EXACT = 2e-4
 U32, F32_TYPE = 4, 0
 
@@ -154,7 +154,7 @@ def test_eviction_touches_rows_of_attention_only(hybrid: str, engines: Callable[
 def test_a_long_text_in_chunks_is_the_same_token_by_token(hybrid: str, engines: Callable[[Engine], Engine]) -> None:
     model, _, _ = open_fallback(hybrid)
     tokens = np.random.default_rng(2).integers(3, model.spec.vocab, 4000).astype(np.int32)
-    chunked, stepped = (engines(load_engine(model, "tvm", "f32", capacity=4096, chunk=64)) for _ in range(2))
+    chunked, stepped = (engines(load_engine(model, "cpu", "f32", capacity=4096, chunk=64)) for _ in range(2))
     expected = chunked.forward_all(tokens)
     found = np.concatenate([stepped.forward(tokens[at : at + 1])[None].copy() for at in range(tokens.size)])
     np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
@@ -168,7 +168,7 @@ def test_a_session_writes_past_its_cache(hybrid: str, policy: str) -> None:
         session.generate("once upon a time " * 10, max_tokens=60, sampling=SamplingParams(temperature=0))
         report = session.report
     assert report is not None
-    assert report.plan["backend"] == "tvm"
+    assert report.plan["backend"] == "cpu"
     assert report.kv.evicted > 0
 
 
@@ -176,7 +176,7 @@ def test_a_session_writes_past_its_cache(hybrid: str, policy: str) -> None:
 def test_the_plan_counts_the_state(hybrid: str) -> None:
     """As llama.cpp counts it, which test_fallback.py compares with `state_bytes`."""
     spec = open_fallback(hybrid)[0].spec
-    plan = make_plan(spec, engine_named("tvm"), Options(max_kv_size=64))
+    plan = make_plan(spec, engine_named("cpu"), Options(max_kv_size=64))
     assert plan.bytes.fixed_kv == spec.state_bytes > 0
 
 
@@ -195,14 +195,14 @@ def test_impossible_heads_are_refused(key: str, value: int, tmp_path: Path) -> N
 def test_quantizing_keeps_a_convolution_in_float32(hybrid: str, tmp_path: Path) -> None:
     write_plain(open_fallback(hybrid)[0].file, tmp_path / "model.gguf", "Q8_0", pure=True)
     model = open_model(tmp_path / "model.gguf")
-    engine_named("tvm").check_supported(model.file, model.spec)
+    engine_named("cpu").check_supported(model.file, model.spec)
     assert {info.type for name, info in model.file.tensors.items() if "conv" in name and info.shape[0] < 8} == {"F32"}
 
 
 def test_what_hybrids_cannot_do_yet_is_refused() -> None:
     model = open_fallback("qwen35")[0]
     with pytest.raises(UnsupportedError, match="with adapters does not run"):
-        engine_named("tvm").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
+        engine_named("cpu").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
     with pytest.raises(UnsupportedError, match="cannot be exported: the C runtime of apps does not run"):
         edge.export(model, "unused")
     with pytest.raises(UnsupportedError, match="cannot be pruned"):

@@ -134,8 +134,8 @@ def test_native_logits_are_those_of_merged_weights(
     lora = lora_of(model, f"{write_adapter(path, model, rank)}:0.7")
     expected = answers(merged(model, (path, 0.7)))
     for threads in (1, THREADS):
-        engine = engines(load(model, "tvm", lora=lora, threads=threads))
-        assert_merged(answers(engine), expected, "tvm", name)
+        engine = engines(load(model, "cpu", lora=lora, threads=threads))
+        assert_merged(answers(engine), expected, "cpu", name)
 
 
 @pytest.mark.slow
@@ -146,12 +146,12 @@ def test_adapters_are_exchanged_in_place(tmp_path: Path, engines: Callable[[Engi
     large = write_adapter(tmp_path / "large.gguf", model, 16)
     small = write_adapter(tmp_path / "small.gguf", model, 3, only=("attn_v", "1.ffn_down"), seed=2)
     mixed = write_adapter(tmp_path / "mixed.gguf", model, 5, seed=3, edit=halve_some_ranks)
-    engine = cast(AdaptedEngine, engines(load(model, "tvm", lora=lora_of(model, large), threads=THREADS)))
-    plain = answers(load(model, "tvm", threads=THREADS))
+    engine = cast(AdaptedEngine, engines(load(model, "cpu", lora=lora_of(model, large), threads=THREADS)))
+    plain = answers(load(model, "cpu", threads=THREADS))
     for path in (large, small, mixed, large):
         engine.set_lora(lora_of(model, path))
         assert engine.kv.length == 0
-        assert_merged(answers(engine), answers(merged(model, (path, 1.0))), "tvm", name)
+        assert_merged(answers(engine), answers(merged(model, (path, 1.0))), "cpu", name)
     engine.set_lora(None)
     np.testing.assert_array_equal(answers(engine), plain)
     with pytest.raises(InputError, match="rank 20"):
@@ -164,10 +164,10 @@ def halve_some_ranks(tensors: dict[str, AnyArray]) -> None:
         tensors[name] = np.ascontiguousarray(tensors[name][part] if name.endswith("_a") else tensors[name][:, part])
 
 
-@pytest.mark.parametrize("backend", ["reference", "llamacpp", pytest.param("tvm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["reference", "llamacpp", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_several_adapters_add_up(backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     model, name = golden("llama-gqa-tied"), "llama-gqa-tied"
-    if backend == "tvm":
+    if backend == "cpu":
         require_native()
     one = write_adapter(tmp_path / "one.gguf", model, 3)
     two = write_adapter(tmp_path / "two.gguf", model, 8, only=("attn",), seed=2)
@@ -184,8 +184,8 @@ def test_quantized_activations_serve_adapters(kind: str, tmp_path: Path, engines
     model = open_model(write_small(tmp_path / "small.gguf", Small(layers=2, types=kind)))
     lora = lora_of(model, write_adapter(tmp_path / "a.gguf", model, 8))
     expected, plain = answers(merged(model, (tmp_path / "a.gguf", 1.0))), answers(merged(model))
-    ours = answers(engines(load(model, "tvm", "f16", lora, THREADS)))
-    alone = answers(engines(load(model, "tvm", "f16", threads=THREADS)))
+    ours = answers(engines(load(model, "cpu", "f16", lora, THREADS)))
+    alone = answers(engines(load(model, "cpu", "f16", threads=THREADS)))
     assert np.sqrt(np.mean((ours - expected) ** 2)) < 2 * np.sqrt(np.mean((alone - plain) ** 2)) + 0.01
     assert np.corrcoef(ours.ravel(), expected.ravel())[0, 1] > 0.99
 
@@ -210,8 +210,8 @@ def test_a_real_model_answers_as_llama_cpp_does(
     require_native()
     lora = lora_of(smollm2, write_adapter(tmp_path / "a.gguf", smollm2, 16, kind="F16"))
     tokens = smollm2.encode_prompt("Why is the sky blue? Because", raw=True)
-    loaded = [engines(load(smollm2, name, "f16", lora, THREADS)) for name in ("tvm", "llamacpp")]
-    plain = engines(load(smollm2, "tvm", "f16", threads=THREADS)).forward_all(tokens)
+    loaded = [engines(load(smollm2, name, "f16", lora, THREADS)) for name in ("cpu", "llamacpp")]
+    plain = engines(load(smollm2, "cpu", "f16", threads=THREADS)).forward_all(tokens)
     ours, theirs = (engine.forward_all(tokens).copy() for engine in loaded)
     assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.99
     assert (ours - theirs).std() < 0.3 * (ours - plain).std()  # the adapter matters more than how engines round
@@ -355,13 +355,13 @@ def adapters(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize(
     ("backend", "options"),
-    [("reference", {}), ("llamacpp", {}), pytest.param("tvm", {"kv_dtype": "f32"}, marks=pytest.mark.slow)],
+    [("reference", {}), ("llamacpp", {}), pytest.param("cpu", {"kv_dtype": "f32"}, marks=pytest.mark.slow)],
 )
 def test_a_session_changes_its_adapter(
     backend: str, options: dict[str, Any], open_session: Open, adapters: list[Path]
 ) -> None:
     """Also to one of a larger rank than it was loaded with, and of none."""
-    if backend == "tvm":
+    if backend == "cpu":
         require_native()
     options = {"backend": backend, **options}
     small, large = adapters
@@ -425,11 +425,11 @@ def test_a_conversation_is_run_again_under_another_adapter(
     assert [*talk.say("And then?", **SHORT)] == [*other.say("And then?", **SHORT)]
 
 
-@pytest.mark.parametrize("backend", ["reference", "llamacpp", pytest.param("tvm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["reference", "llamacpp", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_a_prompt_cache_keeps_adapters_apart(
     backend: str, open_session: Open, adapters: list[Path], tmp_path: Path
 ) -> None:
-    if backend == "tvm":
+    if backend == "cpu":
         require_native()
     options = {"backend": backend, "kv_dtype": "f32", "prompt_cache": PromptCache(tmp_path / "cache")}
     prompt = np.resize(TOKENS, 200)
@@ -451,9 +451,9 @@ def test_a_prompt_cache_keeps_adapters_apart(
     assert elsewhere.report.tokens.reused > 0
 
 
-@pytest.mark.parametrize("backend", ["reference", "llamacpp", "tvm"])
+@pytest.mark.parametrize("backend", ["reference", "llamacpp", "cpu"])
 def test_a_plan_counts_adapters(backend: str, adapters: list[Path]) -> None:
-    if backend == "tvm":
+    if backend == "cpu":
         require_native()
     model, options = golden("llama-gqa-tied"), edge.Options(max_kv_size=300)
     engine = find_backend(backend, model.file, model.spec)
@@ -477,7 +477,7 @@ def test_a_budget_holds_for_another_adapter(open_session: Open, tmp_path: Path) 
 
 def test_engines_without_adapters_say_so(adapters: list[Path]) -> None:
     pytest.importorskip("onnxruntime")
-    with pytest.raises(UnsupportedError, match="runs no LoRA adapters: use --backend tvm"):
+    with pytest.raises(UnsupportedError, match="runs no LoRA adapters: use --backend cpu"):
         edge.load(golden("llama-gqa-tied"), backend="onnx", lora=adapters[0])
 
 

@@ -248,7 +248,7 @@ def test_closing_a_session_ends_its_open_stream() -> None:
         session.generate("x")
 
 
-@pytest.mark.parametrize("backend", ["reference", "tvm"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_forked_child_is_told_to_load_the_model_itself(backend: str, tmp_path: Path) -> None:
     model = open_golden(MODEL).model
     options = {"backend": backend, "max_kv_size": 64, "threads": 1}
@@ -277,7 +277,7 @@ def test_a_long_text_has_longropes_long_factors_however_it_is_read() -> None:
     model = open_model(GOLDEN / "phi3-longrope.gguf")
     tokens = np.random.default_rng(1).integers(3, 200, 300).astype(np.int32)
     parts = [tokens[at : at + 10] for at in range(0, 300, 10)]
-    with load(model, backend="tvm", kv_policy="h2o", max_kv_size=64, prefill_step_size=16, threads=2) as session:
+    with load(model, backend="cpu", kv_policy="h2o", max_kv_size=64, prefill_step_size=16, threads=2) as session:
         greedy = SamplingParams(temperature=0)
         whole = session.generate(tokens, max_tokens=20, ignore_eos=True, sampling=greedy)
         key = session.engine.kv.key

@@ -230,7 +230,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_chain(tmp_path_factory.mktemp("qwen") / "qwen.gguf", SPECIALS["qwen"], QWENS_WAY)
 
 
-@pytest.fixture(scope="module", params=["reference", "llamacpp", "tvm"])
+@pytest.fixture(scope="module", params=["reference", "llamacpp", "cpu"])
 def session(request: pytest.FixtureRequest, qwen: Path) -> Iterator[Session]:
     with load(qwen, backend=request.param, max_kv_size=128, threads=1) as opened:
         yield opened

@@ -49,7 +49,7 @@ def said(talk: Conversation, text: str, **options: Any) -> str:
     return "".join(talk.say(text, **{"max_tokens": 40, **options}))
 
 
-@pytest.fixture(params=["reference", "llamacpp", "tvm"])
+@pytest.fixture(params=["reference", "llamacpp", "cpu"])
 def talk(request: pytest.FixtureRequest, qwen: Path) -> Iterator[Conversation]:
     options = {"max_kv_size": 256, "threads": 1, "prompt_cache": PromptCache(memory="16MiB")}
     with load(qwen, backend=request.param, **options) as opened:
@@ -126,7 +126,7 @@ def test_thoughts_stay_in_windows_that_have_moved_on(tmp_path: Path) -> None:
     path = write_small(
         tmp_path / "windows.gguf", small, special=SPECIALS["always"], attention__sliding_window_pattern=2
     )
-    with load(path, backend="tvm", threads=1, max_kv_size=256, prefill_step_size=8) as session:
+    with load(path, backend="cpu", threads=1, max_kv_size=256, prefill_step_size=8) as session:
         assert session.engine.kv.has_tail
         talk = Conversation(session)
         said(talk, "one", ignore_eos=True, max_tokens=150)

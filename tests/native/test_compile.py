@@ -37,7 +37,7 @@ MODEL = Path(__file__).parents[1] / "golden" / "llama-one-layer.gguf"
 # A device without TVM: what it would import is not there.
 WITHOUT_TVM = """
 import json, os, sys
-sys.modules |= dict.fromkeys(("tvm", "tvm_ffi", "elftools"))
+sys.modules |= dict.fromkeys(("cpu", "tvm_ffi", "elftools"))
 from edge.cli import main
 
 output, sys.stdout = sys.stdout, open(os.devnull, "w")
@@ -53,10 +53,10 @@ print(json.dumps(status), file=output)
 # Such a device plans a run, and runs a token.
 PLANNING = """
 import json, sys
-sys.modules |= dict.fromkeys(("tvm", "tvm_ffi", "elftools"))
+sys.modules |= dict.fromkeys(("cpu", "tvm_ffi", "elftools"))
 import edge
 
-session = edge.load(sys.argv[1], backend="tvm", kv_policy="full")
+session = edge.load(sys.argv[1], backend="cpu", kv_policy="full")
 session.generate("Hi", max_tokens=1)
 print(json.dumps([session.plan.tuned, session.plan.config.tuning, session.plan.config.chunk]))
 """
@@ -221,7 +221,7 @@ def test_a_device_without_a_compiler_runs_what_it_was_given(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(model: Path) -> Child:
-        return run_child(WITHOUT_TVM, "run", model, "-p", "Hi", "-n", "5", "--raw", "--backend", "tvm")
+        return run_child(WITHOUT_TVM, "run", model, "-p", "Hi", "-n", "5", "--raw", "--backend", "cpu")
 
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     before = run(MODEL)

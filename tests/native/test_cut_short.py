@@ -15,7 +15,7 @@ from edge.backends.tvm.packing import weights
 from edge.errors import EngineError
 path, backend = sys.argv[1:]
 cut = path
-if backend == "tvm":  # its own copy of the packed weights
+if backend == "cpu":  # its own copy of the packed weights
     cut = path + ".bin"
     weights.open = lambda source, mode: open(shutil.copy(source, cut) if source.suffix == ".bin" else source, mode)
 said = []
@@ -31,12 +31,12 @@ print(json.dumps(said))
 """
 
 
-@pytest.mark.parametrize("backend", ["tvm", "llamacpp"])
+@pytest.mark.parametrize("backend", ["cpu", "llamacpp"])
 def test_a_file_that_is_cut_short_is_an_error(backend: str, tmp_path: Path) -> None:
-    pytest.importorskip({"tvm": "tvm_ffi", "llamacpp": "llama_cpp"}[backend])
+    pytest.importorskip({"cpu": "tvm_ffi", "llamacpp": "llama_cpp"}[backend])
     path = tmp_path / "model.gguf"
     shutil.copy(GOLDEN / "llama-gqa-tied.gguf", path)
     child = run_child(CODE, path, backend)
     assert child.status == 0, child.errors
-    name = "a file of packed weights in the cache folder" if backend == "tvm" else str(path)
+    name = "a file of packed weights in the cache folder" if backend == "cpu" else str(path)
     assert child.output == [f"{name} was cut short while it was in use: restore it, and load the model again"] * 2

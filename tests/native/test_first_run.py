@@ -21,7 +21,7 @@ import json, sys
 import edge
 
 def load(memory):
-    return edge.load(sys.argv[1], backend="tvm", max_kv_size=64, threads=1, memory=memory)
+    return edge.load(sys.argv[1], backend="cpu", max_kv_size=64, threads=1, memory=memory)
 
 try:
     load("110MiB")

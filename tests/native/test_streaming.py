@@ -52,7 +52,7 @@ def opened(name: str) -> Model:
 
 
 def native(model: Model) -> Backend:
-    return find_backend("tvm", model.file, model.spec)
+    return find_backend("cpu", model.file, model.spec)
 
 
 def answers(engine: Engine, vocab: int) -> list[FloatArray]:
@@ -314,7 +314,7 @@ memory, rows = int(sys.argv[1]) or None, int(sys.argv[2])
 model = edge.open_model("smollm2-135m")
 prompt = np.arange(1000, 1000 + rows - 24, dtype=np.int32)
 drawn = []
-with edge.load(model, backend="tvm", memory=memory, threads=2, expected_tokens=rows) as session:
+with edge.load(model, backend="cpu", memory=memory, threads=2, expected_tokens=rows) as session:
     text = session.generate(prompt, max_tokens=24, ignore_eos=True)
     memory = session.report.to_dict()["memory"]
     print(json.dumps({"text": text, "memory": memory, "predicted": session.plan.predicted_peak,

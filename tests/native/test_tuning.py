@@ -489,7 +489,7 @@ def record_for(model: Model, values: Values, **more: Any) -> Record:
 
 
 def plan_for(model: Model, memory: int | None = None, **options: Any) -> Plan:
-    backend = find_backend("tvm", model.file, model.spec)
+    backend = find_backend("cpu", model.file, model.spec)
     return make_plan(model.spec, backend, Options(**options, memory=memory))
 
 
@@ -550,7 +550,7 @@ def test_values_that_this_version_does_not_know_are_ignored_with_one_warning(
 def test_the_plan_counts_what_tuned_blocks_need(tiny: Path, folder: Path) -> None:
     """The promise of memory holds for larger blocks, too."""
     model = open_model(tiny)
-    backend = find_backend("tvm", model.file, model.spec)
+    backend = find_backend("cpu", model.file, model.spec)
     shape, target = Shape.of(model.spec), choose_target()
     config = EngineConfig(256, 64, "f16", 2)
     larger = replace(config, tuning={"chunk_block": 64, "gemm_tokens": 2 * target.gemm_tokens})
@@ -592,7 +592,7 @@ def test_every_point_of_the_space_gives_the_same_tokens(
     expected = oracle.forward_all(tokens)
     tuned = {name: value for name, value in values.items() if name not in ("threads", "chunk")}
     config = EngineConfig(128, values["chunk"], "f32", values["threads"], logits_rows=8, tuning=tuned)
-    engine = engines(find_backend("tvm", model.file, model.spec).load(model.file, model.spec, config))
+    engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
     np.testing.assert_allclose(engine.forward(tokens), expected[-1], rtol=0, atol=1e-3)
     engine.kv.truncate(40)
     for at in range(40, 90):
@@ -608,7 +608,7 @@ def test_batches_of_any_size_serve_every_token(tmp_path: Path, engines: Callable
     tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 90).astype(np.int32)
     oracle = engines(reference.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
     config = EngineConfig(128, 33, "f16", 2, logits_rows=33, tuning={"gemm_tokens": 5, "chunk_dealt": True})
-    engine = engines(find_backend("tvm", model.file, model.spec).load(model.file, model.spec, config))
+    engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
     ours, theirs = engine.forward_all(tokens), oracle.forward_all(tokens)
     for ours_row, theirs_row in zip(ours, theirs, strict=True):
         assert np.corrcoef(ours_row, theirs_row)[0, 1] > 0.99

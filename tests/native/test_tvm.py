@@ -59,7 +59,7 @@ def tokens_of(model: Model, count: int, seed: int = 7) -> IntArray:
 def open_with(
     model: Model, kv_dtype: str, *, threads: int = 1, chunk: int = 8, capacity: int = 128, pinned: int = 16
 ) -> Engine:
-    module = find_backend("tvm", model.file, model.spec)
+    module = find_backend("cpu", model.file, model.spec)
     config = EngineConfig(capacity, chunk, kv_dtype, threads, min(8, chunk), pinned=pinned)
     return module.load(model.file, model.spec, config)
 
@@ -116,7 +116,7 @@ def write_typed(folder: Path, types: str | dict[str, str]) -> Model:
 def test_every_block_type_is_read_as_gguf_reads_it(typed: Model, engines: Callable[[Engine], Engine]) -> None:
     tokens = tokens_of(typed, 45)
     expected = expected_logits(typed, tokens)
-    engine = engines(load_engine(typed, "tvm", "f32"))
+    engine = engines(load_engine(typed, "cpu", "f32"))
     assert_close(engine.forward_all(tokens), expected)
     assert_close(in_pieces(engine, tokens, [1], every=False), expected)
     assert_close(in_pieces(engine, tokens, [3, 1, 17]), expected)
@@ -128,7 +128,7 @@ def test_quantized_activations_cost_as_little_as_in_llama_cpp(
 ) -> None:
     tokens = tokens_of(typed, 45)
     expected = expected_logits(typed, tokens)
-    engine = engines(load_engine(typed, "tvm", "f16"))
+    engine = engines(load_engine(typed, "cpu", "f16"))
     ours = engine.forward_all(tokens).copy()
     assert correlation(ours, expected) > 0.999
     theirs = engines(load_engine(typed, "llamacpp", "f16")).forward_all(tokens)
@@ -627,7 +627,7 @@ import json, sys
 from conftest import load_engine, open_golden
 
 golden = open_golden("llama-gqa-tied")
-engine = load_engine(golden.model, "tvm", sys.argv[1])
+engine = load_engine(golden.model, "cpu", sys.argv[1])
 print(json.dumps(engine.forward_all(golden.tokens).tolist()))
 engine.close()
 """
@@ -737,7 +737,7 @@ def open_edited(path: Path, small: Small, edit: Edit | None = None, **options: A
 
 def refused(model: Model, match: str) -> None:
     with pytest.raises(UnsupportedError, match=match):
-        find_backend("tvm", model.file, model.spec)
+        find_backend("cpu", model.file, model.spec)
 
 
 @pytest.mark.parametrize("name", ["blk.0.ffn_up", "token_embd", "output"])

@@ -28,7 +28,7 @@ def native(golden: Golden, engines: Callable[[Engine], Engine]) -> NativeEngine:
     """Two threads, float32 throughout."""
     model = golden.model
     config = EngineConfig(128, CHUNK, "f32", threads=2, logits_rows=CHUNK, observes=True)
-    engine = engines(find_backend("tvm", model.file, model.spec).load(model.file, model.spec, config))
+    engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
     assert isinstance(engine, NativeEngine)
     return engine
 
@@ -91,7 +91,7 @@ def test_nothing_is_added_up_unless_asked(native: NativeEngine, golden: Golden) 
 
 
 def test_an_engine_without_room_for_attention_says_so(golden: Golden, engines: Callable[[Engine], Engine]) -> None:
-    engine = engines(load_engine(golden.model, "tvm", "f32"))
+    engine = engines(load_engine(golden.model, "cpu", "f32"))
     assert isinstance(engine, NativeEngine)
     with pytest.raises(UnsupportedError, match="observes"):
         engine.observe(1)

@@ -215,7 +215,7 @@ def test_the_rate_of_bytes_says_something_of_floats() -> None:
         ("raspberry-pi-5", {}, InputError, "its profile names no NPU"),
         ("galaxy-s24", {"provider": "cuda"}, InputError, "Qualcomm Hexagon v75: use --provider qnn"),
         ("galaxy-s24", {"kv_dtype": "int8"}, UnsupportedError, "on an NPU this model is run with f16 or f32"),
-        ("galaxy-s24", {"backend": "tvm"}, UnsupportedError, "--provider is for the onnx engine"),
+        ("galaxy-s24", {"backend": "cpu"}, UnsupportedError, "--provider is for the onnx engine"),
         ("web", {"memory": "1GiB"}, UnsupportedError, "--provider"),
     ],
 )

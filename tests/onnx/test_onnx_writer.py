@@ -81,7 +81,7 @@ def test_a_folder_is_opened_and_runs_as_its_source_does(tmp_path: Path, engines:
     with load(tmp_path / "model", max_kv_size=64, kv_dtype="int8") as session:
         assert session.plan.backend == "onnx"
         session.generate("Hello", max_tokens=5)
-    for backend in ("tvm", "llamacpp", "reference"):
+    for backend in ("cpu", "llamacpp", "reference"):
         with pytest.raises(UnsupportedError, match="use --backend onnx"):
             find_backend(backend, opened.file, opened.spec)
     with pytest.raises(InputError, match="already"):

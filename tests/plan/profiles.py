@@ -40,7 +40,7 @@ def spread(middle: float) -> Spread:
 
 def make_plan(**changes: Any) -> Plan:
     plan = Plan(
-        backend="tvm",
+        backend="cpu",
         kv_policy="streaming",
         sinks=4,
         config=EngineConfig(capacity=1024, chunk=256, kv_dtype="f16", threads=2, tuning={"tile": 8}),
@@ -75,7 +75,7 @@ def make_timeline() -> Timeline:
     )
 
 
-def make_engine(name: str = "tvm", **changes: Any) -> EngineProfile:
+def make_engine(name: str = "cpu", **changes: Any) -> EngineProfile:
     prefill = Phase("prefill", 512, 0, 256, spread(0.0005), 0.004, 8e8, 4e11)
     decode = Phase("decode", 48, 512, 1, spread(0.0025), 0.044, 1.6e10, 4.5e10, 17.6)
     operators = [

@@ -214,10 +214,10 @@ SMALL_REQUESTS = st.builds(
 
 
 @settings(max_examples=examples(20))
-@given(SMALL_REQUESTS, st.sampled_from(["tvm", "llamacpp"]), st.integers(20, 89))
+@given(SMALL_REQUESTS, st.sampled_from(["cpu", "llamacpp"]), st.integers(20, 89))
 def test_the_budget_that_is_named_is_the_smallest_that_fits(request_: Options, engine: str, memory: int) -> None:
     """Doing what the message says, and nothing else, gives a plan; a MiB less gives none."""
-    backend = NATIVE if engine == "tvm" else LLAMACPP
+    backend = NATIVE if engine == "cpu" else LLAMACPP
     try:
         native_plan(request_, memory * MIB, backend)
         return
@@ -445,17 +445,17 @@ with edge.load(model, memory=memory, threads=1, **options) as session:
 @pytest.mark.parametrize(
     ("backend", "memory", "rows", "kv_dtype", "policy"),
     [
-        ("tvm", "256MiB", 1024, "int8", "h2o"),
+        ("cpu", "256MiB", 1024, "int8", "h2o"),
         ("llamacpp", "210MiB", 256, "f16", "streaming"),
         ("llamacpp", "220MiB", None, "f16", "streaming"),
         ("llamacpp", "220MiB", None, "q4_0", "streaming"),
-        ("tvm", "180MiB", 256, "f16", "streaming"),
-        ("tvm", "200MiB", None, "f16", "streaming"),
-        ("tvm", "256MiB", None, "int8", "streaming"),
+        ("cpu", "180MiB", 256, "f16", "streaming"),
+        ("cpu", "200MiB", None, "f16", "streaming"),
+        ("cpu", "256MiB", None, "int8", "streaming"),
         *(
             pytest.param(*each, marks=pytest.mark.exhaustive)
             for each in (
-                ("tvm", "256MiB", 1024, "f16", "keydiff"),
+                ("cpu", "256MiB", 1024, "f16", "keydiff"),
                 ("llamacpp", "256MiB", 512, "f16", "h2o"),
                 ("llamacpp", "400MiB", 2048, "f16", "snapkv"),
                 ("llamacpp", "300MiB", 1024, "f32", "tova"),
@@ -464,9 +464,9 @@ with edge.load(model, memory=memory, threads=1, **options) as session:
                 ("llamacpp", "300MiB", 1024, "f32", "streaming"),
                 ("llamacpp", "1GiB", 2048, "f16", "streaming"),
                 ("llamacpp", "512MiB", 4096, "q8_0", "streaming"),
-                ("tvm", "256MiB", 2048, "f16", "streaming"),
-                ("tvm", "300MiB", 1024, "f32", "streaming"),
-                ("tvm", "1GiB", None, "f16", "streaming"),
+                ("cpu", "256MiB", 2048, "f16", "streaming"),
+                ("cpu", "300MiB", 1024, "f32", "streaming"),
+                ("cpu", "1GiB", None, "f16", "streaming"),
             )
         ),
     ],
@@ -474,7 +474,7 @@ with edge.load(model, memory=memory, threads=1, **options) as session:
 def test_the_prediction_is_within_a_tenth_of_the_measured_peak(
     backend: str, memory: str, rows: int | None, kv_dtype: str, policy: str
 ) -> None:
-    if backend == "tvm":  # compile first: the kernel counts a child's children in, and the compiler is one
+    if backend == "cpu":  # compile first: the kernel counts a child's children in, and the compiler is one
         run_child(_MEASURE, backend, "2GiB", rows, kv_dtype, policy)
     child = run_child(_MEASURE, backend, memory, rows, kv_dtype, policy)
     assert child.status == 0, child.errors

@@ -37,9 +37,9 @@ from edge.run.history import Phase, Run, Setting
 SPEC = replace(open_golden("llama-gqa-tied").model.spec, network=None, window=0)
 CONFIG = EngineConfig(capacity=4096, chunk=128, kv_dtype="f16", threads=4)
 BYTES = PlanBytes(interpreter=0, weights=100_000_000, kv=4096 * 20_000, scratch=0)
-PLAN = Plan("tvm", "streaming", 4, CONFIG, 256, BYTES, 0, 1 << 30, "budget")
+PLAN = Plan("cpu", "streaming", 4, CONFIG, 256, BYTES, 0, 1 << 30, "budget")
 POWER = Power(2.0, 1.0, 100.0, "x")
-SETTING = Setting("cpu", "m", "tvm", "f16", 4)
+SETTING = Setting("cpu", "m", "cpu", "f16", 4)
 
 
 def device(name: str = "x", **values: float) -> DeviceProfile:
@@ -51,9 +51,9 @@ KNOWN = device(read_bandwidth=10e9, f32_flops=50e9, core_watts=2.0, idle_watts=1
 
 
 def test_decoding_follows_the_roofline() -> None:
-    reach = efficiency_of("tvm")
+    reach = efficiency_of("cpu")
     reading = reach.rows_of("f16").reading
-    weights = reach.together(weight_shares(SPEC, "tvm", CONFIG), lambda each: each.reading)
+    weights = reach.together(weight_shares(SPEC, "cpu", CONFIG), lambda each: each.reading)
     found = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0, 1000)))
     empty, full = found.decode
     # Bytes of weights and of one row at an empty cache, and of 1,000 more rows.
@@ -65,13 +65,13 @@ def test_decoding_follows_the_roofline() -> None:
 
 @pytest.mark.parametrize("int8_ops", [None, 3e6])
 def test_prompts_follow_arithmetic_where_it_takes_longer(int8_ops: float | None) -> None:
-    reach = efficiency_of("tvm")
+    reach = efficiency_of("cpu")
     slow = device(read_bandwidth=1e15, f32_flops=1e6, **({"int8_ops": int8_ops} if int8_ops else {}))
     found = predict(SPEC, PLAN, slow, Wanted(prompt=128))
     footprint = Footprint(BYTES.weights, BYTES.kv, 0, 0)
     work = work_of(SPEC, CONFIG, footprint, 128, 0)
     integers, floats = (reach.weights[each].rate(1e6, int8_ops) for each in ("integers", "floats"))
-    shares = weight_shares(SPEC, "tvm", CONFIG)
+    shares = weight_shares(SPEC, "cpu", CONFIG)
     inverse = shares.get("integers", 0) / integers + shares.get("floats", 0) / floats
     linear = (work.flops - work.attention_flops) * inverse
     attention = work.attention_flops / (1e6 * reach.rows_of("f16").float32)
@@ -110,7 +110,7 @@ def test_every_byte_of_the_weights_is_of_one_kind(sizes: dict[str, int], repack:
     total = sum(sizes.values())
     floats = sum(size for name, size in sizes.items() if name.startswith("F")) / total
     relaid = sum(size for name, size in sizes.items() if name in ("Q4_0", "Q4_K")) / total if repack else 0
-    for name, expected in (("tvm", 1 - floats), ("onnx", 1 - floats), ("llamacpp", relaid), ("reference", 0)):
+    for name, expected in (("cpu", 1 - floats), ("onnx", 1 - floats), ("llamacpp", relaid), ("reference", 0)):
         shares = weight_shares(spec, name, config)
         assert shares.get("integers", 0) == pytest.approx(expected)
         assert sum(shares.values()) == pytest.approx(1)
@@ -218,7 +218,7 @@ def test_the_law_of_earlier_runs_is_found_in_spite_of_noise(seed: int) -> None:
 
 
 def test_one_run_says_where_the_line_lies_and_the_roofline_how_steep_it_is() -> None:
-    reach = efficiency_of("tvm")
+    reach = efficiency_of("cpu")
     found = predict(
         SPEC, PLAN, device("host", read_bandwidth=10e9), Wanted(contexts=(100, 1100)), earlier([(100, 0.03)])
     )
@@ -308,7 +308,7 @@ def plan(*flags: str) -> Any:
 def test_planning_for_another_device() -> None:
     found = plan("--device", "raspberry-pi-5", "--energy", "30J", "--power", "5W", "--time", "20s")
     assert (found["limit"], found["limit_source"]) == (2 << 30, "raspberry-pi-5")
-    assert (found["backend"], found["config"]["threads"], found["tuned"]) == ("tvm", 4, "default")
+    assert (found["backend"], found["config"]["threads"], found["tuned"]) == ("cpu", 4, "default")
     predicted = found["prediction"]
     assert predicted["device"] == "raspberry-pi-5"
     assert all(predicted[name] for name in ("prefill_tok_s", "ttft_s", "watts", "energy_tokens", "time_tokens"))
@@ -347,11 +347,11 @@ def test_free_memory_is_what_the_governor_will_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "engine", "why"),
     [
-        ("macbook-air-m3", "llamacpp", "llamacpp is assumed: the tvm engine runs on macos in exported apps only"),
-        ("snapdragon-x-elite", "llamacpp", "llamacpp is assumed: the tvm engine does not run on windows yet"),
-        ("iphone-16", "tvm", "tvm is assumed, in an app that edge export makes"),
-        ("pixel-9", "tvm", "tvm is assumed, in an app that edge export makes"),
-        ("raspberry-pi-5", "tvm", ""),
+        ("macbook-air-m3", "llamacpp", "llamacpp is assumed: the cpu engine runs on macos in exported apps only"),
+        ("snapdragon-x-elite", "llamacpp", "llamacpp is assumed: the cpu engine does not run on windows yet"),
+        ("iphone-16", "cpu", "cpu is assumed, in an app that edge export makes"),
+        ("pixel-9", "cpu", "cpu is assumed, in an app that edge export makes"),
+        ("raspberry-pi-5", "cpu", ""),
     ],
 )
 def test_an_engine_that_nobody_chose_is_named_with_the_reason(device: str, engine: str, why: str) -> None:
@@ -371,7 +371,7 @@ def test_a_phone_has_no_interpreter(device: str, flags: list[str]) -> None:
     """Beside an engine's own libraries, an app takes what the C runtime was measured to take, and its tables."""
     engine = engine_named(plan("--device", device, *flags)["backend"])
     found = plan("--device", device, *flags)["bytes"]["interpreter"]
-    exported = engine.NAME == "tvm" and not flags
+    exported = engine.NAME == "cpu" and not flags
     libraries = 0 if exported else engine.footprint(*_as_planned(device, *flags)).runtime
     assert RUNTIME_BYTES <= found - libraries < RUNTIME_BYTES + (1 << 20)
     shown = run.invoke(app, ["plan", MODEL, "--device", device, *flags]).output
@@ -412,7 +412,7 @@ def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
         (["--device", "toaster"], "unknown device"),
         (["--device", "pixel-9", "--backend", "warp"], "unknown backend"),
         (["--device", "generic-x86"], "say --memory"),
-        (["--device", "macbook-air-m3", "--backend", "tvm"], "runs on macos in exported apps only"),
+        (["--device", "macbook-air-m3", "--backend", "cpu"], "runs on macos in exported apps only"),
         (["--max-kv-size", "64", "--at", "8,65"], "--at 65 is more than the 64 rows of the cache"),
         (["--prompt-tokens", "9" * 400], "Invalid value"),
         (["--at", "-1"], "--at takes numbers"),

@@ -50,7 +50,7 @@ from edge.values import parse
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 PLAIN = Evidence(
-    model="m.gguf", engine="tvm", threads=2, tok_s=100.0, bytes_per_token=9e7, bytes_per_s=9e9, bandwidth=0.3,
+    model="m.gguf", engine="cpu", threads=2, tok_s=100.0, bytes_per_token=9e7, bytes_per_s=9e9, bandwidth=0.3,
     compute=0.1, rows=512, wanted_rows=512, bits=4.5,
 )  # fmt: skip
 HOT = {"sustained": 0.7, "celsius": 79.0, "trip": 80.0, "allowed": 0.6, "cooled": 0.7, "watts": 5.0}
@@ -202,7 +202,7 @@ def test_engines_that_multiply_bytes_stand_under_the_roof_of_bytes(
     assert engine.prefill.flops_per_s
     table = roofline_table(profile)
     assert table.rows[1][5] == f"{engine.prefill.flops_per_s / ceiling:.0%}"
-    assert ("the ceiling of tvm" in " ".join(table.notes)) == (ceiling == int8_ops)
+    assert ("the ceiling of cpu" in " ".join(table.notes)) == (ceiling == int8_ops)
     assert evidence_of(profile).compute == pytest.approx((engine.decode.flops_per_s or 0) / ceiling)
 
 
@@ -364,11 +364,11 @@ def quick(*more: str) -> tuple[str, ...]:
 
 def test_a_golden_model_is_profiled(tmp_path: Path) -> None:
     html, markdown, kept = (tmp_path / f"a.{each}" for each in ("html", "md", "json"))
-    done = edge(*quick("--backend", "tvm,reference", "-o", str(html), "-o", str(markdown), "-o", str(kept), "--json"))
+    done = edge(*quick("--backend", "cpu,reference", "-o", str(html), "-o", str(markdown), "-o", str(kept), "--json"))
     assert done.returncode == 0, done.stderr
     profile = read_profile(kept)
     assert profile == parse(Profile, json.loads(done.stdout))
-    assert [each.engine for each in profile.engines] == ["tvm", "reference"]
+    assert [each.engine for each in profile.engines] == ["cpu", "reference"]
     for engine in profile.engines:
         assert [each.context for each in engine.curve] == [8, 32]
         assert engine.timeline.peak >= max(each.rss for each in engine.timeline.samples) * 0.99
@@ -502,10 +502,10 @@ def wait_for(happened: Any) -> Any:
         ((MODEL, "--sustained", "0s"), "greater than zero"),
         ((MODEL, "--sustained", "1s"), "too short"),
         ((MODEL, "--energy", "3J"), "No such option"),
-        ((MODEL, "--backend", "tvm", "--kv-dtype", "q8_0"), "tvm has no KV dtype 'q8_0'"),
+        ((MODEL, "--backend", "cpu", "--kv-dtype", "q8_0"), "cpu has no KV dtype 'q8_0'"),
         (("compare", "/dev/zero", "/dev/zero"), "it is no regular file"),
         (("compare", MODEL, MODEL), "no JSON"),
-        ((MODEL, "--backend", "tvm,none"), "unknown backend 'none'"),
+        ((MODEL, "--backend", "cpu,none"), "unknown backend 'none'"),
         ((MODEL, "--sustained", "soon"), "is not understood"),
         (("none.gguf",), "no such model file"),
         (("compare", "none.json", "none.json"), "cannot be read"),

@@ -113,10 +113,10 @@ def test_numbers_must_be_finite() -> None:
 def test_ratios_are_second_by_first() -> None:
     slow = make_engine(decode=replace(make_engine().decode, per_token=spread(0.005)))
     rows = {each.what: each for each in compare_profiles(make_profile(), make_profile(engines=[slow]), "a", "b").rows}
-    assert rows["tvm: answer"].ratio == pytest.approx(0.5)
-    assert rows["tvm: answer"].sure
-    assert rows["tvm: prompt"].ratio == 1
-    assert not rows["tvm: prompt"].sure
+    assert rows["cpu: answer"].ratio == pytest.approx(0.5)
+    assert rows["cpu: answer"].sure
+    assert rows["cpu: prompt"].ratio == 1
+    assert not rows["cpu: prompt"].sure
     assert not any(each.startswith("llamacpp") for each in rows)
 
 
@@ -130,9 +130,9 @@ def test_joules_of_other_sources_are_no_match() -> None:
 
 
 def test_long_runs_are_compared_engine_by_engine() -> None:
-    slow = [make_engine(name, sustained=make_sustained(0.005)) for name in ("tvm", "llamacpp")]
+    slow = [make_engine(name, sustained=make_sustained(0.005)) for name in ("cpu", "llamacpp")]
     rows = {each.what: each for each in compare_profiles(make_profile(), make_profile(engines=slow), "a", "b").rows}
-    for name, ratio in (("tvm", 0.5), ("llamacpp", 0.6)):
+    for name, ratio in (("cpu", 0.5), ("llamacpp", 0.6)):
         assert rows[f"{name}: answer at the end of a long run"].ratio == pytest.approx(ratio)
         assert rows[f"{name}: end of it / its beginning"].ratio == pytest.approx(ratio)
     none = make_profile(engines=[make_engine()])
@@ -146,13 +146,13 @@ def test_nothing_is_better_or_worse_without_a_spread() -> None:
     found = compare_profiles(make_profile(engines=[first]), make_profile(engines=[slow]), "a", "b")
     once = {each.what for each in found.rows if each.sure is None}
     assert once == {
-        "memory read", "float32 products", "tvm: first token", "tvm: load", "tvm: peak memory",
-        "tvm: energy per token, estimated", "tvm: end of it / its beginning",
+        "memory read", "float32 products", "cpu: first token", "cpu: load", "cpu: peak memory",
+        "cpu: energy per token, estimated", "cpu: end of it / its beginning",
     }  # fmt: skip
     lines = {line.split("|")[1].strip(): line for line in document(found, ".md").splitlines() if line.startswith("|")}
-    assert "4.69" in lines["tvm: load"]
-    assert "not judged" in lines["tvm: load"]
-    assert "worse" in lines["tvm: answer at the end of a long run"]
+    assert "4.69" in lines["cpu: load"]
+    assert "not judged" in lines["cpu: load"]
+    assert "worse" in lines["cpu: answer at the end of a long run"]
     assert not any("better" in lines[each] or "worse" in lines[each] for each in once)
 
 
@@ -161,9 +161,9 @@ def test_what_disturbed_a_profile_is_said_in_comparisons() -> None:
     one = make_profile(engines=[make_engine(others=0.55, sustained=busy), make_engine("onnx", others=0.9)])
     found = compare_profiles(one, make_profile(engines=[make_engine(others=0.3)]), "a", "b")
     assert found.notes == [
-        "a: other programs took 55% of the cores while tvm was measured",
-        "a: other programs took up to 65% of the cores in the long run of tvm",
-        "b: other programs took 30% of the cores while tvm was measured",
+        "a: other programs took 55% of the cores while cpu was measured",
+        "a: other programs took up to 65% of the cores in the long run of cpu",
+        "b: other programs took 30% of the cores while cpu was measured",
     ]
     for text in (comparison(found), *(document(found, kind) for kind in (".md", ".html", ".json"))):
         assert all(each in text for each in found.notes)

@@ -132,11 +132,11 @@ def test_joules_are_called_what_they_are(kind: str) -> None:
 def test_long_runs_of_all_engines_are_told() -> None:
     """llamacpp needs 3 ms instead of 2.5 ms for a token at the end."""
     said = summary(make_profile())
-    assert re.search(r"\| tvm +\| +400 \| +400 \| +1.00 \|", said)
+    assert re.search(r"\| cpu +\| +400 \| +400 \| +1.00 \|", said)
     assert re.search(r"\| llamacpp \| +400 \| +333 \| +0.83 \|", said)
     for kind in (".md", ".html"):
         text = document(make_profile(), kind)
-        assert "tvm: the long run" in text
+        assert "cpu: the long run" in text
         assert "llamacpp: the long run" in text
         assert "estimated" in text[text.index("Sustained") :]
     minutes = make_sustained(length=60.0)
@@ -155,7 +155,7 @@ def test_the_kv_dtype_of_every_engine_is_told() -> None:
     wide = make_engine("onnx", plan=replace(make_engine().plan, config=replace(config, kv_dtype="f32")))
     profile = make_profile(engines=[make_engine(), wide])
     for text in (summary(profile), document(profile, ".md"), document(profile, ".html")):
-        assert "KV rows are not alike: f16 in tvm, f32 in onnx" in text
+        assert "KV rows are not alike: f16 in cpu, f32 in onnx" in text
     text = document(profile, ".md")
     assert "1,024 in f16" in text
     assert "1,024 in f32" in text

@@ -90,7 +90,7 @@ def test_a_retry_answers_the_same_question(open_session: Open) -> None:
 @pytest.mark.parametrize(("policy", "rows"), [("streaming", 80), ("h2o", 500)])
 def test_where_rows_are_gone_the_text_is_run_again(open_session: Open, policy: str, rows: int) -> None:
     """Evicted; or with attention from queries that were taken back, by which h2o would choose."""
-    options = {"backend": "tvm", "kv_dtype": "f32"} if policy == "h2o" else {}
+    options = {"backend": "cpu", "kv_dtype": "f32"} if policy == "h2o" else {}
     session = open_session(kv_policy=policy, max_kv_size=rows, **options)
     talk = Conversation(session)
     for text in ("one", "two", "three"):

@@ -33,7 +33,7 @@ from edge.run.history import (
 from edge.run.report import Energy, KVUse, Memory, RunReport, Timings, Tokens
 from edge.run.session import load
 
-SETTING = Setting("a processor", "0" * 16, "tvm", "f16", 2)
+SETTING = Setting("a processor", "0" * 16, "cpu", "f16", 2)
 CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
 
 
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_keeps_none(folder: Path) -> None:
 )
 def test_runs_that_were_held_back_or_cut_are_left(paused: float, actions: tuple[str, ...], ran: int, kept: int) -> None:
     spec = open_golden("llama-gqa-tied").model.spec
-    plan = Plan("tvm", "full", 0, CONFIG, 1, PlanBytes(0, 1, 1, 1), 1, 1, "budget")
+    plan = Plan("cpu", "full", 0, CONFIG, 1, PlanBytes(0, 1, 1, 1), 1, 1, "budget")
     report = RunReport(
         text=None,
         tokens=Tokens(10, 5, reused=4, ran=ran),
@@ -172,7 +172,7 @@ def test_runs_that_were_held_back_or_cut_are_left(paused: float, actions: tuple[
         actions=actions,  # type: ignore[arg-type]
     )
     history.remember_run(spec, plan, report)
-    found = earlier_runs(Setting.of(spec, "tvm", CONFIG))
+    found = earlier_runs(Setting.of(spec, "cpu", CONFIG))
     assert len(found) == kept
     for run in found:
         assert run.prefill == Phase(6, 0.06, 7.0, 1.0)  # six tokens behind four rows that were there
@@ -181,10 +181,10 @@ def test_runs_that_were_held_back_or_cut_are_left(paused: float, actions: tuple[
 
 def test_settings_tell_engines_apart() -> None:
     spec = open_golden("llama-gqa-tied").model.spec
-    base = Setting.of(spec, "tvm", CONFIG)
-    assert base == Setting.of(spec, "tvm", replace(CONFIG, capacity=128, chunk=4))
+    base = Setting.of(spec, "cpu", CONFIG)
+    assert base == Setting.of(spec, "cpu", replace(CONFIG, capacity=128, chunk=4))
     others = [replace(CONFIG, threads=1), replace(CONFIG, kv_dtype="int8"), replace(CONFIG, repack=True)]
-    assert len({base, Setting.of(spec, "llamacpp", CONFIG), *(Setting.of(spec, "tvm", each) for each in others)}) == 5
+    assert len({base, Setting.of(spec, "llamacpp", CONFIG), *(Setting.of(spec, "cpu", each) for each in others)}) == 5
     assert model_key(spec) != model_key(replace(spec, type_bytes=(("Q8_0", 1),)))
 
 

@@ -83,7 +83,7 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def a_run() -> history.Run:
-    setting = history.Setting("cpu", "model", "tvm", "f16", 2)
+    setting = history.Setting("cpu", "model", "cpu", "f16", 2)
     return history.Run(1.0, setting, "label", "full", 64, history.Phase(8, 1.0, 4.0), None)
 
 
@@ -141,7 +141,7 @@ def test_the_root_is_private_whoever_makes_it(first: str, tmp_path: Path, monkey
         if first == "history":
             history.append(a_run())
         elif first == "hint":
-            plan = SimpleNamespace(backend="tvm", tuned="default")
+            plan = SimpleNamespace(backend="cpu", tuned="default")
             spec = SimpleNamespace(label="a", layers=1, hidden=2)
             suggest_tuning("a", cast(Any, spec), cast(Any, plan))
         elif first == "paging":

@@ -134,7 +134,7 @@ def test_a_changed_file_is_read_anew(hub: Path) -> None:
 def test_the_history_tells_when_a_model_ran() -> None:
     assert listed()[f"{NAME}:Q8_0"].by in ("read", "written")
     spec = read_spec(read_gguf(GOLDEN / "llama-gqa-tied.gguf"))
-    setting = Setting("cpu", model_key(spec), "tvm", "f16", 2)
+    setting = Setting("cpu", model_key(spec), "cpu", "f16", 2)
     append(Run(2e9, setting, spec.label, "full", 64, Phase(30, 0.5, 15.0), Phase(9, 0.3, 34.5)))
     found = listed()[f"{NAME}:Q8_0"]
     assert (found.by, found.last_used) == ("run", 2e9)

@@ -77,7 +77,7 @@ def run(page: Page, script: str) -> Any:
 
 @lru_cache
 def expected(prompt: str, count: int) -> str:
-    with edge.load(model_of(NAME), backend="tvm", threads=2, max_kv_size=ROWS) as session:
+    with edge.load(model_of(NAME), backend="cpu", threads=2, max_kv_size=ROWS) as session:
         greedy = SamplingParams(temperature=0)
         return "".join(session.stream(prompt, max_tokens=count, sampling=greedy, ignore_eos=True))
 

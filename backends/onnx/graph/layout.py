@@ -123,7 +123,7 @@ def check_network(spec: ModelSpec) -> Network:
     if spec.head_dim % _HEAD_MULTIPLE:
         raise UnsupportedError(
             f"ONNX Runtime's attention wants heads of a multiple of {_HEAD_MULTIPLE} values, not {spec.head_dim}: "
-            "use --backend=tvm"
+            "use --backend=cpu"
         )
     return network
 
@@ -183,7 +183,7 @@ def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> L
     if not spec.tied_head:
         maker.matrix("output", "output")
     if unused := sorted(name for name in set(found) - maker.used if not name.startswith("rope_")):
-        raise UnsupportedError(f"the ONNX writer does not know the tensor {unused[0]}: use --backend=tvm")
+        raise UnsupportedError(f"the ONNX writer does not know the tensor {unused[0]}: use --backend=cpu")
     return Layout(maker.matrices, maker.vectors, maker.places, maker.end, method)
 
 

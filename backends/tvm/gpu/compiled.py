@@ -48,7 +48,7 @@ def _make(design: Design, progress: Callable[[float], None] | None, out: Path) -
     request = {"design": base64.b64encode(pickle.dumps(design)).decode(), "out": str(out)}
     run_child(
         "edge.backends.tvm.gpu.compiled", request, lambda said: progress(said["done"]) if progress else None,
-        timeout=_TIMEOUT_S, failure="TVM's compiler failed (--backend=tvm runs the model on the CPU)",
+        timeout=_TIMEOUT_S, failure="TVM's compiler failed (--backend=cpu runs the model on the CPU)",
         takes=COMPILER_BYTES, purpose="makes kernels",
     )  # fmt: skip
 

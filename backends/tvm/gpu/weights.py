@@ -197,7 +197,7 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
     if largest > binding_limit:
         raise UnsupportedError(
             f"a layer has {largest >> 20} MiB of weights, kernels of this GPU see {binding_limit >> 20}: "
-            "use --backend=tvm"
+            "use --backend=cpu"
         )
     embedding = find.pieces("token_embd", "embed", binding_limit)
     head = find.pieces("output", "head", binding_limit) if "output" in tensors else embedding

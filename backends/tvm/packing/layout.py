@@ -96,7 +96,7 @@ def _place(file: GGUFFile, source: Source, at: int, unit: int, interleaved: int)
     block = BLOCKS.get(info.type)
     if block is None:
         raise UnsupportedError(
-            f"the tvm engine has no kernels for {info.type} ({info.name}) yet: use --backend=llamacpp"
+            f"the cpu engine has no kernels for {info.type} ({info.name}) yet: use --backend=llamacpp"
         )
     quants, scales = block.packed_bytes(rows, info.shape[0])
     start = round_up(at + quants, ALIGNMENT)

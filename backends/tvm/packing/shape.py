@@ -77,13 +77,13 @@ class Shape:
     @classmethod
     def of(cls, spec: ModelSpec) -> Shape:
         """Raises UnsupportedError for cores without kernels, and for layers that differ too much."""
-        network = check_cores("tvm engine", spec, supports)
+        network = check_cores("cpu engine", spec, supports)
         layers = [tuple(_shape_of(block, network) for block in layer) for layer in network.layers]
         blocks = tuple(dict.fromkeys(block for layer in layers for block in layer))
         attention = {(core.heads, core.kv_heads, core.head_dim) for core in filter(None, network.attention)}
         if len(blocks) > _MOST_BLOCKS or len(attention) != 1:
             what = "layers of so many forms" if attention else "models without attention"
-            raise UnsupportedError(f"the tvm engine does not run {what} yet: use --backend=llamacpp")
+            raise UnsupportedError(f"the cpu engine does not run {what} yet: use --backend=llamacpp")
         forms = tuple(dict.fromkeys(tuple(map(blocks.index, layer)) for layer in layers))
         return cls(
             len(layers), spec.hidden, spec.vocab, network.norm, network.norm_eps, network.embedding_scale,
