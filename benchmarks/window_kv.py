@@ -1,6 +1,7 @@
 """Window-sized KV rows: bytes and speed of Gemma 3 270M, beside an older edge and llama.cpp.
 
-    python benchmarks/window_kv.py [--before CHECKOUT] [--rows 512,8192,32768] [--rounds 5] [--threads N]
+    python benchmarks/window_kv.py [--model gemma3-270m] [--before CHECKOUT] [--rows 512,8192,32768] [--rounds 5]
+                                   [--threads N]
 
 15 of its 18 layers have windows of 512. Each engine is a process of its own that has read `rows` tokens; then they take
 turns: 16 steps (decode) and a chunk of 512 tokens (prefill), each behind those rows, to which the cache goes back. A
@@ -28,16 +29,20 @@ from edge.budget import format_bytes
 from edge.cli.show import table
 from edge.devices.host import usable_cores
 
-MODEL, CHUNK, STEPS = "gemma3-270m", 512, 16
+CHUNK, STEPS = 512, 16
 WORKER = f"""
 import json, sys, time
 import numpy as np
 from edge.backends import base, find_backend
+from edge.errors import EdgeError
 from edge.model.model import open_model
 
 name, rows, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-model = open_model({MODEL!r})
-backend = find_backend(name, model.file, model.spec)
+model = open_model(sys.argv[4])
+try:
+    backend = find_backend(name, model.file, model.spec)
+except EdgeError:
+    backend = find_backend("tvm", model.file, model.spec)  # as older revisions call the engine
 config = base.EngineConfig(rows + {CHUNK}, {CHUNK}, "f16", threads)
 engine = backend.load(model.file, model.spec, config)
 ids = (np.arange(rows + {CHUNK}) * 7919 % model.spec.vocab).astype(np.int32)
@@ -57,11 +62,11 @@ for line in sys.stdin:
 class Worker:
     """An engine in a process of its own. tree: a folder with the package `edge`; None: this one."""
 
-    def __init__(self, backend: str, rows: int, threads: int, tree: Path | None = None) -> None:
+    def __init__(self, backend: str, rows: int, threads: int, model: str, tree: Path | None = None) -> None:
         # It imports from where it works before anything else, then from PYTHONPATH, then what is installed.
         environment = os.environ | ({"PYTHONPATH": str(tree)} if tree else {})
         self._process: Any = subprocess.Popen(
-            [sys.executable, "-c", WORKER, backend, str(rows), str(threads)],
+            [sys.executable, "-c", WORKER, backend, str(rows), str(threads), model],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=tree,
         )  # fmt: skip
 
@@ -96,7 +101,7 @@ def tree_of(checkout: Path | None) -> Iterator[Path | None]:
         yield Path(folder)
 
 
-def measure(rows: int, threads: int, rounds: int, before: Path | None) -> list[list[str]]:
+def measure(model: str, rows: int, threads: int, rounds: int, before: Path | None) -> list[list[str]]:
     """A line of the table for each engine."""
     names = {"now": ("cpu", None), "llama.cpp": ("llamacpp", None)}
     if before:
@@ -104,7 +109,7 @@ def measure(rows: int, threads: int, rounds: int, before: Path | None) -> list[l
     with ExitStack() as stack:
         workers, nbytes = {}, {}
         for name, (backend, tree) in names.items():
-            workers[name] = stack.enter_context(closing(Worker(backend, rows, threads, tree)))
+            workers[name] = stack.enter_context(closing(Worker(backend, rows, threads, model, tree)))
             nbytes[name] = workers[name].read()
         times: dict[tuple[str, str], list[float]] = {}
         for round_ in range(rounds + 1):
@@ -126,6 +131,7 @@ def measure(rows: int, threads: int, rounds: int, before: Path | None) -> list[l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gemma3-270m")
     parser.add_argument("--before", type=Path)
     parser.add_argument("--rows", default="512,8192,32768")
     parser.add_argument("--rounds", type=int, default=5)
@@ -134,7 +140,7 @@ def main() -> None:
     with tree_of(arguments.before) as before:
         lines: list[list[str]] = []
         for rows in map(int, arguments.rows.split(",")):
-            lines += measure(rows, arguments.threads, arguments.rounds, before)
+            lines += measure(arguments.model, rows, arguments.threads, arguments.rounds, before)
     headings = ["rows", "engine", "KV", "decode tok/s", "now/it", "prefill tok/s", "now/it"]
     print(table(headings, lines, left=2))
     said = machine()
