@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
-DAWN = HERE.parents[1] / "build" / "dawn"  # where `make` puts the npm package `webgpu`
+DAWN = HERE.parents[2] / "build" / "dawn"  # where `make` puts the npm package `webgpu`
 
 
 def has_dawn() -> bool:
