@@ -1,10 +1,9 @@
-"""Engines. Each is one module that follows `backends.base.Backend`; adding one means adding a line here."""
+"""Engines. Each is a folder with an `ENGINE`, a `backends.base.Backend`; adding one means adding a line here."""
 
 from __future__ import annotations
 
 import logging
 from importlib import import_module
-from typing import cast
 
 from edge.backends.base import Backend
 from edge.errors import InputError, MissingExtraError, UnsupportedError, worded
@@ -30,7 +29,8 @@ def backend_names() -> tuple[str, ...]:
 
 def engine_named(name: str) -> Backend:
     """Whether or not it is installed."""
-    return cast(Backend, import_module(_MODULES[name]))
+    engine: Backend = import_module(_MODULES[name]).ENGINE
+    return engine
 
 
 def engines_with(capability: str) -> list[str]:

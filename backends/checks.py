@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.backends.base import CapacityError, EngineConfig, KVCache, KVState
+from edge.backends.base import EngineConfig
+from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.model.layers import Attention, Core, Dense, Network
 from edge.model.lora import Lora

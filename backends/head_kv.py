@@ -11,9 +11,9 @@ from typing import Generic
 
 import numpy as np
 
-from edge.backends.base import KVState, RewindError
 from edge.backends.checks import check_capacity, check_range, check_rows, check_state
 from edge.backends.fixed_state import FixedState
+from edge.backends.kv_cache import KVState, RewindError
 from edge.backends.ring import Ring
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.row_lists import PinnedKeys, RowLists, rotated_at_once

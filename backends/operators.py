@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge.backends.base import Engine, EngineConfig, Operator, end_of
+from edge.backends.base import Engine, EngineConfig, Operator
+from edge.backends.kv_cache import end_of
 from edge.errors import InputError
 from edge.model.spec import ModelSpec
 from edge.types import IntArray

@@ -13,7 +13,7 @@ from typing import Generic
 
 import numpy as np
 
-from edge.backends.base import CapacityError
+from edge.backends.kv_cache import CapacityError
 from edge.backends.rope import Rotation
 from edge.backends.row_lists import RowLists, rotated_at_once
 from edge.backends.row_store import Store

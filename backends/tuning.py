@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from edge.backends.base import Tuned
+from edge.backends.counts import Tuned
 from edge.devices.records import Record, Subject
 from edge.model.spec import ModelSpec
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge.backends.base import Tuned
+from edge.backends.counts import Tuned
 from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.model_files import ModelFiles
 from edge.backends.onnx.npu.contexts import compile_contexts

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.backends import backend_names, find_backend
-from edge.backends.base import Backend, EngineConfig, Footprint
+from edge.backends.base import Backend, EngineConfig
+from edge.backends.counts import Footprint
 from edge.converters.huggingface.reader import is_folder, outline_folder
 from edge.devices.output import work_folder
 from edge.devices.profile import DeviceProfile

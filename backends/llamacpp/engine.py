@@ -16,7 +16,7 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
 from edge.backends.interrupts import interrupts_wait
-from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed, ignored_window
+from edge.backends.llamacpp import ENGINE, allocated_rows, check_observed, ignored_window
 from edge.backends.llamacpp.clock import NodeClock
 from edge.backends.llamacpp.kv import SEQUENCE, LlamaCppKV
 from edge.backends.llamacpp.library import LOG, library
@@ -33,7 +33,7 @@ from edge.types import FloatArray, IntArray
 class LlamaCppEngine:
     """Engine protocol over llama.cpp's low-level API. Raises ModelFormatError or UnsupportedError at load."""
 
-    capabilities = CAPABILITIES
+    capabilities = ENGINE.CAPABILITIES
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None,

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, KVState, RewindError, state_key
+from edge.backends.base import EngineConfig
 from edge.backends.checks import check_capacity, check_range, check_rows, check_state
-from edge.backends.llamacpp import KV_VALUE_BYTES, NAME, allocated_rows, row_values, state_bytes
+from edge.backends.kv_cache import KVState, RewindError, state_key
+from edge.backends.llamacpp import ENGINE, KV_VALUE_BYTES, allocated_rows, row_values, state_bytes
 from edge.backends.llamacpp.library import LOG, version
 from edge.backends.llamacpp.scores import Scores
 from edge.backends.llamacpp.trial import shifts_wrongly
@@ -57,7 +58,7 @@ class LlamaCppKV:
         original = next((rope.original_context for rope in ropes if rope.has_long), allocated_rows(config.capacity))
         self._long = allocated_rows(config.capacity) > original
         self._least = original + 1 if self._long else 1
-        self._state_key = partial(state_key, f"{NAME} {version()}", file, spec, config)
+        self._state_key = partial(state_key, f"{ENGINE.NAME} {version()}", file, spec, config.kv_dtype)
         self.capacity = config.capacity
         self.nbytes = int(allocated_rows(config.capacity) * self._value_bytes) + self.fixed
         self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`

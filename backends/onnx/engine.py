@@ -12,7 +12,7 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.checks import check_positions, check_tokens
 from edge.backends.head_kv import HeadKV
-from edge.backends.onnx import CAPABILITIES, NAME
+from edge.backends.onnx import ENGINE
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
 from edge.backends.onnx.dynamic import DynamicPasses
 from edge.backends.onnx.inputs import Windows
@@ -41,7 +41,7 @@ _EMULATED_PARAMETERS = 7e6  # per second: a token of SmolLM2-135M takes QNN's em
 class OnnxEngine:
     """Engine protocol over one session. The KV cache, tokens and logits lie in NumPy arrays that it works on."""
 
-    capabilities = CAPABILITIES
+    capabilities = ENGINE.CAPABILITIES
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None,
@@ -64,7 +64,7 @@ class OnnxEngine:
             ringed = OnnxStore(spec, dtype, ring_rows, kinds.ringed, self._scales, observes=False, rows=ring_rows)
             ring = Ring(ringed, kinds.ringed, kinds.window)
         store = OnnxStore(spec, dtype, config.capacity, kinds.whole, self._scales, observes=config.observes, rows=rows)
-        key = f"{NAME}:{files.key}:{dtype}" + (f":{provider.name}" if form else "")
+        key = f"{ENGINE.NAME}:{files.key}:{dtype}" + (f":{provider.name}" if form else "")
         self._kv = HeadKV(store, kinds.whole, spec.kv_heads, rope, key, config.pinned, ring)
         self._windows = Windows(network.windows, spec.heads, spec.kv_heads)
         self._observed = 0

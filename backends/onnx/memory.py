@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edge.backends.base import EngineConfig, Footprint
+from edge.backends.base import EngineConfig
+from edge.backends.counts import Footprint
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum
 from edge.backends.onnx.kv import row_bytes
 from edge.backends.onnx.npu.form import find_form, graph_bytes

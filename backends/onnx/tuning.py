@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge.backends.base import EngineConfig
-from edge.backends.onnx import versions
+from edge.backends.onnx import ENGINE
 from edge.backends.onnx.npu.form import make_form, place_of_head
 from edge.backends.onnx.npu.lookup import CHUNKS, find_npu, make_subject
 from edge.backends.rig import PROMPT, Depths, Rig
@@ -60,7 +60,7 @@ def npu_setting(file: GGUFFile, spec: ModelSpec, provider: str, usual: StaticFor
         return Rig(spec, space, load, on_compile, depths)
 
     subject = make_subject(spec, provider, find_npu(provider), usual.kv_dtype)
-    return Setting(subject, space, f"{depths.about()} of {rows}", open_rig, _source_hash(), versions())
+    return Setting(subject, space, f"{depths.about()} of {rows}", open_rig, _source_hash(), ENGINE.versions())
 
 
 def _source_hash() -> str:

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, LoadProgress, state_key
+from edge.backends.base import EngineConfig, LoadProgress
 from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
 from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
+from edge.backends.kv_cache import state_key
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
-from edge.backends.tvm import CAPABILITIES, NAME
+from edge.backends.tvm import ENGINE
 from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
 from edge.backends.tvm.cpu.arguments import LORA_SLOTS, Job, Table, fill_table, make_scratch
@@ -50,7 +51,7 @@ _COMPILING = "compiling for this CPU (first run only)"
 class NativeEngine:
     """Engine protocol over compiled passes. All memory is allocated at load; steps allocate only temporaries."""
 
-    capabilities = CAPABILITIES
+    capabilities = ENGINE.CAPABILITIES
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None,
@@ -71,12 +72,8 @@ class NativeEngine:
         # Weights are packed so that pairs are neighbours.
         rope = CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
-        key = state_key(
-            f"{NAME} {source_hash('kv', 'cpu/kernels', 'cpu/phases')}",
-            file,
-            spec,
-            config,
-        )
+        name = f"{ENGINE.NAME} {source_hash('kv', 'cpu/kernels', 'cpu/phases')}"
+        key = state_key(name, file, spec, config.kv_dtype)
         network = layout.network
         kinds = LayerKinds.of(network.windows, network.rowless)
         regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)

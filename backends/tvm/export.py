@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.backends.tuning import model_shape
-from edge.backends.tvm import KV_DTYPES, versions
+from edge.backends.tvm import ENGINE, KV_DTYPES
 from edge.backends.tvm.compiler.compiled import compile_design, install
 from edge.backends.tvm.compiler.folder import appearing, described
 from edge.backends.tvm.cpu.elf import MOST_BYTES, parse
@@ -63,7 +63,7 @@ def export(
             "device": asdict(profile),
             "design": json.loads(design.to_json()),
             "source": source_hash(*PASS),
-            "versions": own_versions() | versions(),
+            "versions": own_versions() | ENGINE.versions(),
             "files": described(made),
         }
         (made / DESIGN).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

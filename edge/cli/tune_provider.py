@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def computes_here(provider: str, device: str = "host") -> bool:
     """Whether forms can be timed: on an NPU of this device, or its processor. Raises InputError for providers that have
     none, and for what runs here only."""
-    from edge.backends.onnx import check_installed
+    from edge.backends.onnx import ENGINE
     from edge.backends.onnx.npu.lookup import find_npu
     from edge.backends.onnx.providers import find_provider, is_static
     from edge.devices.profiles import HOST
 
-    check_installed()
+    ENGINE.check_installed()
     if not is_static(provider):
         raise InputError(f"--provider {provider} runs graphs of any size, so there is no form to choose: leave it out")
     if device == HOST:

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends import tvm
 from edge.backends.checks import check_cores, usual_cores
+from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm.compiler.exported import exported_designs
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.engine import NativeEngine
@@ -199,7 +199,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
         },
         "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
         **web,
-        "versions": own_versions() | tvm.versions(),
+        "versions": own_versions() | CPU.versions(),
         "files": files,
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from edge.backends import engine_named
-from edge.backends.base import Footprint
+from edge.backends.counts import Footprint
 from edge.backends.efficiency import Efficiency, Shares
 from edge.devices.power.base import certainty
 from edge.devices.profile import DeviceProfile, Power

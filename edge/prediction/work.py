@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.backends.base import EngineConfig, Footprint
+from edge.backends.base import EngineConfig
+from edge.backends.counts import Footprint
 from edge.devices.paging import measure_paging
 from edge.model.spec import ModelSpec
 from edge.storage.cache import cache_folder, entries

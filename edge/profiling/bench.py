@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import end_of
+from edge.backends.kv_cache import end_of
 from edge.errors import InputError
 from edge.run.history import Phase, remember_phase
 from edge.run.meters import EnergyMeter

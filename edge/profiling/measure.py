@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.backends.base import Backend, end_of
+from edge.backends.base import Backend
+from edge.backends.kv_cache import end_of
 from edge.backends.operators import by_name
 from edge.devices.load import others_from_now
 from edge.model.model import Model

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.backends.base import CapacityError, KVCache, KVState
+from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.budget import parse_bytes
 from edge.devices.output import check_path
 from edge.errors import EdgeError, InputError

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from edge.backends.base import Engine, HeadKVCache, KVCache, ObservedEngine
+from edge.backends.base import Engine, ObservedEngine
+from edge.backends.kv_cache import HeadKVCache, KVCache
 from edge.kv.policy import EVERY, KVView, Needs
 from edge.types import IntArray
 

@@ -47,7 +47,8 @@ def settle_race(
     if found and not found.is_gpu_faster:
         return
     rival = gpu_rival(file, spec, options)
-    if rival is None or (found and found.adapter == rival.gpu_memory().adapter):
+    gpu = rival and rival.gpu_memory()
+    if rival is None or (found and gpu and found.adapter == gpu.adapter):
         return
     try:
         usual = find_backend(options.backend, file, spec, options.kv_dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from edge.backends.base import KVCache
+from edge.backends.kv_cache import KVCache
 from edge.devices.memory import release_free_memory
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, least_rows

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from edge.backends.base import AdaptedEngine, Backend, CardEngine, GPUBackend, LoadProgress
+from edge.backends.base import AdaptedEngine, Backend, CardEngine, LoadProgress
 from edge.budget import format_bytes
 from edge.devices.child import children_peak, room_for_children
 from edge.devices.memory import memory_use, release_free_memory
@@ -573,7 +573,7 @@ class Session:
     def _gpu_used(self) -> int | None:
         if not self.plan.bytes.gpu:
             return None
-        return cast(GPUBackend, self._backend).used_memory(self.plan.config.adapter)
+        return self._backend.used_memory(self.plan.config.adapter)
 
     def _adapters(self) -> tuple[AdapterUse, ...]:
         lora = self.lora

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from test_architectures import EXACT, open_family, require_native
 
 from edge.backends import find_backend, ring
-from edge.backends.base import Engine, EngineConfig, RewindError, end_of
+from edge.backends.base import Engine, EngineConfig
 from edge.backends.head_kv import HeadKV
+from edge.backends.kv_cache import RewindError, end_of
 from edge.backends.ring import LayerKinds, Ring
 from edge.backends.row_lists import RowLists
 from edge.errors import EngineError, InputError

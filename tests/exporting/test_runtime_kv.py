@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from runtime_kv import Case, InC, make_context, make_twin, new_rows
 
-from edge.backends.base import RewindError
+from edge.backends.kv_cache import RewindError
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # of keys too large for float16
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import GOLDEN
 from test_picks import state
 
-from edge.backends.base import end_of
+from edge.backends.kv_cache import end_of
 from edge.backends.tvm.gpu import picking
 from edge.backends.tvm.gpu.design import State
 from edge.backends.tvm.gpu.engine import GPUEngine

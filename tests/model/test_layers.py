@@ -18,7 +18,8 @@ from test_gguf_file import GGUF
 
 import edge
 from edge.backends import backend_names, engine_named
-from edge.backends.base import Engine, EngineConfig, RewindError
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.kv_cache import RewindError
 from edge.converters.plain import write_plain
 from edge.converters.prune import Pruning, check_pruning
 from edge.errors import EngineError, InputError, ModelFormatError, UnsupportedError

@@ -28,8 +28,9 @@ from hypothesis import strategies as st
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
-from edge.backends import find_backend, reference
+from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
+from edge.backends.reference import ENGINE as REFERENCE
 from edge.cli.tune import _summary as summary
 from edge.devices import records
 from edge.devices.records import Comparison, Record, Subject, nearest, read_records, record_name, write_record
@@ -588,7 +589,7 @@ def test_every_point_of_the_space_gives_the_same_tokens(
 ) -> None:
     model = open_model(write_small(tmp_path / "m.gguf", Small(layers=2, heads=6, kv_heads=3, hidden=96, types="Q4_0")))
     tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 90).astype(np.int32)
-    oracle = engines(reference.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
+    oracle = engines(REFERENCE.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
     expected = oracle.forward_all(tokens)
     tuned = {name: value for name, value in values.items() if name not in ("threads", "chunk")}
     config = EngineConfig(128, values["chunk"], "f32", values["threads"], logits_rows=8, tuning=tuned)
@@ -606,7 +607,7 @@ def test_batches_of_any_size_serve_every_token(tmp_path: Path, engines: Callable
     """With 8-bit activations, which the exact mode has not, batches are of `gemm_tokens`."""
     model = open_model(write_small(tmp_path / "m.gguf", Small(layers=2, types="Q4_0")))
     tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 90).astype(np.int32)
-    oracle = engines(reference.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
+    oracle = engines(REFERENCE.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
     config = EngineConfig(128, 33, "f16", 2, logits_rows=33, tuning={"gemm_tokens": 5, "chunk_dealt": True})
     engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
     ours, theirs = engine.forward_all(tokens), oracle.forward_all(tokens)

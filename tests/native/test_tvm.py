@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from small_models import NUMBERS, Edit, Small, random_bytes, set_numbers, write_small
 
 from edge.backends import find_backend
-from edge.backends.base import Engine, EngineConfig, KVState
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.kv_cache import KVState
 from edge.errors import CacheError, InputError, UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.model.layers import Attention

@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 
-from edge.backends.base import EngineConfig, FixedSizes
+from edge.backends.base import EngineConfig
+from edge.backends.counts import FixedSizes
 from edge.backends.onnx.npu.lookup import find_npu, find_tuned
 from edge.backends.onnx.providers import is_static
 from edge.backends.ring import LayerKinds
@@ -25,7 +26,7 @@ _HAVE_NO_NPU = ("x86_64", "AMD64")  # machines on which QNN emulates
 def find_sizes(
     spec: ModelSpec, provider: str | None, kv_dtype: str | None = None, *, elsewhere: bool
 ) -> FixedSizes | None:
-    """See `ProviderBackend.fixed_sizes`."""
+    """See `Backend.fixed_sizes`."""
     if provider is None or not is_static(provider):
         return None
     emulated = not elsewhere and provider.lower() == "qnn" and platform.machine() in _HAVE_NO_NPU

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.backends.base import Tuned
+from edge.backends.counts import Tuned
 from edge.backends.tuning import model_shape, tuned_by
 from edge.devices.host import processor, usable_cores
 from edge.devices.profile import Npu

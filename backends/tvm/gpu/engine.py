@@ -6,12 +6,13 @@ import weakref
 
 import numpy as np
 
-from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress, state_key
+from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress
 from edge.backends.checks import check_positions, check_tokens
 from edge.backends.head_kv import HeadKV
+from edge.backends.kv_cache import state_key
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
-from edge.backends.tvm.gpu import CAPABILITIES, NAME, picking
+from edge.backends.tvm.gpu import ENGINE, picking
 from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, Design, State
 from edge.backends.tvm.gpu.hosts import Buffer, Recording, card_of, choose_adapter, open_device
@@ -34,7 +35,7 @@ _COMPILED, _PREPARED = 0.3, 0.5  # of the time of loading
 class GPUEngine:
     """ObservedEngine and PickingEngine protocols over a program on a device. All memory is allocated at load."""
 
-    capabilities = CAPABILITIES
+    capabilities = ENGINE.CAPABILITIES
     most_candidates, most_banned = picking.TOP, State.MOST_BANS
 
     def __init__(
@@ -91,7 +92,7 @@ class GPUEngine:
         count = rings.size + regions.size
         rows = DeviceRows(self._device, count, shape.padded_head, config.kv_dtype, observes=config.observes)
         self._arena = Arena(shape, rows, observes=config.observes)
-        key = state_key(f"{NAME} {source_hash('gpu', 'kv')}", file, spec, config)
+        key = state_key(f"{ENGINE.NAME} {source_hash('gpu', 'kv')}", file, spec, config.kv_dtype)
         return make_kv(self._arena, kinds, regions, rings, rope, key, config)
 
     def _make_buffers(self) -> dict[str, Buffer]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.backends.base import EngineConfig
-from edge.backends.tvm import versions
+from edge.backends.tvm import ENGINE
 from edge.backends.tvm.compiler.folder import appearing, described
 from edge.backends.tvm.gpu import KV_DTYPES
 from edge.backends.tvm.gpu.compiled import program_of
@@ -65,7 +65,7 @@ def export(
             "rows": {"dtype": kv_dtype, "head": rows.head, "words": rows.words, "scaled": rows.scaled},
             "weights": {name: {"offset": at, "bytes": size} for name, (at, size) in places.items()},
             "source": source_hash("gpu"),
-            "versions": own_versions() | versions(),
+            "versions": own_versions() | ENGINE.versions(),
             "files": described(made),
         }
         (made / DESIGN).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Tuned
+from edge.backends.counts import Tuned
 from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, model_shape, tuned_by
-from edge.backends.tvm.gpu import versions
+from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import Adapter, choose_adapter
 from edge.backends.tvm.sources import source_hash
@@ -57,7 +57,7 @@ def gpu_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
         return Rig(spec, space, load, on_compile)
 
     subject = make_subject(spec, adapter, kv_dtype)
-    return Setting(subject, space, depths.about(), open_rig, source_hash("."), versions())
+    return Setting(subject, space, depths.about(), open_rig, source_hash("."), ENGINE.versions())
 
 
 def make_subject(spec: ModelSpec, adapter: Adapter, kv_dtype: str) -> Subject:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edge.backends.base import Tuned
+from edge.backends.counts import Tuned
 from edge.backends.tuning import model_shape, tuned_by
 from edge.backends.tvm.compiler.compiled import is_installed
 from edge.backends.tvm.targets import Target, choose_target, target_named

@@ -17,7 +17,7 @@ import numpy as np
 
 from edge.backends.rig import ANSWER, Depths
 from edge.backends.tuning import CHUNK, Field, Pool, Setting, Values
-from edge.backends.tvm import versions
+from edge.backends.tvm import ENGINE
 from edge.backends.tvm.cpu.arguments import LINE, Job, fill_table, make_scratch
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import Regions
@@ -59,7 +59,7 @@ def remote_setting(
     def open_remote(on_compile: Callable[[], None]) -> Remote:
         return Remote(session, file, spec, target, space, kv_dtype, cores, on_compile)
 
-    return Setting(subject, space, f"{depths.about()}, by RPC", open_remote, source_hash("."), versions())
+    return Setting(subject, space, f"{depths.about()}, by RPC", open_remote, source_hash("."), ENGINE.versions())
 
 
 class Remote:
