@@ -248,13 +248,7 @@ def operators(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
     progress: Callable[[float], None] | None = None,
 ) -> list[Operator]:  # fmt: skip
-    """The nodes of ggml's graph, each computed separately; see `timing.py`.
-
-    Raises UnsupportedError for a llama.cpp that lays out its tensors in another way.
-    """
-    from edge.backends.llamacpp.timing import time_operators
-
-    return time_operators(file, spec, config, tokens=tokens, context=context, passes=passes, progress=progress)
+    raise UnsupportedError("the llamacpp engine does not tell where its time goes: choose another --backend")
 
 
 def versions() -> dict[str, str]:

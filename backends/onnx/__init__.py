@@ -17,7 +17,7 @@ from edge.backends.base import (
 )
 from edge.backends.checks import usual_cores
 from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
-from edge.errors import MissingExtraError
+from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Core
 from edge.model.spec import ModelSpec
@@ -114,10 +114,7 @@ def operators(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
     progress: Callable[[float], None] | None = None,
 ) -> list[Operator]:  # fmt: skip
-    """The nodes of the graph, by ONNX Runtime's profiler; see `timing.py`. Raises EngineError if it is not written."""
-    from edge.backends.onnx.timing import time_operators
-
-    return time_operators(file, spec, config, tokens=tokens, context=context, passes=passes, progress=progress)
+    raise UnsupportedError("the onnx engine does not tell where its time goes: choose another --backend")
 
 
 def versions() -> dict[str, str]:
