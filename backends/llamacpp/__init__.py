@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Backend, Capabilities, EngineConfig, Operator
+from edge.backends.base import Backend, Capabilities, EngineConfig
 from edge.backends.counts import Footprint, MostRows
 from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
 from edge.backends.llamacpp.library import is_installed, version
@@ -141,18 +141,6 @@ class LlamaCpp(Backend):
         if not spec.proven:
             try_passes(file, _passes_bytes(spec))
         return LlamaCppEngine(file, spec, config, progress)
-
-    def operators(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
-        progress: Callable[[float], None] | None = None,
-    ) -> list[Operator]:  # fmt: skip
-        """The nodes of ggml's graph, each computed separately; see `timing.py`.
-
-        Raises UnsupportedError for a llama.cpp that lays out its tensors in another way.
-        """
-        from edge.backends.llamacpp.timing import time_operators
-
-        return time_operators(file, spec, config, tokens=tokens, context=context, passes=passes, progress=progress)
 
 
 def row_values(spec: ModelSpec, config: EngineConfig) -> int:

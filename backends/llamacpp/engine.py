@@ -17,7 +17,6 @@ from edge.backends.base import EngineConfig
 from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
 from edge.backends.interrupts import interrupts_wait
 from edge.backends.llamacpp import ENGINE, allocated_rows, check_observed, ignored_window
-from edge.backends.llamacpp.clock import NodeClock
 from edge.backends.llamacpp.kv import SEQUENCE, LlamaCppKV
 from edge.backends.llamacpp.library import LOG, library
 from edge.backends.llamacpp.parameters import context_parameters, model_parameters
@@ -36,10 +35,8 @@ class LlamaCppEngine:
     capabilities = ENGINE.CAPABILITIES
 
     def __init__(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None,
-        *, clock: NodeClock | None = None,
-    ) -> None:  # fmt: skip
-        """clock: times the nodes of passes; only for engines that do not observe."""
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
+    ) -> None:
         self.spec, self.config = spec, config
         check_observed(config)
         if config.kv_dtype.startswith("q") and spec.head_dim % 64:  # llama.cpp crashes when it shifts smaller heads
@@ -49,7 +46,6 @@ class LlamaCppEngine:
         self._context: Any = None
         self._batch: Any = None
         self._scores: Scores | None = None
-        self._clock = clock
         self._queries, self._votes = 0, False
         self._lora: list[tuple[Any, float]] = []  # adapters of the model, with their scales
         self._file = open(file.path, "rb")  # noqa: SIM115 (it stays open: llama.cpp has mapped it)
@@ -183,8 +179,8 @@ class LlamaCppEngine:
 
     def _make_context(self, capacity: int) -> None:
         lib, parameters = self._lib, context_parameters(self._lib, self.config, capacity)
-        if watcher := self._scores or self._clock:
-            parameters.cb_eval = watcher.callback
+        if self._scores:
+            parameters.cb_eval = self._scores.callback
         with interrupts_wait():  # its log calls Python
             self._context = lib.llama_init_from_model(self._model, parameters)
         if not self._context:

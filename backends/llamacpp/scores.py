@@ -30,7 +30,7 @@ class Scores:
         self.by_cell: FloatArray = np.zeros(cells, np.float32)
         self.callback = low_level.ggml_backend_sched_eval_callback(self._receive)
         self._pass: FloatArray = np.zeros(cells, np.float32)
-        self._reader, self._layers = Reader(low_level, "use --kv-policy=streaming"), layers
+        self._reader, self._layers = Reader(low_level), layers
         self._queries = self._seen = 0
         self._average: FloatArray | None = None
         self._written: IntArray | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Backend, Capabilities, EngineConfig, Operator
+from edge.backends.base import Backend, Capabilities, EngineConfig
 from edge.backends.checks import usual_cores
 from edge.backends.counts import FixedSizes, Footprint
 from edge.backends.efficiency import Efficiency, Rows, Weights
@@ -74,15 +74,6 @@ class Onnx(Backend):
         from edge.backends.onnx.engine import OnnxEngine
 
         return OnnxEngine(file, spec, config, progress)
-
-    def operators(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
-        progress: Callable[[float], None] | None = None,
-    ) -> list[Operator]:  # fmt: skip
-        """The nodes of the graph, by ONNX Runtime's profiler; see `timing.py`. Raises EngineError without its file."""
-        from edge.backends.onnx.timing import time_operators
-
-        return time_operators(file, spec, config, tokens=tokens, context=context, passes=passes, progress=progress)
 
 
 ENGINE = Onnx()

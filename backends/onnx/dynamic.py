@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,9 +73,6 @@ class DynamicPasses:
     def shown(self, count: int) -> FloatArray:
         """Queries, keys and values before RoPE of the last pass, float32 [layers, count, all heads]."""
         return self._qkv[:, :count]
-
-    def end_trace(self) -> Path:
-        return Path(self._session.end_profiling())
 
     def close(self) -> None:
         self._session, self._step_binding = None, ((0, 0, 0, 0), None)

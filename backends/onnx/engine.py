@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -44,10 +43,8 @@ class OnnxEngine:
     capabilities = ENGINE.CAPABILITIES
 
     def __init__(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None,
-        *, trace: Path | None = None,
-    ) -> None:  # fmt: skip
-        """trace: see `open_session`; `end_trace` must be called, then."""
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
+    ) -> None:
         self.spec, self.config = spec, config
         provider = find_provider(config.provider).compiling_for(chip_of(spec))
         files = find_model_files(file, spec, progress)
@@ -92,7 +89,7 @@ class OnnxEngine:
         scales = stored_scales(store, files.key) if quantized else None
         tokens = calibration_tokens(file, spec.vocab) if quantized and scales is None else None
         graph = find_graph(file, spec, files, dtype, config.observes)
-        self._passes.open(open_session(graph, files.folder, provider, config.threads, trace=trace))
+        self._passes.open(open_session(graph, files.folder, provider, config.threads))
         if quantized:
             self._scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
             self._kv.settings += f":{zlib.crc32(self._scales.tobytes())}"
@@ -128,10 +125,6 @@ class OnnxEngine:
             logits[done : done + part.size] = self._passes.logits[: part.size]
             done += part.size
         return logits
-
-    def end_trace(self) -> Path:
-        """The file with the times of all nodes so far; nothing more is written to it."""
-        return self._passes.end_trace()
 
     def close(self) -> None:
         """Free everything; safe to call twice."""

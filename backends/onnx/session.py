@@ -16,12 +16,11 @@ from edge.types import AnyArray
 
 
 def open_session(
-    graph: bytes | Path, folder: Path | None, provider: Provider, threads: int, *, trace: Path | None = None,
+    graph: bytes | Path, folder: Path | None, provider: Provider, threads: int, *,
     entries: Mapping[str, str] | None = None,
 ) -> Any:  # fmt: skip
-    """graph: a serialized model, whose weights lie in files of `folder`, or its file, beside which they lie. trace: the
-    beginning of the names of the files into which ONNX Runtime writes the times of nodes. entries: of the session's
-    configuration.
+    """graph: a serialized model, whose weights lie in files of `folder`, or its file, beside which they lie.
+    entries: of the session's configuration.
 
     Raises EngineError if it cannot load the model, InputError if the folder's path is not Unicode.
     """
@@ -37,8 +36,6 @@ def open_session(
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", utf8_path(folder))
     for name, value in (entries or {}).items():
         options.add_session_config_entry(name, value)
-    if trace:
-        options.enable_profiling, options.profile_file_prefix = True, str(trace)
     given = utf8_path(graph) if isinstance(graph, Path) else graph
     with explained(f"{folder or provider.name}: ONNX Runtime cannot load it"), _without_output(provider):
         if provider.devices:

@@ -13,7 +13,7 @@ from edge.model.layers import Attention, Network, Tensor
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray
 
-_FUSED = {  # matrices that may lie in one, row behind row
+FUSED = {  # matrices that may lie in one, row behind row
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
     "ffn_up": ("ffn_gate", "ffn_up"),
 }
@@ -72,7 +72,7 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
         if core and core.gated:
             found.update(_split_gate(stored, layer, core))
     for prefix in (f"blk.{layer}" for layer in range(len(network.layers))):
-        for fused, parts in _FUSED.items():
+        for fused, parts in FUSED.items():
             if f"{prefix}.{parts[0]}" in wanted and f"{prefix}.{parts[0]}" not in stored:
                 found |= _split(file, wanted, prefix, fused, parts)
     taken = {source.tensor for source in found.values()}

@@ -21,7 +21,6 @@ from edge.backends.onnx.model_files import ModelFiles
 from edge.backends.onnx.providers import explained
 from edge.backends.onnx.rows import NUMPY_TYPE
 from edge.backends.onnx.session import bind
-from edge.errors import UnsupportedError
 from edge.formats.compiled import StaticForm
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
@@ -90,9 +89,6 @@ class StaticPasses:
 
     def queries(self, count: int) -> FloatArray:
         return self._last.queries[:, self._last.tokens - count :]
-
-    def end_trace(self) -> Path:
-        raise UnsupportedError("graphs that a compiler joins have no times of operators: leave --provider out")
 
     def close(self) -> None:
         self._sessions, self._bindings = {}, {}

@@ -44,6 +44,19 @@ _NETWORKS: dict[str, Callable[[Header, ModelSpec], Network]] = {
     "stablelm": stablelm.network,
 }
 
+USUAL: dict[str, tuple[str, ...]] = {
+    "gemma2": ("post_attention_norm.weight", "post_ffw_norm.weight"),
+    "gemma3": ("attn_q_norm.weight", "post_attention_norm.weight", "post_ffw_norm.weight"),
+    "gpt-oss": ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias", "ffn_down_exps.weight"),
+    "lfm2moe": ("ffn_down_exps.weight",),
+    "phi3": ("attn_qkv.weight", "ffn_up.weight"),
+    "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
+    "qwen3": ("attn_q_norm.weight",),
+    "qwen3moe": ("attn_q_norm.weight", "ffn_down_exps.weight"),
+}
+"""Tensors of the first layer by which `find_network` knows what a header does not say. Files of these architectures
+have them, so that a model can be described without its file (`edge/model/layout.py`)."""
+
 
 def find_network(header: Header, spec: ModelSpec) -> Network | None:
     """The pass of the model; None for architectures that only llama.cpp runs."""

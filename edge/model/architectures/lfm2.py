@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_kernel, read_rope
+from edge.model.fallback import per_layer
 from edge.model.layers import Attention, Block, Dense, Network, ShortConvolution
 from edge.model.spec import ModelSpec
 
@@ -18,14 +19,8 @@ def network(header: Header, spec: ModelSpec) -> Network:
     attention = Attention(spec.heads, spec.kv_heads, spec.head_dim, spec.head_dim**-0.5, rope, head_norms=True)
     convolution = ShortConvolution(spec.hidden, read_kernel(header, "shortconv.l_cache"))
     feeding = Block("ffn_norm", Dense(header.count("feed_forward_length", "ffn")))
-    layers = tuple(
-        (Block("attn_norm", convolution if _is_convolution(header, layer) else attention), feeding)
-        for layer in range(spec.layers)
-    )
+    kv_heads = per_layer(header, "attention.head_count_kv", "heads", spec.layers, spec.heads)  # 0: no attention
+    layers = tuple((Block("attn_norm", attention if heads else convolution), feeding) for heads in kv_heads)
     return Network(
         spec.hidden, spec.vocab, layers, norm_eps=spec.norm_eps, output_norm="token_embd_norm", tied_head=spec.tied_head
     )
-
-
-def _is_convolution(header: Header, layer: int) -> bool:
-    return f"blk.{layer}.shortconv.conv.weight" in header.file.tensors
