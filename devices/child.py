@@ -1,9 +1,9 @@
-"""Processes of our own that talk in lines of JSON: their crash, their memory and their threads are not this one's.
+"""Child processes that exchange JSON lines with this one, which isolates their crashes, memory and threads.
 
-The parent calls `run_child`, the module that it names calls `serve`. The request is one line on the child's stdin,
-which stays open: when it ends, the parent is gone, and so is the child. Linux ends it at once, whatever it is doing. On
-stdout come messages (objects of any keys), and at last {"result": ..., "peak": bytes, its peak resident set} or
-{"error": its message, "type": its class in edge.errors}.
+The parent calls `run_child`, and the module that it names calls `serve`. The request is one line on the child's stdin,
+which stays open: its end tells the child that the parent is gone, so the child exits (Linux kills it at once). The
+child writes messages (objects of any keys) to stdout, and finally {"result": ..., "peak": peak resident set in bytes}
+or {"error": message, "type": class name in edge.errors}.
 
 A memory budget holds for this process and its child together: `room_for_children` states it, `run_child` keeps it.
 """
@@ -41,11 +41,10 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 @dataclass
 class Room:
-    """The memory of this process and its children. limit: bytes, None: no budget. most: that they held together, 0: no
-    child ran."""
+    """The memory budget of this process and its children, in bytes."""
 
-    limit: int | None = None
-    most: int = 0
+    limit: int | None = None  # None: no budget
+    most: int = 0  # peak of both together; 0: no child ran
 
 
 _ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
@@ -53,7 +52,7 @@ _ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
 
 @contextmanager
 def room_for_children(limit: int | None) -> Iterator[Room]:
-    """Children that start within this block hold at most `limit` bytes together with this process."""
+    """Limit this process and the children that start within this block to `limit` bytes in all."""
     room = Room(limit)
     token = _ROOM.set(room)
     try:
@@ -65,7 +64,7 @@ def room_for_children(limit: int | None) -> Iterator[Room]:
 
 
 def children_peak() -> int:
-    """The most that this process and its children have held together within the innermost such block; 0 without."""
+    """Peak bytes of this process and its children within the innermost `room_for_children` block; 0 outside."""
     room = _ROOM.get()
     return room.most if room else 0
 
@@ -82,14 +81,14 @@ def run_child(
     folder: Path | None = None,
     timeout: float | None = None,
 ) -> Any:
-    """What the program MODULE answers to a request that JSON can say. hear: is called with every message before.
+    """Run a module in a child process and return its answer to a JSON request. hear: called with every message before
+    it.
 
-    takes: the most memory that it holds, bytes. purpose: what a first run starts it for. environment: added to ours.
-    folder: where it works (None: where we do). timeout: seconds. It imports what we import and nothing from where it
-    works, leads a session of its own (Ctrl-C is for us to handle), and is ended with all that it started, however this
-    function is left.
-    Raises the child's EdgeError; BudgetError if the memory budget has no room for it; EngineError if it ended without
-    an answer: `failure`, its status and last words.
+    takes: the child's peak memory in bytes. purpose: why a first run starts it, for messages. environment: added to
+    ours. folder: its working folder (default: ours). timeout: seconds. The child imports what we import and nothing
+    from its working folder; it leads a session of its own, since Ctrl-C is ours to handle, and is killed with all its
+    children however this function ends. Raises the child's EdgeError; BudgetError if the memory budget has no room for
+    it; EngineError if it ended without an answer: `failure`, its exit status and last words.
     """
     room = _ROOM.get() or Room()
     own = memory_use().rss
@@ -145,9 +144,9 @@ def _no_room(own: int, takes: int, limit: int, purpose: str) -> BudgetError:
 
 
 def _command(module: str) -> list[str]:
-    """Python that runs a module as `-m` does, but finds modules where we do from the beginning.
+    """A Python command that runs a module as `-m` does, but with our module search path from the beginning.
 
-    `-m` would look in the working folder first, where anything may lie, and Python 3.10 cannot be told otherwise.
+    `-m` would search the working folder first, which may hold anything; Python 3.10 has no option against that.
     """
     places = [os.path.abspath(place) for place in sys.path]
     start = f"from edge.devices.child import start; start({module!r}, {os.getpid()})"
@@ -155,7 +154,7 @@ def _command(module: str) -> list[str]:
 
 
 def start(module: str, parent: int) -> None:
-    """What a child does first: it ties its life to its parent's, and becomes the module."""
+    """The child's entry point: tie its life to its parent's, then run the module."""
     if sys.platform == "linux":
         import ctypes
 

@@ -1,4 +1,4 @@
-"""GPUs as the system shows them without their drivers: which there are, and memory that they hold for this process."""
+"""GPUs as the system shows them without loading their drivers, and the memory that those hold for this process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _NODES = ("dev/nvidia0", "dev/kgsl-3d0", "dev/mali0", "dev/dxg")  # NVIDIA, Adre
 
 
 def is_off() -> bool:
-    """Whether `EDGE_GPU` says that no GPU is to be used."""
+    """Whether `EDGE_GPU` turns GPUs off."""
     return os.environ.get(VARIABLE, "").strip().lower() in ("0", "off", "no", "false")
 
 
 def seen_gpus(root: Path = Path("/")) -> str:
-    """What there may be of GPUs, in less than a millisecond and without loading a driver; empty: none. Software
-    adapters are not among them."""
+    """A description of the GPUs that may be there, in under a millisecond, without loading a driver; empty: none.
+
+    Software adapters are not counted.
+    """
     if sys.platform != "linux":
         return sys.platform  # they all have one
     cards = [path.parent / "device" for path in sorted(root.glob("sys/class/drm/renderD*/device"))]
@@ -33,9 +35,9 @@ def seen_gpus(root: Path = Path("/")) -> str:
 
 
 def resident_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of the buffers that drivers of the kernel's DRM keep in memory for this process, whatever the region: most
-    of integrated GPUs, and AMD's and Intel's cards. They may not be in the resident set. None if no driver tells.
+    """Resident bytes of the buffers that DRM drivers hold for this process, in all regions; None if no driver tells.
 
+    Covers most integrated GPUs and the cards of AMD and Intel. The resident set may exclude them.
     Source: the kernel's Documentation/gpu/drm-usage-stats.rst.
     """
     clients = dict[tuple[str, str, str], int]()
@@ -58,6 +60,6 @@ def resident_memory(root: Path = Path("/")) -> int | None:
 
 
 def _bytes(value: str) -> int:
-    """Such as 124 KiB, or 124 for bytes."""
+    """Parse `124 KiB`, or `124` for bytes."""
     number, _, unit = value.partition(" ")
     return max(0, whole(number) or 0) * {"KiB": 1 << 10, "MiB": 1 << 20}.get(unit, 1)

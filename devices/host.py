@@ -1,4 +1,4 @@
-"""What this device is: processor, cores, instruction sets, caches, memory. Read, never guessed."""
+"""This device as the system describes it: processor, cores, instruction sets, caches, memory. Read, never guessed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTABLE = (
 
 @dataclass(frozen=True)
 class Host:
-    """This device. Sizes in bytes; `None` or empty where the system does not tell."""
+    """This device. Sizes are bytes; `None` or empty where the system does not tell."""
 
     system: str
     machine: str
@@ -55,14 +55,14 @@ def probe_host(root: Path = Path("/")) -> Host:
 
 @dataclass(frozen=True)
 class Processor:
-    """A processor's name for people, and what tells generations apart. Quicker to read than the whole Host."""
+    """A processor's display name, and a family that tells generations apart. Faster to read than the whole Host."""
 
     name: str
     family: str
 
 
 def processor(root: Path = Path("/")) -> Processor:
-    """Of the first core. Names alone may say little (`AMD EPYC`), so the model's number goes with them."""
+    """The first core's processor. Names alone may say little (`AMD EPYC`), so the model's number is appended."""
     fields = _cpuinfo_fields(root)
     name = fields.get("model name") or platform.processor() or platform.machine()
     vendor = fields.get("vendor_id") or fields.get("CPU implementer") or platform.machine()
@@ -72,13 +72,13 @@ def processor(root: Path = Path("/")) -> Processor:
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may run on: the default number of threads."""
+    """The number of physical cores that this process may run on: the default number of threads."""
     allowed = logical_cores()
     return max(1, min(allowed, _physical_cores() or allowed))
 
 
 def logical_cores() -> int:
-    """Logical cores that this process may run on: more threads than these only wait for each other."""
+    """The number of logical cores that this process may run on; more threads than these only wait for each other."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -108,7 +108,7 @@ def _cpuinfo_fields(root: Path) -> dict[str, str]:
 
 
 def _caches(root: Path) -> dict[str, int]:
-    """`{"L1d": 49152, "L2": …}` of the first core."""
+    """Cache sizes of the first core in bytes: `{"L1d": 49152, "L2": …}`."""
     caches = {}
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (read_text(index / name) for name in ("level", "type", "size"))

@@ -1,4 +1,4 @@
-"""Multiplying matrices of bytes, of which NumPy has no kernel: ONNX Runtime's MatMulInteger, if it is installed."""
+"""Benchmark of int8 matrix products by ONNX Runtime's MatMulInteger, if installed: NumPy has no such kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRIALS = 5
 
 
 def missing() -> str | None:
-    """Why nothing here multiplies matrices of bytes; None: something does."""
+    """The reason why int8 products cannot be measured here; None if they can."""
     absent = [name for name in _PACKAGES if find_spec(name) is None]
     if not absent:
         return None
@@ -25,12 +25,14 @@ def missing() -> str | None:
 
 
 Product = Callable[[], float]
-"""Multiplies once, and says how many multiplications and additions that were."""
+"""Multiply once; return the number of multiplications and additions."""
 
 
 def quickest() -> Callable[[], Product] | None:
-    """Makes what one thread repeats, of the two kinds of which a processor may have a quick kernel for one only:
-    unsigned times signed bytes, and signed times signed. None: nothing here can."""
+    """A factory of benchmarks for one thread: u8×s8 or s8×s8, whichever is faster here; None if neither works.
+
+    Many processors have a fast kernel for only one of the two.
+    """
     if missing():
         return None
     times: list[tuple[float, Callable[[], Product]]] = []
@@ -42,7 +44,7 @@ def quickest() -> Callable[[], Product] | None:
 
 
 def _seconds(product: Product) -> float:
-    """Of the quickest of a few."""
+    """The shortest time of a few runs."""
     times = []
     for _ in range(_TRIALS):
         started = time.perf_counter()
@@ -52,7 +54,7 @@ def _seconds(product: Product) -> float:
 
 
 def _product(kind: type[np.generic]) -> Product:
-    """Of `kind` on the left and signed bytes on the right. Raises what ONNX Runtime raises where it cannot."""
+    """A product of a `kind` matrix and an int8 matrix. Raises what ONNX Runtime raises where it has no kernel."""
     import onnx
     import onnxruntime
     from onnx import helper

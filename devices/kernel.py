@@ -1,5 +1,5 @@
-"""Files in which the kernel shows figures (procfs, sysfs), read as any file from outside: containers and EDGE_SENSORS
-may show other things at their places. Regular files only, of bounded length, in whatever encoding."""
+"""Readers of the kernel's files (procfs, sysfs), which are not trusted: in containers and under EDGE_SENSORS their
+paths may hold other things. Regular files only, of bounded length, in any encoding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WHOLE = re.compile(r"\s*([+-]?\d{1,19})\s*", re.ASCII)
 
 
 def read_text(path: Path) -> str:
-    """The text without space around it; empty where there is nothing to read."""
+    """A file's stripped text; empty where there is nothing to read."""
     try:
         return load_text(path)
     except (OSError, ValueError):  # ValueError: a path with a zero byte
@@ -31,11 +31,11 @@ def load_text(path: Path) -> str:
 
 
 def read_whole(path: Path) -> int | None:
-    """The whole number that a file shows; None if it shows none."""
+    """The integer in a file; None if it holds none."""
     return whole(read_text(path))
 
 
 def whole(text: str) -> int | None:
-    """The whole number that a text is; None for other texts, and for numbers of more than 19 digits."""
+    """Parse an integer; None for other texts and for more than 19 digits."""
     match = _WHOLE.fullmatch(text)
     return int(match[1]) if match else None

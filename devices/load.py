@@ -16,7 +16,7 @@ _BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, interrupts; and stolen: used b
 
 @dataclass(frozen=True)
 class Load:
-    """Core-seconds since the system started: busy ones, and all."""
+    """Core-seconds since the system started."""
 
     busy: float
     total: float
@@ -33,14 +33,16 @@ def read_load(root: Path = Path("/")) -> Load | None:
 
 
 def others_from_now(own: Callable[[], float] = time.process_time) -> Callable[[], float | None]:
-    """Says, whenever it is called, what part of all cores' time went to others since now. own: core-seconds so far that
-    are not theirs."""
+    """Return a function that gives other processes' share (0 to 1) of all cores' time since this call.
+
+    own: core-seconds so far that count as ours.
+    """
     before, spent = read_load(), own()
     return lambda: share_of_others(before, read_load(), own() - spent)
 
 
 def share_of_others(before: Load | None, after: Load | None, own: float) -> float | None:
-    """Of all core-seconds between two readings, those that went to others. own: seconds that this process took."""
+    """Other processes' share (0 to 1) of the core-seconds between two readings. own: core-seconds of this process."""
     if before is None or after is None or after.total <= before.total:
         return None
     return min(1.0, max(0.0, (after.busy - before.busy - own) / (after.total - before.total)))

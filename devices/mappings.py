@@ -1,4 +1,4 @@
-"""Which files this process has mapped, and how much of them is resident. Sizes are bytes."""
+"""Files mapped into this process, with their resident bytes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _HEAD = re.compile(r"^[0-9a-f]+-[0-9a-f]+ (\S+) [0-9a-f]+ \S+ (\d+)\s*(.*)$")
 
 @dataclass(frozen=True)
 class Mapped:
-    """All mappings of one file. code: some of it can be executed, as libraries are."""
+    """All mappings of one file, sizes in bytes."""
 
     size: int
     resident: int
-    code: bool
+    code: bool  # whether a mapping is executable, as those of libraries are
 
 
 def mapped_files(root: Path = Path("/")) -> dict[str, Mapped]:
-    """By path; empty where the system does not tell. Takes milliseconds."""
+    """Mapped files by path; empty where the system does not tell. Takes milliseconds."""
     found: dict[str, Mapped] = {}
     path = ""
     for line in read_text(root / "proc/self/smaps").splitlines():

@@ -1,6 +1,6 @@
-"""The memory that this process uses and may use, read from the operating system.
+"""Memory use and limits of this process, in bytes, read from the operating system.
 
-Every reader takes the root of the file system, so that it can be tested on a fake tree. Sizes are bytes.
+Every reader takes the root of the file system, so that it can be tested on a fake tree.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _memory_use_elsewhere() -> MemoryUse:
 
 
 def memory_limit(root: Path = Path("/")) -> MemoryLimit:
-    """The memory that the system grants: the tightest of its free memory (plus our own) and our cgroups' limits."""
+    """The memory that the system grants: the least of free memory (plus our own) and the limits of our cgroups."""
     rss = memory_use(root).rss
     limits = [MemoryLimit(_available(root) + rss, "free memory")]
     for path in (folder / name for folder in cgroup_folders(root) for name in _LIMIT_FILES):
@@ -74,8 +74,8 @@ def release_free_memory() -> None:
 
 
 def release_pages(address: int, nbytes: int) -> int:
-    """Return whole pages of private memory to the system, if it can (Linux); they are zero afterwards. Returns their
-    size in bytes."""
+    """Return whole pages of private memory to the system, if it can (Linux); they are zero afterwards. Returns the
+    released bytes."""
     if sys.platform != "linux":
         return 0
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -87,8 +87,8 @@ def release_pages(address: int, nbytes: int) -> int:
 
 
 def release_code() -> None:
-    """Let go of the pages of programs and libraries that this process has run (Linux): they are read again from their
-    files when they are needed."""
+    """Evict the resident pages of programs and libraries (Linux); the system reads them again from their files on
+    demand."""
     if sys.platform != "linux":
         return
     madvise = ctypes.CDLL(None).madvise
@@ -101,7 +101,7 @@ def release_code() -> None:
 
 
 def total_memory() -> int:
-    """Bytes of memory in this device."""
+    """Installed memory in bytes."""
     import psutil
 
     return int(psutil.virtual_memory().total)
@@ -122,7 +122,7 @@ def _available(root: Path) -> int:
 
 
 def cgroup_folders(root: Path = Path("/")) -> list[Path]:
-    """The folders of all cgroups that may limit this process: a parent's limit binds its children."""
+    """The folders of all cgroups that may limit this process; a parent's limit applies to its children."""
     folders: list[Path] = []
     for line in read_text(root / "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
@@ -141,7 +141,7 @@ def cgroup_folders(root: Path = Path("/")) -> list[Path]:
 
 
 def _kib_fields(text: str) -> dict[str, int]:
-    """`Name:  123 kB` lines, as bytes."""
+    """Parse `Name:  123 kB` lines into bytes."""
     fields = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")

@@ -1,4 +1,4 @@
-"""NPUs as the system shows them, without the libraries of their makers: device nodes, and the board's own names."""
+"""NPUs that the system shows without their makers' libraries: by device nodes and the board's own names."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _APPLE = Npu("Apple", "Neural Engine", _SAYS)
 
 @dataclass(frozen=True)
 class SeenNpu:
-    """place: the device's node. driver: of the kernel. allowed: whether this process may open it."""
+    """An NPU that a kernel driver holds."""
 
     npu: Npu
-    place: str
-    driver: str
-    allowed: bool
+    place: str  # device node
+    driver: str  # of the kernel
+    allowed: bool  # whether this process may open it
 
 
 def seen_npus(root: Path = Path("/")) -> list[SeenNpu]:
-    """What there is of NPUs, as far as the system shows them: those that no driver holds are missing."""
+    """The NPUs that kernel drivers hold; others are missing."""
     if sys.platform == "darwin" and root == Path("/"):
         return [SeenNpu(_APPLE, "the chip", "Core ML", True)] if platform.machine() == "arm64" else []
     found = []
@@ -51,7 +51,7 @@ def seen_npus(root: Path = Path("/")) -> list[SeenNpu]:
 
 
 def board(root: Path = Path("/")) -> str:
-    """What the device tree calls this board; empty where there is none, as on most x86 machines."""
+    """The device tree's name of this board; empty where there is none, as on most x86 machines."""
     return " ".join(read_text(root / "proc/device-tree/model").rstrip("\0").split())
 
 

@@ -1,8 +1,8 @@
 """Output files appear complete or not at all, with the user's umask, and replace nothing unasked.
 
-They are written under a temporary name beside their target, `.edge-tmp-RANDOM-NAME`, which takes the target's place at
-the end. This process holds a lock on it meanwhile, which the system releases when the process dies. So a file without
-a lock was left by a killed process, and the next process that writes to the same folder removes it.
+They are written to `.edge-tmp-RANDOM-NAME` beside their target and renamed at the end. This process holds a lock on the
+temporary file meanwhile, which the system releases when the process dies. A temporary file without a lock was left by a
+killed process, and the next process that writes to the same folder removes it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}  # kerne
 
 
 def check_path(name: str, value: object, what: str = "the path of a folder") -> None:
-    """Raises InputError for arguments that are no paths."""
+    """Raise InputError for a `value` that is no path."""
     if not isinstance(value, str | os.PathLike):
         raise InputError(f"{name} must be {what}, not {brief(value)}")
 
 
 def check_parent(path: Path) -> None:
-    """Raises InputError unless the folder is there that `path` is to be written to: the same rule in every command."""
+    """Raise InputError unless the parent folder of the output `path` exists: the same rule in every command."""
     parent = path.absolute().parent
     if not parent.is_dir():
         why = "is no folder" if parent.exists() else "is not there: make that folder first"
@@ -47,7 +47,7 @@ def check_parent(path: Path) -> None:
 
 
 def check_file(path: Path, *, force: bool) -> None:
-    """Raises InputError if `path` is in the way, or its folder missing; force: a file may be replaced."""
+    """Raise InputError if `path` exists, or its folder does not. force: an existing file may be replaced."""
     check_parent(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file")
@@ -58,7 +58,7 @@ def check_file(path: Path, *, force: bool) -> None:
 
 
 def check_folder(folder: Path, ours: Callable[[Path], bool], *, force: bool) -> None:
-    """Raises InputError if `folder` is in the way, or its own missing; force: one that is `ours` may be replaced."""
+    """Raise InputError if `folder` exists, or its parent does not. force: a folder that is `ours` may be replaced."""
     check_parent(folder)
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise InputError(f"{folder} is there and no folder")
@@ -70,14 +70,14 @@ def check_folder(folder: Path, ours: Callable[[Path], bool], *, force: bool) -> 
 
 
 def check_writable(path: Path) -> None:
-    """Raise now the InputError that `write_whole` would raise later."""
+    """Raise in advance the InputError that `write_whole` would raise."""
     check_file(path, force=True)
     with _explained(path), _temporary(path, folder=False):
         pass
 
 
 def write_whole(path: Path, text: str) -> None:
-    """All of a file or nothing; surrogates, of names of files that are no text, become `?`. Raises InputError."""
+    """Write a text file atomically. Surrogates, which undecodable file names contain, become `?`. Raises InputError."""
     check_file(path, force=True)
     with new_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
@@ -85,9 +85,9 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def new_file(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """An empty file beside `path`, which takes its place if the block ends well. Raises InputError.
+    """Yield an empty file beside `path`, which replaces it if the block ends well. Raises InputError.
 
-    private: for this user alone, whatever the umask is.
+    private: readable by this user alone, whatever the umask.
     """
     with _explained(path), _temporary(path, folder=False, private=private) as temporary:
         yield temporary
@@ -97,9 +97,9 @@ def new_file(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder`, which takes its place if the block ends well. Raises InputError.
+    """Yield an empty folder beside `folder`, which replaces it if the block ends well. Raises InputError.
 
-    One that is there is exchanged for it, so that there is always one of the two. One that comes meanwhile stays.
+    A folder that existed before is exchanged atomically; one that another process creates meanwhile stays.
     """
     folder = folder.absolute()
     replaces = folder.is_dir()
@@ -116,7 +116,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def work_folder(target: Path | None = None) -> Iterator[Path]:
-    """A folder that is gone afterwards: beside a target, on its file system, or the system's, for this user alone.
+    """Yield a temporary folder, removed afterwards: on the file system of `target`, or the system's own, for this user
+    alone.
 
     Raises InputError.
     """
@@ -126,7 +127,7 @@ def work_folder(target: Path | None = None) -> Iterator[Path]:
 
 
 def sweep(folder: Path) -> int:
-    """Remove what killed processes left in a folder; returns the bytes freed."""
+    """Remove the temporary files of killed processes from a folder; return the bytes freed."""
     freed = 0
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -137,9 +138,10 @@ def sweep(folder: Path) -> int:
 
 @contextmanager
 def held(path: Path) -> Iterator[bool | None]:
-    """Hold a file or folder, which shows that a living process works with it.
+    """Lock a file or folder, so that other processes see that it is in use.
 
-    Yields False if another process holds it; None where files have no locks. Raises OSError if it is not there.
+    Yields False if another process holds the lock, None where files have no locks. Raises OSError if the path is
+    missing.
     """
     descriptor = _open(path)
     try:
@@ -151,7 +153,7 @@ def held(path: Path) -> Iterator[bool | None]:
 
 @contextmanager
 def _temporary(target: Path, *, folder: bool, private: bool = False) -> Iterator[Path]:
-    """An empty file or folder beside `target`, held, and gone afterwards. Raises OSError, InputError."""
+    """Yield an empty, locked file or folder beside `target`, removed afterwards. Raises OSError, InputError."""
     check_parent(target)
     target = target.absolute()
     sweep(target.parent)
@@ -165,7 +167,7 @@ def _temporary(target: Path, *, folder: bool, private: bool = False) -> Iterator
 
 
 def _claim(target: Path, folder: bool, private: bool) -> tuple[Path, int | None]:
-    """Make a file or folder and hold it. Another process that sweeps may be quicker: then make another one."""
+    """Create and lock a file or folder; create another if a sweeping process removed it first."""
     name = os.fsdecode(os.fsencode(target.name)[-_NAME_BYTES:])
     while True:
         path = target.with_name(f"{_TEMPORARY}{secrets.token_hex(4)}-{name}")
@@ -184,7 +186,8 @@ def _claim(target: Path, folder: bool, private: bool) -> tuple[Path, int | None]
 
 
 def _replace_folder(made: Path, folder: Path) -> None:
-    """Where folders cannot be exchanged: two steps, and a crash between them is repaired by the next `sweep`."""
+    """Replace a folder in two steps, where folders cannot be exchanged; the next `sweep` repairs a crash between
+    them."""
     old = folder.with_name(f"{_OLD}{secrets.token_hex(4)}-{folder.name}")
     with held(folder):
         os.rename(folder, old)
@@ -197,7 +200,7 @@ def _replace_folder(made: Path, folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Two folders change names in one step. False where there is no such step. Raises OSError."""
+    """Swap the names of two folders atomically. False where the system cannot. Raises OSError."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -212,7 +215,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _remove_left(path: Path, target: Path | None) -> int:
-    """Remove a file or folder without a holder; returns its bytes. target: the missing folder that it was."""
+    """Remove an unlocked temporary file or folder; return its bytes. target: the missing folder that it was."""
     with suppress(OSError), held(path) as free:
         status = os.lstat(path)
         if free and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid()):
@@ -237,14 +240,14 @@ def _remove(path: Path) -> None:
 
 
 def _open(path: Path) -> int | None:
-    """None where there are no locks. Raises OSError."""
+    """Open a path for locking; None where there are no locks. Raises OSError."""
     if sys.platform == "win32":
         return None
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _lock(descriptor: int | None) -> bool | None:
-    """False if another process has the lock; None if the file system has no locks."""
+    """Lock an open file. False if another process has the lock; None if the file system has no locks."""
     if descriptor is None or sys.platform == "win32":
         return None
     import fcntl

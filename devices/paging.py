@@ -1,4 +1,4 @@
-"""What it costs to read a file through the memory map again and again: pages come as they are touched, and go."""
+"""Measures the cost of reading a memory-mapped file repeatedly, when its pages are mapped on access and evicted."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _HUGEPAGE = 14  # of Linux's madvise
 
 @dataclass(frozen=True)
 class Paging:
-    """Measured seconds per byte, beyond the time of memory itself. cached: from the page cache; disk: from the disk."""
+    """Measured seconds per byte, in addition to the time of a read from memory."""
 
-    cached: float
-    disk: float
+    cached: float  # pages come from the page cache
+    disk: float  # pages come from the disk
 
 
 def measure_paging(folder: Path, threads: int, known: Path | None = None) -> Paging | None:
-    """Measure on a temporary file of 32 MiB in the folder, with this number of threads, which delay each other when
-    pages are mapped and evicted.
+    """Measure on a temporary file of 32 MiB in the folder, with as many threads as the run has: they delay each other
+    when pages are mapped and evicted.
 
-    known: a long file to measure `cached` on instead, since it depends on the sizes of pages in the page cache.
-    None where it cannot be measured: the system lacks the advice, or the folder has no room.
+    known: a long file on which to measure `cached` instead, since it depends on the page sizes in the page cache.
+    None if it cannot be measured: the system lacks madvise's eviction, or the folder has no room.
     """
     if not hasattr(mmap, "MADV_DONTNEED") or not hasattr(os, "posix_fadvise"):
         return None
@@ -69,7 +69,7 @@ class _Reader:
         self._pool = pool
 
     def seconds(self, *, forget: bool) -> float:
-        """Of reading all. forget: each block behind."""
+        """Time of one complete read, in seconds. forget: evict each block behind the reader."""
         started = time.perf_counter()
         list(self._pool.map(self._read, self._shares, [forget] * len(self._shares)))
         return time.perf_counter() - started
@@ -82,7 +82,7 @@ class _Reader:
 
 
 def _from_disk(reader: _Reader) -> float:
-    """The quicker of two rounds, less the quickest with resident pages."""
+    """The faster of two rounds, minus the fastest with resident pages."""
     cold, warm = [], []
     for _ in range(_COLD_ROUNDS):
         reader.mapped.madvise(mmap.MADV_DONTNEED)
@@ -93,7 +93,7 @@ def _from_disk(reader: _Reader) -> float:
 
 
 def _cached(reader: _Reader) -> float:
-    """The quickest round with pages that are evicted after use, less the quickest with pages that stay."""
+    """The fastest round that evicts its pages after use, minus the fastest with pages that stay."""
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(_ROUNDS):
         for forget, found in times.items():

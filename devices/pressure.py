@@ -1,6 +1,6 @@
-"""The kernel's figures on short memory: limits of cgroups, free memory, time lost by waiting.
+"""Memory pressure as the kernel reports it: cgroup limits, free memory, stalls.
 
-Everything is read again each time, from files below a root, since a process may move to another cgroup.
+Everything is read anew each time, below a root, since a process may move to another cgroup.
 """
 
 from __future__ import annotations
@@ -19,18 +19,15 @@ _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # beyond `high
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """limit: bytes that the tightest cgroup above this process allows. free: bytes of memory that the system could
-    still provide. stalled: per cent of the last 10 s in which something waited for memory (PSI, "some avg10"), in the
-    system or in the process's cgroups. None: unknown.
-    """
+    """Memory pressure; None: unknown."""
 
-    limit: int | None
-    free: int | None
-    stalled: float | None
+    limit: int | None  # bytes: the tightest cgroup limit above this process
+    free: int | None  # bytes that the system can still provide
+    stalled: float | None  # per cent of the last 10 s stalled on memory (PSI "some avg10"), system or cgroups
 
 
 def read_pressure(root: Path = Path("/")) -> Pressure:
-    """The present figures. Takes half a millisecond."""
+    """Read the present figures. Takes half a millisecond."""
     folders = cgroup_folders(root)
     shown = (read_whole(folder / name) for folder in folders for name in _LIMITS)
     limits = [limit for limit in shown if limit is not None and 0 <= limit < _UNLIMITED]
@@ -40,7 +37,7 @@ def read_pressure(root: Path = Path("/")) -> Pressure:
 
 
 def _some_avg10(text: str) -> float | None:
-    """From `some avg10=1.23 avg60=… avg300=… total=…`."""
+    """Parse avg10 from `some avg10=1.23 avg60=… avg300=… total=…`."""
     for line in text.splitlines():
         if match := _SOME.match(line):
             return float(match[1])

@@ -1,7 +1,7 @@
-"""Files that edge believes, or runs, because no other user can have written them: its caches, records and profiles.
+"""Files that edge trusts because no other user can have written them: its caches, records and profiles.
 
-One rule for all: a file or folder counts if it belongs to this user or to the administrator (root, who can do
-everything anyway) and no other user may write to it. Where a system has no such owners, everything counts.
+A file or folder is trusted if it belongs to this user or to root, and no other user may write to it. On systems without
+such owners, everything is trusted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 
 def distrust(status: os.stat_result) -> str | None:
-    """Why another user may have written this file or folder; None if none can have."""
+    """The reason why another user may have written this file or folder; None if none can have."""
     if not hasattr(os, "geteuid"):
         return None
     if status.st_uid not in (os.geteuid(), 0):
@@ -26,7 +26,8 @@ def distrust(status: os.stat_result) -> str | None:
 
 
 def _is_group_of_one(status: os.stat_result) -> bool:
-    """The group that many systems give every user, together with a umask that lets it write."""
+    """Whether the file's group is the user's private one, as many systems create it, with a umask that lets it
+    write."""
     import grp
     import pwd
 
@@ -37,14 +38,14 @@ def _is_group_of_one(status: os.stat_result) -> bool:
 
 
 def is_private_file(status: os.stat_result | None) -> bool:
-    """A regular file that no other user can have written."""
+    """Whether this is a regular file that no other user can have written."""
     return status is not None and stat.S_ISREG(status.st_mode) and distrust(status) is None
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone, whatever the umask is.
+    """Create a folder and its missing parents for this user alone, whatever the umask.
 
-    Raises OSError: PermissionError, with the reason, if it is there and other users may write to it.
+    Raises OSError; PermissionError, with the reason, if the folder exists and other users may write to it.
     """
     missing = [folder]
     while not missing[-1].parent.exists():
@@ -56,9 +57,9 @@ def make_private_folder(folder: Path) -> None:
 
 
 def open_private(path: Path) -> BinaryIO:
-    """A file to read, if no other user can have written it. Neither follows a link nor waits for a pipe's other end.
+    """Open a private file for reading, without following links or blocking on a pipe.
 
-    Raises OSError: PermissionError, with the reason, for a file that another user can have written.
+    Raises OSError; PermissionError, with the reason, for a file that another user can have written.
     """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags)
@@ -70,6 +71,6 @@ def open_private(path: Path) -> BinaryIO:
 
 
 def read_private(path: Path, most: int) -> bytes:
-    """The first bytes of a file that no other user can have written. Raises OSError as `open_private`."""
+    """Read at most `most` bytes from the start of a private file. Raises OSError as `open_private`."""
     with open_private(path) as file:
         return file.read(most)

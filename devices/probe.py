@@ -1,7 +1,7 @@
-"""Measures this device's ceilings: bytes per second from memory, operations per second on float32 and on bytes.
+"""Measures this device's ceilings: memory bandwidth in bytes/s, float32 and int8 operations/s.
 
-This runs in a separate process: the arrays would count as this one's memory, and the linear algebra library underneath
-NumPy takes the number of its threads from the environment, once.
+It runs in a child process, since its arrays would count as this process's memory, and since the linear algebra library
+of NumPy reads its number of threads from the environment once.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured with `threads` threads. int8_ops: multiplications and additions of bytes; None: not measurable here
-    (`edge.devices.integer_products.missing` says why)."""
+    """Ceilings of this device with `threads` threads, measured."""
 
     read_bytes_per_s: float
     f32_flops: float
-    int8_ops: float | None
+    int8_ops: float | None  # None: not measurable here, see integer_products.missing
     threads: int
 
 
 def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progress: Progress | None = None) -> Ceilings:
-    """Takes about `seconds`. threads: by default those that engines use. on_progress: called with the part done.
+    """Measure for about `seconds`. threads: default: as many as engines use. on_progress: called with the fraction
+    done.
 
     Raises InputError for impossible times and numbers of threads, EngineError if the process fails.
     """
@@ -70,7 +70,7 @@ def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progre
 
 
 def probe_profile(seconds: float = 8.0, on_progress: Progress | None = None) -> DeviceProfile:
-    """This device's profile with its ceilings measured: of all cores that engines use, and of one.
+    """This device's profile with measured ceilings, of one core and of all that engines use.
 
     Other figures of the user's profile, such as watts, are kept. Raises the errors of measure_ceilings.
     """
@@ -115,7 +115,7 @@ Work = Callable[[], Callable[[], float]]
 
 
 def _reader(threads: int) -> Work:
-    """Reads pieces of an array in turn, by NumPy's fastest reduction, bitwise or."""
+    """Work that reads pieces of an array in turn by bitwise or, NumPy's fastest reduction."""
     size = max(_LEAST_ARRAYS, min(_ARRAYS, memory_limit().bytes // 4)) // threads
     size = max(_PIECE, size // _PIECE * _PIECE)
 
@@ -148,7 +148,7 @@ def _multiplier() -> Work:
 
 
 def best_rate(threads: int, seconds: float, work: Work, on_progress: Progress) -> float:
-    """The best rate of several intervals in which all threads repeat their work, in amounts per second."""
+    """The best rate, in amounts per second, of several intervals in which all threads repeat their work."""
     done, began, ended = ([0.0] * threads for _ in range(3))
     gate = threading.Barrier(threads + 1)
 

@@ -1,4 +1,4 @@
-"""A device's specification: every figure with its source and its kind. Unknown figures are absent, not guessed."""
+"""A device's specification: every figure with its source and kind. Unknown figures are absent, not guessed."""
 
 from __future__ import annotations
 
@@ -51,98 +51,88 @@ FigureName = Annotated[str, Rule(f"one of {', '.join(FIGURES)}", FIGURES.__conta
 
 
 def is_name(name: str) -> bool:
-    """Letters, digits, - and . only: it becomes the name of a file."""
+    """Whether a name has only letters, digits, - and . and can name a file."""
     return name.isascii() and name.replace("-", "").replace(".", "").isalnum()
 
 
 @dataclass(frozen=True)
 class Figure:
-    """value: in the unit of FIGURES. source: an address or a document."""
+    """A figure of a device."""
 
-    value: Number
+    value: Number  # in the unit of FIGURES
     kind: FigureKind
-    source: Text
+    source: Text  # an address or a document
     note: Text = ""
-    threads: Count | None = None  # with which it was measured
+    threads: Count | None = None  # number of threads of the measurement
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Cores of one kind. ghz: the highest clock, None if unknown."""
+    """Cores of one kind."""
 
     kind: Text
     cores: Count
     source: Text
-    ghz: Number | None = None
+    ghz: Number | None = None  # highest clock; None if unknown
 
 
 @dataclass(frozen=True)
 class Npu:
-    """A processor of neural networks. vendor: "Qualcomm". name: "Hexagon". source: where the numbers stand.
+    """A neural processing unit."""
 
-    provider: the execution provider of ONNX Runtime that runs on it, as --provider names it; None if edge knows none.
-    soc: the vendor's number of the chip (soc_model of QNN). arch: its instruction set (htp_arch of QNN), such as "75".
-    chip: as the device tree of boards with this NPU names it, such as "qcom,sm8650". note: what it is not true of.
-    """
-
-    vendor: Text
-    name: Text
-    source: Text
-    provider: Text | None = None
-    soc: Count | None = None
-    arch: Text | None = None
-    chip: Text | None = None
-    note: Text = ""
+    vendor: Text  # "Qualcomm"
+    name: Text  # "Hexagon"
+    source: Text  # of the numbers below
+    provider: Text | None = None  # ONNX Runtime's execution provider, as --provider names it; None: edge knows none
+    soc: Count | None = None  # the vendor's chip number (QNN's soc_model)
+    arch: Text | None = None  # instruction set (QNN's htp_arch), such as "75"
+    chip: Text | None = None  # the device tree's name of the chip, such as "qcom,sm8650"
+    note: Text = ""  # exceptions to the above
 
     def __str__(self) -> str:
-        """Such as `Qualcomm Hexagon v75`."""
+        """For example `Qualcomm Hexagon v75`."""
         return f"{self.vendor} {self.name}" + (f" v{self.arch}" if self.arch else "")
 
 
 @dataclass(frozen=True)
 class Power:
-    """What work costs, for the estimate. core_watts: of a busy core, above idling. idle_watts: of the device, whatever
-    it does. dram_pj_per_byte: of a byte read from memory. 0: unknown. profile: whose figures these are."""
+    """Energy costs for the estimate; 0: unknown."""
 
-    core_watts: float = 0.0
-    idle_watts: float = 0.0
-    dram_pj_per_byte: float = 0.0
-    profile: str = "no profile"
+    core_watts: float = 0.0  # of a busy core, above idle
+    idle_watts: float = 0.0  # of the whole device
+    dram_pj_per_byte: float = 0.0  # picojoules per byte read from memory
+    profile: str = "no profile"  # the profile that the figures come from
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """bytes_per_s: of memory, for a number of threads. kind: of the figure behind it. about: how it follows."""
+    """Memory bandwidth for a number of threads."""
 
     bytes_per_s: float
-    kind: FigureKind
-    about: str
+    kind: FigureKind  # of the underlying figure
+    about: str  # how it was derived
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """A device. `isa`: a target of the native engine; None: whatever suits this machine best, or none at all.
-
-    cpu: LLVM's name, by which code is scheduled; None as for isa. clusters: the biggest cores first. sensors: those of
-    `edge devices sensors` that it is known to have. sources: where the facts in words stand.
-    """
+    """The specification of a device."""
 
     name: Annotated[Text, Rule("letters, digits, - and . only", is_name)]
     description: Text
     machine: Text
-    isa: Text | None = None
-    cpu: Text | None = None
+    isa: Text | None = None  # a target of the native engine; None: the machine's best, or none
+    cpu: Text | None = None  # LLVM's name, for scheduling; None as for isa
     system: Text = "linux"
-    clusters: tuple[Cluster, ...] = ()
+    clusters: tuple[Cluster, ...] = ()  # biggest cores first
     instruction_sets: tuple[Text, ...] = ()
     gpu: Text | None = None
     npu: Npu | None = None
-    sensors: tuple[Text, ...] = ()
+    sensors: tuple[Text, ...] = ()  # names as in `edge devices sensors`
     figures: dict[FigureName, Figure] = field(default_factory=dict)
-    sources: tuple[Text, ...] = ()
+    sources: tuple[Text, ...] = ()  # of the facts in words
 
     def value(self, name: str) -> float | None:
-        """A figure of FIGURES; None if it is unknown."""
+        """A figure of FIGURES by name; None if unknown."""
         return self.figures[name].value if name in self.figures else None
 
     @property
@@ -151,13 +141,13 @@ class DeviceProfile:
 
     @property
     def memory(self) -> int | None:
-        """Bytes; None where models differ or it is unknown."""
+        """Bytes; None if unknown, or if variants of the device differ."""
         memory = self.value("memory")
         return None if memory is None else int(memory)
 
     @property
     def power(self) -> Power | None:
-        """None unless it is known what a busy core takes."""
+        """Energy costs; None unless a busy core's watts are known."""
         watts = self.value("core_watts")
         if watts is None:
             return None
@@ -165,7 +155,7 @@ class DeviceProfile:
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """Figures of the CPU that `edge plan` cannot predict, because the profile lacks what they follow from."""
+        """CPU figures that `edge plan` cannot predict because the profile lacks their inputs."""
         known = {
             "memory": self.memory,
             "decoding": self.bandwidth(1),
@@ -175,7 +165,7 @@ class DeviceProfile:
         return tuple(name for name, value in known.items() if value is None)
 
     def bandwidth(self, threads: int) -> Bandwidth | None:
-        """Of reading. Measured where it was, otherwise what follows from one core or from the bus; None if unknown."""
+        """Read bandwidth with this many threads: measured, or derived from one core or the bus; None if unknown."""
         all_cores, one = self.figures.get("read_bandwidth"), self.figures.get("read_bandwidth_one_core")
         bus = self.figures.get("bus_bandwidth")
         if all_cores:
@@ -193,22 +183,22 @@ class DeviceProfile:
         return None
 
     def flops(self, threads: int) -> float | None:
-        """float32 operations per second of this many threads, from the figure for all; None if unknown."""
+        """float32 operations per second of this many threads, scaled from the figure for all; None if unknown."""
         return self._shared("f32_flops", threads)
 
     def int8_ops(self, threads: int) -> float | None:
-        """Likewise of bytes; None unless it was measured: what makers say is what no program reaches, or another
-        processor's."""
+        """int8 operations per second of this many threads; None unless measured: vendors' figures are out of reach of
+        any program, or another processor's."""
         figure = self.figures.get("int8_ops")
         return self._shared("int8_ops", threads) if figure and figure.kind == "measured" else None
 
     def npu_named(self, provider: str) -> Npu | None:
-        """The NPU, if this is the execution provider that runs on it."""
+        """The NPU, if `provider` is the execution provider that runs on it."""
         return self.npu if self.npu is not None and self.npu.provider == provider.lower() else None
 
     @property
     def npu_flops(self) -> float | None:
-        """Operations per second of the NPU, with inputs in float16; None if unknown."""
+        """Operations per second of the NPU on float16 inputs; None if unknown."""
         int8_ops = self.value("npu_int8_ops")
         return self.value("npu_f16_flops") or (None if int8_ops is None else int8_ops * F16_SHARE)
 

@@ -1,4 +1,4 @@
-"""Profiles as TOML files: read with every key and type checked, and written."""
+"""Read and write device profiles as TOML files, with every key and type checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LISTS = ("instruction_sets", "sensors", "sources")
 
 
 def read_profile(path: Path) -> DeviceProfile:
-    """Raises InputError, in one line, for whatever is wrong with the file."""
+    """Read a profile. Raises a one-line InputError for whatever is wrong with the file."""
     try:
         data = read_regular(path, _MOST_BYTES + 1)
     except OSError as error:
@@ -42,13 +42,13 @@ def read_profile(path: Path) -> DeviceProfile:
 
 
 def write_profile(profile: DeviceProfile, path: Path, *, private: bool = False) -> None:
-    """The whole file appears at once; private: for this user alone. Raises InputError if it cannot be written."""
+    """Write a profile atomically. private: readable by this user alone. Raises InputError if it cannot be written."""
     with new_file(path, private=private) as temporary:
         temporary.write_text(to_toml(profile), encoding="utf-8")
 
 
 def to_toml(profile: DeviceProfile) -> str:
-    """What read_profile reads back."""
+    """The text that `read_profile` reads back."""
     lines = [f"{name} = {_toml(getattr(profile, name))}" for name in _TEXTS if getattr(profile, name) is not None]
     lines += [f"{name} = {_toml(list(getattr(profile, name)))}" for name in _LISTS if getattr(profile, name)]
     if profile.npu is not None:
@@ -66,5 +66,5 @@ def _pairs(part: Npu | Cluster | Figure) -> list[str]:
 
 
 def _toml(value: object) -> str:
-    """JSON's strings, numbers and lists are TOML's, but for one character."""
+    """A TOML value. JSON's strings, numbers and lists are valid TOML, but for one character."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")

@@ -1,7 +1,7 @@
-"""Devices that are known by name: one file each in `profiles/`, and the user's own, which go before.
+"""Device profiles by name: those that come with edge, in `profiles/`, and the user's own, which take precedence.
 
-The user's lie in EDGE_DEVICES, or in the system's folder for settings. `host.toml` among them is what
-`edge devices probe` has measured on this one.
+The user's lie in EDGE_DEVICES, or in the system's folder for settings. `edge devices probe` writes `host.toml` there,
+with its measurements of this device.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def profile_names() -> tuple[str, ...]:
 
 
 def comes_with_edge(name: str) -> bool:
-    """Whether there is such a device besides the user's own."""
+    """Whether edge ships a profile of this name."""
     return name in _names(_FOLDER)
 
 
 def find_profile(name: str) -> DeviceProfile:
-    """The device called `name`; "host" is the one that this process runs on, with the figures measured there.
+    """Find a device's profile by name. "host" is this device, with the figures measured here.
 
-    Raises InputError with all names, and for a profile of the user's that is damaged.
+    Raises InputError for an unknown name, listing the known ones, and for a damaged profile of the user's.
     """
     if name == HOST:
         return _probed_host() or describe_host()
@@ -67,7 +67,7 @@ def find_profile(name: str) -> DeviceProfile:
 
 
 def add_profile(profile: DeviceProfile) -> Path:
-    """Keep it among the user's own. Raises InputError if it cannot be written."""
+    """Save a profile among the user's own. Raises InputError if it cannot be written."""
     path = own_folder() / f"{profile.name}.toml"
     try:
         make_private_folder(path.parent)
@@ -78,7 +78,7 @@ def add_profile(profile: DeviceProfile) -> Path:
 
 
 def describe_host() -> DeviceProfile:
-    """This device as the system describes it, nothing measured."""
+    """A profile of this device from what the system tells, without measurements."""
     from edge.devices.host import probe_host
 
     host = probe_host()
@@ -99,7 +99,7 @@ def describe_host() -> DeviceProfile:
 
 
 def host_npus(root: Path = Path("/")) -> list[SeenNpu]:
-    """The NPUs of this device, with the vendor's numbers if a profile that comes with edge has the same chip."""
+    """The NPUs of this device, completed with the vendor's figures if a shipped profile has the same chip."""
     found = seen_npus(root)
     alike = _with_chip(chips(root)) if found else None
     if alike is None or alike.npu is None:
@@ -109,14 +109,14 @@ def host_npus(root: Path = Path("/")) -> list[SeenNpu]:
 
 
 def _npu_figures(npu: Npu | None) -> dict[str, Figure]:
-    """Those of a device with the same chip, but for the watts, which are of that device as a whole."""
+    """NPU figures of a device with the same chip; watts are left out, since they hold for that whole device."""
     alike = None if npu is None or npu.chip is None else _with_chip([npu.chip])
     found = {} if alike is None else alike.figures
     return {name: found[name] for name in found if name.startswith("npu_") and name != "npu_watts"}
 
 
 def _with_chip(names: list[str]) -> DeviceProfile | None:
-    """Of the profiles that come with edge, the one whose NPU is on a chip of these."""
+    """The shipped profile whose NPU belongs to one of these chips, or None."""
     profiles = (read_profile(_FOLDER / f"{name}.toml") for name in sorted(_names(_FOLDER)))
     return next((each for each in profiles if each.npu and each.npu.chip in names), None) if names else None
 
@@ -126,7 +126,7 @@ def _is_kind(one: Npu, other: Npu) -> bool:
 
 
 def host_power() -> Power:
-    """The power of this host by the user's profile, otherwise as assumed of processors of this kind."""
+    """This host's power figures: from the user's profile, or assumed for this kind of processor."""
     host = _probed_host()
     if host and host.power:
         return host.power
@@ -135,8 +135,8 @@ def host_power() -> Power:
 
 
 def _probed_host() -> DeviceProfile | None:
-    """None if this host was never probed, or the profile is of another: settings travel between machines. Or if it
-    is damaged, which is said: nothing that runs needs it."""
+    """The profile that was probed on this host. None if there is none, if it is another machine's (settings travel), or
+    if it is damaged, which is logged: no run depends on it."""
     if HOST not in _names(own_folder()):
         return None
     try:
@@ -160,7 +160,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _read(name: str, folder: Path) -> DeviceProfile:
-    """It is what its file is called: otherwise one device would be taken for another."""
+    """Read a profile. Its name must be its file's, or one device would be taken for another."""
     path = folder / f"{name}.toml"
     with suppress(OSError):  # which read_profile explains
         if folder != _FOLDER and (why := distrust(path.stat())):

@@ -1,7 +1,7 @@
-"""Records of tuning: the results of `edge tune` for a model on a device, one small JSON file each.
+"""Records of `edge tune`: the settings found for a model's shape on a device, one small JSON file each.
 
-They lie in EDGE_TUNING, or in the system's folder for data. NAME.trials.jsonl beside a record holds all trials, a line
-each.
+They lie in EDGE_TUNING, or in the system's folder for data. NAME.trials.jsonl beside a record lists all trials, one a
+line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _has_hidden(shape: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of a record: a processor, and a model's shape as the engine sees it."""
+    """The key of a record: a processor, and a model's shape as the engine sees it."""
 
     cpu: str
     family: str  # of the processor
@@ -63,21 +63,18 @@ class Subject:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Defaults against the best candidate, in turns: time of the former / time of the latter, pair by pair."""
+    """Quotients of paired times: the defaults' time / the best candidate's."""
 
     median: _Number
-    floor: _Number  # the true median is above it, with 97.5 % certainty
-    low: _Number  # 10 % of the pairs are below
-    high: _Number  # 90 %
+    floor: _Number  # lower bound of the true median, at 97.5 % confidence
+    low: _Number  # 10th percentile of the pairs
+    high: _Number  # 90th percentile
     pairs: _Whole
 
 
 @dataclass(frozen=True)
 class Record:
-    """The result of a tuning. `gain` is a ratio of times and never below 1: where nothing beat the defaults, they stay.
-
-    comparison: None if the search was interrupted before it; `gain` is then the product of the races that were won.
-    """
+    """The result of one tuning run."""
 
     name: str
     device: str
@@ -86,8 +83,8 @@ class Record:
     score: str  # the timed workload
     values: dict[str, _Setting]
     kept: str  # "tuned" or "default"
-    gain: _Gain
-    comparison: Comparison | None
+    gain: _Gain  # a quotient of times, at least 1: settings that do not beat the defaults are not kept
+    comparison: Comparison | None  # None: interrupted before it; then `gain` multiplies the races won
     trials: _Whole
     seconds: _Number
     date: str
@@ -103,18 +100,18 @@ def user_folder() -> Path:
 
 
 def record_name(subject: Subject, model: str) -> str:
-    """A readable file name that no two subjects share."""
+    """A readable file name, unique for each subject."""
     words = re.sub(r"[^a-z0-9]+", "-", f"{subject.cpu} {model} {subject.kv_dtype}".lower()).strip("-")
     return f"{words[:80]}-{subject.key}"
 
 
 def trials_path(name: str) -> Path:
-    """The table of trials beside a record."""
+    """The path of the file of trials beside a record."""
     return user_folder() / f"{name}.trials.jsonl"
 
 
 def write_record(record: Record) -> Path:
-    """Into the user's folder, whole or not at all. Raises OSError, InputError."""
+    """Write a record atomically into the user's folder and return its path. Raises OSError, InputError."""
     path = user_folder() / f"{record.name}.json"
     make_private_folder(path.parent)
     with new_file(path, private=True) as temporary:
@@ -123,17 +120,17 @@ def write_record(record: Record) -> Path:
 
 
 def read_records() -> list[Record]:
-    """Of the user's folder. Files that are no records are left out, with one warning each."""
+    """Read all records of the user's folder. Invalid files are skipped, with one warning each."""
     with suppress(OSError):
         return [record for path in sorted(user_folder().glob("*.json")) if (record := _read(path))]
     return []
 
 
 def nearest(records: Iterable[Record], subject: Subject) -> Record | None:
-    """The record that says most about `subject`, or None.
+    """The record that best applies to `subject`, or None.
 
-    Never from another instruction set or KV dtype: those are other kernels. Then, in this order: the same processor,
-    its family, the same shape, the nearest hidden size (at most twice or half).
+    Records of another instruction set or KV dtype never apply: those run other kernels. Preference, in this order: same
+    processor, same family, same shape, nearest hidden size (at most a factor of 2).
     """
 
     def distance(record: Record) -> tuple[bool, bool, bool, float]:
@@ -155,7 +152,7 @@ def nearest(records: Iterable[Record], subject: Subject) -> Record | None:
 
 
 def set_aside(path: Path, why: str) -> None:
-    """Say once that a record is not used."""
+    """Log once that a record is ignored, and why."""
     if path not in _complained:
         _complained.add(path)
         _log.warning("tuning record %s is ignored: %s", path, why)

@@ -1,4 +1,4 @@
-"""How hot this device is, and whether its clock is held back, from the kernel's files."""
+"""Temperature and clock throttling of this device, from the kernel's files."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _PROCESSOR = ("cpu", "x86_pkg", "soc", "package", "tdie", "coretemp", "k10temp",
 
 @dataclass(frozen=True)
 class Zone:
-    """celsius: now. trip: where the kernel starts to slow the device down, None if it does not say."""
+    """A thermal zone."""
 
     name: str
     path: Path
-    celsius: float
-    trip: float | None
+    celsius: float  # now
+    trip: float | None  # where the kernel starts to slow the device down; None if it does not say
 
 
 def zones(root: Path = _ROOT) -> list[Zone]:
-    """All that can be read, those of the processor first."""
+    """All readable zones, the processor's first."""
     found = []
     for path in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
         if (celsius := read_celsius(path / "temp")) is not None:
@@ -37,20 +37,20 @@ def zones(root: Path = _ROOT) -> list[Zone]:
 
 
 def read_celsius(path: Path) -> float | None:
-    """None once the sensor has vanished, or shows what no device can be."""
+    """A sensor's temperature; None if it has vanished or shows an impossible value."""
     milli = read_whole(path)
     return milli * _MILLI if milli is not None and -40 < milli * _MILLI < 150 else None
 
 
 def held_back(root: Path = _ROOT) -> float | None:
-    """The share of its top clock that the first core may use now; None where the system does not tell."""
+    """The first core's clock limit now as a fraction of its top clock; None where the system does not tell."""
     folder = root / "sys/devices/system/cpu/cpu0/cpufreq"
     now, most = read_whole(folder / "scaling_max_freq"), read_whole(folder / "cpuinfo_max_freq")
     return now / most if now and most and now > 0 and most > 0 else None
 
 
 def read_hertz(root: Path = _ROOT) -> float | None:
-    """The clock of the fastest core now; None where the system does not tell."""
+    """The clock of the fastest core now, in Hz; None where the system does not tell."""
     shown = map(read_whole, (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
     clocks = [kilo * 1e3 for kilo in shown if kilo is not None and kilo > 0]
     if not clocks:
@@ -61,7 +61,7 @@ def read_hertz(root: Path = _ROOT) -> float | None:
 
 
 def _number(text: str) -> float:
-    """0 for what is no finite number."""
+    """Parse a number; 0 if it is not finite."""
     try:
         number = float(text)
     except ValueError:

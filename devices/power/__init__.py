@@ -1,4 +1,4 @@
-"""This device's energy meters: its sensors, one file each, and an estimate where there is none."""
+"""Energy meters of this device: its sensors, one file each, and an estimate where there is none."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ ROOT_VARIABLE = "EDGE_SENSORS"  # a folder with the device's sys and proc: conta
 
 @dataclass(frozen=True)
 class Sensor:
-    """A sensor; about: its source, or why it is not available."""
+    """A power sensor."""
 
     name: str
     available: bool
-    about: str
+    about: str  # its source, or why it is not available
 
 
 def sensors_root() -> Path:
-    """The folder of sys and proc. Raises InputError if EDGE_SENSORS names no folder."""
+    """The folder that contains sys and proc. Raises InputError if EDGE_SENSORS names no folder."""
     stated = os.environ.get(ROOT_VARIABLE)
     if stated and not os.path.isdir(stated):
         raise InputError(f"{ROOT_VARIABLE} must name a folder with the device's sys and proc, not {stated!r}")
@@ -47,13 +47,13 @@ def sensors_root() -> Path:
 
 
 def memory_root() -> Path:
-    """Where memory and its limits are read: as sensors, but where that folder has no proc, from the system's own."""
+    """The root for reading memory and its limits: `sensors_root`, or the real root if that folder has no proc."""
     root = sensors_root()
     return root if (root / "proc").is_dir() else Path("/")
 
 
 def sensors(root: Path | None = None) -> list[Sensor]:
-    """All known sensors, those that are not available too; the estimate is the last."""
+    """All known sensors, including unavailable ones; the estimate comes last."""
     root, found = root or sensors_root(), []
     for name, find in _SENSORS.items():
         try:
@@ -65,7 +65,7 @@ def sensors(root: Path | None = None) -> list[Sensor]:
 
 
 def find_meter(root: Path | None = None) -> Guarded:
-    """The best sensor of this device, counting from now; the estimate where there is none, or once it fails."""
+    """The best meter of this device, counting from now; the estimate where there is no sensor, or once it fails."""
     root = root or sensors_root()
     estimate = Estimate(host_power())
     for name in _FOR_CPUS:
@@ -77,8 +77,8 @@ def find_meter(root: Path | None = None) -> Guarded:
 
 
 def measure_card(meter: object, card: nvml.Card) -> bool:
-    """From here on, read the counter of the NVIDIA card that a run is on instead of one of find_meter's sensors; joules
-    so far stay. False if the card has no counter, or the meter is an app's own, which goes on."""
+    """Switch the meter to the counter of the NVIDIA card that runs the model; joules so far stay. False if the card has
+    no counter, or the meter is an app's own and continues."""
     if not isinstance(meter, Guarded) or meter.stated:
         return False
     try:
@@ -89,8 +89,11 @@ def measure_card(meter: object, card: nvml.Card) -> bool:
 
 
 def app_meter(joules: Callable[[], float], source: str = "app", scope: Scope = "device") -> Guarded:
-    """For `edge.load(meter=…)`: reads an app's own counter (see `AppCounter`), and the estimate once that fails. Raises
-    InputError if the counter cannot be read now."""
+    """A meter for `edge.load(meter=…)` that reads an app's own counter (see `AppCounter`), and the estimate once that
+    fails.
+
+    Raises InputError if the counter cannot be read now.
+    """
     try:
         return Guarded(AppCounter(joules, source, scope), Estimate(host_power()), stated=True)
     except Unavailable as error:

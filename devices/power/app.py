@@ -1,4 +1,4 @@
-"""A counter that an app passes in: Android's BatteryManager, for example, serves only apps."""
+"""A counter that an app passes in, since some, such as Android's BatteryManager, serve only apps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from edge.devices.power.base import MeterKind, Reading, Scope, Unavailable
 
 
 class AppCounter:
-    """joules: the app's counter, which only grows, and may raise any exception.
+    """A meter over an app's function. joules: a counter that only grows; may raise any exception.
 
-    Raises Unavailable at once if the counter raises, or returns no number."""
+    The constructor raises Unavailable if the function raises or returns no number.
+    """
 
     kind: MeterKind = "counter"
 

@@ -1,4 +1,4 @@
-"""The protocol of energy meters: joules since they were made, and how they were measured."""
+"""The protocol of energy meters: joules since their construction, and how they were measured."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ Scope = Literal["device", "package", "process"]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """joules: since the meter was made. watts: now, None where only later readings tell. samples: distinct values
-    that the sensor has shown, so that a stale gauge cannot claim precision."""
+    """A reading of an energy meter."""
 
-    joules: float
-    watts: float | None
+    joules: float  # since the meter was made
+    watts: float | None  # now; None if only later readings tell
     source: str
     kind: MeterKind
     scope: Scope
-    samples: int
+    samples: int  # distinct values of the sensor: a stale gauge has few, and cannot claim precision
 
 
 def certainty(*kinds: str | None) -> Certainty:
-    """Whether joules of these kinds of meter are measured, or some of them estimated, in the word that reports use."""
+    """The report's word for joules of these kinds of meter: measured, or estimated if one of them is."""
     return "estimated" if "estimate" in kinds else "measured"
 
 
 class Unavailable(Exception):  # noqa: N818 - not an error: most devices have few sensors
-    """Why a sensor cannot be read, now or any more."""
+    """A sensor that cannot be read; the message says why."""
 
 
 class Meter(Protocol):
-    """`read` raises Unavailable once the sensor has vanished or no longer tells."""
+    """An energy meter. `read` raises Unavailable if the sensor has vanished or fails."""
 
     source: str
     kind: MeterKind
@@ -49,7 +48,7 @@ class Meter(Protocol):
 
 
 def read_number(path: Path) -> int:
-    """A number that the kernel shows in a file. Raises Unavailable."""
+    """Read a number from a kernel file. Raises Unavailable."""
     try:
         number = whole(load_text(path))
     except PermissionError:

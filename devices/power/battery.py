@@ -1,4 +1,4 @@
-"""A battery's own gauge: the power of the whole device while it is not plugged in.
+"""The battery's own gauge: power of the whole device while it is not plugged in.
 
 https://docs.kernel.org/power/power_supply_class.html: µW, µA and µV. The current's sign differs by maker.
 """

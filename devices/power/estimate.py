@@ -1,8 +1,8 @@
-"""Joules where no sensor measures them: from the work of this process, and of its children once they have ended, and
-its costs in the device's profile.
+"""Estimated energy where no sensor measures it, from CPU time and memory traffic, and their costs in the device's
+profile.
 
-busy core-seconds × watts of a core + seconds × idle watts + bytes read from memory × joules per byte. Costs that
-the profile lacks count as 0.
+busy core-seconds × watts of a core + seconds × idle watts + bytes read from memory × joules per byte. Costs that the
+profile lacks count as 0. A child's CPU time counts once it has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PICO = 1e-12
 
 
 def _busy() -> float:
-    """Seconds of processors, of this process and of children that it waited for."""
+    """CPU seconds of this process and of the children that it waited for."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 
@@ -41,7 +41,7 @@ class Estimate:
         self._watts: float | None = None
 
     def add_bytes(self, count: float) -> None:
-        """Count bytes that were read from memory."""
+        """Count bytes read from memory."""
         self._bytes += int(count)
 
     def read(self) -> Reading:

@@ -1,6 +1,6 @@
 """A meter that never stops counting: when its sensor fails, the estimate takes over, and the reading says so.
 
-A counter that stands still while this process works has failed, too.
+A counter that stands still while this process works counts as failed, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _STUCK_S, _STUCK_J = 5.0, 1.0  # seconds, and joules by the estimate, for which 
 
 
 class Guarded:
-    """stated: whether the user chose the meter."""
+    """A meter with a fallback. stated: whether the user chose the meter."""
 
     def __init__(
         self, meter: Meter, estimate: Estimate, clock: Callable[[], float] = time.monotonic, *, stated: bool = False
@@ -30,11 +30,11 @@ class Guarded:
         self._estimated = 0.0  # joules by the estimate when the sensor last moved
 
     def add_bytes(self, count: float) -> None:
-        """Count bytes that were read from memory; only the estimate uses them."""
+        """Count bytes read from memory; only the estimate uses them."""
         self._estimate.add_bytes(count)
 
     def go_on_with(self, meter: Meter) -> None:
-        """Read this meter, made just now, from here on."""
+        """Continue with `meter`, which must be new."""
         self._before, self._estimated = self.read().joules, self._estimate.read().joules
         self._meter, self._moved_at = meter, self._clock()
         self._measured = Reading(0.0, None, meter.source, meter.kind, meter.scope, 0)

@@ -1,4 +1,4 @@
-"""INA3221 and INA226 current monitors, as on Jetson boards: the input rail, which feeds everything.
+"""INA3221 and INA226 current monitors, as on Jetson boards: the input rail, which feeds the whole board.
 
 https://docs.kernel.org/hwmon/ina3221.html: mV and mA; https://docs.kernel.org/hwmon/ina2xx.html: µW.
 """

@@ -1,4 +1,4 @@
-"""Joules of a sensor that tells watts: summed over time by trapezoids."""
+"""Energy of a sensor that reports power, integrated by the trapezoidal rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.devices.power.base import MeterKind, Reading, Scope
 
 
 class Integrated:
-    """watts: reads the sensor; raises Unavailable when it no longer tells."""
+    """A meter over a power sensor. watts: reads the sensor; raises Unavailable when it fails."""
 
     kind: MeterKind = "integrated"
 

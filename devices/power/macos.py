@@ -13,7 +13,7 @@ _PARTS = ("cpu_total_mj", "dram_mj", "gpu_mj", "ane_mj")
 
 
 class AppleSilicon:
-    """Windows of the library end when they are read, so each reading opens the next."""
+    """A meter over the library's measuring windows, which end when they are read: each reading opens the next."""
 
     source = "Apple energy counters"
     kind: MeterKind = "counter"

@@ -1,4 +1,4 @@
-"""NVIDIA's energy counter, by the package nvidia-ml-py: joules of the graphics card alone. And its memory."""
+"""Energy (joules of the card alone) and memory of an NVIDIA card, by the package nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _MILLI = 1e-3
 
 @dataclass(frozen=True)
 class Card:
-    """An NVIDIA card as its driver for computing calls it. bus: its address on PCI, empty if that driver does not tell:
-    then the first card of that name is meant."""
+    """An NVIDIA card as CUDA names it."""
 
     name: str
-    bus: str = ""
+    bus: str = ""  # PCI address; empty if the driver does not tell: the first card of that name
 
 
 class Nvml:
+    """The energy counter of a card."""
+
     source = "NVML"
     kind: MeterKind = "counter"
     scope: Scope = "package"
@@ -46,12 +47,12 @@ class Nvml:
 
 
 def find(_root: Path, card: Card | None = None) -> Nvml:
-    """card: None for the first."""
+    """The meter of a card; None: of the first."""
     return Nvml(*_opened(card))
 
 
 def used_memory(card: Card) -> int | None:
-    """Bytes of the card's memory that this process holds, as its driver counts them; None if it does not tell."""
+    """Bytes of the card's memory that this process holds; None if the driver does not tell."""
     try:
         library, handle = _opened(card)
         running = library.nvmlDeviceGetComputeRunningProcesses(handle)
@@ -62,7 +63,7 @@ def used_memory(card: Card) -> int | None:
 
 
 def free_memory(card: Card) -> int | None:
-    """Bytes of the card's memory that no process holds; None if its driver does not tell."""
+    """Free bytes of the card's memory; None if the driver does not tell."""
     try:
         library, handle = _opened(card)
         return int(library.nvmlDeviceGetMemoryInfo(handle).free)

@@ -1,6 +1,6 @@
 """The Raspberry Pi 5's power controller: volts and amperes of its rails, from `vcgencmd pmic_read_adc`.
 
-They leave out what the board loses before them, so the device draws somewhat more.
+The rails exclude the board's losses ahead of them, so the whole device draws slightly more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def find(root: Path) -> Integrated:
 
 
 def watts(answer: str) -> float:
-    """The sum over all rails for which there are both. Raises Unavailable."""
+    """The sum of volts × amperes over all rails that report both. Raises Unavailable."""
     found: dict[str, dict[str, float]] = {}
     for rail, unit, value in _VALUE.findall(answer):
         found.setdefault(rail, {})[unit] = float(value)

@@ -21,7 +21,7 @@ class _Package:
 
 
 class Rapl:
-    """Packages only: cores and memory controllers are parts of them, and would be counted twice."""
+    """Sum of the packages' counters. Those of cores and memory controllers are parts of them."""
 
     source = "RAPL"
     kind: MeterKind = "counter"
