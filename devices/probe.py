@@ -17,7 +17,7 @@ import numpy as np
 
 from edge.devices.child import Say, run_child, serve
 from edge.devices.host import usable_cores
-from edge.devices.integer_products import quickest
+from edge.devices.integer_products import fastest_product
 from edge.devices.memory import memory_limit
 from edge.devices.profile import DeviceProfile, Figure
 from edge.devices.profiles import HOST, describe_host, find_profile
@@ -98,7 +98,7 @@ def _sensors() -> tuple[str, ...]:
 
 def _measure(threads: int, seconds: float, on_progress: Progress) -> Ceilings:
     """Measure in this process."""
-    products = quickest()
+    products = fastest_product()
     works = [_reader(threads), _multiplier(), *([products] if products else [])]
     rates = list[float]()
 
