@@ -1,4 +1,4 @@
-"""Architectures of decoders: one file each, and a line here."""
+"""Decoder architectures: one file each, and a line here."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ _NETWORKS: dict[str, Callable[[Header, ModelSpec], Network]] = {
 
 
 def find_network(header: Header, spec: ModelSpec) -> Network | None:
-    """The pass of the model; None for architectures that only llama.cpp runs."""
+    """The model's description of layers; None for architectures that only llama.cpp runs."""
     make = _NETWORKS.get(spec.architecture)
     return make(header, spec) if make else None
