@@ -1,4 +1,4 @@
-"""Context binaries for the NPU of a device, made by its vendor's compiler on this machine (backends/onnx/npu)."""
+"""Compile context binaries for a device's NPU with its vendor's compiler, on this machine (backends/onnx/npu)."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True)
 class NpuTarget:
-    """device: a profile's name. rows, chunk: KV rows and tokens in prefill; None: the usual ones."""
+    """An NPU to compile for; None: the default size."""
 
-    device: str
-    rows: int | None = None
-    chunk: int | None = None
+    device: str  # name of a profile
+    rows: int | None = None  # of the KV cache
+    chunk: int | None = None  # tokens of a prefill pass
 
 
 def check_target(target: NpuTarget) -> tuple[DeviceProfile, Npu]:
-    """Raises InputError for devices without an NPU that something here compiles for, MissingExtraError without its
-    compiler."""
+    """Find the device and its NPU.
+
+    Raises InputError for devices without an NPU that can be compiled for here, MissingExtraError without its compiler.
+    """
     profile = find_profile(target.device)
     npu = profile.npu
     if npu is None or npu.provider is None:
@@ -52,7 +54,7 @@ def check_target(target: NpuTarget) -> tuple[DeviceProfile, Npu]:
 
 
 def find_tuned_for(spec: ModelSpec, target: NpuTarget, kv_dtype: str = KV_DTYPES[0]) -> Tuned | None:
-    """What `edge tune` found for the NPU of the device, on a device that has it. Raises what `check_target` raises."""
+    """The settings that `edge tune` found on a device with this NPU. Raises the errors of `check_target`."""
     _, npu = check_target(target)
     assert npu.provider is not None
     return find_tuned(spec, npu.provider, npu, kv_dtype)
@@ -61,11 +63,11 @@ def find_tuned_for(spec: ModelSpec, target: NpuTarget, kv_dtype: str = KV_DTYPES
 def plan_form(
     file: GGUFFile, spec: ModelSpec, target: NpuTarget, kv_dtype: str | None = None, *, tuned: bool = True
 ) -> StaticForm:
-    """What would be compiled. kv_dtype: of the rows; None: the usual one. tuned: by the record of the NPU, if there is
-    one, in what the target leaves open and the NPU can do.
+    """The static form that would be compiled.
 
-    Raises what `check_target` raises, InputError for impossible sizes, UnsupportedError for models that the NPU does
-    not run.
+    kv_dtype: of the rows; None: the default. tuned: sizes that the target leaves open come from the NPU's tuning
+    record, if there is one and the NPU supports them. Raises the errors of `check_target`, InputError for impossible
+    sizes, UnsupportedError for models that the NPU cannot run.
     """
     profile, npu = check_target(target)
     if (use := npu_use(file, spec, profile)).reasons:
@@ -90,8 +92,8 @@ def compile_npu(
 ) -> Compiled:
     """Compile the model whose weights lie in `folder` into context binaries beside them.
 
-    Raises what `plan_form` raises; EngineError if the compiler refuses the model, UnsupportedError if what it made is
-    more than the NPU can address.
+    Raises the errors of `plan_form`; EngineError if the compiler refuses the model, UnsupportedError if its output
+    exceeds the NPU's address space.
     """
     profile, npu = check_target(target)
     assert npu.provider is not None
@@ -110,6 +112,6 @@ def compile_npu(
 
 
 def _devices() -> list[str]:
-    """Those with an NPU that something compiles for."""
+    """Profiles with an NPU that can be compiled for."""
     profiles = (find_profile(name) for name in profile_names())
     return [each.name for each in profiles if each.npu and each.npu.provider]

@@ -1,4 +1,4 @@
-"""The process that compiles a model for an NPU, so that a compiler which takes too long, or crashes, can be ended."""
+"""The child process that compiles a model for an NPU, so that a slow or crashing compiler can be ended."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from edge.values import parse
 
 @dataclass(frozen=True)
 class Request:
-    """model: a file, or a folder of edge convert. folder: has its weights as the file `data`, and gets the contexts.
-    device: the name of a profile."""
+    """The job of the child process."""
 
-    model: str
-    folder: str
-    data: str
+    model: str  # a file, or a folder of edge convert
+    folder: str  # receives the contexts
+    data: str  # name of the weights file in `folder`
     form: StaticForm
-    device: str
+    device: str  # name of a profile
 
 
 def compile_in_child(request: Request, timeout: float) -> Contexts:
-    """Raises what `compile_contexts` raises; EngineError if the compiler crashes, or takes more than `timeout`
-    seconds, too."""
+    """Compile in a child process, for at most `timeout` seconds.
+
+    Raises the errors of `compile_contexts`; EngineError if the compiler crashes or takes too long.
+    """
     failure = f"the compiler for the NPU of {request.device} failed"
     answer = run_child(__name__, asdict(request), lambda said: None, failure=failure, timeout=timeout)
     return parse(Contexts, answer)

@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder: one safetensors file, or several and an index of them."""
+"""The weights of a Hugging Face folder: one safetensors file, or several with an index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrices that a checkpoint holds in one tensor, row behind row, and GGUF apart."""
+"""Split tensors that hold several matrices, stacked by rows, and that GGUF keeps apart."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Share:
 
 
 def part(tensors: Mapping[str, Weights], fused: Mapping[str, tuple[str, ...]]) -> dict[str, Weights]:
-    """The tensors, with those of modules in `fused` under the names of their parts.
+    """The tensors, with those of modules in `fused` replaced by their parts.
 
-    fused: names of parts by the end of the module's name. A tensor that has no equal shares stays as it is.
+    fused: names of parts by the module name's suffix. A tensor without equal shares stays as it is.
     """
     found: dict[str, Weights] = {}
     for name, tensor in tensors.items():

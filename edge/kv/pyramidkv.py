@@ -1,8 +1,8 @@
 """PyramidKV: SnapKV with more rows for the lower layers.
 
 Cai et al., "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling", arXiv:2406.02069. Low
-layers spread their attention, high ones gather it in a few rows. So the number of rows, apart from the observed window,
-falls linearly from the first layer to the last, with the same total.
+layers spread their attention, high ones concentrate it on a few rows. So the number of rows, apart from the observed
+window, falls linearly from the first layer to the last, at the same total.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PyramidKV(SnapKV):
 
 
 def pyramid(layers: int, mean: int, window: int, slope: float, most: int) -> IntArray:
-    """Rows for each layer, int32 [layers]: `window` for all, the rest falling linearly, at most `most`."""
+    """Rows for each layer, int32 [layers]: `window` plus a linearly falling number, at most `most`."""
     least = (mean - window) / slope
     reach = min(mean - window - least, most - mean) if layers > 1 else 0.0
     return (mean + np.linspace(reach, -reach, layers)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Pictures of a tuning's trials: a chart for the terminal and one in SVG."""
+"""Charts of a tuning's trials, for the terminal and as SVG."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REACH = 0.25  # bars of worse trials are cut here
 
 
 def chart(trials: Sequence[Trial], width: int = 32) -> Any:
-    """A table for rich to print, with a bar per trial: to the left of the middle is faster than the defaults."""
+    """A rich table with a bar per trial: left of the middle is faster than the defaults."""
     from rich.bar import Bar
     from rich.table import Table
 
@@ -37,7 +37,7 @@ def chart(trials: Sequence[Trial], width: int = 32) -> Any:
 
 
 def plot(trials: Sequence[Trial], title: str, out: Path) -> None:
-    """All trials in one picture, as SVG. Raises InputError for files of other kinds or that cannot be written."""
+    """Write a picture of all trials as SVG. Raises InputError for files of other kinds or that cannot be written."""
     if out.suffix != ".svg":
         raise InputError(f"{out}: the picture is SVG, which browsers show: let its name end in .svg")
     drawn = [(number, trial, trial.score) for number, trial in enumerate(trials, start=1) if trial.score is not None]

@@ -55,9 +55,9 @@ def settle_race(
         entries = [(engine, _planned(file, spec, engine, options, more)) for engine in (usual, rival)]
     except (BudgetError, UnsupportedError, InputError):
         return  # only one of them can run this, which its own plan will say
-    cpu, gpu = race(file, spec, entries, progress)
+    paces = race(file, spec, entries, progress)
     with suppress(CacheError):
-        keep_race(spec, Race(entries[1][1].config.adapter, usual.NAME, cpu, gpu))
+        keep_race(spec, Race(entries[1][1].config.adapter, usual.NAME, *paces))
 
 
 def _planned(file: GGUFFile, spec: ModelSpec, engine: Backend, options: Options, more: int) -> Plan:

@@ -1,7 +1,7 @@
-"""The forms that a model may have on an NPU which is not here, compiled one by one: their sizes, and what they take.
+"""Compile each static form for an absent NPU; report size and compile time.
 
-A compiler that runs here says how large a context is and how long it took, but nothing here says how fast the NPU is:
-QNN's emulator computes on this processor, and the cycles that it counts are this processor's.
+A compiler that runs here tells a context's size and its own time, but nothing tells the NPU's speed: QNN's emulator
+computes on this processor, and the cycles that it counts are this processor's.
 """
 
 from __future__ import annotations
@@ -34,16 +34,14 @@ WHY_NO_RECORD = "no NPU is here to time the forms on, and the emulator's cycles 
 
 @dataclass(frozen=True)
 class Tried:
-    """A form that was compiled. seconds: that took, measured. contexts: bytes of each file, measured. weights: bytes of
-    the weights in them, counted. fits: whether every context is within the NPU's limit; None: the limit is unknown.
-    error: why the compiler refused it; it has no contexts, then."""
+    """A form that was compiled."""
 
     form: StaticForm
-    seconds: float
-    contexts: tuple[int, ...] = ()
-    weights: int = 0
-    fits: bool | None = None
-    error: str | None = None
+    seconds: float  # to compile, measured
+    contexts: tuple[int, ...] = ()  # bytes of each file, measured
+    weights: int = 0  # bytes of weights in them, counted
+    fits: bool | None = None  # every context is within the NPU's limit; None: unknown limit
+    error: str | None = None  # why the compiler refused it, without contexts; None: it did not
 
     @property
     def nbytes(self) -> int:
@@ -57,16 +55,15 @@ class Tried:
 
 @dataclass(frozen=True)
 class Forms:
-    """tried: the smallest first, and refused ones at the end. candidates: of the whole search. late: --time was over
-    before the last of them. limit: bytes that one context may have, None: unknown."""
+    """The forms of a model, compiled for an NPU."""
 
     device: str
     npu: str
     compiler: str
-    limit: float | None
-    tried: tuple[Tried, ...]
-    candidates: int
-    late: bool = False
+    limit: float | None  # bytes of a context; None: unknown
+    tried: tuple[Tried, ...]  # smallest first, refused ones last
+    candidates: int  # size of the search space
+    late: bool = False  # --time was over before the last of them
     interrupted: bool = False
 
 
@@ -74,11 +71,11 @@ def try_forms(
     file: GGUFFile, spec: ModelSpec, target: NpuTarget, *, kv_dtype: str = "f16", trials: int, seconds: float,
     on_trial: Callable[[int, int, Values], None] = lambda done, of, values: None,
 ) -> Forms:  # fmt: skip
-    """Compile every form for the NPU of a device: the usual one, then those that differ from it in one field, in two …
+    """Compile forms for a device's NPU: the default, then those that differ from it in one field, in two …
 
-    trials: forms at most. seconds: for all of it; a compiler that takes longer is ended, as it is by Ctrl-C, which
-    keeps the others. on_trial: called before each with the number of those before it, of all, and its values.
-    Raises what `plan_form` raises, and InputError for a model that is compiled already.
+    trials: most forms. seconds: for everything; a compiler that takes longer is ended, as by Ctrl-C, which keeps the
+    results. on_trial: called before each form with the number done, the number of all, and its values.
+    Raises the errors of `plan_form`, and InputError for an already compiled model.
     """
     deadline = time.monotonic() + seconds
     check_not_compiled(file, spec)
@@ -131,7 +128,7 @@ def emulated_device(provider: Provider) -> str:
 
 
 def _candidates(space: tuple[Field, ...]) -> Iterator[Values]:
-    """The defaults first, and the others by the number of fields in which they differ."""
+    """The defaults, then the others by the number of fields that differ."""
     usual = defaults(space)
     for count in range(len(space) + 1):
         for fields in itertools.combinations(space, count):
@@ -141,7 +138,7 @@ def _candidates(space: tuple[Field, ...]) -> Iterator[Values]:
 
 
 def _give(files: ModelFiles, folder: Path) -> None:
-    """The weights, beside which contexts are compiled: without a copy on the same file system."""
+    """Put the weights into the folder of contexts, without a copy on the same file system."""
     try:
         os.link(files.folder / files.data, folder / files.data)
     except OSError:

@@ -1,4 +1,4 @@
-"""What `edge tune` searches where an NPU is here, or the processor runs its graphs: the form of the static graphs."""
+"""The search space of `edge tune` for static graphs, on an NPU here or on the processor: their form."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from edge.plan.checks import check_count, with_fixed_sizes
 def static_setting(
     file: GGUFFile, spec: ModelSpec, provider: str, *, rows: int | None = None, kv_dtype: str | None = None
 ) -> Setting:
-    """provider: one that is static and computes here. rows: of the KV cache.
+    """The setting to tune. provider: a static one that computes here. rows: of the KV cache.
 
-    Raises InputError for a model that is compiled already and for sizes that nothing can be timed with,
-    UnsupportedError for KV rows of a type that static graphs have not.
+    Raises InputError for an already compiled model and for sizes that cannot be timed, UnsupportedError for a KV dtype
+    that static graphs lack.
     """
     check_not_compiled(file, spec)
     sizes = find_sizes(spec, provider, elsewhere=True)  # without what was found before
@@ -31,6 +31,6 @@ def static_setting(
 
 
 def check_not_compiled(file: GGUFFile, spec: ModelSpec) -> None:
-    """Raises InputError for a folder with context binaries."""
+    """Raise InputError for a folder with context binaries."""
     if spec.compiled:
         raise InputError(f"{file.folder} is compiled already, and so are its sizes: tune the model that it was made of")

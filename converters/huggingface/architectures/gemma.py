@@ -1,4 +1,5 @@
-"""Gemma 2 and 3: norms before and behind, counted from 1; windows in all layers but every second or sixth."""
+"""Gemma 2 and 3: norms before and after each block, stored as weight − 1; windows in all but every second or sixth
+layer."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def _fields(kind: str, config: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def _check_query_scale(kind: str, config: Config, sizes: Sizes) -> None:
-    """GGUF has no field for the divisor of scores: its readers know it."""
+    """Check the divisor of scores: GGUF has no field for it, and its readers assume the usual one."""
     by_27b = sizes.layers == _LARGEST[kind]
     known = sizes.hidden / sizes.heads if by_27b else sizes.head_dim
     if config.positive("query_pre_attn_scalar") != known:
@@ -97,7 +98,7 @@ def _check_query_scale(kind: str, config: Config, sizes: Sizes) -> None:
 
 
 def _period(kind: str, config: Config, sizes: Sizes) -> int:
-    """Every n-th layer has full attention. Raises UnsupportedError if the file says something else."""
+    """The n of "every n-th layer has full attention". Raises UnsupportedError if the file says something else."""
     types = config.get("layer_types")
     if types is None:
         return config.count("sliding_window_pattern", "layers", _PERIODS[kind])

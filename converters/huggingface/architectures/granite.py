@@ -1,4 +1,4 @@
-"""Granite 3 and 4, dense: Llama with factors of embeddings, scores, additions and logits.
+"""Granite 3 and 4, dense: Llama with scalar factors on embeddings, scores, residual additions and logits.
 
 Dense models of Granite 4 are `granitemoehybrid` in Hugging Face, without experts and with attention in all layers.
 """
@@ -43,7 +43,7 @@ def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def _dense_sizes(config: Config) -> Sizes:
-    """The network that experts would share is the only one."""
+    """Sizes; the shared expert's network is the only one."""
     return replace(usual_sizes(config), ffn=config.count("shared_intermediate_size", "ffn", default=1024))
 
 

@@ -1,4 +1,4 @@
-"""Llama's family, SmolLM among it, and Mistral: the same model, with a window."""
+"""Llama's family, which includes SmolLM, and Mistral: the same model with a sliding window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ministral 3: Llama with YaRN, and queries that grow with their position. GGUF calls it `mistral3`."""
+"""Ministral 3: Llama with YaRN, and queries scaled up with their position. GGUF calls it `mistral3`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
-    """Mistral Small 3, which has neither YaRN nor a temperature, is a `mistral`."""
+    """config.json; Mistral Small 3, which has neither YaRN nor a temperature, is a `mistral`."""
     said = usual_description(spec) | described_rope(file, spec) | {"hidden_act": "silu", "sliding_window": None}
     temperature, scaling = spec.network and spec.network.temperature, said["rope_scaling"]
     if temperature is None and scaling is None:

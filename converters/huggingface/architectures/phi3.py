@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4-mini: queries, keys and values in one matrix, gate and up in another; longrope."""
+"""Phi-3 and Phi-4-mini: queries, keys and values in one matrix, gate and up in another; LongRoPE."""
 
 from __future__ import annotations
 

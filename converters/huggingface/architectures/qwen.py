@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values. Qwen3: norms of heads instead."""
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values. Qwen3: norms per head instead."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def _rotated(layers: int) -> list[int]:
-    """What `no_rope_layers` says, in spite of its name: 1 for layers with RoPE."""
+    """`no_rope_layers` of config.json, which despite its name holds 1 for layers with RoPE."""
     return [int((layer + 1) % PERIOD != 0) for layer in range(layers)]
 
 

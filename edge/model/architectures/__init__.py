@@ -1,4 +1,4 @@
-"""Architectures of decoders: one file each, and a line here."""
+"""Decoder architectures: one file each, and a line here."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ have them, so that a model can be described without its file (`edge/model/layout
 
 
 def find_network(header: Header, spec: ModelSpec) -> Network | None:
-    """The pass of the model; None for architectures that only llama.cpp runs."""
+    """The model's description of layers; None for architectures that only llama.cpp runs."""
     make = _NETWORKS.get(spec.architecture)
     return make(header, spec) if make else None

@@ -1,4 +1,4 @@
-"""Parts that architectures share."""
+"""Builders of layers and readers of fields that architectures share."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def decoder(
     norm: Norm = "rms", residual_scale: float = 1.0, temperature: Temperature | None = None, score_cap: float = 0.0,
     embedding_scale: float = 1.0, learned_positions: bool = False, logit_scale: float = 1.0, logit_cap: float = 0.0,
 ) -> Network:  # fmt: skip
-    """Layers of attention and a feed-forward network, as most architectures have them.
+    """A network whose layers are attention and a feed-forward network, as in most architectures.
 
-    ropes, windows: of each layer; None: the header's, in all layers. query_scale: 0 stands for 1 / √head_dim. halves:
-    see `Rope`. Biases, norms of heads, and norms behind blocks are those that the first layer has in the file.
+    ropes, windows: per layer; None: the header's, in all layers. query_scale: 0 stands for 1 / √head_dim. halves: see
+    `Rope`. The file's first layer decides which biases, norms of heads, and post-norms there are.
     """
     ropes = ropes or [replace(read_rope(header, spec), halves=halves)] * spec.layers
     windows = windows or same_window(spec)
@@ -53,7 +53,7 @@ def decoder(
 
 
 def read_rope(header: Header, spec: ModelSpec) -> Rope:
-    """The rotary positions of a header, from the fields that all architectures share."""
+    """RoPE by the header fields that all architectures share."""
     factor = header.positive("rope.scaling.factor", header.positive("rope.scale_linear", 1.0, below=1e4), below=1e4)
     return Rope(
         dim=spec.rope_dim,
@@ -67,7 +67,7 @@ def read_rope(header: Header, spec: ModelSpec) -> Rope:
 
 
 def read_kernel(header: Header, key: str) -> int:
-    """How many tokens a causal convolution sees. Raises ModelFormatError for fewer than two."""
+    """The width of a causal convolution, in tokens. Raises ModelFormatError for fewer than two."""
     kernel = header.count(key, "head_dim")
     if kernel < 2:
         raise ModelFormatError(f"{header.file.path}: {header.architecture}.{key} is {kernel}: it must be 2 or more")
@@ -75,12 +75,12 @@ def read_kernel(header: Header, key: str) -> int:
 
 
 def read_factor(header: Header, key: str, default: float = 1.0) -> float:
-    """A factor of the header; 0 means that there is none, as in llama.cpp."""
+    """A scalar factor of the header; 0 counts as absent, as in llama.cpp."""
     return default if header.value(key) == 0 else header.positive(key, default, below=1e6)
 
 
 def same_window(spec: ModelSpec) -> tuple[int, ...]:
-    """Every layer has the header's window, if a position can be beyond it: Phi-4-mini's is twice its context."""
+    """The header's window for every layer, if it is shorter than the context: Phi-4-mini's is twice as long."""
     return (spec.window if spec.window < spec.context else 0,) * spec.layers
 
 
@@ -94,6 +94,6 @@ def _has(header: Header, name: str) -> bool:
 
 
 def _biases(header: Header, matrices: tuple[str, ...], fused: str) -> tuple[str, ...]:
-    """fused: the matrix that may hold all of `matrices` but the last, the output."""
+    """Matrices with biases. fused: the matrix that may hold all of `matrices` but the last, the output."""
     whole = bool(fused) and _has(header, f"{fused}.weight") and _has(header, f"{fused}.bias")
     return tuple(name for name in matrices if _has(header, f"{name}.bias") or (whole and name != matrices[-1]))

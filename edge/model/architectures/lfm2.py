@@ -1,6 +1,6 @@
 """LFM2 and LFM2.5 (arXiv:2511.23404): short convolutions in most layers, attention with norms of heads in the others.
 
-Its last norm is stored under the name of a norm of embeddings.
+The final norm has the name of an embedding norm.
 """
 
 from __future__ import annotations

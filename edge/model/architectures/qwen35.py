@@ -1,6 +1,6 @@
 """Qwen3.5 (huggingface.co/Qwen): three layers of gated delta nets for each layer of attention with an output gate.
 
-Heads are normalised, and RoPE rotates a part of each head. The norm before the feed-forward network is named after the
+Heads are normalized, and RoPE rotates a part of each head. The norm before the feed-forward network is named after the
 attention. MRoPE's sections agree for text, so positions are plain.
 """
 
