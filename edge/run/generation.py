@@ -10,25 +10,30 @@ from math import ceil, floor, log10
 
 from edge.budget import format_joules
 from edge.devices.memory import memory_use
+from edge.model.lora import Lora
 from edge.model.prompt import Prompt
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.meters import Watch
-from edge.run.report import Energy, Memory, RunReport, StopReason, Timings, Tokens
+from edge.run.report import AdapterUse, Energy, Memory, RunReport, StopReason, Timings, Tokens
 from edge.storage.making import Made
 
+_MOST_AHEAD = 256  # tokens that an engine is asked to choose at once
+_IN_VAIN = 4  # one token in this many may be run behind the end of the answer
 _MOST_HELD = 0.1  # of the time of decoding; more, and its speed is the caller's rather than the model's
 _AMPLE = 1.5  # × the expected cost suffices
 
 
 @dataclass
 class Generation:
-    """Times are seconds on `time.perf_counter`, None before the event. budget: joules, of which `before` were spent
-    when the generation began; time_budget, time_before: likewise in seconds. prepared: what was made once before."""
+    """Times are seconds on `time.perf_counter`, None before the event. max_tokens: of the answer; None: no limit.
+    budget: joules, of which `before` were spent when the generation began; time_budget, time_before: likewise in
+    seconds. prepared: what was made once before."""
 
     prompt: Prompt
     started: float
     watch: Watch
+    max_tokens: int | None = None
     budget: float | None = None
     before: float = 0.0
     time_budget: float | None = None
@@ -45,6 +50,20 @@ class Generation:
     held: float = 0.0  # seconds that pieces of text stayed with the caller before it asked for the next
     text: StringIO | None = None  # a list of pieces would take ten times the memory
     stop_reason: StopReason = "interrupted"  # unless something else ends it
+
+    def count_prompt(self, count: int) -> None:
+        """Tokens of the prompt have been run."""
+        self.ran, self.ran_at = self.ran + count, time.perf_counter()
+
+    def time_token(self) -> None:
+        """A token of the answer has been chosen."""
+        self.last_token_at = time.perf_counter()
+        self.first_token_at = self.first_token_at or self.last_token_at
+
+    def most_ahead(self) -> int:
+        """Tokens that the engine may choose before budgets are asked."""
+        left = _MOST_AHEAD if self.max_tokens is None else min(_MOST_AHEAD, self.max_tokens - self.generated)
+        return min(self.watch.affordable(left), 1 + self.generated // _IN_VAIN)
 
     @property
     def tokens(self) -> Tokens:
@@ -166,6 +185,11 @@ def memory_of(plan: Plan, kv_bytes: int, options: Options, gpu_used: int | None,
         gpu_used=gpu_used,
         gpu_budget=options.gpu_memory if counted.gpu else None,
     )
+
+
+def adapters_of(lora: Lora | None) -> tuple[AdapterUse, ...]:
+    pairs = zip(lora.adapters, lora.scales, strict=True) if lora else ()
+    return tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in pairs)
 
 
 def _span(start: float | None, end: float | None) -> float | None:

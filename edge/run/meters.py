@@ -12,6 +12,7 @@ from edge.devices.power.base import Reading
 from edge.devices.pressure import read_pressure
 from edge.devices.thermal import read_celsius
 from edge.run.governor import THERMAL_S, MemoryReading, RunLimits, Sample, State, Stop, affordable, decide
+from edge.run.report import StopReason
 
 _COST = 200  # a reading may take 1/200 of the time: 0.5 %
 _UNREAD = 0.05  # of the energy left may be spent between two readings, or that of a single token
@@ -50,8 +51,8 @@ class Spender(Protocol):
 class Watch:
     """Enforces the limits of one generation. `limits.energy` counts from the construction of the watch.
 
-    spender: returns memory when the device, whose readings lie below `root`, is short of it. ended: whether the run
-    has been asked to end, which ends a pause.
+    spender: returns memory when the device, whose readings lie below `root`, is short of it. ended: returns who asked
+    for the end of the run, which ends a pause, or None. obey: carries out requests of other threads before a pass.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Watch:
         *,
         spender: Spender | None = None,
         root: Path = Path("/"),
-        ended: Callable[[], bool] = lambda: False,
+        ended: Callable[[], StopReason | None] = lambda: None,
+        obey: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
         read_peak: Callable[[], int] = lambda: memory_use().peak,
     ) -> None:
         self._limits, self._meter, self._thermometer = limits, meter, thermometer
-        self._spender, self._root, self._ended = spender, root, ended
+        self._spender, self._root, self._ended, self._obey = spender, root, ended, obey
         self._clock, self._sleep, self._read_peak = clock, sleep, read_peak
         self.first = self.reading = meter.read()
         self._read_at, self._interval, self._unread = clock(), 0.0, 0
@@ -78,6 +80,17 @@ class Watch:
         self.paused = 0.0  # seconds
         self.hottest: float | None = None  # °C
         self._state = State(Sample(self._read_at, 0.0))
+
+    def before_pass(self, tokens: int) -> StopReason | None:
+        """Wait, give memory back or stop, as budgets, the device and callers want it. tokens: run since the last
+        call."""
+        reason = self.stop_reason(tokens)
+        self._obey()
+        return self._ended() or reason
+
+    def ends_now(self) -> StopReason | None:
+        """Why the run ends, if something ends it at once. It never waits."""
+        return self._ended() or self.spent()
 
     def stop_reason(self, tokens: int = 1) -> Stop | None:
         """Wait as the limits require. Returns why the run must stop, or None. tokens: run since the last call."""
@@ -99,8 +112,8 @@ class Watch:
             worked = False
 
     def pay(self) -> None:
-        """Wait until the last tokens, too, are within the power limit."""
-        if self._limits.power is not None:
+        """Wait until the last tokens, too, are within the power limit, unless the run has been asked to end."""
+        if self._limits.power is not None and not self._ended():
             self._interval = 0.0  # the meter is read at once
             self.stop_reason()
 
