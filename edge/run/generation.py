@@ -1,4 +1,4 @@
-"""The state of one generation: what it has used so far, and its report."""
+"""One generation: what watches it and makes its text, what it has used so far, and its report."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.meters import Watch
 from edge.run.report import AdapterUse, Energy, Memory, RunReport, StopReason, Timings, Tokens
+from edge.run.sampler import Sampler
+from edge.run.stop_strings import StopStrings
+from edge.run.thoughts import Thinking
 from edge.storage.making import Made
 
 _MOST_AHEAD = 256  # tokens that an engine is asked to choose at once
@@ -26,14 +29,16 @@ _AMPLE = 1.5  # × the expected cost suffices
 
 @dataclass
 class Generation:
-    """Times are seconds on `time.perf_counter`, None before the event. max_tokens: of the answer; None: no limit.
-    budget: joules, of which `before` were spent when the generation began; time_budget, time_before: likewise in
-    seconds. prepared: what was made once before."""
+    """Times are seconds on `time.perf_counter`, None before the event. budget: joules, of which `before` were spent
+    when the generation began; time_budget, time_before: likewise in seconds. prepared: what was made once before."""
 
     prompt: Prompt
     started: float
     watch: Watch
-    max_tokens: int | None = None
+    sample: Sampler
+    thinking: Thinking
+    stops: StopStrings
+    max_tokens: int | None  # of the answer
     budget: float | None = None
     before: float = 0.0
     time_budget: float | None = None
@@ -103,7 +108,7 @@ class Generation:
             scope=reading.scope,
             samples=reading.samples - self.watch.first.samples,
             watts=joules / (time.perf_counter() - self.started),
-            watts_limit=self.watch.watts_limit,
+            watts_limit=self.watch.limits.power,
             prepared=self.prepared.joules,
         )
 

@@ -1,7 +1,7 @@
 """The loop that produces tokens: prefill, then for each token of the answer sample, text, budgets, decode.
 
-A `TokenSequence` has the tokens and their rows, and changes them. The others only watch: `Generation` counts, its
-`Watch` holds the budgets, `Thinking` and `StopStrings` turn tokens into text.
+A `TokenSequence` has the tokens and their rows, and alone changes them. A `Generation` is told what happens: it counts,
+its `Watch` holds the budgets, its `Thinking` and `StopStrings` turn tokens into text.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from edge.model.prompt import Prompt
 from edge.run.generation import Generation
 from edge.run.meters import Watch
 from edge.run.report import StopReason
-from edge.run.sampler import Sampler
 from edge.run.sequence import TokenSequence
-from edge.run.stop_strings import StopStrings
-from edge.run.thoughts import Thinking
 
 _READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are asked: a few milliseconds of work
 
 
 def read_ahead(sequence: TokenSequence, prompt: Prompt, watch: Watch) -> StopReason | None:
-    """Read as much of a prompt as decisions about its next chunk depend on.
+    """Read as much of a prompt as decisions about its next chunk depend on: what the cache holds and a chunk, or all
+    that RoPE's factors depend on.
 
     Returns why it was not read, if a budget ended first: making tokens of a long text takes time and joules, too.
     """
-    wanted = sequence.foresight
+    kv = sequence.engine.kv
+    wanted = max(kv.capacity + sequence.plan.config.chunk, kv.foresight)
     while prompt.waiting < wanted and prompt.read():
         if prompt.known > _READ_UNASKED and (reason := watch.ends_now()):
             return reason
@@ -66,12 +65,10 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
     run.prefill_joules = watch.joules()
 
 
-def decode(
-    sequence: TokenSequence, sample: Sampler, run: Generation, thinking: Thinking, stops: StopStrings
-) -> Iterator[str]:
+def decode(sequence: TokenSequence, run: Generation) -> Iterator[str]:
     """Generate tokens until something ends the answer, which sets `run.stop_reason`. Yields the text that each token
     adds, which may be empty, and what was held back at the end."""
-    watch, kv = run.watch, sequence.engine.kv
+    sample, thinking, stops, watch, kv = run.sample, run.thinking, run.stops, run.watch, sequence.engine.kv
     reason: StopReason | None = None
     while reason is None:
         if thinking.banned is not None:

@@ -69,7 +69,7 @@ class Watch:
         sleep: Callable[[float], None] = time.sleep,
         read_peak: Callable[[], int] = lambda: memory_use().peak,
     ) -> None:
-        self._limits, self._meter, self._thermometer = limits, meter, thermometer
+        self.limits, self._meter, self._thermometer = limits, meter, thermometer
         self._spender, self._root, self._ended, self._obey = spender, root, ended, obey
         self._clock, self._sleep, self._read_peak = clock, sleep, read_peak
         self.first = self.reading = meter.read()
@@ -102,7 +102,7 @@ class Watch:
             counted = 0 if not worked else tokens if sample.joules is None else self._unread
             if sample.joules is not None:
                 self._unread = 0
-            decision, self._state = decide(self._limits, self._state, sample, counted)
+            decision, self._state = decide(self.limits, self._state, sample, counted)
             if decision.give and decision.cause and self._spender is not None:
                 self._spender.give(decision.give, decision.cause)
             if decision.stop or not decision.pause or self._ended():
@@ -113,28 +113,24 @@ class Watch:
 
     def pay(self) -> None:
         """Wait until the last tokens, too, are within the power limit, unless the run has been asked to end."""
-        if self._limits.power is not None and not self._ended():
+        if self.limits.power is not None and not self._ended():
             self._interval = 0.0  # the meter is read at once
             self.stop_reason()
 
     def spent(self) -> Stop | None:
         """The budget that is spent, if one is. For calls between tokens: it never waits."""
         now = self._clock()
-        if self._limits.deadline is not None and now >= self._limits.deadline:
+        if self.limits.deadline is not None and now >= self.limits.deadline:
             return "time"
-        if self._limits.energy is not None and now - self._read_at >= self._interval:
+        if self.limits.energy is not None and now - self._read_at >= self._interval:
             self._read(now)
-            if self.reading.joules - self.first.joules > self._limits.energy:
+            if self.reading.joules - self.first.joules > self.limits.energy:
                 return "energy"
         return None
 
     def affordable(self, tokens: int) -> int:
         """The number of these prompt tokens that may run at once, by the time and the energy left."""
-        return affordable(self._limits, self._state, tokens, self._clock(), self.reading.joules - self.first.joules)
-
-    @property
-    def watts_limit(self) -> float | None:
-        return self._limits.power
+        return affordable(self.limits, self._state, tokens, self._clock(), self.reading.joules - self.first.joules)
 
     def joules(self) -> float:
         """Since the watch began, read now."""
@@ -143,7 +139,7 @@ class Watch:
 
     def _sample(self, worked: bool) -> Sample:
         now = self._clock()
-        peak = self._read_peak() if self._limits.memory is not None and self._steps % _STEPS_PER_PEAK == 1 else None
+        peak = self._read_peak() if self.limits.memory is not None and self._steps % _STEPS_PER_PEAK == 1 else None
         joules = None
         if not worked or now - self._read_at >= self._interval or self._nears_the_limit():
             self._read(now)
@@ -152,9 +148,9 @@ class Watch:
 
     def _nears_the_limit(self) -> bool:
         """Whether the energy spent since the last reading may be a notable part of the energy left."""
-        if self._limits.energy is None:
+        if self.limits.energy is None:
             return False
-        left = self._limits.energy - (self._state.last.joules or 0.0)
+        left = self.limits.energy - (self._state.last.joules or 0.0)
         return not self._state.token or self._unread * self._state.token > _UNREAD * left
 
     def _read(self, now: float) -> None:

@@ -48,10 +48,10 @@ class Reclaimer:
 
     def give(self, nbytes: int, cause: str) -> None:
         """Return about `nbytes` to the system, or all that can be spared."""
-        chunk = self._sequence.chunk
-        if nbytes > 0 and self.run is not None and self.run.tokens.cut and chunk > SMALLEST_CHUNK:
-            self._sequence.shorten_chunk(max(SMALLEST_CHUNK, chunk // 2))  # and memory is checked again sooner
-            self._note("chunk", 0, self._sequence.chunk, cause)
+        sequence, run = self._sequence, self.run
+        if nbytes > 0 and run is not None and run.tokens.cut and sequence.chunk > SMALLEST_CHUNK:
+            sequence.halve_chunk(SMALLEST_CHUNK)  # and memory is checked again sooner
+            self._note("chunk", 0, sequence.chunk, cause)
         nbytes -= self._give_cached(nbytes, cause)
         self._give_rows(nbytes, cause)
         release_free_memory()

@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from edge.backends.base import Engine, PickingEngine
+from edge.backends.base import Engine, ObservedEngine, PickingEngine
 from edge.errors import InputError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
@@ -21,7 +21,7 @@ from edge.model.prompt import Prompt, joined
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.plan import Plan
 from edge.prompt_cache.cache import PromptCache
-from edge.run.eviction import keep_heads, observe, queries_to_observe, rows_per_head, unobserved, view_for
+from edge.run.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
 from edge.run.meters import EnergyMeter
 from edge.run.sampler import Sampler
 from edge.types import FloatArray, IntArray
@@ -78,14 +78,6 @@ class TokenSequence:
         self.reset()
         self.lora, self.lost = lora, lost
 
-    # The prompt
-
-    @property
-    def foresight(self) -> int:
-        """The number of tokens of a prompt on which its next chunk depends: what the cache holds and a chunk, or all
-        that RoPE's factors depend on."""
-        return max(self.engine.kv.capacity + self.plan.config.chunk, self.engine.kv.foresight)
-
     def check_fits(self, prompt: Prompt) -> None:
         """Raises InputError for a prompt that is empty, or whose rows do not fit beside those of the conversation."""
         free = self.engine.kv.free
@@ -113,9 +105,9 @@ class TokenSequence:
             return max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
         return self.chunk
 
-    def shorten_chunk(self, chunk: int) -> None:
-        """Run fewer tokens at once from here on."""
-        self.chunk = chunk
+    def halve_chunk(self, least: int) -> None:
+        """Run half as many tokens at once from here on, but no fewer than `least`."""
+        self.chunk = max(least, self.chunk // 2)
 
     def run_prompt(self, count: int, *, upcoming: int) -> None:
         """Run the next `count` tokens of the prompt, for which there is room; `upcoming` will follow them at once."""
@@ -131,8 +123,6 @@ class TokenSequence:
     def prompt_done(self) -> bool:
         """Whether the last prompt was run to its end."""
         return self._prompts_end is not None
-
-    # The answer
 
     def next_token(self, sample: Sampler) -> int:
         """The token that follows those that were run. Raises EngineError if the model produced NaN."""
@@ -202,8 +192,6 @@ class TokenSequence:
         self.settle()
         self.remember()
 
-    # Passes
-
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """As `Session.forward`."""
         self._observe(tokens.size, upcoming)
@@ -212,9 +200,9 @@ class TokenSequence:
         return logits
 
     def _observe(self, incoming: int, upcoming: int) -> None:
-        if self.policy.needs.queries:
-            queries = queries_to_observe(self.policy.needs, self.engine.kv.free, incoming, upcoming)
-            observe(self.engine, self.policy.needs, queries)
+        if (needs := self.policy.needs).queries:
+            queries = queries_to_observe(needs, self.engine.kv.free, incoming, upcoming)
+            cast(ObservedEngine, self.engine).observe(queries, votes=needs.votes)
 
     def _count(self, tokens: IntArray, passes: int = 1) -> None:
         """Tokens have been run: what was read of memory for them, and `fed`."""
@@ -224,8 +212,6 @@ class TokenSequence:
         self._meter.add_bytes(passes * (weights + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
         if self.prompt_cache is not None and not self.evicted:
             self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
-
-    # Room for rows
 
     def make_room(self, count: int) -> bool:
         """As `Session.make_room`."""
@@ -251,8 +237,6 @@ class TokenSequence:
             keep_heads(kv, rows, self.engine.spec.context, forget=self.policy.needs.queries > 0)
         self.evicted += before - rows_per_head(kv, self.policy.needs)
 
-    # Going back
-
     def mark(self) -> Mark:
         """Where the conversation is, between two generations."""
         left = joined([*self._left()])
@@ -273,8 +257,6 @@ class TokenSequence:
 
     def _left(self) -> Iterator[IntArray]:
         return chain(self.prompt.rest(), [np.array(self.pending, np.int32)])
-
-    # The prompt cache
 
     def reuse(self) -> int:
         """Take the prompt's first rows from the prompt cache; returns how many.

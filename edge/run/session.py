@@ -21,110 +21,49 @@ from edge.devices.memory import memory_use, release_free_memory
 from edge.devices.power import find_meter, measure_card, memory_root, sensors_root
 from edge.devices.thermal import Zone, zones
 from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
-from edge.model.catalog import find_local
 from edge.model.lora import Lora, open_lora
 from edge.model.lora_file import parse_lora
 from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
-from edge.options import Options, takes_options
-from edge.plan.engines import plan_here
+from edge.options import Options
 from edge.plan.plan import Plan, plan_with_lora
-from edge.prompt_cache.cache import PromptCache
-from edge.run.arguments import check_limit, check_stream
+from edge.run.arguments import check_limit, check_meter, check_stream
 from edge.run.generation import Generation, adapters_of, memory_of, why_unanswered
 from edge.run.governor import RunLimits
 from edge.run.history import remember_run
 from edge.run.loop import decode, prefill, read_ahead
 from edge.run.meters import EnergyMeter, Watch
-from edge.run.opening import open_model
-from edge.run.race import settle_race
 from edge.run.reclaim import Reclaimer
 from edge.run.report import Heat, KVUse, RunReport, StopReason
 from edge.run.sampler import Sampler
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.sequence import Mark, TokenSequence
 from edge.run.stop_strings import StopStrings
-from edge.run.thoughts import Thinking
+from edge.run.thoughts import OnThought, Thinking
 from edge.sampling import SamplingParams
-from edge.storage.making import Made, account
+from edge.storage.making import Made
 from edge.storage.versions import own_versions
 from edge.types import FloatArray, IntArray
 
 DEFAULT_MAX_TOKENS = 512
 
+Asked = str | Iterable[str] | IntArray | Prompt
 Progress = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
 
 
-@takes_options
-def load(
-    model: str | Path | Model,
-    options: Options | None = None,
-    *,
-    meter: EnergyMeter | None = None,
-    on_load: LoadProgress | None = None,
-    **keywords: Any,
-) -> Session:
-    """Plan a run that fits, load the model, and return a Session.
-
-    model: a GGUF path, an installed name (`smollm2-135m`), a name on the Hub, which is downloaded if it is not here
-    (see `edge.pull`), or an opened Model. meter: counts the joules (default: the device's best sensor, or an estimate).
-    on_load: is called with the fraction that is loaded. The keywords are options, as people write them ("256MiB",
-    "20s", or a number of bytes, seconds, joules, watts, °C); they go before those of `options`. time and energy hold
-    for every generation; prompt_cache may be a PromptCache, which sessions share:
-
-    OPTIONS
-
-    Raises BudgetError if nothing fits, UnsupportedError for a temperature that nothing here measures, and the errors of
-    `open_model`.
-    """
-    options = Options.of(options, **keywords)
-    cache = options.prompt_cache
-    if cache is not None and not isinstance(cache, PromptCache):
-        options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
-    opened = model if isinstance(model, Model) else _open(model, options)
-    meter = _checked(meter or find_meter())
-    with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
-        settle_race(opened.file, opened.spec, options, on_load, more=_still_to_come())
-        backend, plan = plan_here(opened.file, opened.spec, options, _still_to_come())
-        session = Session(opened, backend, plan, options, on_load, meter)
-    session.prepared = made
-    return session
-
-
-_OPEN: WeakSet[Session] = WeakSet()
-
-
-def _still_to_come() -> int:
-    """Bytes that the process does not hold yet, but by the plans of its open sessions will."""
-    planned = max((session.plan.bytes.total for session in _OPEN), default=0)
-    return max(0, planned - memory_use().rss)
-
-
-def _open(model: str | Path, options: Options) -> Model:
-    """Downloads it first, if it is on the Hub and not here."""
-    found = find_local(model)
-    if found is None:
-        from edge.pulling import ensure  # here: local models need no client for HTTP
-
-        found = ensure(model, options)
-    return open_model(found)
+open_sessions: WeakSet[Session] = WeakSet()
 
 
 class Session:
     """A loaded model and its KV cache. Use it as a context manager, or call `close`."""
 
     def __init__(
-        self,
-        model: Model,
-        backend: Backend,
-        plan: Plan,
-        options: Options,
-        on_load: LoadProgress | None = None,
+        self, model: Model, backend: Backend, plan: Plan, options: Options, on_load: LoadProgress | None = None,
         meter: EnergyMeter | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """options: their limits and their PromptCache; what else they say is in the plan."""
-        self._meter = _checked(meter or find_meter())
+        self._meter = check_meter(meter or find_meter())
         self.prepared = Made()  # before the first generation, once for this model
         self._zone = _find_zone(options)
         self.model, self.spec, self.tokenizer = model, model.spec, model.tokenizer
@@ -136,7 +75,7 @@ class Session:
         self._with_children = children_peak()
         self._load_engine(plan, open_lora(options.lora or (), model.file, model.spec), on_load)
         self._load_s = time.perf_counter() - started
-        _OPEN.add(self)
+        open_sessions.add(self)
         self.steps = Scheduler(lambda level: self._reclaimer.trim(level))
         self.terminated = self._interrupted = False
         peak = max(memory_use().peak, self._with_children)
@@ -175,7 +114,7 @@ class Session:
         if hasattr(self, "engine") and self._process == os.getpid():  # a forked child has none of the engine's threads
             self.steps.end()
             self._closed = True
-            _OPEN.discard(self)
+            open_sessions.discard(self)
             self.engine.close()
 
     def reset(self) -> None:
@@ -236,14 +175,14 @@ class Session:
         longer what its windows or its recurrent state held there."""
         return self._sequence.rewind(mark)
 
-    def generate(self, prompt: str | Iterable[str] | IntArray | Prompt, **options: Any) -> str:
+    def generate(self, prompt: Asked, **options: Any) -> str:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
         return "".join(self.stream(prompt, **options))
 
     @stepwise
     def stream(
         self,
-        prompt: str | Iterable[str] | IntArray | Prompt,
+        prompt: Asked,
         *,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
@@ -259,21 +198,21 @@ class Session:
         energy_spent: float = 0.0,
         keep_text: bool = True,
         on_prefill: Progress | None = None,
-        on_thought: Callable[[str], None] | None = None,
+        on_thought: OnThought | None = None,
     ) -> Generator[str, None, None]:
         """Pieces of the answer as they are generated, whole characters only.
 
         prompt: text (goes through the chat template unless `raw`, which parses control tokens instead) or token ids,
         int [n]; text in parts and a Prompt are read while they are run, so that they may be longer than what fits in
         memory. max_tokens: None or -1 goes on until something else stops it. stop: a text before which the answer
-        ends, or several. follow_up: continue the
-        conversation in the cache instead of starting anew. think: whether and how long the model thinks before it
-        answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been rendered with it already. Thoughts count in
-        max_tokens, are not searched for `stop`, and go to `report.thoughts` and, piece by piece, to on_thought, which
-        must return quickly. time_limit: seconds, energy_limit: joules, instead of the session's budget; time_spent,
-        energy_spent: what of it is gone already, for the start. keep_text=False leaves the report's texts None, for
-        runs without end. After the last piece, or when the iterator is closed, `report` holds
-        the RunReport, and its figures are in the history of this device (see docs/devices.md), for `edge.forecast`.
+        ends, or several. follow_up: continue the conversation in the cache instead of starting anew. think: whether and
+        how long the model thinks before it answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been
+        rendered with it already. Thoughts count in max_tokens, are not searched for `stop`, and go to `report.thoughts`
+        and, piece by piece, to on_thought, which must return quickly. time_limit: seconds, energy_limit: joules,
+        instead of the session's budget; time_spent, energy_spent: what of it is gone already, for the start.
+        keep_text=False leaves the report's texts None, for runs without end. After the last piece, or when the iterator
+        is closed, `report` holds the RunReport, and its figures are in the history of this device (see
+        docs/devices.md), for `edge.forecast`.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
         forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
@@ -291,26 +230,20 @@ class Session:
         joules = options.energy if energy_limit is None else energy_limit
         limits = RunLimits(
             deadline=None if limit is None else started + limit - time_spent,
-            memory=options.memory,
             energy=None if joules is None else max(0.0, joules - energy_spent),
-            power=options.power,
-            celsius=options.max_temp,
-        )
+            memory=options.memory, power=options.power, celsius=options.max_temp,
+        )  # fmt: skip
         watch = Watch(
-            limits,
-            self._meter,
-            self._zone.path if self._zone else None,
-            spender=self._reclaimer,
-            root=memory_root(),
-            ended=self._ended_by,
-            obey=self.steps.obey,
-        )
+            limits, self._meter, self._zone.path if self._zone else None, spender=self._reclaimer,
+            root=memory_root(), ended=self._ended_by, obey=self.steps.obey,
+        )  # fmt: skip
         sequence = self._sequence
         if follow_up and sequence.lost:
             raise InputError("the adapter was changed, and the conversation forgotten: begin a new one")
         self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
-        asked = self._tokens_of(prompt, system=system, raw=raw, follow_up=follow_up, think=chosen)
-        thinking, stops = Thinking(self.model, asked, chosen, watch, on_thought, keep_text), StopStrings(stop)
+        asked = self._tokens_of(prompt, system, raw, follow_up, chosen)
+        thinking = Thinking(self.model, asked, chosen, watch, on_thought, keep_text)
+        banned = self.tokenizer.suppressed | (self.tokenizer.end_ids if ignore_eos else frozenset())
         if not follow_up:
             sequence.reset()
         stopped = read_ahead(sequence, asked, watch)
@@ -318,8 +251,8 @@ class Session:
             sequence.check_fits(asked)
         asked = sequence.begin(asked, follow_up=follow_up)
         run = Generation(
-            asked, started, watch, max_tokens, joules, energy_spent, limit, time_spent, self.prepared,
-            text=StringIO() if keep_text else None,
+            asked, started, watch, Sampler(sampling, banned), thinking, StopStrings(stop), max_tokens,
+            joules, energy_spent, limit, time_spent, self.prepared, text=StringIO() if keep_text else None,
         )  # fmt: skip
         self.prepared = Made()
         self._reclaimer.run = run
@@ -331,8 +264,7 @@ class Session:
                 if on_prefill:
                     on_prefill(done, known)
             if sequence.prompt_done:
-                banned = self.tokenizer.suppressed | (self.tokenizer.end_ids if ignore_eos else frozenset())
-                for piece in decode(sequence, Sampler(sampling, banned), run, thinking, stops):
+                for piece in decode(sequence, run):
                     if piece:
                         if run.text is not None:
                             run.text.write(piece)
@@ -347,21 +279,13 @@ class Session:
                 sequence.end()
             self._reclaimer.run = None
             run.held += thinking.held
-            self.report = self._report(run, sampling, thinking)
+            self.report = self._report(run, sampling.seed)
             if run.is_typical:
                 remember_run(self.spec, self.plan, self.report)
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, self.options))
 
-    def _tokens_of(
-        self,
-        prompt: str | Iterable[str] | IntArray | Prompt,
-        *,
-        system: str | None,
-        raw: bool,
-        follow_up: bool,
-        think: Think,
-    ) -> Prompt:
+    def _tokens_of(self, prompt: Asked, system: str | None, raw: bool, follow_up: bool, think: Think) -> Prompt:
         if self._closed:
             raise InputError("this session is closed: load the model again")
         if isinstance(prompt, Prompt):
@@ -423,37 +347,27 @@ class Session:
         """
         return self._sequence.forward(tokens, upcoming=upcoming, every=every)
 
-    def _report(self, run: Generation, sampling: SamplingParams, thinking: Thinking) -> RunReport:
+    def _report(self, run: Generation, seed: int | None) -> RunReport:
         sequence, kv, actions = self._sequence, self.engine.kv, tuple(self._reclaimer.actions)
         versions = {**own_versions(), **self._backend.versions()}  # first: it takes a MiB, which is reported, too
         self._reclaimer.actions.clear()
+        gpu_used = self._backend.used_memory(self.plan.config.adapter) if self.plan.bytes.gpu else None
         return RunReport(
             text=None if run.text is None else run.text.getvalue(),
             tokens=run.tokens,
             timings=run.timings(self._load_s),
             stop_reason=run.stop_reason,
-            memory=memory_of(self.plan, kv.nbytes, self.options, self._gpu_used(), self._with_children),
+            memory=memory_of(self.plan, kv.nbytes, self.options, gpu_used, self._with_children),
             kv=KVUse(sequence.policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, sequence.evicted),
             plan=self.plan.to_dict(),
             versions=versions,
             energy=run.energy(),
             heat=None if self._zone is None else Heat(self._zone.name, run.watch.hottest, self.options.max_temp),
             actions=actions,
-            thoughts=thinking.report(),
-            seed=sampling.seed,
+            thoughts=run.thinking.report(),
+            seed=seed,
             lora=adapters_of(self.lora),
         )
-
-    def _gpu_used(self) -> int | None:
-        if not self.plan.bytes.gpu:
-            return None
-        return self._backend.used_memory(self.plan.config.adapter)
-
-
-def _checked(meter: EnergyMeter) -> EnergyMeter:
-    if not all(hasattr(meter, name) for name in ("read", "add_bytes")):
-        raise InputError(f"meter must count joules, as edge.devices.power.app_meter's does, not be {meter!r:.60}")
-    return meter
 
 
 def _find_zone(options: Options) -> Zone | None:

@@ -12,7 +12,9 @@ from edge.model.thinking import Family, Think
 from edge.model.tokenizer import TokenizerLike
 from edge.run.meters import Watch
 from edge.run.report import Thoughts
+from edge.run.stop_strings import overlap
 
+OnThought = Callable[[str], None]
 Symbol = str | int
 """A character, or a special token that is part of a mark."""
 
@@ -55,7 +57,7 @@ class Splitter:
             self._emit(start, found)
             del self._held[: end - start]
             self.thinking, self._begins = thinks, True
-        self._emit(len(self._held) - max((_overlap(self._held, mark) for mark, _ in self._marks), default=0), found)
+        self._emit(len(self._held) - max((overlap(self._held, mark) for mark, _ in self._marks), default=0), found)
         return found
 
     def rest(self) -> list[tuple[bool, str]]:
@@ -80,13 +82,7 @@ class Thinking:
     thoughts. watch: tells what they cost."""
 
     def __init__(
-        self,
-        model: Model,
-        prompt: Prompt,
-        think: Think,
-        watch: Watch,
-        on_thought: Callable[[str], None] | None = None,
-        keep_text: bool = True,
+        self, model: Model, prompt: Prompt, think: Think, watch: Watch, on_thought: OnThought | None, keep_text: bool
     ) -> None:
         template, tokenizer = model.template, model.tokenizer
         self._family = None if template is None or prompt.thinks is None else template.family
@@ -196,9 +192,3 @@ def _first_match(symbols: list[Symbol], marks: list[tuple[list[Symbol], bool]]) 
             if symbols[max(0, end - len(mark)) : end] == mark:
                 return end - len(mark), end, thinks
     return None
-
-
-def _overlap(symbols: list[Symbol], mark: list[Symbol]) -> int:
-    """Length of the longest end of `symbols` that begins `mark`."""
-    longest = min(len(symbols), len(mark) - 1)
-    return next((count for count in range(longest, 0, -1) if symbols[-count:] == mark[:count]), 0)

@@ -28,7 +28,8 @@ from edge.kv.policy import EVERY, Needs
 from edge.model.architectures.angles import find_angles
 from edge.model.model import Model, open_model
 from edge.run.eviction import keep_heads, queries_to_observe, view_for
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 from edge.types import AnyArray, FloatArray, IntArray
 
 CHUNK, SINKS = 8, 3

@@ -17,7 +17,8 @@ from edge.inspection import inspect_model
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 
 
 @pytest.fixture(scope="module")
