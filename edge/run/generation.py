@@ -10,12 +10,11 @@ from math import ceil, floor, log10
 
 from edge.budget import format_joules
 from edge.devices.memory import memory_use
-from edge.model.lora import Lora
 from edge.model.prompt import Prompt
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.meters import Watch
-from edge.run.report import AdapterUse, Energy, Memory, RunReport, StopReason, Timings, Tokens
+from edge.run.report import Energy, Memory, RunReport, StopReason, Timings, Tokens
 from edge.run.sampler import Sampler
 from edge.run.stop_strings import StopStrings
 from edge.run.thoughts import Thinking
@@ -78,7 +77,7 @@ class Generation:
     def is_typical(self) -> bool:
         """Whether the speed of decoding says something of other runs: a caller that is slow to ask slows it down."""
         decoded = _span(self.first_token_at, self.last_token_at)
-        return not decoded or self.held <= _MOST_HELD * decoded
+        return not decoded or self.held + self.thinking.held <= _MOST_HELD * decoded
 
     def timings(self, load_s: float) -> Timings:
         return Timings(
@@ -116,17 +115,13 @@ class Generation:
 def why_unanswered(report: RunReport, options: Options) -> str:
     """Why a budget left no answer, and an estimate of the budget that would suffice."""
     tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
-
-    def start_and_need(before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
-        return _started(before, words) if report.thoughts else _needed(tokens, before, once, spent, words)
-
     if reason == "time" and timings.budget_s is not None:
         took = timings.before_s + timings.total_s
         why = f"--time {_seconds(timings.budget_s)} was over after {_seconds(took)}"
-        why += start_and_need(timings.before_s, timings.prepared_s, timings.total_s, _seconds)
+        why += _needed(report, timings.before_s, timings.prepared_s, timings.total_s, _seconds)
     elif reason == "energy" and energy.budget is not None:
         why = f"--energy {format_joules(energy.budget)} is spent ({energy.certainty})"
-        why += start_and_need(energy.before, 0.0, energy.joules, format_joules)
+        why += _needed(report, energy.before, 0.0, energy.joules, format_joules)
     elif reason == "power":
         why = f"--power {options.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({energy.certainty})"
     elif reason == "thermal" and report.heat and report.heat.highest is not None:
@@ -140,18 +135,15 @@ def why_unanswered(report: RunReport, options: Options) -> str:
     return f"stopped before the first token of the answer; {why}"
 
 
-def _started(before: float, words: Callable[[float], str]) -> str:
-    """The cost of the start alone, where nothing tells how long the model would have thought."""
-    return f", {words(before)} of it by the start" if before else ""
-
-
-def _needed(tokens: Tokens, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
+def _needed(report: RunReport, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
     """The cost of the start, and a budget that suffices for prompt and answer in the next run: by the prompt's tokens
     that ran, the first of which cost most. once: of `before`, what no later run takes.
 
     Half as much is added: the last tokens of a budget run one at a time, and no two runs cost the same.
     """
-    start = _started(before, words)
+    tokens, start = report.tokens, f", {words(before)} of it by the start" if before else ""
+    if report.thoughts:
+        return start  # nothing tells how long the model would have thought
     if not tokens.ran:
         least = words(_rounded_up(_AMPLE * (before - once + spent)))
         return f"{start}: state {least} and what the prompt's {tokens.prompt_words} tokens take"
@@ -190,11 +182,6 @@ def memory_of(plan: Plan, kv_bytes: int, options: Options, gpu_used: int | None,
         gpu_used=gpu_used,
         gpu_budget=options.gpu_memory if counted.gpu else None,
     )
-
-
-def adapters_of(lora: Lora | None) -> tuple[AdapterUse, ...]:
-    pairs = zip(lora.adapters, lora.scales, strict=True) if lora else ()
-    return tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in pairs)
 
 
 def _span(start: float | None, end: float | None) -> float | None:

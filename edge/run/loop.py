@@ -37,12 +37,10 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
     Yields after each pass: tokens run, and tokens to run in all, as far as the prompt is known.
     """
     prompt, watch, kv = sequence.prompt, run.watch, sequence.engine.kv
-    free = kv.free
     read_ahead(sequence, prompt, watch)
     count, size, ends = 0, sequence.pass_size(prompt.waiting), sequence.ends_to_remember()
-    first = size
-    if sequence.policy.needs.queries > 0 and 0 < free < min(first, prompt.waiting):
-        first = free  # no pass observed attention for this prompt: first run what fits
+    unobserved = sequence.policy.needs.queries > 0 and 0 < kv.free < min(size, prompt.waiting)
+    first = kv.free if unobserved else size  # no pass observed attention for this prompt: first run what fits
     while not (reason := watch.before_pass(count) or read_ahead(sequence, prompt, watch)) and (left := prompt.waiting):
         size = min(size, sequence.pass_size(left))
         wanted = min(size, left, size if run.ran else first, *(end - kv.length for end in ends[:1]))

@@ -33,10 +33,7 @@ class EnergyMeter(Protocol):
 class Spender(Protocol):
     """An owner of memory, part of which it can return to the system."""
 
-    @property
-    def needed(self) -> int:
-        """The planned peak of the process, in bytes."""
-        ...
+    needed: int  # the planned peak of the process, in bytes
 
     @property
     def spare(self) -> int:

@@ -28,8 +28,7 @@ from edge.types import FloatArray, IntArray
 
 _BURST_S = 0.05  # of tokens at once: text still flows, and budgets and callers are heard as soon
 
-Outcome = FloatArray | tuple[IntArray, FloatArray] | int
-"""Of a pass: all logits, the likeliest tokens with theirs, or the token that the engine chose."""
+Outcome = FloatArray | tuple[IntArray, FloatArray] | int  # all logits, those of the likeliest, or the engine's choice
 
 
 @dataclass(frozen=True)

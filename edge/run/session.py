@@ -29,18 +29,18 @@ from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan, plan_with_lora
 from edge.run.arguments import check_limit, check_meter, check_stream
-from edge.run.generation import Generation, adapters_of, memory_of, why_unanswered
+from edge.run.generation import Generation, memory_of, why_unanswered
 from edge.run.governor import RunLimits
 from edge.run.history import remember_run
 from edge.run.loop import decode, prefill, read_ahead
 from edge.run.meters import EnergyMeter, Watch
 from edge.run.reclaim import Reclaimer
-from edge.run.report import Heat, KVUse, RunReport, StopReason
+from edge.run.report import AdapterUse, Heat, KVUse, RunReport, StopReason
 from edge.run.sampler import Sampler
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.sequence import Mark, TokenSequence
 from edge.run.stop_strings import StopStrings
-from edge.run.thoughts import OnThought, Thinking
+from edge.run.thoughts import Thinking
 from edge.sampling import SamplingParams
 from edge.storage.making import Made
 from edge.storage.versions import own_versions
@@ -48,7 +48,6 @@ from edge.types import FloatArray, IntArray
 
 DEFAULT_MAX_TOKENS = 512
 
-Asked = str | Iterable[str] | IntArray | Prompt
 Progress = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
 
 
@@ -175,14 +174,14 @@ class Session:
         longer what its windows or its recurrent state held there."""
         return self._sequence.rewind(mark)
 
-    def generate(self, prompt: Asked, **options: Any) -> str:
+    def generate(self, prompt: str | Iterable[str] | IntArray | Prompt, **options: Any) -> str:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
         return "".join(self.stream(prompt, **options))
 
     @stepwise
     def stream(
         self,
-        prompt: Asked,
+        prompt: str | Iterable[str] | IntArray | Prompt,
         *,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
@@ -198,7 +197,7 @@ class Session:
         energy_spent: float = 0.0,
         keep_text: bool = True,
         on_prefill: Progress | None = None,
-        on_thought: OnThought | None = None,
+        on_thought: Callable[[str], None] | None = None,
     ) -> Generator[str, None, None]:
         """Pieces of the answer as they are generated, whole characters only.
 
@@ -278,14 +277,16 @@ class Session:
             with suppress(EngineError):  # a GPU that is lost cannot even forget rows
                 sequence.end()
             self._reclaimer.run = None
-            run.held += thinking.held
             self.report = self._report(run, sampling.seed)
             if run.is_typical:
                 remember_run(self.spec, self.plan, self.report)
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, self.options))
 
-    def _tokens_of(self, prompt: Asked, system: str | None, raw: bool, follow_up: bool, think: Think) -> Prompt:
+    def _tokens_of(
+        self, prompt: str | Iterable[str] | IntArray | Prompt, system: str | None, raw: bool, follow_up: bool,
+        think: Think,
+    ) -> Prompt:  # fmt: skip
         if self._closed:
             raise InputError("this session is closed: load the model again")
         if isinstance(prompt, Prompt):
@@ -352,6 +353,7 @@ class Session:
         versions = {**own_versions(), **self._backend.versions()}  # first: it takes a MiB, which is reported, too
         self._reclaimer.actions.clear()
         gpu_used = self._backend.used_memory(self.plan.config.adapter) if self.plan.bytes.gpu else None
+        adapters = zip(self.lora.adapters, self.lora.scales, strict=True) if self.lora else ()
         return RunReport(
             text=None if run.text is None else run.text.getvalue(),
             tokens=run.tokens,
@@ -366,13 +368,13 @@ class Session:
             actions=actions,
             thoughts=run.thinking.report(),
             seed=seed,
-            lora=adapters_of(self.lora),
+            lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
         )
 
 
 def _find_zone(options: Options) -> Zone | None:
     """The processor's thermometer."""
-    found = zones(sensors_root())
-    if options.max_temp is not None and not found:
+    found = next(iter(zones(sensors_root())), None)
+    if options.max_temp is not None and found is None:
         raise UnsupportedError("--max-temp cannot be kept: this device shows no temperature in /sys/class/thermal")
-    return found[0] if found else None
+    return found

@@ -15,8 +15,7 @@ from edge.run.report import Thoughts
 from edge.run.stop_strings import overlap
 
 OnThought = Callable[[str], None]
-Symbol = str | int
-"""A character, or a special token that is part of a mark."""
+Symbol = str | int  # a character, or a special token that is part of a mark
 
 
 class Splitter:
