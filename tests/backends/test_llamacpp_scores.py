@@ -27,7 +27,8 @@ from edge.backends.llamacpp.scores import Scores
 from edge.errors import InputError, UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.model.model import Model, open_model
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 from edge.types import FloatArray, IntArray
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")
@@ -439,7 +440,7 @@ class Twin:
     def __init__(self, session: Session, oracle: TokenOracle | None) -> None:
         self.session, self.oracle, self.kv = session, oracle, session.engine.kv
         self.policy = Recorder(make_policy(session.plan.kv_policy, session.plan.sinks))
-        session._context.policy = self.policy  # type: ignore[assignment]
+        session._sequence.policy = self.policy  # type: ignore[assignment]
         self.renumbered = 0
 
     def reset(self) -> None:

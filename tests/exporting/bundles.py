@@ -25,7 +25,8 @@ from edge.exporting.enums import Finish, Role
 from edge.exporting.model_file import trusted_source
 from edge.model.model import Model, open_model
 from edge.options import Options
-from edge.run.picker import Picker
+from edge.run.sampler import Sampler
+from edge.run.sequence import TokenSequence
 from edge.run.session import Session
 from edge.sampling import SamplingParams
 
@@ -144,13 +145,13 @@ def pair_of(name: str, *, pinned: int | None = None, **options: Any) -> Iterator
 def recorded_session(name: str, **options: Any) -> Iterator[tuple[Session, list[int]]]:
     """edge's own session, and a list to which it adds the tokens that it generates."""
     recorded: list[int] = []
-    following = Picker.next
+    following = TokenSequence.next_token
 
-    def record(picker: Picker) -> int:
-        recorded.append(following(picker))
+    def record(sequence: TokenSequence, sample: Sampler) -> int:
+        recorded.append(following(sequence, sample))
         return recorded[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Picker, "next", record)
+        patch.setattr(TokenSequence, "next_token", record)
         with edge.load(model_of(name), backend="cpu", **options) as python:
             yield python, recorded

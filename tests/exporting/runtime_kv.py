@@ -27,7 +27,7 @@ from edge.exporting.model_file import ANGLES, CONFIG, KV_DTYPES, LAYER, POLICIES
 from edge.kv import make_policy, pinned_rows
 from edge.model.architectures.angles import Angles
 from edge.model.layers import Attention, Block
-from edge.run.context import Context
+from edge.run.sequence import TokenSequence
 from edge.types import AnyArray, FloatArray, IntArray
 
 SINKS = 4  # of the plan; others are pinned in the session
@@ -97,11 +97,13 @@ def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[Rows]]:
     return make_kv(arena, kinds, regions, rings, TwoRopes(case), "key", config)
 
 
-def make_context(case: Case, kv: object) -> Context:
+def make_sequence(case: Case, kv: object) -> TokenSequence:
     """Policies as a session applies them."""
     engine = SimpleNamespace(kv=kv, spec=SimpleNamespace(context=case.context))
-    plan = SimpleNamespace(kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step)
-    return Context(cast(Any, engine), cast(Any, plan), None, None, cast(Any, None))
+    plan = SimpleNamespace(
+        kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step, config=SimpleNamespace(chunk=case.chunk)
+    )
+    return TokenSequence(cast(Any, engine), cast(Any, plan), None, None, cast(Any, None))
 
 
 class Pointers(ctypes.Structure):

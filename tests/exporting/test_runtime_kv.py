@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_kv import Case, InC, make_context, make_twin, new_rows
+from runtime_kv import Case, InC, make_sequence, make_twin, new_rows
 
 from edge.backends.kv_cache import RewindError
 
@@ -45,11 +45,11 @@ class Pair:
         self.normals = self.rng.standard_normal((heads, case.head)).astype(np.float32)
         self.normals /= np.linalg.norm(self.normals, axis=-1, keepdims=True)
         self.twin, self.c = make_twin(case, self.normals), InC(case, self.normals)
-        self.context = make_context(case, self.twin)
+        self.sequence = make_sequence(case, self.twin)
 
     def run(self, count: int) -> None:
         count = min(count, self.case.chunk)
-        fits = self.context.make_room(count)
+        fits = self.sequence.make_room(count)
         assert self.c.make_room(count) == fits
         self.check()
         if not fits:
@@ -79,13 +79,13 @@ class Pair:
             self.run(1 if name == "one" else int(rng.integers(1, self.case.chunk + 1)))
         elif name == "evict":
             budget = int(rng.integers(max(1, twin.length // 2), twin.length + 2))
-            self.context.shrink(budget)
+            self.sequence.shrink(budget)
             c.evict(budget)
-        elif name == "keep" and self.context.policy.evicts:
+        elif name == "keep" and self.sequence.policy.evicts:
             count = int(rng.integers(twin.length // 2, twin.length + 1))
             heads = int(twin.head_lengths.size)
             rows = [np.sort(rng.permutation(twin.length)[:count]).astype(np.int32) for _ in range(heads)]
-            if self.context.policy.close_gaps:
+            if self.sequence.policy.close_gaps:
                 twin.keep(rows[0], close_gaps=True)
                 c.keep(rows[0])
             else:
@@ -124,7 +124,7 @@ class Pair:
         assert (c.next_position(), c.next_rope_position()) == (twin.next_position, twin.next_rope_position)
         assert c.lengthened() == bool(twin.rope.suffix)
         assert (c.bytes(), c.fixed()) == (twin.nbytes - twin.fixed, twin.fixed)
-        assert c.evicted.value == self.context.evicted
+        assert c.evicted.value == self.sequence.evicted
         for store in twin.stores:
             rows = store.regions.rows(np.arange(store.lengths.max())).reshape(-1)
             other = c.rows_like(store.rows)

@@ -17,7 +17,7 @@ from edge.errors import BudgetError, UnsupportedError
 from edge.model.model import open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
-from edge.run.session import load
+from edge.run.loading import load
 
 MIB = 1 << 20
 ON_WGPU = """

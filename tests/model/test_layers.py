@@ -26,7 +26,7 @@ from edge.errors import EngineError, InputError, ModelFormatError, UnsupportedEr
 from edge.model.model import open_model
 from edge.options import Options
 from edge.plan.plan import make_plan
-from edge.run.session import load
+from edge.run.loading import load
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 

@@ -1,5 +1,5 @@
-/* The conversation: its rows in the KV cache, and its tokens that have not been run. A port of edge/run/context.py, of
- * the loop over a prompt in edge/run/session.py, and of edge/run/reclaim.py. */
+/* The conversation: its rows in the KV cache, and its tokens that have not been run. A port of edge/run/sequence.py,
+ * of `prefill` in edge/run/loop.py, and of edge/run/reclaim.py. */
 #include <string.h>
 
 #include "session.h"
@@ -188,7 +188,7 @@ edge_finish context_step(edge_session *s)
     return EDGE_CANCELLED;
 }
 
-/* Tokens that decisions about the next chunk depend on, as `_read_ahead` of edge/run/session.py reads them. */
+/* Tokens that decisions about the next chunk depend on, as `read_ahead` of edge/run/loop.py reads them. */
 static uint32_t tokens_ahead(const edge_session *s)
 {
     uint32_t held = s->model->config->capacity + s->model->config->chunk, wanted = kv_foresight(s->rows);

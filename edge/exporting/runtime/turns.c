@@ -1,5 +1,5 @@
 /* A conversation: text to tokens that wait, answers piece by piece, turns taken back. The loop is that of
- * edge/run/session.py. */
+ * edge/run/loop.py. */
 #include <string.h>
 
 #include "session.h"
