@@ -60,7 +60,7 @@ class Limits:
     trials: int
     deadline: float
     clock: Callable[[], float]
-    alarm: Callable[[float], AbstractContextManager[None]] = lambda seconds: nullcontext()  #
+    alarm: Callable[[float], AbstractContextManager[None]] = lambda seconds: nullcontext()
 
     def cut_off(self, reserve: float = 0.0) -> AbstractContextManager[None]:
         """A context that is interrupted when only `reserve` seconds are left."""

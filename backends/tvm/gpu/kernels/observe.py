@@ -1,7 +1,7 @@
-"""The attention that cached rows receive, by which policies such as H2O, TOVA and SnapKV evict.
+"""The attention that cached rows receive, which policies such as H2O, TOVA and SnapKV evict by.
 
-It is computed behind attention, for the last queries of a pass only, and only if the engine observes. It costs a second
-Q Kᵀ for those queries; the largest scores and the sums of powers are those that attention found.
+It is computed after attention, for the last queries of a pass, and only if the engine observes. It costs a second Q Kᵀ
+for those queries; it reuses attention's largest scores and sums of exponentials.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _BLOCKS = 16  # workgroups for a KV head, which take blocks of rows in turn
 
 
 def observe(name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: str) -> Built:
-    """paid[row] += the mean over the query heads of a KV head, and the sum over the last State.OBSERVED tokens, of
-    softmax(q Kᵀ). State.VOTES: += the share of query heads that pay the row more than the average of the rows instead.
+    """paid[row] += softmax(q Kᵀ), averaged over the query heads of a KV head and summed over the last State.OBSERVED
+    tokens. With State.VOTES: += the share of query heads that pay the row more than the average.
 
     Reads `softmax` of `attention.attend`, and has its scalars.
     """
