@@ -127,7 +127,7 @@ class Rows:
 
 
 def with_spare(count: int, dtype: str, width: int = 1) -> AnyArray:
-    """Zeros [count], and the memory that they begin, which extends beyond them because kernels may read there."""
+    """Zeros [count], with allocated memory behind them, since kernels may read beyond the end."""
     return aligned_zeros(count + SPARE_ROWS * width, dtype)[:count]
 
 

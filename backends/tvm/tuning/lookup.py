@@ -65,7 +65,7 @@ def make_subject(spec: ModelSpec, target: Target, kv_dtype: str) -> Subject:
 
 
 def _usable(record: Record, target: Target) -> bool:
-    """Whether a record is for this instruction set and its values are valid; invalid ones are logged once."""
+    """False if a record of this instruction set has invalid values, which is logged once. Others are not checked."""
     if record.subject.isa != target.name or allowed(target, record.values):
         return True
     set_aside(user_folder() / f"{record.name}.json", "it has values that this version of edge does not know")

@@ -65,5 +65,5 @@ def allowed(target: Target, values: Values) -> bool:
 
 
 def _sixths(value: int, *parts: int) -> tuple[int, ...]:
-    """Sixths of a default: good sizes are known up to a factor, the number of registers."""
+    """Multiples of a sixth of a default. Defaults scale with the number of registers, so candidates scale with them."""
     return tuple(max(1, value * part // 6) for part in parts)

@@ -90,9 +90,7 @@ class Product:
     epilogue: Epilogue
     norm: Norm | None = None  # of the inputs, in the matrices' buffer, or in `rest` for the head's
     norm_in_rest: bool = False
-    after: Norm | None = (
-        None  # norm of the results, added later: by `norms.add_normed` or as the next product's `residual`  # norm of the results, as the next product's `residual` or by add_normed
-    )
+    after: Norm | None = None  # norm of the results, added by add_normed or as the next product's `residual`
     residual: Residual | None = None
 
     @property
