@@ -21,7 +21,7 @@ FLOATS = ("F32", "F16", "BF16")  # weights that no engine multiplies as integers
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightEfficiency:
     """Efficiency of products with weights."""
 
     reading: float  # share of the read bandwidth, with one token
@@ -34,7 +34,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowEfficiency:
     """Efficiency of attention to cached rows."""
 
     reading: float  # share of the read bandwidth, with one token
@@ -45,13 +45,13 @@ class Rows:
 class Efficiency:
     """The efficiency of an engine."""
 
-    weights: Mapping[Kind, Weights]
-    rows: Mapping[str, Rows]  # by KV dtype, the engine's default first
+    weights: Mapping[Kind, WeightEfficiency]
+    rows: Mapping[str, RowEfficiency]  # by KV dtype, the engine's default first
     step_s: float  # additional seconds of every pass
 
-    def rows_of(self, kv_dtype: str) -> Rows:
+    def rows_of(self, kv_dtype: str) -> RowEfficiency:
         return self.rows.get(kv_dtype) or next(iter(self.rows.values()))
 
-    def together(self, shares: Shares, of: Callable[[Weights], float]) -> float:
+    def together(self, shares: Shares, of: Callable[[WeightEfficiency], float]) -> float:
         """The combined share for weights of several kinds: the harmonic mean, weighted by their bytes."""
         return 1 / sum(share / of(self.weights[kind]) for kind, share in shares.items())

@@ -31,7 +31,7 @@ from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import TILE, make_regions
 from edge.backends.tvm.kv.row_formats import FORMATS
-from edge.backends.tvm.kv.rows import Rows
+from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
@@ -98,7 +98,7 @@ class NativeEngine:
         def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
             Call(image, "move", (*map(pointer, arrays), pointer(pairs), len(pairs)))()
 
-        rows = Rows(rings.size + regions.size, shape.padded_head, config.kv_dtype, normals, move_rows)
+        rows = HostRows(rings.size + regions.size, shape.padded_head, config.kv_dtype, normals, move_rows)
         self._arena = Arena(shape, rows, observes=config.observes)
         self._model_key = key
         self._states = aligned_zeros(sum(network.fixed_values), "float32")
@@ -154,7 +154,7 @@ class NativeEngine:
                 self._table[Table.place(layer, slot)] = found.get(slot, 0)
 
     @property
-    def kv(self) -> HeadKV[NativeStore[Rows]]:
+    def kv(self) -> HeadKV[NativeStore[HostRows]]:
         return self._kv
 
     def forward(self, tokens: IntArray) -> FloatArray:

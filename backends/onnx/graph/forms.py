@@ -35,7 +35,7 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RawRows:
     """Some rows of a tensor of the file."""
 
     name: str
@@ -62,7 +62,7 @@ Stored = dict[str, AnyArray]
 class Form(Protocol):
     def arrays(self, rows: int, columns: int) -> dict[str, Array]: ...
 
-    def stored(self, rows: Rows) -> Stored:
+    def stored(self, rows: RawRows) -> Stored:
         """Encode rows. Raises UnsupportedError for types that cannot be read."""
         ...
 
@@ -81,7 +81,7 @@ class Floats:
     def arrays(self, rows: int, columns: int) -> dict[str, Array]:
         return {"floats": Array(self.dtype, (rows, columns))}
 
-    def stored(self, rows: Rows) -> Stored:
+    def stored(self, rows: RawRows) -> Stored:
         values = rows.values()
         if self.dtype == "float32":
             return {"floats": values}
@@ -114,7 +114,7 @@ class Blocks:
         }
         return arrays | ({"zeros": Array("uint8", (rows, (blocks * self.bits + 7) // 8))} if self.minima else {})
 
-    def stored(self, rows: Rows) -> Stored:
+    def stored(self, rows: RawRows) -> Stored:
         exact = is_exact(rows.kind, self.bits)
         blocks = to_blocks(rows.raw, rows.kind, self.bits) if exact else nearest(rows.values())
         if not np.isfinite(blocks.scales).all():
@@ -154,7 +154,7 @@ class NormalFloats:
             "scales": Array("float32", (rows, columns // nf4.BLOCK)),
         }
 
-    def stored(self, rows: Rows) -> Stored:
+    def stored(self, rows: RawRows) -> Stored:
         codes, scales = nf4.quantize(rows.values())
         return {"nf4": nf4.pack(codes), "scales": scales}
 
@@ -176,7 +176,7 @@ class Int8:
         outliers = {"floats": Array("float32", (len(self.outliers), rows), rows_axis=1)}
         return arrays | (outliers if self.outliers else {})
 
-    def stored(self, rows: Rows) -> Stored:
+    def stored(self, rows: RawRows) -> Stored:
         values, outliers = rows.values(), list(self.outliers)
         floats = values[:, outliers].T
         values[:, outliers] = 0

@@ -49,7 +49,7 @@ AS_IT_IS = Method()
 
 
 @dataclass(frozen=True)
-class Part:
+class SourceRows:
     """Rows of a tensor of the file."""
 
     name: str
@@ -61,7 +61,7 @@ class Part:
 class Matrix:
     """A matrix of the graph: rows of one or more tensors of the file, concatenated."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SourceRows, ...]
     rows: int
     columns: int
     form: Form
@@ -85,7 +85,7 @@ class Layout:
     `blk.0.qkv.scales`, depending on its form."""
 
     matrices: dict[str, Matrix]
-    vectors: dict[str, tuple[Part, ...]]
+    vectors: dict[str, tuple[SourceRows, ...]]
     places: dict[str, Place]
     nbytes: int
     method: Method
@@ -190,7 +190,7 @@ class _Maker:
     def __init__(self, file: GGUFFile, found: dict[str, Source], order: tuple[int, ...], method: Method) -> None:
         self._file, self._found, self._order, self._method = file, found, order, method
         self.matrices: dict[str, Matrix] = {}
-        self.vectors: dict[str, tuple[Part, ...]] = {}
+        self.vectors: dict[str, tuple[SourceRows, ...]] = {}
         self.places: dict[str, Place] = {}
         self.used: set[str] = set()
         self.end = 0
@@ -222,18 +222,18 @@ class _Maker:
         columns = self._file.tensors[parts[0].source.tensor].shape[:-1]
         self._place(name, Array("float32", (sum(part.source.rows for part in parts), *columns)))
 
-    def _matrix(self, name: str, parts: tuple[Part, ...], form: Form) -> None:
+    def _matrix(self, name: str, parts: tuple[SourceRows, ...], form: Form) -> None:
         rows, columns = sum(part.source.rows for part in parts), self._file.tensors[parts[0].source.tensor].shape[0]
         self.matrices[name] = Matrix(parts, rows, columns, form)
         for suffix, array in form.arrays(rows, columns).items():
             self._place(f"{name}.{suffix}", array)
 
-    def _parts(self, names: tuple[str, ...]) -> tuple[Part, ...]:
+    def _parts(self, names: tuple[str, ...]) -> tuple[SourceRows, ...]:
         self.used.update(names)
         rotated = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
         stems = [name.removesuffix(".bias").rpartition(".")[2] for name in names]
         orders = [self._order if stem in rotated else () for stem in stems]
-        return tuple(Part(name, self._found[name], order) for name, order in zip(names, orders, strict=True))
+        return tuple(SourceRows(name, self._found[name], order) for name, order in zip(names, orders, strict=True))
 
     def _place(self, name: str, array: Array) -> None:
         self.places[name] = place = Place(array, self.end)

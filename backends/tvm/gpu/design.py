@@ -8,7 +8,7 @@ from edge.backends.base import EngineConfig
 from edge.backends.rope import find_rotation
 from edge.backends.tvm.gpu.hosts import Adapter
 from edge.backends.tvm.gpu.picking import found_bytes
-from edge.backends.tvm.gpu.weights import Weights, make_weights
+from edge.backends.tvm.gpu.weights import WeightsLayout, make_weights
 from edge.backends.tvm.packing.shape import Shape, round_up
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Attention, Block, Dense
@@ -125,7 +125,7 @@ class Design:
     """Everything that a program depends on."""
 
     shape: Shape
-    weights: Weights
+    weights: WeightsLayout
     language: str
     tuning: Tuning
     kv_dtype: str

@@ -31,7 +31,7 @@ from edge.types import AnyArray
 
 _QUAD = 4  # words that are loaded at once
 _SLICE = 2 << 20  # bytes of a tensor that are read at once, which limits the memory that packing takes
-_WHOLE = ("output_norm", "output_norm.bias", "position_embd")  # tensors of `Weights.rest`
+_WHOLE = ("output_norm", "output_norm.bias", "position_embd")  # tensors of `WeightsLayout.rest`
 
 Packed = tuple[str, int, AnyArray]  # a buffer's name, an offset in bytes, uint32 words
 
@@ -160,7 +160,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsLayout:
     """The layout of all weights."""
 
     layers: tuple[LayerLayout, ...]  # one each; layers with the same block types share theirs
@@ -179,7 +179,7 @@ class Weights:
         return sum(self.buffers.values())
 
 
-def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights:
+def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> WeightsLayout:
     """Lay out the weights from the header alone. binding_limit: bytes of a buffer that a kernel can access.
 
     Raises UnsupportedError for unknown tensors, block types without kernels, and layers beyond the limit.
@@ -199,7 +199,7 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
         )
     embedding = find.pieces("token_embd", "embed", binding_limit)
     head = find.pieces("output", "head", binding_limit) if "output" in tensors else embedding
-    return Weights(layers, embedding, head, find.layout(_WHOLE, ""))
+    return WeightsLayout(layers, embedding, head, find.layout(_WHOLE, ""))
 
 
 def packed_bytes(spec: ModelSpec) -> int:
@@ -270,7 +270,7 @@ class _Finder:
         return Matrix(at, source.rows, round_up(info.shape[0], PART), info.type)
 
 
-def pack_weights(file: GGUFFile, spec: ModelSpec, weights: Weights) -> Iterator[Packed]:
+def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Iterator[Packed]:
     """Pack all words except padding, in slices of at most a few MiB; buffers must be zero before.
 
     Raises ModelFormatError if the file has become shorter.
@@ -340,7 +340,7 @@ def _in_pairs(words: AnyArray) -> AnyArray:
 
 
 def _in_quads(plane: AnyArray, bits: int) -> AnyArray:
-    """Convert a plane of `Split`, [rows, parts, 4 · bits] bytes, to [rows, quads, 16] bytes."""
+    """Convert a plane of `BlockParts`, [rows, parts, 4 · bits] bytes, to [rows, quads, 16] bytes."""
     rows, parts, _ = plane.shape
     if bits >= 4:  # bytes are the same, in another order
         bytes_of: AnyArray = plane.reshape(rows, -1, 4, 4).swapaxes(2, 3)

@@ -15,7 +15,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 SPARE_ROWS = 64  # after the last head: kernels compute scores for up to 4 tiles of 16 rows at once
 
 
-class Rows:
+class HostRows:
     """The ArenaRows protocol (store.py) in main memory. arrays: shared with compiled code.
 
     move_rows: compiled function that copies rows within these arrays by pairs (source, target), int32 [n, 2].

@@ -16,7 +16,7 @@ from edge.backends.row_lists import RowLists
 from edge.backends.tvm.kv.householder import find_normals, sample_runs
 from edge.backends.tvm.kv.regions import Move, Regions
 from edge.backends.tvm.kv.row_formats import row_bytes
-from edge.backends.tvm.kv.rows import Rows, with_spare
+from edge.backends.tvm.kv.rows import HostRows, with_spare
 from edge.backends.tvm.memory import aligned_zeros, release
 from edge.backends.tvm.packing.shape import Shape
 from edge.types import AnyArray, FloatArray, IntArray
@@ -218,7 +218,7 @@ def make_kv(
     return HeadKV(store, kinds.whole, arena.shape.kv_heads, rope, key, config.pinned, ring, state)
 
 
-def choose_normals(kv: HeadKV[NativeStore[Rows]], run: Callable[[IntArray], object], vocab: int) -> None:
+def choose_normals(kv: HeadKV[NativeStore[HostRows]], run: Callable[[IntArray], object], vocab: int) -> None:
     """Set the Householder normals from the keys of random tokens, run by `run`. Empties the cache."""
     runs = sample_runs(kv.capacity, vocab)
     rows = kv.store.rows

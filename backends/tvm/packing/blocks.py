@@ -23,7 +23,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Split:
+class BlockParts:
     """GGUF blocks, split into their parts."""
 
     quants: Bytes  # [rows, parts, 4 per bit]
@@ -42,7 +42,7 @@ class IntegerBlock:
 
     name: str
     planes: tuple[int, ...]  # numbers of bits of q that are stored together, the lowest first
-    split: Callable[[Bytes], Split]  # from uint8 [rows, blocks, raw_bytes]
+    split: Callable[[Bytes], BlockParts]  # from uint8 [rows, blocks, raw_bytes]
     center: int = 0
     group_size: int = PART
     signed: bool = False  # whether q is a signed byte; unsigned values are below 128
@@ -166,27 +166,27 @@ def _by_lanes(numbers: NDArray[Any]) -> Bytes:
 # Block types: how each is split. The formula of its values comes first.
 
 
-def _split_plain(raw: Bytes) -> Split:
+def _split_plain(raw: Bytes) -> BlockParts:
     """Q4_0: d · (q − 8), q of 4 bits; the low half of byte i is value i, the high half value i + 16.
 
     Q8_0: d · q, q signed bytes. IQ4_NL: d · codebook[q], q in the order of Q4_0.
     """
-    return Split(raw[:, :, 2:], numbers_at(raw, 0, 1))
+    return BlockParts(raw[:, :, 2:], numbers_at(raw, 0, 1))
 
 
-def _split_q4_1(raw: Bytes) -> Split:
+def _split_q4_1(raw: Bytes) -> BlockParts:
     """d · q + m, q in the order of Q4_0."""
-    return Split(raw[:, :, 4:], numbers_at(raw, 0, 2))
+    return BlockParts(raw[:, :, 4:], numbers_at(raw, 0, 2))
 
 
-def _split_q5_0(raw: Bytes) -> Split:
+def _split_q5_0(raw: Bytes) -> BlockParts:
     """d · (q − 16), q of 5 bits: a word with the highest bits, the others in the order of Q4_0."""
-    return Split(_fives(raw[:, :, 2:]), numbers_at(raw, 0, 1))
+    return BlockParts(_fives(raw[:, :, 2:]), numbers_at(raw, 0, 1))
 
 
-def _split_q5_1(raw: Bytes) -> Split:
+def _split_q5_1(raw: Bytes) -> BlockParts:
     """d · q + m, q in the order of Q5_0."""
-    return Split(_fives(raw[:, :, 4:]), numbers_at(raw, 0, 2))
+    return BlockParts(_fives(raw[:, :, 4:]), numbers_at(raw, 0, 2))
 
 
 def _fives(raw: Bytes) -> Bytes:
@@ -195,45 +195,45 @@ def _fives(raw: Bytes) -> Bytes:
     return np.concatenate([raw[:, :, 4:], plane(high, 1)], axis=-1)
 
 
-def _split_q2_k(raw: Bytes) -> Split:
+def _split_q2_k(raw: Bytes) -> BlockParts:
     """d · s · q − dmin · m, q of 2 bits, s and m of 4 bits for every 16 values.
 
     32 bytes hold 128 values. A byte of scales has s in its low half.
     """
-    return Split(plane(bits_of(raw[:, :, 16:80], 2, 32), 2), _d_and_dmin(raw, 80), raw[:, :, :16])
+    return BlockParts(plane(bits_of(raw[:, :, 16:80], 2, 32), 2), _d_and_dmin(raw, 80), raw[:, :, :16])
 
 
-def _split_q3_k(raw: Bytes) -> Split:
+def _split_q3_k(raw: Bytes) -> BlockParts:
     """d · (s − 32) · (q − 4), q of 3 bits, s of 6 bits for every 16 values.
 
     The scales' low 4 bits are 8 bytes, their high 2 bits 4 more; s − 32 is stored, a signed byte.
     """
     high, low = plane(bits_of(raw[:, :, :32], 1, 32), 1), plane(bits_of(raw[:, :, 32:96], 2, 32), 2)
     scales = bits_of(raw[:, :, 96:104], 4, 8) | bits_of(raw[:, :, 104:108], 2, 4) << 4
-    return Split(np.concatenate([low, high], axis=-1), numbers_at(raw, 108, 1), scales - np.uint8(32))
+    return BlockParts(np.concatenate([low, high], axis=-1), numbers_at(raw, 108, 1), scales - np.uint8(32))
 
 
-def _split_q4_k(raw: Bytes) -> Split:
+def _split_q4_k(raw: Bytes) -> BlockParts:
     """d · s · q − dmin · m, q of 4 bits, s and m of 6 bits for each of 8 parts.
 
     32 bytes hold two parts, one in the low halves.
     """
-    return Split(plane(bits_of(raw[:, :, 16:], 4, 32), 4), _d_and_dmin(raw, 0), _factors(raw[:, :, 4:16]))
+    return BlockParts(plane(bits_of(raw[:, :, 16:], 4, 32), 4), _d_and_dmin(raw, 0), _factors(raw[:, :, 4:16]))
 
 
-def _split_q5_k(raw: Bytes) -> Split:
+def _split_q5_k(raw: Bytes) -> BlockParts:
     """As Q4_K, q of 5 bits: 32 bytes hold the highest bits, each those of one part."""
     high, low = plane(bits_of(raw[:, :, 16:48], 1, 32), 1), plane(bits_of(raw[:, :, 48:], 4, 32), 4)
-    return Split(np.concatenate([low, high], axis=-1), _d_and_dmin(raw, 0), _factors(raw[:, :, 4:16]))
+    return BlockParts(np.concatenate([low, high], axis=-1), _d_and_dmin(raw, 0), _factors(raw[:, :, 4:16]))
 
 
-def _split_q6_k(raw: Bytes) -> Split:
+def _split_q6_k(raw: Bytes) -> BlockParts:
     """d · s · (q − 32), q of 6 bits, a signed byte s for every 16 values.
 
     64 bytes hold the low 4 bits of 128 values, 32 others their high 2 bits.
     """
     low, high = plane(bits_of(raw[:, :, :128], 4, 64), 4), plane(bits_of(raw[:, :, 128:192], 2, 32), 2)
-    return Split(np.concatenate([low, high], axis=-1), numbers_at(raw, 208, 1), raw[:, :, 192:208])
+    return BlockParts(np.concatenate([low, high], axis=-1), numbers_at(raw, 208, 1), raw[:, :, 192:208])
 
 
 def _d_and_dmin(raw: Bytes, start: int) -> NDArray[np.uint16]:

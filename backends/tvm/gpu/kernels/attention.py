@@ -46,7 +46,7 @@ _QUERIES = 1024  # float32 of shared memory for queries
 
 
 @dataclass(frozen=True)
-class Split:
+class HeadSplit:
     """The distribution of a KV head's query heads over workgroups."""
 
     at_once: int  # query heads per workgroup
@@ -54,7 +54,7 @@ class Split:
     rows: int  # rows per block
 
     @classmethod
-    def of(cls, core: Attention, threads: int) -> Split:
+    def of(cls, core: Attention, threads: int) -> HeadSplit:
         most = max(1, min(_QUERIES // round_up(core.head_dim, LANES), _SCORES // threads))
         at_once = next(count for count in range(min(most, core.group), 0, -1) if core.group % count == 0)
         return cls(at_once, core.group // at_once, max(1, _SCORES // (at_once * threads)) * threads)
@@ -71,7 +71,7 @@ def attend(
     heads: for a pass of a single token, whose row is not in the cache yet: this kernel also does the work of
     `store_rows`, and has its scalar `angles`. It attends to the row without reading it back.
     """
-    form, threads, split = RowForm.of(core, dtype), tuning.attend, Split.of(core, tuning.attend)
+    form, threads, split = RowForm.of(core, dtype), tuning.attend, HeadSplit.of(core, tuning.attend)
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
     padded = round_up(core.width, PART)

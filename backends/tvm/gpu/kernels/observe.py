@@ -9,7 +9,7 @@ from __future__ import annotations
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import RowForm, State, Tables, Tuning
-from edge.backends.tvm.gpu.kernels.attention import NEVER, Split, load_queries, row_scores
+from edge.backends.tvm.gpu.kernels.attention import NEVER, HeadSplit, load_queries, row_scores
 from edge.backends.tvm.gpu.kernels.rows import first_row, rows_before
 from edge.backends.tvm.gpu.kernels.threads import (
     Built,
@@ -39,7 +39,7 @@ def observe(name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: s
 
     Reads `softmax` of `attention.attend`, and has its scalars.
     """
-    form, threads, split = RowForm.of(core, dtype), tuning.attend, Split.of(core, tuning.attend)
+    form, threads, split = RowForm.of(core, dtype), tuning.attend, HeadSplit.of(core, tuning.attend)
 
     def body(scope: Scope) -> None:
         queries = scope.shared(split.at_once * form.head)

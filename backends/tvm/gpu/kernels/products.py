@@ -43,7 +43,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     total,
     when,
 )
-from edge.backends.tvm.gpu.weights import LayerLayout, Matrix, Piece, Vector, Weights
+from edge.backends.tvm.gpu.weights import LayerLayout, Matrix, Piece, Vector, WeightsLayout
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.shape import Shape
 
@@ -108,7 +108,7 @@ class Product:
         return [self.factors] if self.paired else [(factor,) for factor in self.factors]
 
 
-def head_products(weights: Weights, shape: Shape) -> list[tuple[Piece, Product]]:
+def head_products(weights: WeightsLayout, shape: Shape) -> list[tuple[Piece, Product]]:
     """The head's products, from x or its normalized rows to rows of logits."""
     epilogue = Epilogue("store", shape.vocab, shape.logit_scale, shape.logit_cap)
     norm = Norm.of(weights.rest, "output_norm", shape)
