@@ -49,7 +49,7 @@ _COMPILING = "compiling for this CPU (first run only)"
 
 
 class NativeEngine:
-    """Engine protocol over compiled passes. All memory is allocated at load; steps allocate only temporaries."""
+    """The Engine protocol over compiled passes. All memory is allocated at load; steps allocate only temporaries."""
 
     capabilities = ENGINE.CAPABILITIES
 
@@ -121,8 +121,8 @@ class NativeEngine:
     def observe(self, queries: int, *, votes: bool = False) -> None:
         """Accumulate the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.
 
-        0 observes nothing and costs nothing. votes: count instead how many of these queries pay a row more than
-        the average. Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
+        0 observes nothing and costs nothing. votes: count the queries that pay a row more than the average instead.
+        Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
         """
         if queries and not self.config.observes:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
@@ -130,11 +130,12 @@ class NativeEngine:
 
     @property
     def normals(self) -> FloatArray:
-        """Of the reflections of keys (kv/householder.py), float32 [heads of all layers, head]; else zeros."""
+        """Normals of the keys' Householder reflections (kv/householder.py), float32 [heads of all layers, head]; zeros
+        without."""
         return self._arena.rows.normals
 
     def set_lora(self, lora: Lora | None) -> None:
-        """See AdaptedEngine. Compiled code reads the table anew in every pass."""
+        """See AdaptedEngine. Compiled code reads the table again in every pass."""
         check_lora(lora, self.config)
         if self._workers is None:
             raise EngineError("the engine is closed")
@@ -211,7 +212,7 @@ class NativeEngine:
         kv.appended(count)
 
     def _angle_row(self, count: int) -> int:
-        """The row at which the table of rotary angles has the next `count` positions."""
+        """The row of the angle table where the next `count` positions begin."""
         first = self._kv.next_rope_position
         if self._rotation is not self._kv.rope.rotation:
             self._rotation, self._rope_rows = self._kv.rope.rotation, 0
@@ -244,7 +245,7 @@ def _prepare(
     file: GGUFFile, layout: PackedLayout, design: Design, resident: Ranges | None, progress: LoadProgress | None, *,
     frugal: bool,
 ) -> tuple[Image, AnyArray]:  # fmt: skip
-    """The compiled pass and the packed weights. A child process compiles while this one packs, or frugal: before."""
+    """Compile and pack: a child process compiles while this one packs; frugal: before."""
     if frugal or is_compiled(design):
         compiling = progress and (lambda part: progress(part, _COMPILING))
         packing = progress and (lambda part: progress(part, "packing weights (first run only)"))
