@@ -86,7 +86,8 @@ class Scores:
             self._written = _values(indices, _I64, np.int64).reshape(-1).astype(np.int32)
 
     def _add(self, softmax: Tensor) -> None:
-        """softmax: [1, heads, tokens, cells], in memory of llama.cpp that is valid until the callback returns."""
+        """Accumulate a softmax [1, heads, tokens, cells], whose memory is llama.cpp's and valid until the callback
+        returns."""
         shares = _values(softmax, _F32, np.float32)[0]
         observed = shares[:, -self._queries :]
         if self._average is not None:

@@ -23,8 +23,8 @@ _ENGINE = Path(__file__).parent
 
 
 def make_space(spec: ModelSpec, usual: StaticForm) -> tuple[Field, ...]:
-    """The search space. usual: the untuned form. No candidate has fewer shards, since its contexts need them; if its
-    head is on the host, the NPU cannot multiply by that matrix."""
+    """The search space. usual: the untuned form. Candidates have at least as many shards, since contexts have a size
+    limit; if its head is on the host, the NPU cannot multiply by that matrix."""
     chunks = {each for each in CHUNKS if each <= usual.rows // 2} | {usual.chunk}
     shards = {each for each in _SHARDS if usual.shards <= each <= spec.layers} | {usual.shards}
     heads = (0, 1) if usual.head == "npu" else (1,)

@@ -222,7 +222,7 @@ def _split_q4_k(raw: Bytes) -> BlockParts:
 
 
 def _split_q5_k(raw: Bytes) -> BlockParts:
-    """As Q4_K, q of 5 bits: 32 bytes hold the highest bits, each those of one part."""
+    """Like Q4_K, with q of 5 bits: 32 bytes hold the highest bits, one bit of each byte per part."""
     high, low = plane(bits_of(raw[:, :, 16:48], 1, 32), 1), plane(bits_of(raw[:, :, 48:], 4, 32), 4)
     return BlockParts(np.concatenate([low, high], axis=-1), _d_and_dmin(raw, 0), _factors(raw[:, :, 4:16]))
 

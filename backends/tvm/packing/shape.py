@@ -104,8 +104,8 @@ class Shape:
         return {name: matrices for block in self.blocks for name, matrices in groups_of(block.core).items()}
 
     def code(self, number: int, unit: str) -> str:
-        """The code name of a unit, or of a group of matrices, of one of `blocks`: its kind's, numbered from the kind's
-        second block on."""
+        """The name, in compiled code, of a unit or matrix group of one of `blocks`: its kind's name, with a number for
+        all but the kind's first block."""
         kinds = [type(block.core) for block in self.blocks]
         alike = kinds[:number].count(kinds[number])
         return f"{unit}_{alike}" if alike else unit
