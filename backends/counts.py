@@ -1,4 +1,4 @@
-"""What is counted or looked up of an engine before it is loaded, for the plan."""
+"""Figures of an engine that plans need before it is loaded."""
 
 from __future__ import annotations
 
@@ -7,51 +7,44 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that an engine adds to the process: predicted before load, by counting.
+    """Bytes that an engine adds to the process, counted before load.
 
-    Of the weights, where they are streamed, only `EngineConfig.resident` at a time.
+    Streamed weights count only `EngineConfig.resident` bytes at a time.
     """
 
     weights: int
     kv: int
     scratch: int  # compute buffers and logits
     runtime: int  # the engine's libraries and its own copy of the vocabulary
-    streamed: int = 0  # of the weights, what every pass reads anew
-    fixed_kv: int = 0  # of `kv`, what does not depend on the capacity (`KVCache.fixed`)
+    streamed: int = 0  # of the weights: read again by every pass
+    fixed_kv: int = 0  # of `kv`: independent of the capacity (`KVCache.fixed`)
     least_weights: int | None = None  # the least that `EngineConfig.resident` may be; None: this engine streams nothing
     lora: int = 0  # adapters, never streamed
-    gpu: int = 0  # of weights, kv and scratch, what lies in buffers of a GPU
+    gpu: int = 0  # of weights, kv and scratch: in buffers of a GPU
 
 
 @dataclass(frozen=True)
 class GPUMemory:
-    """Where the buffers of an engine's GPU lie.
+    """The memory of an engine's GPU."""
 
-    adapter: the GPU and its driver, as `EngineConfig.adapter`. unified: in the process's main memory. free: bytes of a
-    card's own memory that are free; None: its driver does not tell, or the memory is unified.
-    """
-
-    adapter: str
-    unified: bool
-    free: int | None = None
+    adapter: str  # the GPU and its driver, as `EngineConfig.adapter`
+    unified: bool  # buffers lie in the process's main memory
+    free: int | None = None  # bytes of a card's own memory; None: unified, or its driver does not tell
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a tuning record says of a model on this device. `about` names the record.
+    """The tuned settings of a model on this device."""
 
-    values: `EngineConfig.tuning`. threads, chunk: None where the record leaves them open.
-    """
-
-    about: str
-    values: dict[str, int]
-    threads: int | None
-    chunk: int | None
+    about: str  # names the record
+    values: dict[str, int]  # `EngineConfig.tuning`
+    threads: int | None  # None: left open
+    chunk: int | None  # None: left open
 
 
 @dataclass(frozen=True)
 class MostRows:
-    """The most KV rows with which an engine's answers are the model's own, and why no more."""
+    """The most KV rows with which an engine's answers are the model's own, and the reason."""
 
     rows: int
     why: str

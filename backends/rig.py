@@ -1,4 +1,4 @@
-"""Times candidates on the engine itself: the score is the time of a prompt and an answer, 512 and 128 tokens usually.
+"""Timing of tuning candidates on the engine itself: a prompt and an answer, usually of 512 and 128 tokens.
 
 Half of the answer is decoded at a short context, half at a long one, since a value can suit one and not the other.
 """
@@ -27,15 +27,12 @@ _SETTLE_S = 0.002  # for the threads of the previous engine to fall asleep
 
 @dataclass(frozen=True)
 class Depths:
-    """Sizes that fit a model's context: tokens of the prompt, rows during each half of the answer.
+    """Sizes of a measurement that fit a model's context."""
 
-    times: by which the time of the prompt is multiplied, where it stands for a longer one.
-    """
-
-    prompt: int
-    short: int
-    long: int
-    times: int = 1
+    prompt: int  # tokens
+    short: int  # rows in the cache during the answer's first half
+    long: int  # rows during the second half
+    times: int = 1  # factor of the prompt's time, where it stands for a longer one
 
     @classmethod
     def of(cls, context: int) -> Depths:
@@ -57,13 +54,13 @@ class TunableEngine(Engine, Protocol):
 
 
 class Rig:
-    """Engines of one model, loaded when needed. `search` takes the function `measure`."""
+    """Engines of one model with candidates' values, loaded on demand. `measure` is for `search`."""
 
     def __init__(
         self, spec: ModelSpec, space: tuple[Field, ...], load: Callable[[Values], TunableEngine],
         on_compile: Callable[[], None] = lambda: None, depths: Depths | None = None,
     ) -> None:  # fmt: skip
-        """depths: by default those that fit the model's context."""
+        """depths: default: those that fit the model's context."""
         self._depths, self._load_engine, self._on_compile = depths or Depths.of(spec.context), load, on_compile
         self._engines: Pool[TunableEngine] = Pool(space, self._load, lambda engine: engine.close())
         self._steps = 2
@@ -95,7 +92,7 @@ class Rig:
             engine.forward(self._tokens[start : start + chunk])
 
     def _decode(self, engine: TunableEngine, rows: int) -> float:
-        """Seconds of a step."""
+        """Seconds of a decode step."""
         kv, token = engine.kv, self._tokens[:1]
         kv.truncate(0)
         for start in range(0, rows, engine.config.chunk):  # counted, not computed: only the time matters

@@ -29,7 +29,7 @@ _CHARACTERS_PER_TOKEN = 16  # more than any text has: the rest is not tokenized
 _SLICE = 4096  # rows that are multiplied at once
 
 Progress = Callable[[float], None]
-Weights = dict[str, FloatArray]
+FloatArrays = dict[str, FloatArray]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Walk:
         file: GGUFFile,
         spec: ModelSpec,
         tokens: IntArray,
-        read: Callable[[GGUFFile, Mapping[str, Source]], Weights] = read_weights,
+        read: Callable[[GGUFFile, Mapping[str, Source]], FloatArrays] = read_weights,
     ) -> None:
         self._file, self._spec, self._read_weights = file, spec, read
         self._sources = find_tensors(file, spec)
@@ -203,7 +203,7 @@ class Walk:
             raise ModelFormatError(f"{self._file.path}: {at.rstrip('.')} is not finite: the file is damaged")
         return x
 
-    def _read(self, at: str) -> Weights:
+    def _read(self, at: str) -> FloatArrays:
         """Read the weights of a layer, or those outside of layers."""
         wanted = {name: each for name, each in self._sources.items() if name.startswith(at or "blk.") == bool(at)}
         weights = self._read_weights(self._file, wanted)

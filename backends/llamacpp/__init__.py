@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig
 from edge.backends.counts import Footprint, MostRows
-from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
+from edge.backends.efficiency import FLOATS, Efficiency, Kind, RowEfficiency, WeightEfficiency
 from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -48,8 +48,12 @@ class LlamaCpp(Backend):
         gpu_layers=True,
     )
     EFFICIENCY = Efficiency(
-        {"integers": Weights(0.43, 1.8, 0.24), "others": Weights(0.30, 0.42), "floats": Weights(0.70, 1.1)},
-        {"f16": Rows(0.12, 0.37), "q8_0": Rows(0.05, 0.09), "q4_0": Rows(0.012, 0.045)},
+        {
+            "integers": WeightEfficiency(0.43, 1.8, 0.24),
+            "others": WeightEfficiency(0.30, 0.42),
+            "floats": WeightEfficiency(0.70, 1.1),
+        },
+        {"f16": RowEfficiency(0.12, 0.37), "q8_0": RowEfficiency(0.05, 0.09), "q4_0": RowEfficiency(0.012, 0.045)},
         step_s=50e-6,
     )
     PACKAGES = ("llama-cpp-python",)

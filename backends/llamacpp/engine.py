@@ -30,7 +30,7 @@ from edge.types import FloatArray, IntArray
 
 
 class LlamaCppEngine:
-    """Engine protocol over llama.cpp's low-level API. Raises ModelFormatError or UnsupportedError at load."""
+    """The Engine protocol over llama.cpp's low-level API. Raises ModelFormatError or UnsupportedError at load."""
 
     capabilities = ENGINE.CAPABILITIES
 
@@ -95,7 +95,7 @@ class LlamaCppEngine:
         return logits
 
     def set_lora(self, lora: Lora | None) -> None:
-        """See AdaptedEngine. llama.cpp reserves a graph for the adapters when it makes a context, so it makes one."""
+        """See AdaptedEngine. Creates a new context, since llama.cpp reserves the adapters' graph at construction."""
         check_lora(lora, self.config)
         if self._batch is None:
             raise EngineError("the engine is closed")
@@ -192,7 +192,7 @@ class LlamaCppEngine:
                 raise UnsupportedError(f"llama.cpp cannot apply the adapters ({LOG.reason()})")
 
     def _replace_context(self, capacity: int) -> Any:
-        """Replace the context by an empty one. The old one is freed first, so that the two never exist together."""
+        """Replace the context by an empty one. The old one is freed first, so that the two never coexist."""
         self._views.clear()
         self._lib.llama_free(self._context)
         self._context = None
@@ -253,7 +253,7 @@ class LlamaCppEngine:
         return self._views[address][:rows]
 
     def _settle(self) -> None:
-        """Make llama.cpp apply a pending shift, which it does only when it runs a token."""
+        """Run a token, by which llama.cpp applies a pending shift."""
         network = self.spec.network
         if self._kv.length == 0 or (network and network.learned_positions):  # nothing is rotated
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edge.backends.base import Backend, Capabilities, EngineConfig
 from edge.backends.checks import usual_cores
 from edge.backends.counts import FixedSizes, Footprint
-from edge.backends.efficiency import Efficiency, Rows, Weights
+from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Core
@@ -28,7 +28,9 @@ class Onnx(Backend):
         "head", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=True, providers=True, folders=True
     )
     EFFICIENCY = Efficiency(
-        {"integers": Weights(0.30, 1.5, 0.2), "floats": Weights(0.30, 1.0)}, {"f32": Rows(0.15, 0.50)}, step_s=300e-6
+        {"integers": WeightEfficiency(0.30, 1.5, 0.2), "floats": WeightEfficiency(0.30, 1.0)},
+        {"f32": RowEfficiency(0.15, 0.50)},
+        step_s=300e-6,
     )
     PACKAGES = ("onnxruntime",)
 

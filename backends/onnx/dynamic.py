@@ -1,4 +1,5 @@
-"""Passes of the graph of `graph/builder.py`, whose sizes are free: all arrays lie in our memory, bound by pointer."""
+"""Passes of the graph of `graph/builder.py`, whose sizes are variable: all arrays lie in our memory, bound by
+pointer."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from edge.types import FloatArray, IntArray
 
 
 class DynamicPasses:
-    """Passes protocol over one session, which `open` gives it."""
+    """The Passes protocol over one session, given to `open`."""
 
     def __init__(
         self, spec: ModelSpec, network: Network, config: EngineConfig, kv: HeadKV[OnnxStore], windows: Windows
@@ -78,7 +79,7 @@ class DynamicPasses:
         self._session, self._step_binding = None, ((0, 0, 0, 0), None)
 
     def _binding(self, count: int, wanted: int, shown: int) -> Any:
-        """The binding of a pass's arrays. The last one is kept: in decode, the shape is always the same."""
+        """The binding of a pass's arrays. The last one is cached: in decode, shapes repeat."""
         shape = (count, wanted, shown)
         if self._step_binding[0] != (*shape, self._kv.capacity):
             self._step_binding = ((*shape, self._kv.capacity), self._make_binding(*shape))

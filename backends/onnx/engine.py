@@ -38,7 +38,8 @@ _EMULATED_PARAMETERS = 7e6  # per second: a token of SmolLM2-135M takes QNN's em
 
 
 class OnnxEngine:
-    """Engine protocol over one session. The KV cache, tokens and logits lie in NumPy arrays that it works on."""
+    """The Engine protocol over one session. KV cache, tokens and logits lie in NumPy arrays that the session
+    accesses."""
 
     capabilities = ENGINE.CAPABILITIES
 
@@ -134,13 +135,14 @@ class OnnxEngine:
             store.close()
 
     def run_shown(self, tokens: IntArray) -> FloatArray:
-        """Run at most MOST_OBSERVED tokens; queries, keys and values before RoPE, float32 [layers, n, all heads]."""
+        """Run at most MOST_OBSERVED tokens; return queries, keys and values before RoPE, float32 [layers, n, all
+        heads]."""
         assert isinstance(self._passes, DynamicPasses)
         self._run(tokens, wanted=1, shown=tokens.size)
         return self._passes.shown(tokens.size)
 
     def _pieces(self, tokens: IntArray, step: int) -> Iterator[tuple[IntArray, int]]:
-        """Pieces that run at once, with the number of observed tokens at the end of each, which is bounded."""
+        """Pieces that run at once, with the bounded number of observed tokens at the end of each."""
         # Once heads keep different rows, each needs a window's mask of its own, which takes memory.
         alike = self._kv.alike or self._kv.ring or not self._windows.layers
         step = min(step, self._passes.most if alike else MOST_OBSERVED)

@@ -1,4 +1,4 @@
-"""Tuning of static graphs: the fields of a `StaticForm` that change the speed and the size of what is compiled."""
+"""Tuning of static graphs: the fields of a `StaticForm` that affect speed and size."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ENGINE = Path(__file__).parent
 
 
 def make_space(spec: ModelSpec, usual: StaticForm) -> tuple[Field, ...]:
-    """usual: the form without tuning. It has as many shards as its contexts need, so no candidate has fewer; where its
-    head is the host's, the NPU does not multiply by that matrix."""
+    """The search space. usual: the untuned form. Candidates have at least as many shards, since contexts have a size
+    limit; if its head is on the host, the NPU cannot multiply by that matrix."""
     chunks = {each for each in CHUNKS if each <= usual.rows // 2} | {usual.chunk}
     shards = {each for each in _SHARDS if usual.shards <= each <= spec.layers} | {usual.shards}
     heads = (0, 1) if usual.head == "npu" else (1,)
@@ -42,7 +42,7 @@ def form_of(spec: ModelSpec, usual: StaticForm, values: Values) -> StaticForm:
 
 
 def npu_setting(file: GGUFFile, spec: ModelSpec, provider: str, usual: StaticForm) -> Setting:
-    """Tuning of a model on a static provider that runs here. usual: its form without tuning."""
+    """The setting to tune for a model on a static provider that runs here. usual: its untuned form."""
     from edge.backends.onnx.engine import OnnxEngine
 
     space, cores, rows = make_space(spec, usual), usable_cores(), usual.rows
@@ -64,7 +64,7 @@ def npu_setting(file: GGUFFile, spec: ModelSpec, provider: str, usual: StaticFor
 
 
 def _source_hash() -> str:
-    """Of this engine's code."""
+    """A hash of this engine's code."""
     digest = hashlib.sha256()
     for path in sorted(_ENGINE.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import Footprint
-from edge.backends.efficiency import Efficiency, Kind, Rows, Weights
+from edge.backends.efficiency import Efficiency, Kind, RowEfficiency, WeightEfficiency
 from edge.backends.reference import engine
 from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.kv import ReferenceKV
@@ -27,7 +27,7 @@ class Reference(Backend):
     """NumPy in float32, the oracle of the others."""
 
     NAME, CAPABILITIES = engine.NAME, engine.CAPABILITIES
-    EFFICIENCY = Efficiency({"floats": Weights(0.02, 0.3)}, {"f32": Rows(0.02, 0.20)}, step_s=5e-3)
+    EFFICIENCY = Efficiency({"floats": WeightEfficiency(0.02, 0.3)}, {"f32": RowEfficiency(0.02, 0.20)}, step_s=5e-3)
     PACKAGES = ("numpy",)
 
     def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:

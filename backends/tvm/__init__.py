@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
 from edge.backends.checks import check_cores, usual_cores
 from edge.backends.counts import Footprint, Tuned
-from edge.backends.efficiency import Efficiency, Rows, Weights
+from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Core
@@ -41,8 +41,8 @@ class CPU(Backend):
         "head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, tunable=True, lora=True
     )
     EFFICIENCY = Efficiency(
-        {"integers": Weights(0.93, 4.6, 0.57), "floats": Weights(0.93, 1.4)},
-        {"f16": Rows(0.60, 1.8), "int8": Rows(0.55, 1.8), "int4": Rows(0.27, 1.6)},
+        {"integers": WeightEfficiency(0.93, 4.6, 0.57), "floats": WeightEfficiency(0.93, 1.4)},
+        {"f16": RowEfficiency(0.60, 1.8), "int8": RowEfficiency(0.55, 1.8), "int4": RowEfficiency(0.27, 1.6)},
         step_s=20e-6,
     )
     PACKAGES = ("apache-tvm", "apache-tvm-ffi")

@@ -31,7 +31,7 @@ from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import TILE, make_regions
 from edge.backends.tvm.kv.row_formats import FORMATS
-from edge.backends.tvm.kv.rows import Rows
+from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
@@ -49,7 +49,7 @@ _COMPILING = "compiling for this CPU (first run only)"
 
 
 class NativeEngine:
-    """Engine protocol over compiled passes. All memory is allocated at load; steps allocate only temporaries."""
+    """The Engine protocol over compiled passes. All memory is allocated at load; steps allocate only temporaries."""
 
     capabilities = ENGINE.CAPABILITIES
 
@@ -98,7 +98,7 @@ class NativeEngine:
         def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
             Call(image, "move", (*map(pointer, arrays), pointer(pairs), len(pairs)))()
 
-        rows = Rows(rings.size + regions.size, shape.padded_head, config.kv_dtype, normals, move_rows)
+        rows = HostRows(rings.size + regions.size, shape.padded_head, config.kv_dtype, normals, move_rows)
         self._arena = Arena(shape, rows, observes=config.observes)
         self._model_key = key
         self._states = aligned_zeros(sum(network.fixed_values), "float32")
@@ -121,8 +121,8 @@ class NativeEngine:
     def observe(self, queries: int, *, votes: bool = False) -> None:
         """Accumulate the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.
 
-        0 observes nothing and costs nothing. votes: count instead how many of these queries pay a row more than
-        the average. Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
+        0 observes nothing and costs nothing. votes: count the queries that pay a row more than the average instead.
+        Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
         """
         if queries and not self.config.observes:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
@@ -130,11 +130,12 @@ class NativeEngine:
 
     @property
     def normals(self) -> FloatArray:
-        """Of the reflections of keys (kv/householder.py), float32 [heads of all layers, head]; else zeros."""
+        """Normals of the keys' Householder reflections (kv/householder.py), float32 [heads of all layers, head]; zeros
+        without."""
         return self._arena.rows.normals
 
     def set_lora(self, lora: Lora | None) -> None:
-        """See AdaptedEngine. Compiled code reads the table anew in every pass."""
+        """See AdaptedEngine. Compiled code reads the table again in every pass."""
         check_lora(lora, self.config)
         if self._workers is None:
             raise EngineError("the engine is closed")
@@ -154,7 +155,7 @@ class NativeEngine:
                 self._table[Table.place(layer, slot)] = found.get(slot, 0)
 
     @property
-    def kv(self) -> HeadKV[NativeStore[Rows]]:
+    def kv(self) -> HeadKV[NativeStore[HostRows]]:
         return self._kv
 
     def forward(self, tokens: IntArray) -> FloatArray:
@@ -211,7 +212,7 @@ class NativeEngine:
         kv.appended(count)
 
     def _angle_row(self, count: int) -> int:
-        """The row at which the table of rotary angles has the next `count` positions."""
+        """The row of the angle table where the next `count` positions begin."""
         first = self._kv.next_rope_position
         if self._rotation is not self._kv.rope.rotation:
             self._rotation, self._rope_rows = self._kv.rope.rotation, 0
@@ -244,7 +245,7 @@ def _prepare(
     file: GGUFFile, layout: PackedLayout, design: Design, resident: Ranges | None, progress: LoadProgress | None, *,
     frugal: bool,
 ) -> tuple[Image, AnyArray]:  # fmt: skip
-    """The compiled pass and the packed weights. A child process compiles while this one packs, or frugal: before."""
+    """Compile and pack: a child process compiles while this one packs; frugal: before."""
     if frugal or is_compiled(design):
         compiling = progress and (lambda part: progress(part, _COMPILING))
         packing = progress and (lambda part: progress(part, "packing weights (first run only)"))

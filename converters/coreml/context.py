@@ -19,7 +19,7 @@ _DATA_TYPES = {(4, False): types.int4, (4, True): types.uint4, (8, False): types
 Value = Any  # a `Var` of coremltools, which has no types
 
 
-class Weights:
+class ConstantValues:
     """Constants as values of the function under construction; both functions share the arrays."""
 
     def __init__(self, constants: Constants, layout: Layout) -> None:
@@ -56,7 +56,7 @@ class Context:
     far.
     """
 
-    def __init__(self, weights: Weights, layout: Layout, network: Network, rows: int, tokens: int) -> None:
+    def __init__(self, weights: ConstantValues, layout: Layout, network: Network, rows: int, tokens: int) -> None:
         self.weights, self.layout, self.network = weights, layout, network
         self.rows, self.tokens = rows, tokens
         self.factor = residual_factor(network)

@@ -25,7 +25,7 @@ from coremltools.converters.mil.mil import Function, Program, types
 
 from edge.backends.onnx.graph.layout import Layout
 from edge.converters.coreml.attention import attention
-from edge.converters.coreml.context import Context, Value, Weights, mask_name, scaled, soft_cap, table_names
+from edge.converters.coreml.context import ConstantValues, Context, Value, mask_name, scaled, soft_cap, table_names
 from edge.converters.coreml.dense import dense
 from edge.converters.coreml.sizes import ProgramSizes
 from edge.converters.coreml.weights import Constants
@@ -40,7 +40,7 @@ def make_program(
     constants: Constants, layout: Layout, spec: ModelSpec, network: Network, sizes: ProgramSizes
 ) -> Program:
     """Build a program of both functions, which share constants. Raises ModelFormatError for weights beyond float16."""
-    weights = Weights(constants, layout)
+    weights = ConstantValues(constants, layout)
     program = Program()
     for name, tokens in ((CHUNK, sizes.chunk), (STEP, 1)):
         program.add_function(name, _FunctionBuilder(weights, layout, spec, network, sizes.rows, tokens).build())
@@ -53,7 +53,7 @@ class _FunctionBuilder(Context):
     """Builds one function: a loop over layers and blocks."""
 
     def __init__(
-        self, weights: Weights, layout: Layout, spec: ModelSpec, network: Network, rows: int, tokens: int
+        self, weights: ConstantValues, layout: Layout, spec: ModelSpec, network: Network, rows: int, tokens: int
     ) -> None:
         super().__init__(weights, layout, network, rows, tokens)
         self.spec, self.group = spec, spec.heads // spec.kv_heads  # query heads that share a KV head

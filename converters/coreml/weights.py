@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.backends.onnx.graph.forms import Blocks, Form, Rows, damaged
-from edge.backends.onnx.graph.layout import Layout, Part
+from edge.backends.onnx.graph.forms import Blocks, Form, RawRows, damaged
+from edge.backends.onnx.graph.layout import Layout, SourceRows
 from edge.backends.onnx.graph.matmul_nbits import is_exact, nearest, to_blocks
 from edge.backends.onnx.graph.weights import read_rows, slices
 from edge.errors import ModelFormatError
@@ -92,12 +92,12 @@ class Constants:
                 yield before + first, head, values, np.broadcast_to(slack, values.shape)
             before += part.source.rows
 
-    def _rows(self, parts: tuple[Part, ...]) -> Iterator[Rows]:
+    def _rows(self, parts: tuple[SourceRows, ...]) -> Iterator[RawRows]:
         """Slices of all parts."""
         return (rows for part in parts for rows in slices(self._file, self._source, self._layout, part))
 
 
-def constant_of(pieces: Iterable[Rows], shape: tuple[int, int], form: Form) -> Constant:
+def constant_of(pieces: Iterable[RawRows], shape: tuple[int, int], form: Form) -> Constant:
     """Assemble a matrix [rows, columns] from its rows. form: blocks; anything else gives float16.
 
     Raises ModelFormatError for weights that are not finite in float16.
@@ -125,7 +125,7 @@ def to_float16(values: FloatArray, name: str) -> AnyArray:
     return rounded
 
 
-def _blocks(rows: Rows, form: Blocks) -> tuple[AnyArray, AnyArray, AnyArray | None]:
+def _blocks(rows: RawRows, form: Blocks) -> tuple[AnyArray, AnyArray, AnyArray | None]:
     """Codes [rows, blocks, 32], scales [rows, blocks], and offsets where the form has minima."""
     blocks = to_blocks(rows.raw, rows.kind, form.bits) if is_exact(rows.kind, form.bits) else nearest(rows.values())
     rest = np.zeros_like(blocks.scales) if blocks.rest is None else blocks.rest

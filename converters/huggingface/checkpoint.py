@@ -11,7 +11,7 @@ from edge.formats.safetensors import Stored, read_header
 from edge.types import AnyArray
 
 
-class Weights(Protocol):
+class CheckpointTensor(Protocol):
     """A tensor of a checkpoint."""
 
     @property

@@ -19,7 +19,7 @@ import numpy as np
 from edge.converters.huggingface.architectures import of_config
 from edge.converters.huggingface.architectures.common import Architecture, Layout, Sizes
 from edge.converters.huggingface.architectures.rope import kept_fields, rope_tensors
-from edge.converters.huggingface.checkpoint import Weights, read_checkpoint
+from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
 from edge.converters.huggingface.fused import part as part_fused
 from edge.converters.huggingface.layout import is_finite, to_gguf, to_kind
@@ -44,11 +44,11 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3}  # general.
 
 
 @dataclass(frozen=True)
-class Part:
+class ImportedTensor:
     """A tensor of the GGUF file and its source."""
 
     planned: Planned
-    source: Weights
+    source: CheckpointTensor
     layout: Layout
     heads: int
 
@@ -71,7 +71,7 @@ class Source:
     folder: Path
     architecture: Architecture
     fields: dict[str, Field]
-    parts: list[Part]
+    parts: list[ImportedTensor]
     factors: dict[str, AnyArray]  # of RoPE
 
     @property
@@ -176,9 +176,9 @@ def _parts(
     architecture: Architecture,
     config: Config,
     sizes: Sizes,
-    tensors: dict[str, Weights],
+    tensors: dict[str, CheckpointTensor],
     kind: str | None,
-) -> list[Part]:
+) -> list[ImportedTensor]:
     """All tensors in GGUF's order; every tensor of the checkpoint must be accounted for."""
     root = _root(folder, architecture, tensors)
     parts, used = [], set[str]()
@@ -226,7 +226,7 @@ def _names(architecture: Architecture, layers: int) -> Iterator[tuple[str, str]]
     yield from (pair for pair in others if pair[0].startswith("output"))
 
 
-def _root(folder: Path, architecture: Architecture, tensors: dict[str, Weights]) -> str:
+def _root(folder: Path, architecture: Architecture, tensors: dict[str, CheckpointTensor]) -> str:
     embedding = architecture.names["token_embd"]
     for root in _ROOTS:
         if f"{root}{embedding}.weight" in tensors:
@@ -240,13 +240,15 @@ def _is_tied(architecture: Architecture, config: Config, *, has_head: bool) -> b
     return bool(said) if said is not None else architecture.tied or not has_head
 
 
-def _equal(head: Weights, embedding: Weights) -> bool:
+def _equal(head: CheckpointTensor, embedding: CheckpointTensor) -> bool:
     return (head.dtype, head.shape) == (embedding.dtype, embedding.shape) and bool(
         np.array_equal(head.read(), embedding.read())
     )
 
 
-def _part(architecture: Architecture, sizes: Sizes, name: str, stem: str, source: Weights, wanted: str | None) -> Part:
+def _part(
+    architecture: Architecture, sizes: Sizes, name: str, stem: str, source: CheckpointTensor, wanted: str | None
+) -> ImportedTensor:
     shape = architecture.shape(stem, sizes)
     if name.endswith(".bias"):
         shape = shape[:1]
@@ -261,15 +263,15 @@ def _part(architecture: Architecture, sizes: Sizes, name: str, stem: str, source
         raise UnsupportedError(f"{where} is of type {source.dtype}: only {', '.join(FLOATS)} are read")
     kind = "F32" if len(shape) == 1 else wanted or source.dtype
     heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}.get(stem, 1)
-    return Part(Planned(name, shape[::-1], kind), source, layout, heads)
+    return ImportedTensor(Planned(name, shape[::-1], kind), source, layout, heads)
 
 
-def _as_blocks(part: Part) -> Part:
+def _as_blocks(part: ImportedTensor) -> ImportedTensor:
     kind = part.source.block_type if isinstance(part.source, Packed) else None
     return part if kind is None else replace(part, planned=replace(part.planned, type=kind))
 
 
-def _main_type(parts: list[Part]) -> str:
+def _main_type(parts: list[ImportedTensor]) -> str:
     """The type of most values."""
     counts = Counter[str]()
     for part in parts:

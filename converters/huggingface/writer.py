@@ -36,7 +36,7 @@ _SLICE = 1 << 20  # values converted to floats at a time
 
 
 @dataclass(frozen=True)
-class Part:
+class ExportedTensor:
     """A tensor of the folder and its source."""
 
     planned: Planned
@@ -83,7 +83,7 @@ def write_folder(
         _check(file, temporary, folder)
 
 
-def _parts(file: GGUFFile, spec: ModelSpec, architecture: Architecture, type: str) -> list[Part]:
+def _parts(file: GGUFFile, spec: ModelSpec, architecture: Architecture, type: str) -> list[ExportedTensor]:
     """Every tensor under Hugging Face's name. Raises UnsupportedError if it has none."""
     found = []
     for name, info in file.tensors.items():
@@ -101,16 +101,16 @@ def _parts(file: GGUFFile, spec: ModelSpec, architecture: Architecture, type: st
         shape = info.shape if layout == "transposed" and len(info.shape) == 2 else info.shape[::-1]
         heads = {"attn_q": spec.heads, "attn_k": spec.kv_heads}.get(short, 1)
         kind = info.type if info.type in FLOATS else type
-        found.append(Part(Planned(f"{theirs}.{suffix}", kind, shape), info, layout, heads))
+        found.append(ExportedTensor(Planned(f"{theirs}.{suffix}", kind, shape), info, layout, heads))
     main = _main_type(found)
     return [_narrowed(file, part, main) for part in found]
 
 
-def _main_type(parts: list[Part]) -> str:
+def _main_type(parts: list[ExportedTensor]) -> str:
     return max(FLOATS, key=lambda kind: sum(part.planned.nbytes for part in parts if part.planned.dtype == kind))
 
 
-def _narrowed(file: GGUFFile, part: Part, kind: str) -> Part:
+def _narrowed(file: GGUFFile, part: ExportedTensor, kind: str) -> ExportedTensor:
     """Give a vector the matrices' type if that is lossless."""
     if len(part.info.shape) > 1 or kind == "F32":
         return part
@@ -122,10 +122,10 @@ def _narrowed(file: GGUFFile, part: Part, kind: str) -> Part:
     again = to_gguf(to_float32(narrow, kind), part.layout, part.heads)
     if not np.array_equal(again, values):
         return part
-    return Part(Planned(part.planned.name, kind, part.planned.shape), part.info, part.layout, part.heads)
+    return ExportedTensor(Planned(part.planned.name, kind, part.planned.shape), part.info, part.layout, part.heads)
 
 
-def _data(file: GGUFFile, part: Part) -> AnyArray:
+def _data(file: GGUFFile, part: ExportedTensor) -> AnyArray:
     """The tensor in Hugging Face's layout."""
     info, kind, shape = part.info, part.planned.dtype, part.info.shape[::-1]
     data = file.tensor_bytes(info)

@@ -14,7 +14,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 Word = Annotated[str, Rule("letters, digits and _ . + - only", _WORD.fullmatch)]
 Size = Annotated[int, Rule("a whole number from 1 to 1048576", lambda size: 1 <= size <= 1 << 20)]
 Place = Literal["npu", "host"]
-Rows = Annotated[int, Rule("a whole number from 0 to 1048576", lambda size: 0 <= size <= 1 << 20)]
+RowCount = Annotated[int, Rule("a whole number from 0 to 1048576", lambda size: 0 <= size <= 1 << 20)]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class StaticForm:
     """The sizes of static graphs."""
 
     rows: Size  # of the KV cache
-    ring_rows: Rows  # rows of layers with a ring; 0: no such layer
+    ring_rows: RowCount  # rows of layers with a ring; 0: no such layer
     chunk: Size  # tokens of a prefill pass
     kv_dtype: Literal["f16", "f32"] = "f16"
     shards: Size = 1  # number of parts that the layers are split into

@@ -20,9 +20,9 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 @dataclass(frozen=True)
 class AdaKV(SnapKV):
-    """floor: the guaranteed number of rows of every head, as a share of the mean."""
+    """The Ada-KV policy."""
 
-    floor: float = 0.2
+    floor: float = 0.2  # guaranteed rows of every head, as a share of the mean
     name: ClassVar[str] = "adakv"
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ _HALVINGS = 12  # of the interval in which the share lies
 
 @dataclass(frozen=True)
 class FastGen(ScoredAndRecent):
-    """recent: rows that always stay, as a share of the mean number of rows."""
+    """The FastGen policy. recent: rows that always stay, as a share of the mean number of rows."""
 
     name: ClassVar[str] = "fastgen"
     needs: ClassVar[Needs] = Needs(queries=EVERY, uneven="head")

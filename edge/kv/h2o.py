@@ -19,11 +19,10 @@ from edge.types import FloatArray
 
 @dataclass(frozen=True)
 class H2O(ScoredAndRecent):
-    """aging: attention is divided by age to this power: 0 gives the paper's sum, 1 the mean over the queries that could
-    see the row."""
+    """The H2O policy."""
 
     recent: float = 0.5
-    aging: float = 1.0
+    aging: float = 1.0  # attention / age ** aging: 0 is the paper's sum, 1 the mean over queries that saw the row
     name: ClassVar[str] = "h2o"
     needs: ClassVar[Needs] = Needs(queries=EVERY)
 

@@ -20,9 +20,9 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
-    """slope: the last layer gets 1 / slope of the mean; 20 in the paper, 1 is SnapKV."""
+    """The PyramidKV policy."""
 
-    slope: float = 20
+    slope: float = 20  # the last layer gets 1 / slope of the mean; 20 in the paper, 1 is SnapKV
     name: ClassVar[str] = "pyramidkv"
 
     def __post_init__(self) -> None:

@@ -16,9 +16,9 @@ from edge.types import FloatArray
 
 @dataclass(frozen=True)
 class Scissorhands(ScoredAndRecent):
-    """window: number of recent queries whose attention counts."""
+    """The Scissorhands policy."""
 
-    window: int = 64
+    window: int = 64  # recent queries whose attention counts
     name: ClassVar[str] = "scissorhands"
 
     @property

@@ -18,10 +18,10 @@ from edge.types import FloatArray
 
 @dataclass(frozen=True)
 class SnapKV(Scored):
-    """window: number of queries that vote; kernel: odd width of the max pooling of votes, in rows."""
+    """The SnapKV policy."""
 
-    window: int = 32
-    kernel: int = 7
+    window: int = 32  # queries that vote
+    kernel: int = 7  # odd width of the max pooling of votes, in rows
     name: ClassVar[str] = "snapkv"
 
     @property

@@ -25,7 +25,7 @@ def efficiency_of(backend: str, isa: str | None = None) -> Efficiency:
 
 
 def weight_shares(spec: ModelSpec, backend: str, config: EngineConfig) -> Shares:
-    """The shares of the kinds of weights that the engine makes of this model's."""
+    """The share of each kind of weights in this model's bytes, by the kinds that the engine makes of block types."""
     engine, shares = engine_named(backend), dict[Kind, float]()
     total = sum(size for _, size in spec.type_bytes)
     for name, size in spec.type_bytes:

@@ -7,14 +7,14 @@ integer inputs is faster than predicted, since ours are in float16.
 
 from __future__ import annotations
 
-from edge.backends.efficiency import Efficiency, Rows, Weights
+from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.devices.profile import DeviceProfile
 from edge.plan.plan import Plan
 
-_WEIGHTS = Weights(reading=0.77, float32=0.9)
+_WEIGHTS = WeightEfficiency(reading=0.77, float32=0.9)
 EFFICIENCY = Efficiency(
     {"integers": _WEIGHTS, "others": _WEIGHTS, "floats": _WEIGHTS},
-    {"f16": Rows(reading=0.77, float32=0.4)},
+    {"f16": RowEfficiency(reading=0.77, float32=0.4)},
     step_s=300e-6,  # a call of the driver, the embedding before it and the new rows behind it: an assumption
 )
 SPREAD = (0.7, 2.1)  # published speeds, as multiples of their predictions

@@ -82,7 +82,7 @@ class Sampler:
 
 
 @dataclass(frozen=True)
-class Split:
+class MemorySplit:
     """Bytes of a sample, by what they are for. interpreter: with all libraries."""
 
     interpreter: int
@@ -124,7 +124,7 @@ def memory_base(
     )
 
 
-def split(sample: MemorySample, base: MemoryBase) -> Split:
+def split(sample: MemorySample, base: MemoryBase) -> MemorySplit:
     """Split `sample.rss`, which is measured, as mapped weights are. The cache is the memory of its used rows (or all of
     it, if taken at once), copied weights are as planned, scratch is the rest."""
     file, anonymous = sample.file or 0, sample.anonymous or 0
@@ -138,4 +138,4 @@ def split(sample: MemorySample, base: MemoryBase) -> Split:
     rows = base.capacity if base.kv_at_once else min(sample.rows, base.capacity)
     kv = min(left, base.kv * rows // base.capacity)
     shared = max(0, sample.rss - file - anonymous)  # memory that the system calls neither
-    return Split(interpreter + libraries, weights, kv, left - kv + shared)
+    return MemorySplit(interpreter + libraries, weights, kv, left - kv + shared)

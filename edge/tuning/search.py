@@ -60,7 +60,7 @@ class Limits:
     trials: int
     deadline: float
     clock: Callable[[], float]
-    alarm: Callable[[float], AbstractContextManager[None]] = lambda seconds: nullcontext()  #
+    alarm: Callable[[float], AbstractContextManager[None]] = lambda seconds: nullcontext()
 
     def cut_off(self, reserve: float = 0.0) -> AbstractContextManager[None]:
         """A context that is interrupted when only `reserve` seconds are left."""
@@ -155,7 +155,7 @@ def compare(
     return Comparison(median(ratios), ratios[_FLOOR], quantile(ratios, 0.1), quantile(ratios, 0.9), COMPARED)
 
 
-def is_gain(comparison: Comparison) -> bool:
+def is_significant(comparison: Comparison) -> bool:
     """True beyond noise; 1 false positive in 40."""
     return comparison.floor > 1
 

@@ -19,7 +19,7 @@ from edge.devices.records import Comparison, Record, read_records, record_name, 
 from edge.errors import InputError
 from edge.storage.lock import file_lock
 from edge.storage.versions import own_versions
-from edge.tuning.search import Found, Limits, OutOfTime, Trial, compare, is_gain, search
+from edge.tuning.search import Found, Limits, OutOfTime, Trial, compare, is_significant, search
 from edge.tuning.table import Table
 
 _LONGEST_S = 1e6  # of an alarm; systems do not take any number
@@ -89,7 +89,7 @@ def tune(
                         late = True
                     except KeyboardInterrupt:
                         interrupted = True
-            if comparison and not is_gain(comparison):
+            if comparison and not is_significant(comparison):
                 table.distrust(found.trials)
             record = _record(name, device, setting, model, found, comparison, time.monotonic() - started)
             if comparison or not (interrupted or late) or (found.trials and _is_worth_more(record)):
@@ -145,7 +145,7 @@ def _record(
     """The record of the result. Values that do not beat the defaults beyond noise are dropped, with a gain of 1."""
     usual = defaults(setting.space)
     estimate = 1 / found.estimate if found.interrupted or comparison is None else 0.0
-    gain = comparison.median if comparison and is_gain(comparison) else max(1.0, estimate)
+    gain = comparison.median if comparison and is_significant(comparison) else max(1.0, estimate)
     kept = "tuned" if gain > 1 and found.values != usual else "default"
     return Record(
         name=name, device=device, subject=setting.subject, model=model, score=setting.score,

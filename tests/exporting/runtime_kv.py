@@ -20,7 +20,7 @@ from edge.backends.rope import CacheRope, Rotation
 from edge.backends.tvm.kv.householder import reflect
 from edge.backends.tvm.kv.regions import make_regions
 from edge.backends.tvm.kv.row_formats import FORMATS, encode, pack_keys
-from edge.backends.tvm.kv.rows import Rows
+from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
 from edge.backends.tvm.packing.shape import Shape
 from edge.exporting.model_file import ANGLES, CONFIG, KV_DTYPES, LAYER, POLICIES
@@ -76,7 +76,7 @@ class TwoRopes(CacheRope):
         self.clear()
 
 
-def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[Rows]]:
+def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[HostRows]]:
     layers = len(case.windows)
     core = Attention(case.kv_heads, case.kv_heads, case.head, 1.0, window=int(any(case.windows)))
     shape = Shape(layers, 64, 64, "rms", 1e-5, 1.0, 0.0, 1.0, False, (Block("attn_norm", core),), ((0,),))
@@ -92,7 +92,7 @@ def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[Rows]]:
         for name in rows.arrays:
             rows.scatter(name, pairs[:, 1], rows.gather(name, pairs[:, 0]))
 
-    rows = Rows(rings.size + regions.size, shape.padded_head, case.dtype, normals, move_rows)
+    rows = HostRows(rings.size + regions.size, shape.padded_head, case.dtype, normals, move_rows)
     arena = Arena(shape, rows, observes=config.observes)
     return make_kv(arena, kinds, regions, rings, TwoRopes(case), "key", config)
 
@@ -190,7 +190,7 @@ class InC:
         at = getattr(self.c.kv_arguments(self.kv), name)
         return np.frombuffer((ctypes.c_uint8 * like.nbytes).from_address(at), like.dtype)
 
-    def rows_like(self, twin: Rows) -> Rows:
+    def rows_like(self, twin: HostRows) -> HostRows:
         """The same memory with the twin's functions."""
         same = copy(twin)
         same.arrays = {name: self.array(name, array) for name, array in twin.arrays.items()}
@@ -241,7 +241,7 @@ def _angles(case: Case) -> bytes:
     return b"".join(parts)
 
 
-def new_rows(twin: HeadKV[NativeStore[Rows]], count: int, rng: np.random.Generator) -> AnyArray:
+def new_rows(twin: HeadKV[NativeStore[HostRows]], count: int, rng: np.random.Generator) -> AnyArray:
     """Random keys and values behind the last rows, as a pass writes them. Returns the rows of the arena."""
     rows, found = twin.store.rows, []
     for store in twin.stores:

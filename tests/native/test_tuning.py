@@ -55,7 +55,7 @@ from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import allowed, make_space
 from edge.report.tuning import chart, plot
 from edge.tuning.effects import effects, fates
-from edge.tuning.search import PAIRS, Found, Limits, Trial, compare, is_gain, race, search
+from edge.tuning.search import PAIRS, Found, Limits, Trial, compare, is_significant, race, search
 from edge.tuning.table import Table, read_trials
 from edge.tuning.tune import Result, Status, tune
 
@@ -135,7 +135,7 @@ def test_a_planted_optimum_is_found_in_noise(seed: int) -> None:
     assert found.values | PLANTED == found.values
     assert not found.interrupted
     comparison = compare(machine.measure, defaults(SPACE), found.values)
-    assert is_gain(comparison)
+    assert is_significant(comparison)
     assert comparison.low <= comparison.floor <= comparison.median <= comparison.high
 
 

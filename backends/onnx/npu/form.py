@@ -1,4 +1,4 @@
-"""The sizes of static graphs: those that a folder was compiled with, or those of the plan."""
+"""The sizes of static graphs: those of a compiled folder, or of the plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_sizes(
 
 
 def find_form(spec: ModelSpec, config: EngineConfig) -> StaticForm:
-    """What `config` runs on a provider that is static."""
+    """The static form that `config` runs on a static provider."""
     if spec.compiled:
         return spec.compiled.form
     tuned = config.tuning
@@ -50,7 +50,7 @@ def find_form(spec: ModelSpec, config: EngineConfig) -> StaticForm:
 
 
 def place_of_head(tuning: Mapping[str, int]) -> Place:
-    """By `EngineConfig.tuning`."""
+    """The head's place by `EngineConfig.tuning`."""
     return "host" if tuning.get("host_head") else "npu"
 
 
@@ -62,12 +62,12 @@ def make_form(
 
 
 def graph_bytes(spec: ModelSpec) -> int:
-    """Of the contexts of a model, besides weights: the operators of a chunk's graph and a step's."""
+    """Bytes of a model's contexts besides weights: the operators of a chunk's and a step's graph."""
     return spec.layers * (_LAYER_BYTES + _LAYER_BYTES_PER_WIDTH * spec.hidden)
 
 
 def chip_of(spec: ModelSpec) -> Npu | None:
-    """The chip that the model was compiled for; None: whatever is here."""
+    """The chip that the model was compiled for; None: this device's."""
     if not (found := spec.compiled):
         return None
     return Npu(found.device, found.provider, "edge.json", found.provider, found.soc, found.arch)

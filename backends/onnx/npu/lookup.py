@@ -1,4 +1,4 @@
-"""Looks up what `edge tune` found for static graphs. Every run of them does so, so this module imports little."""
+"""Lookup of tuned values for static graphs. Every run of them does so, so this module imports little."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ _MOST_SHARDS = 1024
 
 
 def find_npu(provider: str) -> Npu | None:
-    """The NPU of this device that a static provider runs on; None: it is the processor."""
+    """This device's NPU that a static provider runs on; None: it runs on the processor."""
     if provider == "cpu-static":
         return None
     return next((seen.npu for seen in host_npus() if seen.npu.provider == provider), Npu(provider, "NPU", provider))
 
 
 def make_subject(spec: ModelSpec, provider: str, npu: Npu | None, kv_dtype: str) -> Subject:
-    """The subject of a record that this NPU would make, whichever device it is in. Others of its instruction set are
-    its family."""
+    """The key under which this NPU would record a tuning, in any device. Its family is its instruction set."""
     if npu is None:
         cpu = processor()
         return Subject(cpu.name, cpu.family, usable_cores(), f"onnx {provider}", kv_dtype, model_shape(spec))
@@ -38,13 +37,13 @@ def find_record(spec: ModelSpec, provider: str, npu: Npu | None, kv_dtype: str) 
 
 
 def find_tuned(spec: ModelSpec, provider: str, npu: Npu | None, kv_dtype: str) -> Tuned | None:
-    """What a record says of the model on an NPU; npu: from `find_npu`, or another device's."""
+    """Tuned values for the model on an NPU; npu: from `find_npu`, or another device's."""
     record = find_record(spec, provider, npu, kv_dtype)
     return None if record is None else tuned_by(record)
 
 
 def _usable(record: Record, subject: Subject) -> bool:
-    """Sizes from a file never reach a compiler unchecked."""
+    """Whether a record's values are valid: unchecked sizes from a file never reach a compiler."""
     if record.subject.isa != subject.isa:
         return False
     choices = {"chunk": range(2, max(CHUNKS) + 1), "shards": range(1, _MOST_SHARDS + 1), "host_head": range(2)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
 from edge.backends.checks import usual_cores
 from edge.backends.counts import Footprint, GPUMemory, Tuned
-from edge.backends.efficiency import Efficiency, Rows, Weights
+from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Core
@@ -40,7 +40,11 @@ class GPU(Backend):
         picks=True,
         gpu=True,
     )
-    EFFICIENCY = Efficiency({"integers": Weights(0.5, 1.0), "floats": Weights(0.5, 1.0)}, {"f16": Rows(0.5, 1.0)}, 1e-4)
+    EFFICIENCY = Efficiency(
+        {"integers": WeightEfficiency(0.5, 1.0), "floats": WeightEfficiency(0.5, 1.0)},
+        {"f16": RowEfficiency(0.5, 1.0)},
+        1e-4,
+    )
     DRIVER_BYTES = _DRIVER_BYTES
     PACKAGES = ("apache-tvm", "wgpu", "pyopencl", "cuda-bindings")
 

@@ -1,8 +1,8 @@
-"""A model's program for the GPUs of apps and pages, which then need neither edge nor TVM.
+"""Export of a model's GPU program to apps and pages, which then need neither edge nor TVM.
 
 program.json  the kernels with their sources, the sizes of buffers, and the dispatches of every pass (`Program`)
-weights.bin   if wanted, the buffers of weights, one behind the other
-design.json   what the program depends on, where the others' parts lie, checksums; written last
+weights.bin   if requested, the buffers of weights, concatenated
+design.json   the program's inputs, places of tensors, checksums; written last
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def export(
     file: GGUFFile, spec: ModelSpec, language: str, folder: Path, *, kv_dtype: str = KV_DTYPES[0],
     weights: bool = False, force: bool = False, progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make `folder` for any GPU with WebGPU's limits; returns the content of design.json.
+    """Write `folder` for any GPU with WebGPU's limits; returns the content of design.json.
 
     Raises InputError for an unknown language or KV dtype, and if the folder holds other files (unless `force`) or
     cannot be written; UnsupportedError for models without kernels; MissingExtraError without TVM.

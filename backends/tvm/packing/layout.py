@@ -1,4 +1,4 @@
-"""The place of each tensor in the packed file of weights. TVM is not needed."""
+"""The layout of the packed weights file: the place of each tensor. TVM is not needed."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ _ROTATED = _PER_HEAD - {"attn_v"}  # by RoPE; if it pairs halves of a head, rows
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor in the packed file. quants, scales: offsets in bytes; vectors have no scales."""
+    """A tensor in the packed file."""
 
     source: Source
     rows: int  # padded
     columns: int
-    quants: int
-    scales: int
+    quants: int  # offset in bytes
+    scales: int  # offset in bytes; unused for vectors
     nbytes: int
     block: Block | None  # None: a vector of float32, `rows` long
-    unit: int  # rows of the source that are rounded up to whole tiles together
-    interleaved: int  # the first rows of each unit, whose two halves are interleaved; 0 for none
+    unit: int  # rows of the source that are padded to whole tiles together
+    interleaved: int  # number of each unit's first rows whose halves are interleaved; 0: none
 
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The place of every tensor in the packed file. nbytes: the size of that file."""
+    """The places of all tensors in the packed file."""
 
     shape: Shape
     network: Network
     places: dict[str, Place]
-    nbytes: int
+    nbytes: int  # size of the file
 
     @cached_property
     def forms(self) -> list[int]:
-        """The form of each layer, a number of `Shape.forms`."""
+        """The form of each layer, an index into `Shape.forms`."""
         return [self.shape.form_of(layer, self.network) for layer in self.network.layers]
 
     @cached_property
     def variants(self) -> dict[str, list[tuple[str, ...]]]:
-        """For each group of matrices, by `Shape.code`, the combinations of block types that occur in some layer."""
+        """The combinations of block types that occur in each group of matrices, by `Shape.code`."""
         found: dict[str, dict[tuple[str, ...], None]] = {}
         for layer in range(self.shape.layers):
             for code, blocks in self.blocks_of(layer).items():
@@ -73,7 +73,8 @@ class PackedLayout:
 
 
 def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
-    """Raises UnsupportedError for unknown tensors, and for cores and block types without kernels."""
+    """Lay out a model's weights. Raises UnsupportedError for unknown tensors, and for cores and block types without
+    kernels."""
     network = find_network(spec)
     shape, tensors = Shape.of(spec), find_tensors(file, spec)
     places: dict[str, Place] = {}

@@ -1,7 +1,7 @@
-"""The sizes that kernels are compiled for: a model's pass without what differs from layer to layer. TVM is not needed.
+"""The sizes that kernels are compiled for: a model's pass without differences between layers. TVM is not needed.
 
-Layers whose blocks have the same shape share compiled code: what differs between them (windows, RoPE, block types,
-places of tensors) stands in the table of a run.
+Layers whose blocks have the same shape share compiled code; their differences (windows, RoPE, block types, places of
+tensors) are entries in a table at run time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROPE_AHEAD = 64  # decode steps for which angles are computed at once
 
 
 def rope_values(tokens: int, gemm_tokens: int, head: int) -> int:
-    """Values of one table of angles, for a chunk of `tokens`: its last batch may read beyond them."""
+    """Values of one RoPE table, for a chunk of `tokens`, with the excess that its last batch may read."""
     return (max(tokens, ROPE_AHEAD) + gemm_tokens) * 2 * head
 
 
@@ -48,7 +48,7 @@ GROUPS = ("qkv", "output", "gate_up", "down", "delta_in", "delta_out", "conv_in"
 
 
 def supports(core: Core) -> str | None:
-    """Why the kernels cannot run a core; None if they can."""
+    """The reason why the kernels cannot run a core; None if they can."""
     if isinstance(core, DeltaNet) and (core.size % _LANES or core.value_size % _LANES):
         return f"gated delta nets with heads of {core.size} and {core.value_size} values"
     if isinstance(core, ShortConvolution) and core.hidden % _LANES:
@@ -58,9 +58,7 @@ def supports(core: Core) -> str | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """blocks: the different ones, without RoPE; windows are 1 where some layer of the model has one. forms: the
-    different layers, as numbers of blocks. The `padded_` sizes are rounded up to whole vectors.
-    """
+    """The sizes of a model's pass. The `padded_` sizes are rounded up to whole vectors."""
 
     layers: int
     hidden: int
@@ -71,12 +69,13 @@ class Shape:
     logit_cap: float
     logit_scale: float
     output_norm_bias: bool
-    blocks: tuple[Block, ...]
-    forms: tuple[tuple[int, ...], ...]
+    blocks: tuple[Block, ...]  # distinct ones, without RoPE; windows are 1 where some layer has one
+    forms: tuple[tuple[int, ...], ...]  # distinct layers, as indices into blocks
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Shape:
-        """Raises UnsupportedError for cores without kernels, and for layers that differ too much."""
+        """The shape of a model. Raises UnsupportedError for cores without kernels, and for layers that differ too
+        much."""
         network = check_cores("cpu engine", spec, supports)
         layers = [tuple(_shape_of(block, network) for block in layer) for layer in network.layers]
         blocks = tuple(dict.fromkeys(block for layer in layers for block in layer))
@@ -91,34 +90,34 @@ class Shape:
         )  # fmt: skip
 
     def form_of(self, layer: tuple[Block, ...], network: Network) -> int:
-        """The number of a layer's form."""
+        """The index of a layer's form."""
         return self.forms.index(tuple(self.blocks.index(_shape_of(block, network)) for block in layer))
 
     @property
     def states(self) -> bool:
-        """Some layers have a state of a fixed size."""
+        """Whether some layers have a fixed state."""
         return any(block.core.fixed_values for block in self.blocks)
 
     @cached_property
     def groups(self) -> Groups:
-        """Of all cores."""
+        """The matrix groups of all cores."""
         return {name: matrices for block in self.blocks for name, matrices in groups_of(block.core).items()}
 
     def code(self, number: int, unit: str) -> str:
-        """The name of a unit, or of a group of matrices, of one of `blocks`: that of its kind, numbered from the second
-        block of the kind on."""
+        """The name, in compiled code, of a unit or matrix group of one of `blocks`: its kind's name, with a number for
+        all but the kind's first block."""
         kinds = [type(block.core) for block in self.blocks]
         alike = kinds[:number].count(kinds[number])
         return f"{unit}_{alike}" if alike else unit
 
     @cached_property
     def attention(self) -> Attention:
-        """Of the first block of attention; heads are the same in all."""
+        """The first attention core; heads are the same in all."""
         return next(block.core for block in self.blocks if isinstance(block.core, Attention))
 
     @cached_property
     def dense(self) -> Dense:
-        """Of the first feed-forward network."""
+        """The first feed-forward core."""
         return next(block.core for block in self.blocks if isinstance(block.core, Dense))
 
     @property
@@ -148,12 +147,12 @@ class Shape:
 
     @property
     def windowed(self) -> bool:
-        """Some layers have a sliding window."""
+        """Whether some layers have a sliding window."""
         return self.attention.window > 0
 
     @property
     def tempered(self) -> bool:
-        """Queries have a temperature that depends on their position."""
+        """Whether queries have a temperature that depends on their position."""
         return self.attention.temperature is not None
 
     @property
@@ -162,7 +161,7 @@ class Shape:
 
     @property
     def gated(self) -> bool:
-        """The feed-forward network has a gate."""
+        """Whether the feed-forward network has a gate."""
         return self.dense.gated
 
     @property
@@ -175,7 +174,7 @@ class Shape:
 
     @property
     def padded_mixed(self) -> int:
-        """Values of all heads' outputs side by side."""
+        """Values of all heads' concatenated outputs."""
         return round_up(self.heads * self.head, 32)
 
     @property
@@ -188,11 +187,12 @@ class Shape:
 
     @property
     def widest(self) -> int:
-        """The longest row of activations."""
+        """The length of the longest row of activations."""
         return max(self.padded_hidden, *(round_up(block.core.width, 32) for block in self.blocks))
 
     def widths(self, kind: type[Core]) -> int:
-        """The longest row that a core of this kind hands to its output projection, padded; 0 without such cores."""
+        """The length of the longest input to an output projection from cores of this kind, padded; 0 without such
+        cores."""
         widths = (round_up(block.core.width, 32) for block in self.blocks if isinstance(block.core, kind))
         return max(widths, default=0)
 

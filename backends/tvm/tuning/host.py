@@ -19,7 +19,7 @@ from edge.model.spec import ModelSpec
 
 
 def host_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
-    """Tuning of a model on this device."""
+    """The setting to tune for a model on this device."""
     target, depths, cores = choose_target(), Depths.of(spec.context), usable_cores()
     space = make_space(target, kv_dtype, cores, depths.prompt)
     subject = make_subject(spec, target, kv_dtype)
@@ -38,7 +38,7 @@ def host_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
 
 
 def rig_config(spec: ModelSpec, space: tuple[Field, ...], kv_dtype: str, values: Values, cores: int) -> EngineConfig:
-    """For a candidate of a `Rig`."""
+    """The engine configuration of a candidate."""
     depths = Depths.of(spec.context)
     return EngineConfig(
         capacity=depths.capacity, chunk=values.get("chunk", depths.prompt), kv_dtype=kv_dtype,

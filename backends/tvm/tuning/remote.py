@@ -1,4 +1,4 @@
-"""Times candidates on a remote device through TVM's RPC: they are compiled here, sent, and timed there.
+"""Tuning on a remote device through TVM's RPC: candidates are compiled here, sent, and timed there.
 
 The device runs TVM's RPC server and none of our code. Each measurement times one job of the pass, on TVM's threads
 instead of the engine's, with the model's weights, which are sent once.
@@ -44,7 +44,8 @@ _STEPS = 8  # decode steps measured at once
 def remote_setting(
     file: GGUFFile, spec: ModelSpec, device: str, kv_dtype: str, tracker: str, key: str, isa: str | None = None
 ) -> Setting:
-    """Tuning for the device that has `key` at the tracker. isa: the name of its target, if it is not this machine's.
+    """The setting to tune on the device that has `key` at the tracker. isa: the name of its target, if not this
+    machine's.
 
     Raises InputError if it cannot be reached, MissingExtraError without the packages that RPC needs.
     """
@@ -63,7 +64,7 @@ def remote_setting(
 
 
 class Remote:
-    """Candidates on the device, loaded when needed. `search` takes the function `measure`."""
+    """Candidates on the device, loaded on demand. `measure` is for `search`."""
 
     def __init__(
         self, session: Any, file: GGUFFile, spec: ModelSpec, target: Target, space: tuple[Field, ...], kv_dtype: str,
@@ -161,7 +162,7 @@ class _Candidate:
         self._arguments = [arrays[name] for name in POINTERS]
 
     def seconds(self, kind: int, count: int, rows: int, number: int) -> float:
-        """Mean time of one job with `rows` rows in the cache, over `number` runs."""
+        """Mean seconds of one job with `rows` rows in the cache, over `number` runs."""
         job = {"kind": kind, "threads": self._threads, "count": count, "position": rows, "wanted": 1}
         try:
             self._arrays["job"].copyfrom(np.array([job.get(name, 0) for name in Job.NAMES], np.int64))
