@@ -31,7 +31,7 @@ from edge.plan.plan import make_plan
 from edge.types import FloatArray, IntArray
 
 MIXTURES = ("qwen3moe", "qwen35moe", "lfm2moe")
-OURS = ("reference", "tvm")
+OURS = ("reference", "cpu")
 TOLERANCES = {"f32": 2e-4, "f16": 8e-2, "int8": 8e-1}  # as in test_architectures.py
 # Rows of whole blocks of any type; more experts than vectors have lanes; tiles that do not divide among 3 threads.
 WIDE = {"layers": 2, "hidden": 256, "heads": 4, "kv_heads": 2, "head": 64, "ffn": 256, "experts": 20, "used": 3}
@@ -69,7 +69,7 @@ def test_an_engine_runs_experts_or_names_them(name: str, mixture: str) -> None:
 
 
 @each_mixture
-@pytest.mark.parametrize(("backend", "kv_dtype"), [("reference", "f32"), *(("tvm", each) for each in TOLERANCES)])
+@pytest.mark.parametrize(("backend", "kv_dtype"), [("reference", "f32"), *(("cpu", each) for each in TOLERANCES)])
 def test_logits_are_those_of_transformers(
     backend: str, kv_dtype: str, mixture: str, engines: Callable[[Engine], Engine]
 ) -> None:
@@ -89,7 +89,7 @@ def test_block_types(types: dict[str, str], tmp_path: Path, engines: Callable[[E
         tokens = tokens_for(model, 45)
         expected, exact, fast = (
             engines(load_engine(model, *each)).forward_all(tokens)
-            for each in (("reference", "f32"), ("tvm", "f32"), ("tvm", "f16"))
+            for each in (("reference", "f32"), ("cpu", "f32"), ("cpu", "f16"))
         )
         np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-3)
         assert np.corrcoef(fast.ravel(), expected.ravel())[0, 1] > least
@@ -99,7 +99,7 @@ def test_block_types(types: dict[str, str], tmp_path: Path, engines: Callable[[E
 def test_answers_depend_neither_on_chunks_nor_on_threads(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     """To the last bit. (Attention of several threads in a step sums in another order, so there it is the first.)"""
     model = small_model(tmp_path, types={"": "Q4_0"})
-    tokens, module, found = tokens_for(model, 45), find_backend("tvm", model.file, model.spec), []
+    tokens, module, found = tokens_for(model, 45), find_backend("cpu", model.file, model.spec), []
     steps = [[1] * 45, [7, 1, 30, 2, 5]]
     for threads, chunk, ways in ((1, 8, [[45], *steps]), (3, 8, [[45], [1, 44]]), (5, 45, [[45], [7, 38]])):
         engine = engines(module.load(model.file, model.spec, EngineConfig(64, chunk, "f16", threads, chunk)))
@@ -144,7 +144,7 @@ def test_a_router_that_is_not_finite_ends_no_process(
 ) -> None:
     """Nor does the choice become another one: the first experts, as of equal scores."""
     model = with_router("qwen3moe", tmp_path / "model.gguf", lambda matrix: np.full_like(matrix, value))
-    engine, tokens = engines(load_engine(model, "tvm", "f16")), tokens_for(model, 20)
+    engine, tokens = engines(load_engine(model, "cpu", "f16")), tokens_for(model, 20)
     np.testing.assert_array_equal(logits_of(engine, tokens, [16, 1, 3]), logits_of(engine, tokens, [1] * 20))
 
 
@@ -181,7 +181,7 @@ def test_shares_are_scaled_as_the_header_says(
 @each_mixture
 def test_the_plan_counts_what_the_engine_allocates(mixture: str) -> None:
     model = open_fallback(mixture)[0]
-    backend = find_backend("tvm", model.file, model.spec)
+    backend = find_backend("cpu", model.file, model.spec)
     for config in (EngineConfig(64, 24, "f16", 2), EngineConfig(64, 1, "f16", 5)):
         layout, counted = make_layout(model.file, model.spec), backend.footprint(model.spec, config)
         scratch = make_scratch(layout.shape, choose_target(), config.chunk, config.threads)
@@ -201,7 +201,7 @@ def test_the_plan_counts_the_packed_bytes_of_all_experts(tmp_path: Path) -> None
 
 def test_the_weights_of_experts_are_not_streamed(tmp_path: Path) -> None:
     model = small_model(tmp_path, types={"": "Q4_0"}, layers=8)
-    backend = find_backend("tvm", model.file, model.spec)
+    backend = find_backend("cpu", model.file, model.spec)
     assert backend.footprint(model.spec, EngineConfig(64, 8, "f16", 2)).least_weights is None
     with pytest.raises(BudgetError) as caught:
         make_plan(model.spec, backend, Options(memory=8 << 20))
@@ -210,7 +210,7 @@ def test_the_weights_of_experts_are_not_streamed(tmp_path: Path) -> None:
 
 def test_operators_count_the_experts_that_a_pass_reads(tmp_path: Path) -> None:
     model = small_model(tmp_path, types={"": "Q4_0"})
-    backend = find_backend("tvm", model.file, model.spec)
+    backend = find_backend("cpu", model.file, model.spec)
     layout, counted = make_layout(model.file, model.spec), {}
     for tokens in (1, 16):
         found = backend.operators(
@@ -256,7 +256,7 @@ def test_leading_layers_are_dense() -> None:
 def test_what_mixtures_cannot_do_yet_is_refused() -> None:
     model = open_fallback("qwen3moe")[0]
     with pytest.raises(UnsupportedError, match="with adapters does not run mixtures of experts"):
-        engine_named("tvm").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
+        engine_named("cpu").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
     with pytest.raises(UnsupportedError, match="cannot be exported: the C runtime of apps does not run mixtures"):
         edge.export(model, "unused")
     with pytest.raises(UnsupportedError, match="mixtures of experts cannot be pruned"):

@@ -59,6 +59,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
     "qwen3": ("attn_q_norm.weight",),
     "qwen3moe": ("attn_q_norm.weight", "ffn_down_exps.weight"),
+    "qwen35moe": ("ffn_down_exps.weight",),
 }
 """Tensors of the first layer by which `find_network` knows what a header does not say. Files of these architectures
 have them, so that a model can be described without its file (`edge/model/layout.py`)."""
