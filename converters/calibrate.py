@@ -15,9 +15,9 @@ from edge.backends.base import EngineConfig
 from edge.backends.reference.context import At
 from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.weights import read_weights
-from edge.errors import InputError, ModelFormatError
+from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Block
+from edge.model.layers import Block, Experts
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
@@ -136,6 +136,13 @@ def gram(inputs: FloatArray, others: FloatArray | None = None) -> AnyArray:
     return total / len(inputs)
 
 
+def check_walk(spec: ModelSpec) -> None:
+    """Refuse models whose matrices do not each have their inputs in every token. Raises UnsupportedError."""
+    for core in find_network(spec).cores:
+        if isinstance(core, Experts):
+            raise UnsupportedError(f"models with {core.kind} cannot be calibrated, nor quantized layer by layer, yet")
+
+
 class Walk:
     """A layer-by-layer pass of token sequences, int32 [n, length], through a model.
 
@@ -151,6 +158,7 @@ class Walk:
         tokens: IntArray,
         read: Callable[[GGUFFile, Mapping[str, Source]], FloatArrays] = read_weights,
     ) -> None:
+        check_walk(spec)
         self._file, self._spec, self._read_weights = file, spec, read
         self._sources = find_tensors(file, spec)
         count, self._length = tokens.shape

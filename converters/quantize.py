@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from edge.converters.calibrate import Progress, Walk, gram, sequences, stages, statistics
+from edge.converters.calibrate import Progress, Walk, check_walk, gram, sequences, stages, statistics
 from edge.converters.outcome import again_notes, notes_on
 from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
 from edge.converters.quantizers import mixed
@@ -78,6 +78,7 @@ def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> dict[str,
     Raises UnsupportedError for unknown types and architectures, InputError for other bad settings.
     """
     _check(settings)
+    check_walk(spec)
     quantized = {name for name, tensor in find_network(spec).tensors() if tensor.columns and not tensor.exact}
     found = find_tensors(file, spec).items()
     matrices = {source.tensor for name, source in found if name in quantized and name.startswith("blk.")}

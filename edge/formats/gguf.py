@@ -71,6 +71,11 @@ class TensorInfo:
     def elements(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
+    @property
+    def rows(self) -> int:
+        """Of a matrix, or of all matrices of a tensor with more dimensions; of a vector, its values."""
+        return self.elements // self.shape[0] if len(self.shape) > 1 else self.elements
+
 
 @dataclass(frozen=True)
 class ArrayRef:

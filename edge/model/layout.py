@@ -55,8 +55,8 @@ def _stored(network: Network, usual: tuple[str, ...]) -> Iterator[Listed]:
     found: dict[str, tuple[int, ...]] = {}
     for name, tensor in network.tensors():
         whole = name.removesuffix(tensor.name) + fused.get(tensor.name, tensor.name)
-        rows = tensor.rows + (found[whole][-1] if whole in found else 0)
-        found[whole] = (tensor.columns, rows) if tensor.columns else (rows,)
+        rows = tensor.rows + (found[whole][1] if whole in found else 0)
+        found[whole] = tuple(extent for extent in (tensor.columns, rows, tensor.experts) if extent)
     for name, shape in found.items():
         name = network.output_norm if name == "output_norm" else name
         yield name if name.endswith((".bias", ".ssm_a")) else f"{name}.weight", shape

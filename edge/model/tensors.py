@@ -22,13 +22,15 @@ _FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of a tensor of the file, or values of a vector: runs of rows at equal distances."""
+    """Rows of a tensor of the file, or values of a vector: runs of rows at equal distances. Rows of experts lie one
+    behind those of another."""
 
     tensor: str
     first: int  # row of the first run
     rows: int  # of all runs
     run: int = 0  # rows of a run; 0: a single run of all
     stride: int = 0  # rows between the starts of runs
+    is_row: bool = False  # a matrix of one row, which the file has as a vector
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -73,7 +75,9 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
     taken = {source.tensor for source in found.values()}
     for name, stored_name in stored.items():
         if stored_name not in taken:
-            found[name] = Source(stored_name, 0, file.tensors[stored_name].shape[-1])
+            info = file.tensors[stored_name]
+            is_row = name in wanted and wanted[name].rows == 1 and info.shape == (wanted[name].columns,)
+            found[name] = Source(stored_name, 0, 1 if is_row else info.rows, is_row=is_row)
     wanted |= {name: Tensor(name, spec.rope_dim // 2) for name in _FACTORS if name in found}
     if missing := sorted(set(wanted) - set(found)):
         name = missing[0] if missing[0].endswith(".bias") else f"{missing[0]}.weight"
@@ -88,8 +92,9 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
 def _check_shape(file: GGUFFile, tensor: Tensor, source: Source) -> None:
     """Check that a tensor has exactly the described shape, by which engines read."""
     shape = file.tensors[source.tensor].shape
-    expected = (tensor.columns, tensor.rows) if tensor.columns else (tensor.rows,)
-    if (*shape[:-1], source.rows) != expected:
+    expected = tuple(extent for extent in (tensor.columns, tensor.rows, tensor.experts) if extent)
+    width = shape if source.is_row else shape[:-1]
+    if (shape if tensor.experts else (*width, source.rows)) != expected:
         raise ModelFormatError(f"{file.path}: {source.tensor} has shape {shape} instead of {expected}")
 
 

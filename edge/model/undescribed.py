@@ -16,7 +16,7 @@ from edge.model.spec import ModelSpec
 
 Listed = tuple[str, tuple[int, ...]]
 
-_RELATIVES = {"gpt-oss": "qwen2", "lfm2moe": "lfm2", "qwen3moe": "qwen3"}  # the same but for experts in layers
+_RELATIVES = {"gpt-oss": "qwen2"}  # the same but for experts in layers
 
 
 def find_network(header: Header, spec: ModelSpec) -> Network | None:

@@ -56,7 +56,7 @@ def outline_of(file: GGUFFile, path: Path) -> GGUFFile:
     )
 
 
-UNKNOWN = {"falcon-h1", "gpt2", "granitehybrid", "nemotron_h", "qwen35moe", "stablelm"}  # architectures
+UNKNOWN = {"falcon-h1", "gpt2", "granitehybrid", "nemotron_h", "stablelm"}  # architectures
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)

@@ -19,14 +19,14 @@ from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
-from edge.backends.tvm.cpu.phases import attention, delta_net, dense, short_convolution
+from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, short_convolution
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.embed import embed
 from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.shape import Shape
-from edge.model.layers import Attention, DeltaNet, Dense, ShortConvolution
+from edge.model.layers import Attention, DeltaNet, Dense, Experts, ShortConvolution
 
 POINTERS = {  # the arguments of `run`, and the types that they point to
     "job": "int64", "lines": "int32",
@@ -237,13 +237,15 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 
 
 CORES: dict[type, dict[str, Unit]] = {
-    Attention: attention.UNITS, Dense: dense.UNITS, DeltaNet: delta_net.UNITS,
+    Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
     ShortConvolution: short_convolution.UNITS,
 }  # fmt: skip
 _BY_SIZE = (
     "qkv",
     "attend",
     "gate_up",
+    "experts_in",
+    "experts_out",
     "delta_in",
     "down",
     "head",

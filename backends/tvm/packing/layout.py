@@ -9,7 +9,7 @@ from edge.backends.tvm.packing.blocks import BLOCKS, Block
 from edge.backends.tvm.packing.shape import Shape, groups_of, round_up
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Network
+from edge.model.layers import Network, Tensor
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 
@@ -31,7 +31,7 @@ class Place:
     scales: int  # offset in bytes; unused for vectors
     nbytes: int
     block: Block | None  # None: a vector of float32, `rows` long
-    unit: int  # rows of the source that are padded to whole tiles together
+    unit: int  # rows of the source that are padded to whole tiles together: those of a head, of an expert
     interleaved: int  # number of each unit's first rows whose halves are interleaved; 0: none
 
 
@@ -80,18 +80,20 @@ def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
     places: dict[str, Place] = {}
     at = 0
     for name, tensor in network.tensors():
-        unit = shape.head if tensor.name.removesuffix(".bias") in _PER_HEAD else _TILE
+        unit = (
+            shape.head if tensor.name.removesuffix(".bias") in _PER_HEAD else tensor.rows if tensor.experts else _TILE
+        )
         interleaved = spec.rope_dim if network.halves and tensor.name.removesuffix(".bias") in _ROTATED else 0
-        place = _place(file, tensors[name], at, unit, interleaved)
+        place = _place(file, tensor, tensors[name], at, unit, interleaved)
         places[name] = place
         at = round_up(place.quants + place.nbytes, ALIGNMENT)
     return PackedLayout(shape, network, places, at)
 
 
-def _place(file: GGUFFile, source: Source, at: int, unit: int, interleaved: int) -> Place:
+def _place(file: GGUFFile, tensor: Tensor, source: Source, at: int, unit: int, interleaved: int) -> Place:
     info = file.tensors[source.tensor]
     rows = -(-source.rows // unit) * round_up(unit, _TILE)
-    if len(info.shape) == 1:
+    if not tensor.columns:
         rows = round_up(rows, 32)
         return Place(source, rows, 1, at, 0, 4 * rows, None, unit, interleaved)
     block = BLOCKS.get(info.type)
@@ -99,6 +101,6 @@ def _place(file: GGUFFile, source: Source, at: int, unit: int, interleaved: int)
         raise UnsupportedError(
             f"the cpu engine has no kernels for {info.type} ({info.name}) yet: use --backend=llamacpp"
         )
-    quants, scales = block.packed_bytes(rows, info.shape[0])
+    quants, scales = block.packed_bytes(rows, tensor.columns)
     start = round_up(at + quants, ALIGNMENT)
-    return Place(source, rows, info.shape[0], at, start, start - at + scales, block, unit, interleaved)
+    return Place(source, rows, tensor.columns, at, start, start - at + scales, block, unit, interleaved)

@@ -11,7 +11,18 @@ from functools import cached_property
 
 from edge.backends.checks import check_cores
 from edge.errors import UnsupportedError
-from edge.model.layers import UNROTATED, Attention, Block, Core, DeltaNet, Dense, Network, ShortConvolution, Temperature
+from edge.model.layers import (
+    UNROTATED,
+    Attention,
+    Block,
+    Core,
+    DeltaNet,
+    Dense,
+    Experts,
+    Network,
+    ShortConvolution,
+    Temperature,
+)
 from edge.model.spec import ModelSpec
 
 _LANES = 16
@@ -40,11 +51,16 @@ def groups_of(core: Core) -> Groups:
         return {"delta_in": core.inputs, "delta_out": (core.output,)}
     if isinstance(core, ShortConvolution):
         return {"conv_in": core.inputs, "conv_out": (core.output,)}
+    if isinstance(core, Experts):
+        return {"router": core.routers, "experts_in": core.inputs, "experts_out": core.outputs}
     return {"gate_up": core.inputs, "down": (core.output,)}
 
 
 MOST_MATRICES = 3  # of a phase of a model that runs adapters
-GROUPS = ("qkv", "output", "gate_up", "down", "delta_in", "delta_out", "conv_in", "conv_out")
+GROUPS = (
+    "qkv", "output", "gate_up", "down", "delta_in", "delta_out", "conv_in", "conv_out", "router", "experts_in",
+    "experts_out",
+)  # fmt: skip
 
 
 def supports(core: Core) -> str | None:
@@ -195,6 +211,22 @@ class Shape:
         cores."""
         widths = (round_up(block.core.width, 32) for block in self.blocks if isinstance(block.core, kind))
         return max(widths, default=0)
+
+
+@dataclass(frozen=True)
+class RoutedRows:
+    """Sizes of rows between the phases of experts. experts: the padded number. logits, shares: values of a token's row.
+    places: rows of activations of a token."""
+
+    experts: int
+    logits: int
+    shares: int
+    places: int
+
+    @classmethod
+    def of(cls, core: Experts) -> RoutedRows:
+        experts, shared = round_up(core.number, _LANES), int(core.shared > 0)
+        return cls(experts, experts + shared * _LANES, round_up(core.used + shared, _LANES), core.used + shared)
 
 
 def _shape_of(block: Block, network: Network) -> Block:

@@ -106,11 +106,11 @@ def _reread(path: Path) -> None:
 
 def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO, start: int) -> None:
     rows, unit = place.source.rows, place.unit
-    row_bytes = info.nbytes // info.shape[-1]
+    row_bytes = info.nbytes * place.columns // info.elements
     step = max(1, _SLICE // (unit * row_bytes)) * unit
     quants_at, scales_at = start + place.quants, start + place.scales
     for first in range(0, rows, step):
-        raw = _read_rows(source, info, place.source, first, min(step, rows - first)).reshape(-1, row_bytes)
+        raw = _read_rows(source, info.offset, row_bytes, place.source, first, min(step, rows - first))
         padded = pad_rows(raw, unit, place.interleaved)
         if place.block is None:
             out.seek(quants_at)
@@ -123,16 +123,16 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
         quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
 
 
-def _read_rows(file: BinaryIO, info: TensorInfo, source: Source, first: int, count: int) -> AnyArray:
-    """Bytes of rows first … first + count − 1 of a source, uint8."""
-    row_bytes, parts, at = info.nbytes // info.shape[-1], [], 0
+def _read_rows(file: BinaryIO, offset: int, row_bytes: int, source: Source, first: int, count: int) -> AnyArray:
+    """Rows first … first + count − 1 of a source, uint8 [count, row_bytes], of a tensor at this offset of the file."""
+    parts, at = [], 0
     for start, length in source.runs:
         begin, end = max(first, at), min(first + count, at + length)
         if begin < end:
-            file.seek(info.offset + (start + begin - at) * row_bytes)
+            file.seek(offset + (start + begin - at) * row_bytes)
             parts.append(file.read((end - begin) * row_bytes))
         at += length
-    return np.frombuffer(b"".join(parts), np.uint8)
+    return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, row_bytes)
 
 
 def pad_rows(raw: AnyArray, unit: int, interleaved: int) -> AnyArray:

@@ -12,13 +12,16 @@ from edge.model.architectures import (
     gpt2,
     granite,
     lfm2,
+    lfm2moe,
     llama,
     minicpm,
     mistral3,
     phi3,
     qwen2,
     qwen3,
+    qwen3moe,
     qwen35,
+    qwen35moe,
     smollm3,
     stablelm,
 )
@@ -30,7 +33,9 @@ _NETWORKS: dict[str, Callable[[Header, ModelSpec], Network]] = {
     "ernie4_5": llama.network,  # Baidu's ERNIE 4.5 has no formula of its own
     "qwen2": qwen2.network,
     "qwen3": qwen3.network,
+    "qwen3moe": qwen3moe.network,
     "qwen35": qwen35.network,
+    "qwen35moe": qwen35moe.network,
     "gemma": gemma.network,
     "gemma2": gemma2.network,
     "gemma3": gemma3.network,
@@ -38,6 +43,7 @@ _NETWORKS: dict[str, Callable[[Header, ModelSpec], Network]] = {
     "gpt2": gpt2.network,
     "granite": granite.network,
     "lfm2": lfm2.network,
+    "lfm2moe": lfm2moe.network,
     "mistral3": mistral3.network,
     "minicpm": minicpm.network,
     "smollm3": smollm3.network,
@@ -53,6 +59,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
     "qwen3": ("attn_q_norm.weight",),
     "qwen3moe": ("attn_q_norm.weight", "ffn_down_exps.weight"),
+    "qwen35moe": ("ffn_down_exps.weight",),
 }
 """Tensors of the first layer by which `find_network` knows what a header does not say. Files of these architectures
 have them, so that a model can be described without its file (`edge/model/layout.py`)."""

@@ -12,11 +12,16 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_kernel, read_rope
 from edge.model.fallback import per_layer
-from edge.model.layers import Attention, Block, DeltaNet, Dense, Network
+from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, Network
 from edge.model.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:
+    return hybrid(header, spec, Dense(header.count("feed_forward_length", "ffn")))
+
+
+def hybrid(header: Header, spec: ModelSpec, feeding: Dense | Experts) -> Network:
+    """Layers of delta nets or attention, each followed by `feeding`."""
     if header.value("nextn_predict_layers"):
         raise UnsupportedError(f"{header.file.path}: layers that predict several tokens run on llama.cpp only")
     rope = replace(read_rope(header, spec), halves=True)
@@ -24,8 +29,10 @@ def network(header: Header, spec: ModelSpec) -> Network:
         spec.heads, spec.kv_heads, spec.head_dim, spec.head_dim**-0.5, rope, head_norms=True, gated=True
     )
     delta, recurrent = _delta_net(header), _recurrent(header, spec.layers)
-    feeding = Block("post_attention_norm", Dense(header.count("feed_forward_length", "ffn")))
-    layers = tuple((Block("attn_norm", delta if is_delta else attention), feeding) for is_delta in recurrent)
+    layers = tuple(
+        (Block("attn_norm", delta if is_delta else attention), Block("post_attention_norm", feeding))
+        for is_delta in recurrent
+    )
     return Network(spec.hidden, spec.vocab, layers, norm_eps=spec.norm_eps, tied_head=spec.tied_head)
 
 
