@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from ctypes import byref, c_size_t, c_void_p
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -592,8 +593,9 @@ def test_tokens_of_a_text() -> None:
 # Programs in C that call the library
 
 
-def test_calls_in_any_order_from_two_threads() -> None:
-    run_program("fuzz_api", "1", "400")
+@pytest.mark.parametrize("name", [MODEL, *HYBRIDS])
+def test_calls_in_any_order_from_two_threads(name: str) -> None:
+    run_program("fuzz_api", "1", "400", model_name=name)
 
 
 @pytest.mark.parametrize("times", ["60", pytest.param("1000", marks=pytest.mark.exhaustive)])
@@ -618,24 +620,25 @@ def test_sanitizers_find_nothing_in_sessions_of_several_threads(sanitizer: str) 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("policy", ["streaming", "h2o", "full"])
+@pytest.mark.parametrize(("name", "policy"), [*product([MODEL], ["streaming", "h2o", "full"]), ("qwen35", "streaming")])
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_sanitizers_find_nothing(sanitizer: str, policy: str) -> None:
+def test_sanitizers_find_nothing(sanitizer: str, name: str, policy: str) -> None:
     for seed in range(2):
-        run_program(
-            "fuzz_api", str(seed), "3000" if sanitizer == "address" else "800", sanitizer=sanitizer, kv_policy=policy
-        )
+        count = "3000" if sanitizer == "address" else "800"
+        run_program("fuzz_api", str(seed), count, model_name=name, sanitizer=sanitizer, kv_policy=policy)
 
 
-def run_program(name: str, *arguments: str, sanitizer: str | None = None, kv_policy: str = "streaming") -> None:
+def run_program(
+    name: str, *arguments: str, model_name: str = MODEL, sanitizer: str | None = None, kv_policy: str = "streaming"
+) -> None:
     """A program of tests/runtime with a small model, its library with or without a sanitizer."""
     options = ROWS | {"kv_policy": kv_policy}
-    program, model = Path(__file__).parent / "runtime" / f"{name}.c", bundle_of(MODEL, **options) / "model.edge"
+    program, model = Path(__file__).parent / "runtime" / f"{name}.c", bundle_of(model_name, **options) / "model.edge"
     if sanitizer is None:
         archive = str(model.with_name("libedge.a"))
         built = build([program], ("-Wl,--whole-archive", archive, "-Wl,--no-whole-archive"))
     else:
-        model, parts = bundle_sources(MODEL, **options)
+        model, parts = bundle_sources(model_name, **options)
         runtime = [path.name for path in sorted(RUNTIME.glob("*.c"))]
         built = build([program, *runtime, *parts], SANITIZERS[sanitizer])
     done = subprocess.run([built, model, *arguments], capture_output=True, text=True, timeout=900, check=False)
