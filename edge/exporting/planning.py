@@ -17,6 +17,7 @@ from edge.exporting.model_file import POLICIES
 from edge.formats.gguf import GGUFFile
 from edge.kv import make_policy
 from edge.kv.policy import Policy
+from edge.model.layers import Attention, Core, DeltaNet, ShortConvolution
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
@@ -59,7 +60,7 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     try:
         check_options(replace(options, time=None, energy=None, power=None, max_temp=None))  # an app states them
         backend_elsewhere(CPU.NAME, file, spec, profile.system)
-        check_cores("C runtime of apps", spec, usual_cores)
+        check_runtime(spec)
     except (UnsupportedError, InputError):
         if profile.system == "web":
             raise
@@ -110,6 +111,18 @@ def check_options(options: Options) -> None:
             raise UnsupportedError(f"an exported model cannot have {flag}: leave it out")
 
 
+def check_runtime(spec: ModelSpec) -> None:
+    """Raises UnsupportedError for a model with cores that the C runtime does not run."""
+    check_cores("C runtime of apps", spec, _supports)
+
+
+def _supports(core: Core) -> str | None:
+    """As `Backend.supports`."""
+    if isinstance(core, DeltaNet | ShortConvolution):
+        return None
+    return usual_cores(replace(core, gated=False) if isinstance(core, Attention) else core)
+
+
 def check_engine(options: Options) -> None:
     """Raises InputError for another engine than a bundle has."""
     if options.backend not in (AUTO, CPU.NAME):
@@ -118,7 +131,8 @@ def check_engine(options: Options) -> None:
 
 class _Bundled(CPU):
     """The native engine, but for what it takes. The weights are mapped, and never streamed: on other devices the system
-    pages them as it likes. Room is kept for the keys of a system prompt."""
+    pages them as it likes. Room is kept for the keys of a system prompt, and for a copy of a recurrent state, to take
+    back the last turn."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -126,4 +140,5 @@ class _Bundled(CPU):
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         pinned = max(config.pinned, prompt_rows(self._options, config.pinned, config.capacity))
         need = super().footprint(spec, replace(config, pinned=pinned))
-        return replace(need, runtime=0, streamed=0, least_weights=None)
+        kv, fixed = need.kv + spec.state_bytes, need.fixed_kv + spec.state_bytes
+        return replace(need, kv=kv, fixed_kv=fixed, runtime=0, streamed=0, least_weights=None)

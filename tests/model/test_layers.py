@@ -16,7 +16,6 @@ from conftest import GOLDEN, load_engine
 from fallbacks import open_fallback
 from test_gguf_file import GGUF
 
-import edge
 from edge.backends import backend_names, engine_named
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.kv_cache import RewindError
@@ -204,7 +203,5 @@ def test_what_hybrids_cannot_do_yet_is_refused() -> None:
     model = open_fallback("qwen35")[0]
     with pytest.raises(UnsupportedError, match="with adapters does not run"):
         engine_named("cpu").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
-    with pytest.raises(UnsupportedError, match="cannot be exported: the C runtime of apps does not run"):
-        edge.export(model, "unused")
     with pytest.raises(UnsupportedError, match="cannot be pruned"):
         check_pruning(model.spec, Pruning(layers=1))

@@ -66,6 +66,23 @@ def test_policies_and_dtypes(name: str, policy: str, dtype: str) -> None:
             check_conversation(pair)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ["qwen35", "lfm2"])
+def test_hybrids_answer_as_edge_does(name: str, isa: str) -> None:
+    """Their fixed state is saved and loaded, and comes back when the last turn is taken back."""
+    with web_pair(folder_of(name), name, isa, 2, **OPTIONS) as pair:
+        check_conversation(pair)
+        pair.forget()
+        pair.ask("The sky", raw=True, temperature=0, max_tokens=5, ignore_eos=True)
+        state, ids = pair.exported.save(), list(range(50, 60))
+        expected = pair.ask(ids, temperature=0, max_tokens=5, ignore_eos=True)
+        pair.exported.rewind(1)
+        assert pair.exported.answer(ids, Role.IDS) == expected
+        pair.exported.rewind()
+        pair.exported.load(state)
+        assert pair.exported.answer(ids, Role.IDS) == expected
+
+
 def check_conversation(pair: Any) -> None:
     pair.ask("The sky is blue, because", temperature=0, max_tokens=40, ignore_eos=True)
     pair.ask("And the sea?", temperature=0.8, seed=7, max_tokens=40, ignore_eos=True)

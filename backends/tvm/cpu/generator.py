@@ -38,7 +38,7 @@ POINTERS = {  # the arguments of `run`, and the types that they point to
     "attention": "float32",  # that rows received from observed queries
     "starts": "int32",  # the first row of each head, [layers, KV heads]
 }  # fmt: skip
-STATES = {"states": "float32"}  # one more argument of models with fixed states
+STATES = {"states": "float32"}  # one more argument of models with fixed states, and of every exported pass
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
 LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
 
@@ -137,7 +137,8 @@ def _declare(design: Design, symbol: str, *, layered: bool) -> tuple[dict[str, A
 def pointers_of(design: Design) -> dict[str, str]:
     """The pointers that a design's functions take, in their order."""
     found = POINTERS | memory_types(design.kv_dtype)
-    for wanted, more in ((design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA)):
+    states = design.shape.states or design.exported  # the C runtime calls all of them alike
+    for wanted, more in ((states, STATES), (design.timed, TIMES), (design.lora, LORA)):
         found |= more if wanted else {}
     return found
 

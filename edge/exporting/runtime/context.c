@@ -8,7 +8,7 @@ void context_reset(edge_session *s)
 {
     kv_clear(s->rows);
     policy_pin(s->policy, 0, kv_capacity(s->rows));
-    s->first = s->waiting = s->turns = 0;
+    s->first = s->waiting = s->turns = s->turn_rows = 0;
     s->evicted = 0;
     context_settle(s);
 }
@@ -103,6 +103,8 @@ static edge_finish look_around(edge_session *s, uint32_t tokens)
 
 static bool run(edge_session *s, uint32_t count)
 {
+    if (s->turn_rows && kv_length(s->rows) == s->turn_rows)
+        kv_remember(s->rows);
     s->logits = pass_run(s->pass, s->ids + s->first, count, policy_observes(s->policy) ? count : 0);
     if (!s->logits)
         return false;
@@ -132,6 +134,15 @@ static void start(edge_session *s)
     watch_start(&s->watch, s->model->config, &s->options, &s->readings);
 }
 
+/* Of `count` tokens, those up to where the last turn begins, if it begins among them: earlier turns may be run only now,
+ * and edge_rewind comes back there by the state that `run` remembers. */
+static uint32_t up_to_turn(const edge_session *s, uint32_t count)
+{
+    uint32_t length = kv_length(s->rows);
+    bool ahead = kv_remembered(s->rows) && s->turn_rows > length && s->waiting <= kv_free(s->rows);
+    return ahead && s->turn_rows - length < count ? s->turn_rows - length : count;
+}
+
 /* One pass of the prompt; all has been run if nothing waits any more. */
 static edge_finish run_chunk(edge_session *s)
 {
@@ -144,7 +155,7 @@ static edge_finish run_chunk(edge_session *s)
         return reason;
     if (s->pass_size > size)
         s->pass_size = size;
-    int64_t count = watch_affordable(&s->watch, s->pass_size < left ? s->pass_size : left);
+    int64_t count = watch_affordable(&s->watch, up_to_turn(s, s->pass_size < left ? s->pass_size : left));
     if (count <= 0)
         return EDGE_ENERGY;
     if (!pass_reaches(s->pass, (uint32_t)count))

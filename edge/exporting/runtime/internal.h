@@ -294,12 +294,15 @@ bool kv_can_truncate(const kv *k, uint32_t length);
 void kv_truncate(kv *k, uint32_t length);
 void kv_shrink(kv *k, uint32_t capacity);
 uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
-uint64_t kv_fixed(const kv *k);                    /* bytes of rings */
+uint64_t kv_fixed(const kv *k);                    /* bytes of rings and of the fixed state */
+/* Keeps a copy of the fixed state, for kv_truncate to come back to the present length, as long as nothing is evicted. */
+void kv_remember(kv *k);
+uint64_t kv_remembered(const kv *k);               /* bytes of the copy; 0 for models without such a state */
 /* For policies that observe: of a head of the layers without a ring, by logical row, attention and ages [length]. */
 uint32_t kv_heads(const kv *k);
 void kv_attention(const kv *k, uint32_t head, float *paid, int32_t *ages);
 /* The pass's arguments, in the order of generator.POINTERS from "keys" on. */
-typedef struct { void *keys, *values, *key_scales, *value_scales; int32_t *lengths, *positions; float *paid; int32_t *starts; } kv_pointers;
+typedef struct { void *keys, *values, *key_scales, *value_scales; int32_t *lengths, *positions; float *paid; int32_t *starts; float *states; } kv_pointers;
 kv_pointers kv_arguments(kv *k);
 uint64_t kv_saved_bytes(const kv *k);
 bool kv_save(const kv *k, bool (*out)(void *to, const void *bytes, size_t size), void *to);
@@ -345,7 +348,7 @@ uint64_t pass_bytes(const pass *p); /* scratch */
 typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, const int64_t *table, float *floats,
                           int32_t *integers, void *keys, void *values, void *key_scales, void *value_scales,
                           const int32_t *lengths, const int32_t *positions, const int32_t *tokens, float *logits,
-                          const float *rope, float *attention, const int32_t *starts, int64_t thread);
+                          const float *rope, float *attention, const int32_t *starts, float *states, int64_t thread);
 typedef struct { const char *isa; compiled_run *run; } compiled_pass;
 extern const compiled_pass EDGE_PASSES[]; /* passes.c, written at export: the best first; ends with NULL */
 /* SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES and NORMALS, one behind the other: trusted.c, from export. */

@@ -261,7 +261,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .capacity = kv_capacity(s->rows),
         .threads = pass_threads(s->pass),
         .weights = s->model->sizes[SECTION_WEIGHTS],
-        .kv = kv_bytes(s->rows) + kv_fixed(s->rows),
+        .kv = kv_bytes(s->rows) + kv_fixed(s->rows) + kv_remembered(s->rows),
         .scratch = pass_bytes(s->pass),
         .file = s->model->file.size,
         .tokens = s->ran,

@@ -120,6 +120,8 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
 {
     bool opens = s->turn == TURN_NEW || s->turn == TURN_SYSTEM || s->turn == TURN_ANSWERED;
     turn_mark mark = context_mark(s);
+    if (opens)
+        s->turn_rows = mark.rows;
     uint32_t waiting = s->waiting, at = kv_length(s->rows);
     uint64_t ran = s->ran;
     s->full = false;
@@ -322,8 +324,9 @@ static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *err
         return EDGE_OK;
     }
     if (turns > MOST_MARKS || !context_rewind(s, &s->marks[(s->turns - turns) % MOST_MARKS]))
-        return edge_fail(error, EDGE_UNSUPPORTED, "the KV rows of these turns cannot be taken back: rewind all, and "
-                         "append the conversation again");
+        return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot be taken back: rewind all, and append the conversation again",
+                         kv_remembered(s->rows) ? "the KV rows and the recurrent state of these turns"
+                                                : "the KV rows of these turns");
     s->turns -= turns;
     s->turn = TURN_ANSWERED;
     context_settle(s);

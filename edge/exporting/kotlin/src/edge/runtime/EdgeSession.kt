@@ -126,7 +126,7 @@ class EdgeSession internal constructor(
 
     /**
      * Forgets the last [turns], each a question with its answer. Throws EdgeException with [Status.UNSUPPORTED] where
-     * their rows cannot be taken back, as after evictions: then [reset].
+     * they cannot be taken back: after evictions, and with a recurrent state all but the last one. Then [reset].
      */
     fun rewind(turns: Int) {
         require(turns >= 0) { "turns is $turns, but must not be negative" }
