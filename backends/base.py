@@ -245,10 +245,8 @@ class Backend(ABC):
         """Whether `EngineConfig.repack` speeds this model up."""
         return False
 
-    def fixed_sizes(
-        self, spec: ModelSpec, provider: str | None, kv_dtype: str | None, *, elsewhere: bool
-    ) -> FixedSizes | None:
-        """None for providers that run graphs of any size. kv_dtype: None: the usual one. elsewhere: on another device.
+    def fixed_sizes(self, spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
+        """None for providers that run graphs of any size. elsewhere: on another device.
 
         Raises InputError for unknown providers, MissingExtraError for one that is not installed, UnsupportedError if
         the model was compiled for another.

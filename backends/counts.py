@@ -54,8 +54,7 @@ class MostRows:
 class FixedSizes:
     """What graphs of fixed sizes, as NPUs want them, say of a plan. rows, chunk: the default KV rows and tokens in
     prefill; the most, if compiled: those that the model was compiled for. context: the most rows otherwise. kv_dtypes:
-    the first is the default. emulated: `EngineConfig.emulated`. tuned: what was found for this device, of which `chunk`
-    is a part."""
+    the first is the default. emulated: `EngineConfig.emulated`."""
 
     rows: int
     chunk: int
@@ -63,4 +62,3 @@ class FixedSizes:
     kv_dtypes: tuple[str, ...]
     compiled: bool
     emulated: bool
-    tuned: Tuned | None = None

@@ -32,7 +32,6 @@ class Depths:
     prompt: int  # tokens
     short: int  # rows in the cache during the answer's first half
     long: int  # rows during the second half
-    times: int = 1  # factor of the prompt's time, where it stands for a longer one
 
     @classmethod
     def of(cls, context: int) -> Depths:
@@ -44,8 +43,7 @@ class Depths:
         return max(self.prompt, self.long) + _MOST_STEPS + 2
 
     def about(self) -> str:
-        prompt = self.prompt * self.times
-        return f"{prompt}-token prompt and {ANSWER} tokens of answer at {self.short} and {self.long} rows"
+        return f"{self.prompt}-token prompt and {ANSWER} tokens of answer at {self.short} and {self.long} rows"
 
 
 class TunableEngine(Engine, Protocol):
@@ -58,10 +56,9 @@ class Rig:
 
     def __init__(
         self, spec: ModelSpec, space: tuple[Field, ...], load: Callable[[Values], TunableEngine],
-        on_compile: Callable[[], None] = lambda: None, depths: Depths | None = None,
+        on_compile: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """depths: default: those that fit the model's context."""
-        self._depths, self._load_engine, self._on_compile = depths or Depths.of(spec.context), load, on_compile
+        self._depths, self._load_engine, self._on_compile = Depths.of(spec.context), load, on_compile
         self._engines: Pool[TunableEngine] = Pool(space, self._load, lambda engine: engine.close())
         self._steps = 2
         random = np.random.default_rng(0)
@@ -83,7 +80,7 @@ class Rig:
         if part == CHUNK:
             engine.forward(self._tokens[:2])  # warms the caches and wakes the threads
             engine.kv.truncate(0)
-            return _timed(lambda: self._prefill(engine)) * self._depths.times
+            return _timed(lambda: self._prefill(engine))
         return sum(self._decode(engine, rows) * ANSWER / 2 for rows in (self._depths.short, self._depths.long))
 
     def _prefill(self, engine: TunableEngine) -> None:

@@ -23,7 +23,7 @@ from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
 from edge.converters.merge import merge_gguf, plan_merge
-from edge.converters.npu import NpuTarget, check_target, find_tuned_for, plan_form
+from edge.converters.npu import NpuTarget, check_target, plan_form
 from edge.converters.onnx import planned_files, rounded_types, write_onnx
 from edge.converters.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.converters.plain import fields_as
@@ -113,7 +113,6 @@ class Report:
     quantized: Quantized | None = None
     rounded: list[str] = field(default_factory=list)  # block types rounded to 8 bits, since the format lacks their grid
     compiled: Compiled | None = None  # the context binaries
-    tuned: str | None = None  # the tuning record that some of their sizes come from
 
 
 def find_format(to: str | None, target: Path) -> str:
@@ -287,8 +286,6 @@ def _write(
         if wanted.to == "onnx":
             method = find_method(wanted.onnx_method, file, spec, statistics)
             write_onnx(file, spec, target, method=method, npu=wanted.npu, force=force, progress=progress)
-            found = find_tuned_for(spec, wanted.npu) if wanted.npu else None
-            report.tuned = found.about if found else None
             report.rounded = [] if wanted.onnx_method else rounded_types(file, spec)
             report.compiled = read_manifest(target).npu
         elif wanted.to == "coreml":

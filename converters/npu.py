@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from edge.backends.counts import Tuned
 from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.model_files import ModelFiles
 from edge.backends.onnx.npu.contexts import compile_contexts
-from edge.backends.onnx.npu.form import KV_DTYPES, find_sizes, make_form, place_of_head
-from edge.backends.onnx.npu.lookup import find_tuned
+from edge.backends.onnx.npu.form import find_sizes, make_form
 from edge.backends.onnx.providers import find_provider
 from edge.budget import format_bytes
 from edge.devices.profile import DeviceProfile, Npu
@@ -53,21 +51,11 @@ def check_target(target: NpuTarget) -> tuple[DeviceProfile, Npu]:
     return profile, npu
 
 
-def find_tuned_for(spec: ModelSpec, target: NpuTarget, kv_dtype: str = KV_DTYPES[0]) -> Tuned | None:
-    """The settings that `edge tune` found on a device with this NPU. Raises the errors of `check_target`."""
-    _, npu = check_target(target)
-    assert npu.provider is not None
-    return find_tuned(spec, npu.provider, npu, kv_dtype)
-
-
-def plan_form(
-    file: GGUFFile, spec: ModelSpec, target: NpuTarget, kv_dtype: str | None = None, *, tuned: bool = True
-) -> StaticForm:
+def plan_form(file: GGUFFile, spec: ModelSpec, target: NpuTarget) -> StaticForm:
     """The static form that would be compiled.
 
-    kv_dtype: of the rows; None: the default. tuned: sizes that the target leaves open come from the NPU's tuning
-    record, if there is one and the NPU supports them. Raises the errors of `check_target`, InputError for impossible
-    sizes, UnsupportedError for models that the NPU cannot run.
+    Raises the errors of `check_target`, InputError for impossible sizes, UnsupportedError for models that the NPU
+    cannot run.
     """
     profile, npu = check_target(target)
     if (use := npu_use(file, spec, profile)).reasons:
@@ -75,16 +63,9 @@ def plan_form(
     check_static_sizes(spec, target.rows, target.chunk)
     sizes = find_sizes(spec, npu.provider, elsewhere=True)
     assert sizes is not None
-    found = find_tuned_for(spec, target, kv_dtype or sizes.kv_dtypes[0]) if tuned else None
-    values = found.values if found else {}
-    sizes = replace(sizes, chunk=found.chunk) if found and found.chunk else sizes
-    stated = Options(max_kv_size=target.rows, prefill_step_size=target.chunk, kv_dtype=kv_dtype)
-    options = with_fixed_sizes(stated, sizes)
+    options = with_fixed_sizes(Options(max_kv_size=target.rows, prefill_step_size=target.chunk), sizes)
     rows, kv_dtype = options.max_kv_size or sizes.rows, options.kv_dtype or sizes.kv_dtypes[0]
-    shards = max(use.shards, min(values.get("shards", 1), spec.layers))
-    return make_form(
-        spec, rows, options.prefill_step_size or sizes.chunk, kv_dtype, shards=shards, head=place_of_head(values)
-    )
+    return make_form(spec, rows, options.prefill_step_size or sizes.chunk, kv_dtype, shards=use.shards)
 
 
 def compile_npu(

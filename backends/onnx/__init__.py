@@ -53,12 +53,10 @@ class Onnx(Backend):
     def supports(self, core: Core) -> str | None:
         return usual_cores(core)
 
-    def fixed_sizes(
-        self, spec: ModelSpec, provider: str | None, kv_dtype: str | None, *, elsewhere: bool
-    ) -> FixedSizes | None:
+    def fixed_sizes(self, spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
         from edge.backends.onnx.npu.form import find_sizes
 
-        return find_sizes(spec, provider, kv_dtype, elsewhere=elsewhere)
+        return find_sizes(spec, provider, elsewhere=elsewhere)
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         from edge.backends.onnx.memory import count_footprint

@@ -13,7 +13,6 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 Word = Annotated[str, Rule("letters, digits and _ . + - only", _WORD.fullmatch)]
 Size = Annotated[int, Rule("a whole number from 1 to 1048576", lambda size: 1 <= size <= 1 << 20)]
-Place = Literal["npu", "host"]
 RowCount = Annotated[int, Rule("a whole number from 0 to 1048576", lambda size: 0 <= size <= 1 << 20)]
 
 
@@ -26,7 +25,6 @@ class StaticForm:
     chunk: Size  # tokens of a prefill pass
     kv_dtype: Literal["f16", "f32"] = "f16"
     shards: Size = 1  # number of parts that the layers are split into
-    head: Place = "npu"  # where logits are computed: on the NPU or the host
 
 
 @dataclass(frozen=True)

@@ -82,14 +82,14 @@ def find_choices(spec: ModelSpec, backend: Backend, options: Options, *, elsewhe
     Raises InputError for impossible options, UnsupportedError for what the engine lacks.
     """
     choices = []
-    fixed = backend.fixed_sizes(spec, options.provider, options.kv_dtype, elsewhere=elsewhere)
+    fixed = backend.fixed_sizes(spec, options.provider, elsewhere=elsewhere)
     options = with_fixed_sizes(options, fixed) if fixed else options
     gpu = None if elsewhere else backend.gpu_memory()
     for choice in _alternatives(spec, backend, options):
         check_request(spec, backend, choice.options, elsewhere=elsewhere)
         choice = replace(choice, options=_rows_for_bytes(choice), gpu=gpu, emulated=bool(fixed and fixed.emulated))
         kv_dtype = choice.options.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
-        tuned = fixed.tuned if fixed else None if elsewhere else backend.tuned(spec, kv_dtype)
+        tuned = None if elsewhere else backend.tuned(spec, kv_dtype)
         choices.append(replace(choice, tuned=tuned))
     return choices
 

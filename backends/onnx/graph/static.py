@@ -48,13 +48,9 @@ HIDDEN = -30000.0  # of masks: far below any score, and float16 holds its sum wi
 class Part:
     """One graph of a form."""
 
-    layers: range  # of the shard; empty for the head's graph
+    layers: range  # of the shard
     tokens: int  # of a pass
     last: bool = False
-
-    @property
-    def is_head(self) -> bool:
-        return not self.layers
 
 
 def parts_of(spec: ModelSpec, form: StaticForm, tokens: int) -> list[Part]:
@@ -70,9 +66,6 @@ def residual_factor(network: Network) -> float:
     norms read it, except that their epsilon is multiplied by its square.
     """
     return _HEADROOM if all(block.post_norm for layer in network.layers for block in layer) else 1.0
-
-
-HEAD = Part(range(0), 1, True)
 
 
 def make_static_graph(
@@ -122,10 +115,6 @@ class _Static(Builder):
     def compose(self) -> None:
         spec, tokens = self.spec, self.at.tokens
         self.input("x", Type.FLOAT, 1, tokens, spec.hidden)
-        if self.at.is_head:
-            self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
-            self.head("x")
-            return
         for kind in sorted({self.network.rope_of(layer) for layer in self.at.layers if self.network.rotates(layer)}):
             for name in table_names(kind):
                 self.input(name, Type.FLOAT, 1, tokens, spec.head_dim // 2)
@@ -145,12 +134,8 @@ class _Static(Builder):
             return
         self.begin("norm")
         x = self.norm(self.node("Add", residual, added), "output_norm", self.factor)
-        if self.form.head == "npu":
-            self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
-            self.head(x)
-        else:
-            self.output("y", Type.FLOAT, 1, 1, spec.hidden)
-            self.node("Identity", x, output="y")
+        self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
+        self.head(x)
 
     def rows_of(self, window: int) -> int:
         return self.form.ring_rows if window and self.kinds.ringed else self.form.rows

@@ -8,12 +8,11 @@ so that a folder holds only the contexts.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge.backends.onnx.graph.static import HEAD, Part, make_context_graph, make_static_graph, parts_of
+from edge.backends.onnx.graph.static import Part, make_context_graph, make_static_graph, parts_of
 from edge.backends.onnx.model_files import ModelFiles
 from edge.backends.onnx.npu.form import make_form
 from edge.backends.onnx.providers import CPU, Provider
@@ -44,7 +43,6 @@ class Contexts:
     compiler: str
     source: str
     sizes: tuple[int, ...]  # bytes of the files
-    seconds: float  # of compiling
 
 
 def open_parts(
@@ -85,8 +83,6 @@ def open_parts(
             sessions[part] = open_session(content, files.folder, provider, threads, entries=entries)
         if progress:
             progress(done / len(parts))
-    if form.head == "host":
-        sessions[HEAD] = open_session(_make(spec, files, form, HEAD), files.folder, CPU, threads)
     return sessions
 
 
@@ -100,7 +96,7 @@ def compile_contexts(
     """
     import onnx
 
-    made, names, sizes, started = [], [], [], time.monotonic()
+    made, names, sizes = [], [], []
     compiler, parts, kept = "", _parts(spec, files, form), []  # sessions of a context live until it is written
     for done, (_, shard, graph, content) in enumerate(parts, start=1):
         plain = files.folder / f"npu.{shard}.{graph}.onnx"
@@ -124,13 +120,13 @@ def compile_contexts(
         if progress:
             progress(done / len(parts))
     graphs = tuple(zip(names[::2], names[1::2], strict=True))
-    return Contexts(tuple(made), graphs, compiler, _source(parts), tuple(sizes), time.monotonic() - started)
+    return Contexts(tuple(made), graphs, compiler, _source(parts), tuple(sizes))
 
 
 def _check(spec: ModelSpec, files: ModelFiles, compiled: Compiled) -> None:
     """Raise ModelFormatError if the contexts' sizes do not fit the model, or the files were changed."""
     form, manifest = compiled.form, read_manifest(files.folder)
-    sizes = make_form(spec, form.rows, form.chunk, form.kv_dtype, shards=form.shards, head=form.head)
+    sizes = make_form(spec, form.rows, form.chunk, form.kv_dtype, shards=form.shards)
     counts = {form.shards, len(compiled.contexts), len(compiled.graphs)}
     if form != sizes or len(counts) > 1 or form.shards > spec.layers or not form.chunk < form.rows <= spec.context:
         raise ModelFormatError(f"{files.folder / MANIFEST}: the sizes of npu do not fit the model: convert it again")

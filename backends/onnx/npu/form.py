@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 
 from edge.backends.base import EngineConfig
 from edge.backends.counts import FixedSizes
-from edge.backends.onnx.npu.lookup import find_npu, find_tuned
 from edge.backends.onnx.providers import is_static
 from edge.backends.ring import LayerKinds
 from edge.devices.profile import Npu
-from edge.formats.compiled import Place, StaticForm
+from edge.formats.compiled import StaticForm
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 
@@ -23,19 +21,13 @@ _LAYER_BYTES, _LAYER_BYTES_PER_WIDTH = 200 << 10, 220
 _HAVE_NO_NPU = ("x86_64", "AMD64")  # machines on which QNN emulates
 
 
-def find_sizes(
-    spec: ModelSpec, provider: str | None, kv_dtype: str | None = None, *, elsewhere: bool
-) -> FixedSizes | None:
+def find_sizes(spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
     """See `Backend.fixed_sizes`."""
     if provider is None or not is_static(provider):
         return None
     emulated = not elsewhere and provider.lower() == "qnn" and platform.machine() in _HAVE_NO_NPU
     if (compiled := spec.compiled) is None:
-        tuned = None
-        if not (elsewhere or emulated):
-            tuned = find_tuned(spec, provider.lower(), find_npu(provider.lower()), kv_dtype or KV_DTYPES[0])
-        chunk = tuned.chunk if tuned and tuned.chunk else CHUNK
-        return FixedSizes(min(ROWS, spec.context), chunk, spec.context, KV_DTYPES, False, emulated, tuned)
+        return FixedSizes(min(ROWS, spec.context), CHUNK, spec.context, KV_DTYPES, False, emulated)
     form = compiled.form
     return FixedSizes(form.rows, form.chunk, spec.context, (form.kv_dtype,), True, emulated)
 
@@ -44,21 +36,12 @@ def find_form(spec: ModelSpec, config: EngineConfig) -> StaticForm:
     """The static form that `config` runs on a static provider."""
     if spec.compiled:
         return spec.compiled.form
-    tuned = config.tuning
-    shards, head = min(tuned.get("shards", 1), spec.layers), place_of_head(tuned)
-    return make_form(spec, config.capacity, config.chunk, config.kv_dtype, shards=shards, head=head)
+    return make_form(spec, config.capacity, config.chunk, config.kv_dtype)
 
 
-def place_of_head(tuning: Mapping[str, int]) -> Place:
-    """The head's place by `EngineConfig.tuning`."""
-    return "host" if tuning.get("host_head") else "npu"
-
-
-def make_form(
-    spec: ModelSpec, rows: int, chunk: int, kv_dtype: str, *, shards: int = 1, head: Place = "npu"
-) -> StaticForm:
+def make_form(spec: ModelSpec, rows: int, chunk: int, kv_dtype: str, *, shards: int = 1) -> StaticForm:
     ring_rows = LayerKinds.of(find_network(spec).windows).ring_rows(rows, chunk)
-    return StaticForm(rows, ring_rows, chunk, "f32" if kv_dtype == "f32" else "f16", shards, head)
+    return StaticForm(rows, ring_rows, chunk, "f32" if kv_dtype == "f32" else "f16", shards)
 
 
 def graph_bytes(spec: ModelSpec) -> int:

@@ -52,16 +52,11 @@ class StaticPasses:
         self._bindings: dict[int, list[tuple[Any, Any]]] = {}
 
     def open(self, sessions: Mapping[Part, Any]) -> None:
-        """Set the sessions, by the parts of `parts_of`, and HEAD where the host computes the head."""
+        """Set the sessions, by the parts of `parts_of`."""
         self._sessions = sessions
         for tokens, arrays in self._sizes.items():
-            steps = [(sessions[part], self._binding(part, arrays)) for part in parts_of(self._spec, self._form, tokens)]
-            if (head := next((each for each in sessions if each.is_head), None)) is not None:
-                binding = sessions[head].io_binding()
-                bind(binding, "x", arrays.y)
-                bind(binding, "logits", self.logits, output=True, shape=(1, *self.logits.shape))
-                steps.append((sessions[head], binding))
-            self._bindings[tokens] = steps
+            parts = parts_of(self._spec, self._form, tokens)
+            self._bindings[tokens] = [(sessions[part], self._binding(part, arrays)) for part in parts]
 
     def run(self, tokens: IntArray, wanted: int, shown: int) -> None:
         """See Passes. wanted is at most 1; shown is any number."""
@@ -116,8 +111,6 @@ class StaticPasses:
         bind(binding, "queries", queries, output=True, shape=(1, *queries.shape))
         if not part.last:
             bind(binding, "y", arrays.x, output=True)
-        elif self._form.head == "host":
-            bind(binding, "y", arrays.y, output=True)
         else:
             bind(binding, "logits", self.logits, output=True, shape=(1, *self.logits.shape))
         return binding
@@ -128,7 +121,7 @@ class _Arrays:
 
     def __init__(self, spec: ModelSpec, network: Network, form: StaticForm, tokens: int) -> None:
         self.tokens = tokens
-        self.x, self.y = np.zeros((1, tokens, spec.hidden), np.float32), np.zeros((1, 1, spec.hidden), np.float32)
+        self.x = np.zeros((1, tokens, spec.hidden), np.float32)
         self.angles = [np.zeros((2, 1, tokens, spec.head_dim // 2), np.float32) for _ in network.ropes]
         self.temperatures = np.ones((1, tokens, 1), np.float32)
         rows = {window: form.ring_rows if window and form.ring_rows else form.rows for window in set(network.windows)}
