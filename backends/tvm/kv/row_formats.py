@@ -97,41 +97,10 @@ def hadamard(x: FloatArray) -> FloatArray:
 
 def pack_keys(dtype: str, codes: AnyArray) -> AnyArray:
     """Pack codes [..., head] into elements. int4: two neighbours per byte, the first in the low half."""
-    return _joined(codes[..., ::2], codes[..., 1::2]) if FORMATS[dtype].packed == 2 else codes
+    return np.asarray(codes[..., ::2] | codes[..., 1::2] << 4) if FORMATS[dtype].packed == 2 else codes
 
 
 def unpack_keys(dtype: str, elements: AnyArray) -> AnyArray:
     if FORMATS[dtype].packed == 1:
         return elements
     return np.stack([elements & 15, elements >> 4], axis=-1).reshape(*elements.shape[:-1], -1)
-
-
-def pack_values(dtype: str, codes: AnyArray) -> AnyArray:
-    """Pack codes [..., head] into elements. int4: a byte holds two codes that are 16 apart, of every 32; 8 apart, of
-    the last 16."""
-    if FORMATS[dtype].packed == 1:
-        return codes
-    pairs = _value_pairs(codes)
-    return np.concatenate([_joined(each[..., 0, :], each[..., 1, :]) for each in pairs], axis=-1)
-
-
-def unpack_values(dtype: str, elements: AnyArray) -> AnyArray:
-    if FORMATS[dtype].packed == 1:
-        return elements
-    codes = np.zeros((*elements.shape[:-1], 2 * elements.shape[-1]), np.uint8)
-    at = 0
-    for pair in _value_pairs(codes):
-        part = elements[..., at : at + pair.shape[-1]]
-        pair[..., 0, :], pair[..., 1, :] = part & 15, part >> 4
-        at += pair.shape[-1]
-    return codes
-
-
-def _joined(low: AnyArray, high: AnyArray) -> AnyArray:
-    return np.asarray(low | high << 4)
-
-
-def _value_pairs(codes: AnyArray) -> list[AnyArray]:
-    """Views [..., 2, 16] of every 32 codes, and [..., 2, 8] of the rest."""
-    starts = range(0, codes.shape[-1], 32)
-    return [codes[..., start : start + 32].reshape(*codes.shape[:-1], 2, -1) for start in starts]
