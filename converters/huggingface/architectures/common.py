@@ -34,55 +34,7 @@ class Sizes:
     context: int
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """Names, sizes and layouts of an architecture in GGUF and Hugging Face."""
-
-    name: str  # GGUF's
-    root: str  # prefix of Hugging Face's tensor names
-    names: Mapping[str, str]  # GGUF's to Hugging Face's, without `.weight` and root
-    sizes: Callable[[Config], Sizes]
-    fields: Callable[[Config, Sizes], dict[str, Field]]  # of the header, except the tokenizer's
-    described: Callable[[GGUFFile, ModelSpec], dict[str, Any]]  # the config.json of a model in a GGUF file
-    layouts: Mapping[str, Layout]
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # fused modules and their parts as in `names`
-    biases: frozenset[str] = frozenset()  # matrices that always have one
-    maybe_biases: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by setting: one for all, or none
-    rope: Callable[[Config], Config] | None = None  # reads RoPE's settings; None: no RoPE
-    gate_in_up: bool = False  # one matrix holds the gate and ffn_up
-    tied: bool = False  # where config.json does not say
-
-    def shape(self, stem: str, sizes: Sizes) -> tuple[int, ...]:
-        """The shape of a tensor, named without its layer: [out, in] for a matrix."""
-        queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-        rows = {
-            "token_embd": sizes.vocab,
-            "output": sizes.vocab,
-            "position_embd": sizes.context,
-            "attn_q": queries,
-            "attn_k": keys,
-            "attn_v": keys,
-            "attn_qkv": queries + 2 * keys,
-            "ffn_gate": sizes.ffn,
-            "ffn_up": 2 * sizes.ffn if self.gate_in_up else sizes.ffn,
-            "attn_q_norm": sizes.head_dim,
-            "attn_k_norm": sizes.head_dim,
-        }.get(stem, sizes.hidden)
-        if stem.endswith("_norm"):
-            return (rows,)
-        return rows, {"attn_output": queries, "ffn_down": sizes.ffn}.get(stem, sizes.hidden)
-
-    def odd_bias(self, tensors: Iterable[str], layers: int) -> str | None:
-        """A matrix with a missing or unexpected bias: unlike other layers, unlike others of its group, or not allowed.
-        None: none."""
-        counts = Counter(name.split(".")[-2] for name in tensors if name.endswith(".bias"))
-        for group in self.maybe_biases.values():
-            if {counts[stem] for stem in group} not in ({0}, {layers}):
-                return min(sorted(group), key=lambda stem: counts[stem])
-        known = self.biases.union(*self.maybe_biases.values())
-        return next((stem for stem in counts if stem not in known), None)
-
-
+INTERLEAVED: dict[str, Layout] = {"attn_q": "interleaved", "attn_k": "interleaved"}
 ATTENTION_BIASES = frozenset(("attn_q", "attn_k", "attn_v", "attn_output"))
 FFN_BIASES = frozenset(("ffn_gate", "ffn_up", "ffn_down"))
 
@@ -128,6 +80,55 @@ def usual_sizes(config: Config) -> Sizes:
     )
 
 
+@dataclass(frozen=True)
+class Architecture:
+    """Names, sizes and layouts of an architecture in GGUF and Hugging Face."""
+
+    name: str  # GGUF's
+    fields: Callable[[Config, Sizes], dict[str, Field]]  # of the header, except the tokenizer's
+    described: Callable[[GGUFFile, ModelSpec], dict[str, Any]]  # the config.json of a model in a GGUF file
+    names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)  # to Hugging Face's, without .weight and root
+    root: str = "model."  # prefix of Hugging Face's tensor names
+    sizes: Callable[[Config], Sizes] = usual_sizes
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # fused modules and their parts as in `names`
+    biases: frozenset[str] = frozenset()  # matrices that always have one
+    maybe_biases: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by setting: one for all, or none
+    rope: Callable[[Config], Config] | None = None  # reads RoPE's settings; None: no RoPE
+    gate_in_up: bool = False  # one matrix holds the gate and ffn_up
+    tied: bool = False  # where config.json does not say
+
+    def shape(self, stem: str, sizes: Sizes) -> tuple[int, ...]:
+        """The shape of a tensor, named without its layer: [out, in] for a matrix."""
+        queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        rows = {
+            "token_embd": sizes.vocab,
+            "output": sizes.vocab,
+            "position_embd": sizes.context,
+            "attn_q": queries,
+            "attn_k": keys,
+            "attn_v": keys,
+            "attn_qkv": queries + 2 * keys,
+            "ffn_gate": sizes.ffn,
+            "ffn_up": 2 * sizes.ffn if self.gate_in_up else sizes.ffn,
+            "attn_q_norm": sizes.head_dim,
+            "attn_k_norm": sizes.head_dim,
+        }.get(stem, sizes.hidden)
+        if stem.endswith("_norm"):
+            return (rows,)
+        return rows, {"attn_output": queries, "ffn_down": sizes.ffn}.get(stem, sizes.hidden)
+
+    def odd_bias(self, tensors: Iterable[str], layers: int) -> str | None:
+        """A matrix with a missing or unexpected bias: unlike other layers, unlike others of its group, or not allowed.
+        None: none."""
+        counts = Counter(name.split(".")[-2] for name in tensors if name.endswith(".bias"))
+        for group in self.maybe_biases.values():
+            if {counts[stem] for stem in group} not in ({0}, {layers}):
+                return min(sorted(group), key=lambda stem: counts[stem])
+        known = self.biases.union(*self.maybe_biases.values())
+        return next((stem for stem in counts if stem not in known), None)
+
+
 def one_window(config: Config, sizes: Sizes, window: int) -> int:
     """The sliding window of all layers, 0 for none: `window`, unless layer_types contradicts.
 
@@ -155,6 +156,12 @@ def size_fields(sizes: Sizes) -> dict[str, Field]:
         "vocab_size": sizes.vocab,
     }
     return {key: np.uint32(value) for key, value in counts.items()}
+
+
+def usual_fields(config: Config, sizes: Sizes, *, norm_eps: float = 1e-6) -> dict[str, Field]:
+    """Header fields of models with RMSNorm. norm_eps: where config.json does not say."""
+    epsilon = np.float32(config.positive("rms_norm_eps", norm_eps))
+    return size_fields(sizes) | {"attention.layer_norm_rms_epsilon": epsilon}
 
 
 def usual_description(spec: ModelSpec) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from edge.converters.huggingface.architectures.common import (
     Sizes,
     in_layers,
     short,
-    size_fields,
     usual_description,
+    usual_fields,
     usual_sizes,
 )
 from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_fields
@@ -72,8 +72,7 @@ def _fields(kind: str, config: Config, sizes: Sizes) -> dict[str, Field]:
     _check_query_scale(kind, config, sizes)
     rope = _ROPES[kind](config)
     rope.must_be("partial_rotary_factor", 1.0)
-    fields = size_fields(sizes) | rope_fields(rope, sizes)
-    fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-6))
+    fields = usual_fields(config, sizes) | rope_fields(rope, sizes)
     fields["attention.sliding_window"] = np.uint32(config.count("sliding_window", "context"))
     period = _period(kind, config, sizes)
     if period != _PERIODS[kind]:
@@ -145,7 +144,6 @@ def _architecture(kind: str, names: dict[str, str]) -> Architecture:
     norms: dict[str, Layout] = {name.rpartition(".")[2]: "plus one" for name in names if name.endswith("_norm")}
     return Architecture(
         name=kind,
-        root="model.",
         names=names,
         sizes=partial(_sizes, kind),
         fields=partial(_fields, kind),

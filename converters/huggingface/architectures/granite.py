@@ -13,6 +13,7 @@ import numpy as np
 from edge.converters.huggingface.architectures.common import (
     ATTENTION_BIASES,
     FFN_BIASES,
+    INTERLEAVED,
     LLAMA_NAMES,
     Architecture,
     Sizes,
@@ -77,12 +78,9 @@ def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
 
 GRANITE = Architecture(
     name="granite",
-    root="model.",
-    names=LLAMA_NAMES,
-    sizes=usual_sizes,
     fields=_fields,
     described=_described,
-    layouts={"attn_q": "interleaved", "attn_k": "interleaved"},
+    layouts=INTERLEAVED,
     maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": FFN_BIASES},
     rope=llama_rope,
 )
