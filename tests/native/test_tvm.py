@@ -690,7 +690,8 @@ for capacity, chunk in ((64, 8), (64, 5), (50, 64)):
     for threads in map(int, numbers):
         for sizes in ((1,), (2,), (64,), (3, 1, 7)):
             print("capacity", capacity, "chunk", chunk, "threads", threads, "sizes", sizes, file=sys.stderr, flush=True)
-            engine = tvm.load(model.file, model.spec, EngineConfig(capacity, chunk, kv_dtype, threads, min(5, chunk)))
+            config = EngineConfig(capacity, chunk, kv_dtype, threads, min(5, chunk))
+            engine = tvm.ENGINE.load(model.file, model.spec, config)
             at = 0
             while engine.kv.length < capacity:
                 size = sizes[at % len(sizes)]
@@ -796,7 +797,7 @@ from edge.model.model import open_model
 
 model = open_model(sys.argv[1])
 for kv_dtype in ("f32", "f16", "int8"):
-    engine = tvm.load(model.file, model.spec, EngineConfig(64, 8, kv_dtype, 2, 8))
+    engine = tvm.ENGINE.load(model.file, model.spec, EngineConfig(64, 8, kv_dtype, 2, 8))
     logits = engine.forward_all(np.arange(40))
     for token in range(12):
         engine.forward(np.array([token]))
