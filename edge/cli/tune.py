@@ -7,7 +7,6 @@ import time as clock
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from edge.budget import parse_seconds
@@ -38,7 +37,6 @@ def tune(
         str | None, o.flag("--target", help="The device's instruction set, with --tracker (default: ours).")
     ] = None,
     show: Annotated[bool, o.flag("--show", help="Explain the result, or list all records.")] = False,
-    plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg).")] = None,
     force: Annotated[bool, o.flag("--force", help="Repeat the trials of earlier tunings.")] = False,
     backend: Annotated[Engine, o.flag("--backend", help="The engine whose kernels are tuned.")] = Engine.CPU,
     kv_dtype: o.NativeKVDtype = "f16",
@@ -60,10 +58,8 @@ def tune(
         raise InputError("--tracker measures CPUs; --backend gpu tunes for a GPU of this device")
     if target is not None and tracker is None:
         raise InputError("--target goes with --tracker; for this device, set EDGE_ISA")
-    if plot is not None and not (show and model):
-        raise InputError("--plot goes with --show MODEL")
     if show:
-        _list(json) if model is None else _explain(model, backend, kv_dtype, plot, json)
+        _list(json) if model is None else _explain(model, backend, kv_dtype, json)
         return
     assert model is not None
     seconds = parse_seconds(time, "--time")
@@ -181,12 +177,11 @@ def _row(record: Record) -> list[str]:
     ]  # fmt: skip
 
 
-def _explain(name: str, engine: Engine, kv_dtype: str, picture: Path | None, json: bool) -> None:
-    """Print the record, the effect of each value, and a chart of all trials."""
+def _explain(name: str, engine: Engine, kv_dtype: str, json: bool) -> None:
+    """Print the record, and the effect of each value."""
     from edge.backends.tvm.gpu.tuning import find_record as find_record_of_gpu
     from edge.backends.tvm.tuning.lookup import find_record
     from edge.devices.records import trials_path
-    from edge.report.tuning import chart, plot
     from edge.run.opening import open_model
     from edge.tuning.effects import effects, fates
     from edge.tuning.table import read_trials
@@ -199,8 +194,6 @@ def _explain(name: str, engine: Engine, kv_dtype: str, picture: Path | None, jso
     tried = read_trials(trials_path(record.name))
     usual = tried[0].against if tried else record.values  # the first race is against the defaults
     found = effects(tried, usual)
-    if picture is not None:
-        plot(tried, f"{record.model}, {record.subject.cpu}", picture)
     if json:
         print_json({
             "record": asdict(record), "fates": fates(tried), "effects": [asdict(effect) for effect in found],
@@ -215,7 +208,4 @@ def _explain(name: str, engine: Engine, kv_dtype: str, picture: Path | None, jso
              " and ".join(e.parts), "chosen" if record.values.get(e.field) == e.value else ""] for e in found
         ]  # fmt: skip
         print(table(["field", "value", "time / default's", "races", "of", ""], cells))
-        print("\ntrials: " + ", ".join(f"{count} {fate}" for fate, count in fates(tried).items()) + "\n")
-        from rich.console import Console
-
-        Console(highlight=False).print(chart(tried))
+        print("\ntrials: " + ", ".join(f"{count} {fate}" for fate, count in fates(tried).items()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import math
@@ -18,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -53,9 +51,8 @@ from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
 from edge.backends.tvm.tuning.host import rig_config
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import allowed, make_space
-from edge.report.tuning import chart, plot
 from edge.tuning.effects import effects, fates
-from edge.tuning.search import PAIRS, Found, Limits, Trial, compare, is_significant, race, search
+from edge.tuning.search import PAIRS, Limits, Trial, compare, is_significant, race, search
 from edge.tuning.table import Table, read_trials
 from edge.tuning.tune import Result, Status, tune
 
@@ -477,8 +474,6 @@ def test_whatever_lies_in_the_folder_is_read_or_left_out(
     assert sum(fates(tried).values()) == len(tried)
     usual = tried[0].against if tried else record.values
     assert {each.field for each in effects(tried, usual)} <= usual.keys()
-    if tried:
-        chart(tried)
 
 
 # What runs make of them
@@ -654,31 +649,6 @@ def test_effects_are_relative_to_the_defaults() -> None:
     assert fates(tried) == {"better": 2, "no better": 1, "died": 1, "failed": 1}
 
 
-def test_the_chart_has_a_line_per_trial() -> None:
-    from rich.console import Console
-
-    console = Console(width=100, record=True, file=io.StringIO())
-    found: Found = search(SPACE, Machine(PLANTED).measure, Limits(12, math.inf, time.monotonic))
-    console.print(chart(found.trials))
-    text = console.export_text().splitlines()
-    assert len(text) == 13
-    assert all(trial.fate in line for trial, line in zip(found.trials, text[1:], strict=True))
-
-
-def test_a_plot_is_one_file(tmp_path: Path) -> None:
-    found = search(SPACE, Machine(PLANTED).measure, Limits(12, math.inf, time.monotonic))
-    plot(found.trials, "a title", tmp_path / "trials.svg")
-    text = (tmp_path / "trials.svg").read_text()
-    assert "<svg" in text
-    ElementTree.fromstring(text)
-    assert "href" not in text
-    assert text.count('class="mark"') == len([each for each in found.trials if each.score is not None])
-    with pytest.raises(InputError, match="let its name end in"):
-        plot(found.trials, "a title", tmp_path / "trials.png")
-    with pytest.raises(InputError):
-        plot(found.trials, "a title", tmp_path / "no folder" / "trials.svg")
-
-
 # The command
 
 
@@ -692,7 +662,6 @@ def test_a_plot_is_one_file(tmp_path: Path) -> None:
         (["MODEL", "--target", "avx2"], "--tracker"),
         (["MODEL", "--time", "soon"], "soon"),
         (["MODEL", "--kv-dtype", "q8_0"], "q8_0"),
-        (["MODEL", "--plot", "x.svg"], "--show"),
         (["MODEL", "--show"], "edge tune"),
         ([], "MODEL"),
         (["nothing.gguf"], "nothing.gguf"),
