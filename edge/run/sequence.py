@@ -58,7 +58,7 @@ class TokenSequence:
     def _forget(self) -> None:
         self.prompt = Prompt(())  # the last one, however far it was run; a follow-up first runs the rest of it
         self.pending = list[int]()  # tokens of the answer that have not been run
-        self.ahead = deque[int]()  # tokens chosen by the engine behind the answer's last; each but the last has a row
+        self.ahead = deque[int]()  # tokens after the next, by the engine's choice; each has a row of the one before it
         self.ran = 1  # tokens of the answer in the last pass
         self.fed = array("i")  # tokens of all rows, if there is a prompt cache and nothing has been evicted
         self.evicted = 0  # rows
