@@ -31,7 +31,9 @@ class Role(IntEnum):
 
 
 class Finish(IntEnum):
-    GOING, EOS, STOP, LENGTH, CAPACITY, CANCELLED, TIME, ENERGY, POWER, HEAT, MEMORY = range(11)
+    """Why an answer ended, in the words of `edge.run.report.StopReason`; GOING: it has not."""
+
+    GOING, EOS, STOP, LENGTH, CAPACITY, INTERRUPTED, TIME, ENERGY, POWER, THERMAL, MEMORY = range(11)
 
 
 class Trim(IntEnum):

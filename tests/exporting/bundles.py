@@ -30,11 +30,6 @@ from edge.run.sequence import TokenSequence
 from edge.run.session import Session
 from edge.sampling import SamplingParams
 
-FINISHES = {
-    "eos": Finish.EOS, "stop": Finish.STOP, "length": Finish.LENGTH, "capacity": Finish.CAPACITY,
-    "interrupted": Finish.CANCELLED, "time": Finish.TIME, "energy": Finish.ENERGY, "power": Finish.POWER,
-    "thermal": Finish.HEAT, "memory": Finish.MEMORY,
-}  # fmt: skip
 Text = str | Sequence[int]
 Answer = tuple[list[int], str, Finish]
 
@@ -126,7 +121,7 @@ class Pair:
         self.begun = True
         report = self.python.report
         assert report is not None
-        return self.recorded[: report.tokens.generated], answer, FINISHES[report.stop_reason]
+        return self.recorded[: report.tokens.generated], answer, Finish[report.stop_reason.upper()]
 
 
 @contextmanager

@@ -163,7 +163,7 @@ def test_a_cancelled_answer_can_be_followed_up() -> None:
         timer.start()
         pieces = list(pair.exported.pieces())
         timer.join()
-        assert pieces[-1].finish == Finish.CANCELLED
+        assert pieces[-1].finish == Finish.INTERRUPTED
         tokens = [piece.token for piece in pieces if piece.token is not None]
         stream = pair.python.stream("Tell me a story", max_tokens=None, ignore_eos=True)
         for _ in stream:
@@ -490,7 +490,7 @@ def test_another_thread_is_told_to_wait() -> None:
         while thread.is_alive():  # as the text begins, a cancellation still belongs to what came before
             session.cancel()
             thread.join(0.01)
-        assert session.next().finish == Finish.CANCELLED
+        assert session.next().finish == Finish.INTERRUPTED
 
 
 def use_until_refused(session: BundleSession) -> None:

@@ -125,7 +125,7 @@ class TestSession:
         module.append(Role.RAW, "The sky")
         module.cancel(0.1)
         pieces = module.pieces()
-        assert pieces[-1].finish is Finish.CANCELLED
+        assert pieces[-1].finish is Finish.INTERRUPTED
         module.set(temperature=0, ignore_eos=1, max_tokens=3)
         assert module.answer("And", Role.RAW)[2] is Finish.LENGTH
 

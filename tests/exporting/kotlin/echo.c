@@ -140,7 +140,7 @@ edge_status edge_next(edge_session *session, edge_piece *piece, edge_error *erro
     if (strstr(session->text, "slow"))
         nanosleep(&(struct timespec){0, 5000000}, NULL);
     if (atomic_load(&session->cancelled))
-        piece->finish = EDGE_CANCELLED;
+        piece->finish = EDGE_INTERRUPTED;
     else if (session->at == session->length)
         piece->finish = EDGE_EOS;
     else {

@@ -64,7 +64,7 @@ export interface Info {
 
 export interface Report {
   // generated: Finish
-  finish: "eos" | "stop" | "length" | "capacity" | "cancelled" | "time" | "energy" | "power" | "heat" | "memory";
+  finish: "eos" | "stop" | "length" | "capacity" | "interrupted" | "time" | "energy" | "power" | "thermal" | "memory";
   // end
   promptTokens: number;
   tokens: number;

@@ -15,7 +15,7 @@ const CODES = {
 /** edge_finish, by its numbers. */
 export const FINISHES = [
   // generated: Finish
-  "going", "eos", "stop", "length", "capacity", "cancelled", "time", "energy", "power", "heat", "memory"
+  "going", "eos", "stop", "length", "capacity", "interrupted", "time", "energy", "power", "thermal", "memory"
   // end
 ];
 

@@ -81,7 +81,7 @@ public enum Role: Int32, Sendable {
 /// Why an answer ended, in the order of edge.h.
 public enum Finish: Int32, Sendable {
     // generated: Finish
-    case going, eos, stop, length, capacity, cancelled, time, energy, power, heat, memory
+    case going, eos, stop, length, capacity, interrupted, time, energy, power, thermal, memory
     // end
 }
 

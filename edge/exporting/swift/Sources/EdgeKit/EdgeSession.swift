@@ -195,7 +195,7 @@ public final class EdgeSession: @unchecked Sendable {
         var piece = edge_piece()
         piece.size = UInt32(MemoryLayout<edge_piece>.size)
         try EdgeError.check { edge_next(handle, &piece, &$0) }
-        let finish = Finish(rawValue: piece.finish) ?? .cancelled // a reason that a later runtime may add
+        let finish = Finish(rawValue: piece.finish) ?? .interrupted // a reason that a later runtime may add
         ended = finish == .going ? nil : finish
         let text = withUnsafeBytes(of: piece.text) { String(decoding: $0.prefix(Int(piece.length)), as: UTF8.self) }
         return Piece(text: text, token: piece.token, finish: finish)

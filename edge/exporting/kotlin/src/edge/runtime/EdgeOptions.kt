@@ -72,12 +72,12 @@ enum class Role {
 /** Why an answer ended, in the order of edge.h. */
 enum class Finish {
     // generated: Finish
-    GOING, EOS, STOP, LENGTH, CAPACITY, CANCELLED, TIME, ENERGY, POWER, HEAT, MEMORY
+    GOING, EOS, STOP, LENGTH, CAPACITY, INTERRUPTED, TIME, ENERGY, POWER, THERMAL, MEMORY
     // end
     ;
 
     internal companion object {
-        fun of(code: Int) = entries.getOrElse(code) { CANCELLED } // a reason that a later runtime may add
+        fun of(code: Int) = entries.getOrElse(code) { INTERRUPTED } // a reason that a later runtime may add
     }
 }
 

@@ -46,7 +46,7 @@ class EdgeSession internal constructor(
      * The answer to [prompt] as text, in whole characters.
      *
      * A cold flow: each collector asks once more. If its collector is cancelled, or takes no more, the answer ends
-     * before its next token. After [cancel] and [close] the flow completes; [finish] then is [Finish.CANCELLED].
+     * before its next token. After [cancel] and [close] the flow completes; [finish] then is [Finish.INTERRUPTED].
      */
     fun answer(prompt: String): Flow<String> =
         pieces { Native.append(it, Role.USER.ordinal, prompt.encodeToByteArray()) }
@@ -82,7 +82,7 @@ class EdgeSession internal constructor(
                 send(piece)
             } while (piece.finish == Finish.GOING)
         } catch (closed: ClosedException) {
-            finish = Finish.CANCELLED
+            finish = Finish.INTERRUPTED
         } finally {
             if (asked && finish == null) drain()
             answering.set(false)
@@ -105,7 +105,7 @@ class EdgeSession internal constructor(
             cancel()
             while (finish == null) finish = next(text).finish.takeIf { it != Finish.GOING }
         } catch (closed: ClosedException) {
-            finish = Finish.CANCELLED
+            finish = Finish.INTERRUPTED
         } catch (failed: EdgeException) { // the answer had ended by this error, which is being thrown
         }
     }
