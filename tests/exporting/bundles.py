@@ -109,13 +109,13 @@ class Pair:
             text if isinstance(text, str) else np.array(text, np.int32),
             max_tokens=options.get("max_tokens") or None,
             sampling=sampling,
-            stop=list(options.get("stops", ())),
+            stop=list(options.get("stop", ())),
             ignore_eos=bool(options.get("ignore_eos")),
             system=system,
             raw=raw,
             follow_up=self.begun,
-            time_limit=options.get("seconds"),
-            energy_limit=options.get("joules"),
+            time_limit=options.get("time"),
+            energy_limit=options.get("energy"),
             **chosen,
         )
         self.begun = True

@@ -39,7 +39,7 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
         "capacity=256, threads=4, chat=true, weights=5000000000, kv=6, scratch=7)"
     ]
     # echo.c shows options in place of figures: threads, top_k, max_tokens, cpu_mask, seed, temperature to
-    # repeat_penalty, bytes of the last stop text; seconds to headroom in one sum.
+    # repeat_penalty, bytes of the last stop text; time to headroom in one sum.
     options = "Usage(rows=3, capacity=7, threads=9, weights=1099511627776, kv=-1, scratch=527750, file=6"
     assert echo["unread"] == [f"{options}, tokens=0, evicted=0, joules=0.0, seconds=9321.0, measured=false)"]
     assert echo["read"] == [f"{options}, tokens=1, evicted=0, joules=3002001.0, seconds=9321.0, measured=true)"]

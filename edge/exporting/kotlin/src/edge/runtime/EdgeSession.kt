@@ -110,9 +110,7 @@ class EdgeSession internal constructor(
         }
     }
 
-    private fun show(now: Readings) = call {
-        Native.read(it, now.joules ?: -1.0, now.celsius ?: -1.0, now.headroom ?: -1.0, now.available ?: -1)
-    }
+    private fun show(now: Readings) = call { Native.read(it, now.bytes()) }
 
     /** Ends the answer that is generated, before its next token, also while its prompt runs. Else it does nothing. */
     fun cancel() = synchronized(lifetime) {
@@ -121,7 +119,7 @@ class EdgeSession internal constructor(
 
     /** Other options, from the next answer on. */
     fun set(options: EdgeOptions) = change {
-        Native.set(it, options.integers(), options.numbers(), options.isaBytes(), options.stopBytes())
+        Native.set(it, options.bytes(), options.isaBytes(), options.stopBytes())
     }
 
     /**
@@ -164,10 +162,9 @@ class EdgeSession internal constructor(
     }
 
     fun usage(): Usage = call {
-        val n = LongArray(10)
-        val d = DoubleArray(2)
-        Native.use(it, n, d)
-        Usage(n[0].toInt(), n[1].toInt(), n[2].toInt(), n[3], n[4], n[5], n[6], n[7], n[8], d[0], d[1], n[9] != 0L)
+        val usage = struct(Usage.BYTES)
+        Native.use(it, usage.array())
+        Usage.of(usage)
     }
 
     /** Token ids of a text. [special]: control tokens are recognized. */
