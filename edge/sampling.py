@@ -63,8 +63,8 @@ class SamplingParams:
         return self
 
 
-# Under `general.sampling.` in a GGUF file: what its makers recommend, by the names that llama.cpp reads.
-_IN_FILES = {
+# What the makers of a model recommend in its GGUF file, under `general.sampling.`, by the names that llama.cpp reads.
+RECOMMENDED = {
     "temperature": "temp",
     "top_k": "top_k",
     "top_p": "top_p",
@@ -80,7 +80,7 @@ def choose_sampling(metadata: Mapping[str, Any], **chosen: Any) -> SamplingParam
     """
     chosen = {name: value for name, value in chosen.items() if value is not None}
     recommended: dict[str, Any] = {}
-    for name, key in _IN_FILES.items():
+    for name, key in RECOMMENDED.items():
         value = metadata.get(f"general.sampling.{key}")
         if name in chosen or value is None:
             continue

@@ -30,11 +30,6 @@ from edge.run.sequence import TokenSequence
 from edge.run.session import Session
 from edge.sampling import SamplingParams
 
-FINISHES = {
-    "eos": Finish.EOS, "stop": Finish.STOP, "length": Finish.LENGTH, "capacity": Finish.CAPACITY,
-    "interrupted": Finish.CANCELLED, "time": Finish.TIME, "energy": Finish.ENERGY, "power": Finish.POWER,
-    "thermal": Finish.HEAT, "memory": Finish.MEMORY,
-}  # fmt: skip
 Text = str | Sequence[int]
 Answer = tuple[list[int], str, Finish]
 
@@ -114,19 +109,19 @@ class Pair:
             text if isinstance(text, str) else np.array(text, np.int32),
             max_tokens=options.get("max_tokens") or None,
             sampling=sampling,
-            stop=list(options.get("stops", ())),
+            stop=list(options.get("stop", ())),
             ignore_eos=bool(options.get("ignore_eos")),
             system=system,
             raw=raw,
             follow_up=self.begun,
-            time_limit=options.get("seconds"),
-            energy_limit=options.get("joules"),
+            time_limit=options.get("time"),
+            energy_limit=options.get("energy"),
             **chosen,
         )
         self.begun = True
         report = self.python.report
         assert report is not None
-        return self.recorded[: report.tokens.generated], answer, FINISHES[report.stop_reason]
+        return self.recorded[: report.tokens.generated], answer, Finish[report.stop_reason.upper()]
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def test_stop_strings_end_an_answer_before_them() -> None:
         _, text, _ = pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1)
         stop = text[10:14]
         pair.forget()
-        _, shown, finish = pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1, stops=(stop, "never"))
+        _, shown, finish = pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1, stop=(stop, "never"))
         assert finish == Finish.STOP
         assert shown == text[: text.index(stop)]
         pair.ask("Go on", max_tokens=10, temperature=0, ignore_eos=1)
@@ -163,7 +163,7 @@ def test_a_cancelled_answer_can_be_followed_up() -> None:
         timer.start()
         pieces = list(pair.exported.pieces())
         timer.join()
-        assert pieces[-1].finish == Finish.CANCELLED
+        assert pieces[-1].finish == Finish.INTERRUPTED
         tokens = [piece.token for piece in pieces if piece.token is not None]
         stream = pair.python.stream("Tell me a story", max_tokens=None, ignore_eos=True)
         for _ in stream:
@@ -364,24 +364,24 @@ def test_refused_options_change_nothing() -> None:
         with bundle.session(temperature=0, ignore_eos=1, max_tokens=40) as session:
             _, text, _ = session.answer("Hi")
         stop = text[10:14]
-        with bundle.session(temperature=0, ignore_eos=1, max_tokens=40, stops=(stop,)) as session:
+        with bundle.session(temperature=0, ignore_eos=1, max_tokens=40, stop=(stop,)) as session:
             with pytest.raises(InputError, match="longer than 128 bytes"):
-                session.set(stops=("never", "x" * 129))
+                session.set(stop=("never", "x" * 129))
             assert session.answer("Hi")[1:] == (text[: text.index(stop)], Finish.STOP)
 
 
 def test_budgets_end_answers() -> None:
     folder = bundle_of(MODEL, **STREAMING)
     with open_bundle(folder) as bundle, bundle.session(temperature=0, ignore_eos=1) as session:
-        session.set(temperature=0, ignore_eos=1, seconds=1e-9)
+        session.set(temperature=0, ignore_eos=1, time=1e-9)
         assert session.answer("Hi") == ([], "", Finish.TIME)
-        session.set(temperature=0, ignore_eos=1, seconds=0.1)
+        session.set(temperature=0, ignore_eos=1, time=0.1)
         started = time.perf_counter()
         tokens, _, finish = session.answer("Hi")
         assert finish == Finish.TIME
         assert tokens
         assert time.perf_counter() - started < 5
-        session.set(temperature=0, ignore_eos=1, joules=100)
+        session.set(temperature=0, ignore_eos=1, energy=100)
         session.read(joules=1000)
         session.append(Role.USER, "Hi")
         spent = []
@@ -490,7 +490,7 @@ def test_another_thread_is_told_to_wait() -> None:
         while thread.is_alive():  # as the text begins, a cancellation still belongs to what came before
             session.cancel()
             thread.join(0.01)
-        assert session.next().finish == Finish.CANCELLED
+        assert session.next().finish == Finish.INTERRUPTED
 
 
 def use_until_refused(session: BundleSession) -> None:

@@ -98,7 +98,7 @@ static edge_finish look_around(edge_session *s, uint32_t tokens)
     edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, context_spare(s), &give);
     if (give > 0)
         context_give(s, give);
-    return __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_CANCELLED : reason;
+    return __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_INTERRUPTED : reason;
 }
 
 static bool run(edge_session *s, uint32_t count)
@@ -165,7 +165,7 @@ static edge_finish run_chunk(edge_session *s)
     kv_expect(s->rows, left);
     if (!run(s, (uint32_t)count)) {
         s->failed = true;
-        return EDGE_CANCELLED;
+        return EDGE_INTERRUPTED;
     }
     s->last = (uint32_t)count;
     return EDGE_GOING;
@@ -196,7 +196,7 @@ edge_finish context_step(edge_session *s)
     if (run(s, 1))
         return EDGE_GOING;
     s->failed = true;
-    return EDGE_CANCELLED;
+    return EDGE_INTERRUPTED;
 }
 
 /* Tokens that decisions about the next chunk depend on, as `read_ahead` of edge/run/loop.py reads them. */

@@ -185,14 +185,9 @@ static void start_sampler(edge_session *s)
 {
     const edge_config *model = s->model->config;
     const edge_options *own = &s->options;
-    sampling params = {
-        own->temperature < 0 ? model->temperature : own->temperature,
-        own->top_p < 0 ? model->top_p : own->top_p,
-        own->min_p < 0 ? model->min_p : own->min_p,
-        own->repeat_penalty < 0 ? model->repeat_penalty : own->repeat_penalty,
-        own->top_k < 0 ? model->top_k : (uint32_t)own->top_k,
-        own->seeded ? own->seed : random_seed(),
-    };
+#define CHOSEN(type, name) .name = own->name < 0 ? model->name : (type)own->name,
+    sampling params = {SAMPLING_OPTIONS(CHOSEN) .seed = own->seeded ? own->seed : random_seed()};
+#undef CHOSEN
     const int32_t *banned, *ends;
     uint32_t banned_count = tokenizer_banned(s->tokenizer, &banned), end_count = tokenizer_end_ids(s->tokenizer, &ends);
     sampler_start(s->sampler, &params, banned, banned_count, ends, own->ignore_eos ? end_count : 0);
