@@ -52,13 +52,11 @@ class MostRows:
 
 @dataclass(frozen=True)
 class FixedSizes:
-    """What graphs of fixed sizes, as NPUs want them, say of a plan. rows, chunk: the default KV rows and tokens in
-    prefill; the most, if compiled: those that the model was compiled for. context: the most rows otherwise. kv_dtypes:
-    the first is the default. emulated: `EngineConfig.emulated`."""
+    """The constraints of static graphs, for NPUs, on a plan."""
 
-    rows: int
-    chunk: int
-    context: int
-    kv_dtypes: tuple[str, ...]
+    rows: int  # default KV rows; if compiled, also the most
+    chunk: int  # default tokens of a prefill pass; if compiled, also the most
+    context: int  # most rows, if not compiled
+    kv_dtypes: tuple[str, ...]  # the first is the default
     compiled: bool
-    emulated: bool
+    emulated: bool  # see `EngineConfig.emulated`

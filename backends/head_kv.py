@@ -151,7 +151,7 @@ class HeadKV(Generic[Store]):
     def foresight(self) -> int:
         return self.rope.foresight(self.next_position)
 
-    def expect(self, count: int) -> None:
+    def announce(self, count: int) -> None:
         self._check_open()
         if not self.rope.is_outgrown_by(self.next_position + count):
             return

@@ -82,11 +82,11 @@ class KVCache(Protocol):
 
     @property
     def foresight(self) -> int:
-        """The number of coming tokens that `expect` must count to decide for all of them; 0 once it has, or if nothing
-        depends on it."""
+        """The number of coming tokens that `announce` must count to decide for all of them; 0 once it has, or if
+        nothing depends on it."""
         ...
 
-    def expect(self, count: int) -> None:
+    def announce(self, count: int) -> None:
         """Announce `count` tokens. Past LongRoPE's original context, switch factors and rotate cached keys (see
         rope.py)."""
         ...

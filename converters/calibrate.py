@@ -201,7 +201,7 @@ class Walk:
 
         def run(part: FloatArray) -> FloatArray:
             self._engine.kv.truncate(0)
-            self._engine.kv.expect(len(part))
+            self._engine.kv.announce(len(part))
             return self._engine.run_core(block, At(layer, *self._engine.kv.reserve(len(part))), part)
 
         return np.concatenate([run(x[at : at + self._length]) for at in range(0, len(x), self._length)])

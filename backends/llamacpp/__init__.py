@@ -156,7 +156,7 @@ def row_values(spec: ModelSpec, config: EngineConfig) -> int:
 
 
 def state_bytes(spec: ModelSpec) -> int:
-    """Of recurrent states, whatever the number of tokens."""
+    """Bytes of recurrent states, for any number of tokens."""
     trial = _trial(spec)
     return SEQUENCES * (trial.state_bytes if trial else spec.state_bytes)
 
@@ -209,7 +209,7 @@ def _check_gpu(config: EngineConfig) -> None:
 
 
 def _pass_bytes(spec: ModelSpec, config: EngineConfig, rows: int) -> int:
-    """Of one token at the widest point of the graph: the feed-forward, with gate, up and their product, or else the
+    """Bytes of a token at the widest point of the graph: the feed-forward, with gate, up and their product, or the
     attention."""
     width = max(spec.hidden, spec.heads * spec.head_dim)
     values, mask = 3 * spec.ffn + 4 * width, 2 * rows
@@ -219,7 +219,7 @@ def _pass_bytes(spec: ModelSpec, config: EngineConfig, rows: int) -> int:
 
 
 def _conversion_bytes(spec: ModelSpec, config: EngineConfig, rows: int) -> int:
-    """Of one token: each product's second factor is rounded to the first's type."""
+    """Bytes of a token's conversions: each product's second factor is rounded to the first's type."""
     rounded = spec.ffn * 9 // 8 + _ROUTE_BYTES * spec.experts * spec.experts_used
     if config.kv_dtype == "f16" and not uses_flash(config):
         rounded = max(rounded, 2 * spec.heads * rows)

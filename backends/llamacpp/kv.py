@@ -133,7 +133,7 @@ class LlamaCppKV:
     def foresight(self) -> int:
         return 0
 
-    def expect(self, count: int) -> None:
+    def announce(self, count: int) -> None:
         """Does nothing: llama.cpp chooses RoPE's factors by its context's capacity, at construction."""
 
     def appended(self, count: int, cells: IntArray | None) -> None:

@@ -112,14 +112,14 @@ class OnnxEngine:
 
     def forward(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.expect(tokens.size)
+        self._kv.announce(tokens.size)
         for part, shown in self._pieces(tokens, self.config.chunk):
             self._run(part, wanted=1, shown=shown)
         return np.asarray(self._passes.logits[0])
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.expect(tokens.size)
+        self._kv.announce(tokens.size)
         logits, done = np.empty((tokens.size, self.spec.vocab), np.float32), 0
         for part, shown in self._pieces(tokens, min(self._passes.most_logits, self.config.chunk)):
             self._run(part, wanted=part.size, shown=shown)

@@ -72,7 +72,7 @@ class ReferenceEngine:
         if not self.weights:
             raise EngineError("the engine is closed")
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
-        self.kv.expect(tokens.size)
+        self.kv.announce(tokens.size)
         chunks = [tokens[at : at + self.config.chunk] for at in range(0, tokens.size, self.config.chunk)]
         return np.concatenate([self._run_chunk(chunk) for chunk in chunks])
 

@@ -57,7 +57,7 @@ class ReferenceKV:
     def foresight(self) -> int:
         return self.rope.foresight(self.next_position)
 
-    def expect(self, count: int) -> None:
+    def announce(self, count: int) -> None:
         if self.rope.is_outgrown_by(self.next_position + count):
             self._rotate(self.rope.lengthen(self._length), self.positions)
 

@@ -63,7 +63,7 @@ class KnownModel:
 
 @cache
 def known_models() -> dict[str, KnownModel]:
-    """The table by lower-case name: what a family has, and what a size has besides or instead."""
+    """The table by lower-case name: a family's values, overridden by those of its size."""
     text = (Path(__file__).parent / "models.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     models = {name: _with(table.get(name.split(":")[0], {}), fields) for name, fields in table.items() if ":" in name}

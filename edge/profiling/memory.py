@@ -83,9 +83,9 @@ class Sampler:
 
 @dataclass(frozen=True)
 class MemorySplit:
-    """Bytes of a sample, by what they are for. interpreter: with all libraries."""
+    """Bytes of a sample by purpose."""
 
-    interpreter: int
+    interpreter: int  # with all libraries
     weights: int
     kv: int
     scratch: int

@@ -115,7 +115,7 @@ def token_losses(session: Session, tokens: IntArray, advance: Advance | None = N
         )
     session.reset()
     step, total = min(session.plan.config.chunk, session.plan.config.logits_rows), tokens.size - 1
-    session.engine.kv.expect(total)
+    session.engine.kv.announce(total)
     losses = np.empty(total, np.float64)
     for start in range(0, total, step):
         part = tokens[start : min(start + step, total)]

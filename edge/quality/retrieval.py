@@ -152,7 +152,7 @@ def recall_streamed(session: Session, trials: Sequence[Trial], advance: Advance)
     for trial in trials:
         session.reset()
         prompt = np.concatenate([trial.streamed, trial.question])
-        session.engine.kv.expect(prompt.size)
+        session.engine.kv.announce(prompt.size)
         for start in range(0, prompt.size, chunk):
             part = prompt[start : start + chunk]
             session.make_room(part.size)
@@ -166,7 +166,7 @@ def recall_streamed(session: Session, trials: Sequence[Trial], advance: Advance)
 def _read(session: Session, tokens: IntArray) -> None:
     """Run tokens that fit without eviction. Policies that observe the last queries have not run yet."""
     chunk = session.plan.config.chunk
-    session.engine.kv.expect(tokens.size)
+    session.engine.kv.announce(tokens.size)
     for start in range(0, tokens.size, chunk):
         session.forward(tokens[start : start + chunk], upcoming=1)
 

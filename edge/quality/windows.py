@@ -162,7 +162,7 @@ def _scored(
     step = min(_step(source) for source in sources)
     for source in sources:
         _start(source)
-        _engine(source).kv.expect(read.size)
+        _engine(source).kv.announce(read.size)
     found = []
     for start in range(0, read.size, step):
         part, skipped = read[start : start + step], max(0, windows.first - start)

@@ -110,7 +110,7 @@ class TokenSequence:
 
     def run_prompt(self, count: int, *, upcoming: int) -> None:
         """Run the next `count` tokens of the prompt, for which there is room; `upcoming` will follow them at once."""
-        self.engine.kv.expect(self.prompt.waiting)
+        self.engine.kv.announce(self.prompt.waiting)
         self._outcome = self.forward(self.prompt.peek(count), upcoming=upcoming)
         self.prompt.advance(count)
 
@@ -264,7 +264,7 @@ class TokenSequence:
         come back have no attention. A policy that counts all attention there ever was has to see the whole prompt.
         """
         kv, prompt, queries = self.engine.kv, self.prompt, self.policy.needs.queries
-        kv.expect(prompt.waiting)  # which decides whose rows are those of this text
+        kv.announce(prompt.waiting)  # which decides whose rows are those of this text
         if self.prompt_cache is None or queries == EVERY:
             return 0
         most = min(prompt.waiting, kv.capacity) - max(1, queries)

@@ -60,8 +60,8 @@ class Pair:
         self.check()
         if not fits:
             return
-        self.twin.expect(count)
-        self.c.expect(count)
+        self.twin.announce(count)
+        self.c.announce(count)
         self.twin.prepare(count)
         self.c.prepare(count)
         arena = self.twin.store.arena
@@ -189,7 +189,7 @@ def test_a_damaged_state_is_refused_or_harmless(name: str) -> None:
         assert pair.c.length() <= pair.c.capacity()
         for count in (16, 1, 16):
             if pair.c.make_room(count):
-                pair.c.expect(count)
+                pair.c.announce(count)
                 pair.c.prepare(count)
                 pair.c.appended(count)
         pair.c.renumber()

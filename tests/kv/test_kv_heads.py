@@ -258,7 +258,7 @@ def test_longrope_is_rotated_for_the_positions_that_gaps_lead_to(engines: Callab
     backend, answer = find_backend("cpu", family.model.file, family.model.spec), family.arrays["long_logits"]
     config = EngineConfig(128, CHUNK, "f32", threads=1, logits_rows=CHUNK, per_head=True)
     engine = engines(backend.load(family.model.file, family.model.spec, config))
-    engine.kv.expect(257)  # more positions than the original context has, although the cache has fewer rows
+    engine.kv.announce(257)  # more positions than the original context has, although the cache has fewer rows
     np.testing.assert_allclose(engine.forward_all(family.tokens)[-len(answer) :], answer, rtol=0, atol=EXACT)
 
 

@@ -126,14 +126,14 @@ class GPUEngine:
 
     def _forward(self, tokens: IntArray) -> None:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.expect(tokens.size)
+        self._kv.announce(tokens.size)
         for start in range(0, tokens.size, self.config.chunk):
             part = tokens[start : start + self.config.chunk]
             self._run(part, wanted=int(start + part.size == tokens.size))
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.expect(tokens.size)
+        self._kv.announce(tokens.size)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = min(self.config.logits_rows, self.config.chunk)
         for start in range(0, tokens.size, step):
@@ -147,7 +147,7 @@ class GPUEngine:
         kv, tables = self._kv, self._tables
         tokens = check_tokens(np.full(count, token), self.spec.vocab, kv.free)
         count, length = self._steps(count), kv.length
-        kv.expect(count)
+        kv.announce(count)
         tables[State.BANNED] = banned.size
         tables[State.BANS :][: banned.size] = banned
         self._prepare(tokens[:1], wanted=1, rows=count)

@@ -162,7 +162,7 @@ static edge_finish run_chunk(edge_session *s)
         return EDGE_CAPACITY;
     if (!make_room(s, (uint32_t)count))
         return EDGE_MEMORY; /* rows that it was planned to have were given back */
-    kv_expect(s->rows, left);
+    kv_announce(s->rows, left);
     if (!run(s, (uint32_t)count)) {
         s->failed = true;
         return EDGE_INTERRUPTED;

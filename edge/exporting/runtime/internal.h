@@ -282,8 +282,8 @@ uint32_t kv_capacity(const kv *k);
 int64_t kv_next_position(const kv *k);
 int64_t kv_next_rope_position(const kv *k);
 bool kv_lengthened(const kv *k);                   /* whether LongRoPE's long factors hold now */
-uint32_t kv_foresight(const kv *k);                /* tokens to come that kv_expect has to count; 0 once it has */
-void kv_expect(kv *k, uint32_t count);             /* so many tokens are about to come: chooses the factors */
+uint32_t kv_foresight(const kv *k);                /* tokens to come that kv_announce must count; 0 once it has */
+void kv_announce(kv *k, uint32_t count);           /* `count` tokens will come: chooses RoPE's factors */
 void kv_prepare(kv *k, uint32_t count);            /* at most a chunk, and kv_free: fills starts, lengths, positions,
                                                       attention for a pass */
 void kv_appended(kv *k, uint32_t count);           /* the pass has written them */
@@ -336,10 +336,10 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
 void pass_stop(pass *p);
 uint32_t pass_threads(const pass *p);
-/* Runs tokens and appends their rows, for which there is room; calls kv_expect, kv_prepare and kv_appended. observed: the
- * last so many are observed. Returns the logits [vocab] after the last token, which are valid until the next call and may be
- * changed. NULL, and nothing has changed: more than a chunk or than there is room for, no token of the vocabulary, a
- * position beyond those that the model has learned, or a file that was cut short. */
+/* Runs tokens and appends their rows, for which there is room; calls kv_announce, kv_prepare and kv_appended. observed:
+ * the number of last tokens to observe. Returns the logits [vocab] after the last token, which are valid until the next
+ * call and may be changed. NULL, and nothing has changed: more than a chunk or than there is room for, no token of the
+ * vocabulary, a position beyond those that the model has learned, or a file that was cut short. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
 bool pass_reaches(const pass *p, uint32_t count); /* false: the model has learned fewer positions */
 uint64_t pass_bytes(const pass *p); /* scratch */

@@ -68,7 +68,7 @@ uint32_t kv_foresight(const kv *k)
     return from && !k->lengthened && k->whole.next <= from ? (uint32_t)(from + 1 - k->whole.next) : 0;
 }
 
-void kv_expect(kv *k, uint32_t count)
+void kv_announce(kv *k, uint32_t count)
 {
     uint32_t from = k->model->config->long_from;
     if (!from || k->lengthened || k->whole.next + count <= from)

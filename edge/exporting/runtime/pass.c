@@ -213,7 +213,7 @@ float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observe
 {
     if (!can_run(p, tokens, count))
         return NULL;
-    kv_expect(p->rows, count);
+    kv_announce(p->rows, count);
     kv_prepare(p->rows, count);
     memcpy(p->tokens, tokens, count * sizeof *tokens);
     int64_t position = kv_next_position(p->rows);
