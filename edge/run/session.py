@@ -148,20 +148,21 @@ class Session:
             raise UnsupportedError(f"the {plan.backend} engine runs no LoRA adapters")
         lost = self._sequence.lost or self.engine.kv.length > 0
         if adapters is not None and adapters.size.rank > plan.config.lora_rank:
-            self._load_again(plan_with_lora(plan, self.spec, self._backend, adapters.size), adapters)
+            self._load_again(plan_with_lora(plan, self.spec, self._backend, adapters.size), adapters, lost)
         elif adapters is not None or self.lora is not None:
             cast(AdaptedEngine, self.engine).set_lora(adapters)
         self._sequence.adopt(adapters, lost)
         self.options = replace(self.options, lora=files or None)
 
-    def _load_again(self, plan: Plan, lora: Lora) -> None:
-        """The engine with room for other adapters; if that fails, as it was."""
+    def _load_again(self, plan: Plan, lora: Lora, lost: bool) -> None:
+        """Load the engine with room for other adapters; if that fails, as it was, without the conversation."""
         self.engine.close()
         release_free_memory()
         try:
             self._load_engine(plan, lora)
         except BaseException:
             self._load_engine(self.plan, self.lora)
+            self._sequence.adopt(self.lora, lost)
             raise
 
     def mark(self) -> Mark:

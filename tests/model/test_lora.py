@@ -22,7 +22,7 @@ from edge.backends import find_backend, reference
 from edge.backends.base import AdaptedEngine, Engine, EngineConfig
 from edge.converters.convert import Conversion, convert, preview
 from edge.converters.quantize import Settings
-from edge.errors import BudgetError, BusyError, EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.errors import BudgetError, BusyError, EdgeError, EngineError, InputError, ModelFormatError, UnsupportedError
 from edge.model.lora import Lora, open_lora, read_adapter
 from edge.model.lora_file import LoraFile, parse_lora
 from edge.model.model import Model, open_model
@@ -472,6 +472,27 @@ def test_a_budget_holds_for_another_adapter(open_session: Open, tmp_path: Path) 
     with pytest.raises(BudgetError, match="load it with the model"):
         session.set_lora(write_adapter(tmp_path / "large.gguf", golden("llama-gqa-tied"), 64))
     assert session.lora is None
+    assert session.generate("Hello", **SHORT)
+
+
+def test_a_conversation_lost_to_a_failed_change_is_not_continued(
+    open_session: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session()
+    assert session.generate("Hello", **SHORT)
+    load_engine, calls = session._load_engine, list[object]()
+
+    def fail_once(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise EngineError("no room")
+        load_engine(*arguments)
+
+    monkeypatch.setattr(session, "_load_engine", fail_once)
+    with pytest.raises(EngineError, match="no room"):
+        session.set_lora(write_adapter(tmp_path / "large.gguf", golden("llama-gqa-tied"), 64))
+    with pytest.raises(InputError, match="begin a new one"):
+        session.generate("And you?", follow_up=True, **SHORT)
     assert session.generate("Hello", **SHORT)
 
 
