@@ -38,7 +38,7 @@ def check_usual(what: str, spec: ModelSpec) -> Network:
 def usual_cores(core: Core) -> str | None:
     """The `Backend.supports` of engines that run only attention and feed-forward networks."""
     if isinstance(core, Attention):
-        return "attention with an output gate" if core.gated else None
+        return "attention with an output gate" if core.gated else "attention with sinks" if core.sinks else None
     return None if isinstance(core, Dense) else core.kind
 
 

@@ -28,7 +28,11 @@ def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatA
     hidden = np.arange(at.rows.stop)[None, :] > np.arange(at.rows.start, at.rows.stop)[:, None]
     if core.window:
         hidden |= kv.positions[None, :] <= at.positions[:, None] - core.window
-    mixed = softmax(np.where(hidden, np.float32(-np.inf), scores)) @ values[:, None]
+    scores = np.where(hidden, np.float32(-np.inf), scores)
+    if core.sinks:
+        sinks = engine.weights[at.name("attn_sinks")].reshape(core.kv_heads, -1, 1, 1)
+        scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:-1], 1))], axis=-1)
+    mixed = softmax(scores)[..., : at.rows.stop] @ values[:, None]
     out = mixed.reshape(core.heads, len(x), core.head_dim).swapaxes(0, 1).reshape(len(x), -1)
     return np.asarray(out * sigmoid(engine.project(x, at, "attn_q_gate")) if core.gated else out)
 

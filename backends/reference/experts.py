@@ -6,7 +6,7 @@ import numpy as np
 
 from edge.backends.reference.context import At, Context
 from edge.backends.reference.functions import ACTIVATIONS, sigmoid
-from edge.model.layers import Experts
+from edge.model.layers import SLOPE, Experts
 from edge.types import FloatArray, IntArray
 
 
@@ -18,17 +18,31 @@ def experts(engine: Context, core: Experts, at: At, x: FloatArray) -> FloatArray
         engine.weights[at.name(name)].reshape(core.number, -1, columns)
         for name, columns in (("ffn_gate_exps", x.shape[1]), ("ffn_up_exps", x.shape[1]), ("ffn_down_exps", core.ffn))
     ]
-    activation = ACTIVATIONS[core.activation]
+    none = np.zeros((core.number, 1), np.float32)
+    biases = [
+        engine.weights[at.name(f"{name}.bias")].reshape(core.number, -1) if core.biases else none
+        for name in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+    ]
     chosen, shares = choose(engine, core, at, x)
     for token, row in enumerate(x):
         for expert, share in zip(chosen[token], shares[token], strict=True):
-            gate, up, down = (matrix[expert] for matrix in matrices)
-            out[token] += share * (down @ (activation(gate @ row) * (up @ row)))
+            (gate, up, down), (of_gate, of_up, of_down) = (
+                [each[expert] for each in some] for some in (matrices, biases)
+            )
+            inner = _inner(core, gate @ row + of_gate, up @ row + of_up)
+            out[token] += share * (down @ inner + of_down)
     if core.shared:
-        inner = activation(engine.project(x, at, "ffn_gate_shexp")) * engine.project(x, at, "ffn_up_shexp")
+        inner = _inner(core, *(engine.project(x, at, name) for name in ("ffn_gate_shexp", "ffn_up_shexp")))
         share = sigmoid(engine.project(x, at, "ffn_gate_inp_shexp"))
         out += share * engine.project(inner, at, "ffn_down_shexp")
     return out
+
+
+def _inner(core: Experts, gate: FloatArray, up: FloatArray) -> FloatArray:
+    if not core.clamp:
+        return np.asarray(ACTIVATIONS[core.activation](gate) * up)
+    gate, up = np.minimum(gate, np.float32(core.clamp)), np.clip(up, -core.clamp, core.clamp)
+    return np.asarray(gate * sigmoid(np.float32(SLOPE) * gate) * (up + 1))
 
 
 def choose(engine: Context, core: Experts, at: At, x: FloatArray) -> tuple[IntArray, FloatArray]:

@@ -71,6 +71,7 @@ class Rope:
     log_multiplier: float = 0.0
 
 
+SLOPE = 1.702  # of the sigmoid with which clamped experts approximate GELU
 UNROTATED = Rope(dim=0, base=1.0)  # of layers whose keys have no position (NoPE, arXiv:2305.19466)
 
 
@@ -104,6 +105,7 @@ class Attention:
     score_cap: float = 0.0  # scores become cap · tanh(score / cap); 0: no cap
     temperature: Temperature | None = None
     gated: bool = False  # the output is multiplied by the sigmoid of `attn_q_gate` · x
+    sinks: bool = False  # softmax sees one more score in each head, `attn_sinks`, whose share is dropped
 
     output = "attn_output"
     fixed_values = 0
@@ -134,6 +136,8 @@ class Attention:
         yield from _with_biases((Tensor(name, count, hidden) for name, count in rows.items()), self.biases)
         for name in ("attn_q_norm", "attn_k_norm") if self.head_norms else ():
             yield Tensor(name, self.head_dim)
+        if self.sinks:
+            yield Tensor("attn_sinks", self.heads)
         yield from _with_biases([Tensor(self.output, hidden, self.width)], self.biases)
 
 
@@ -173,6 +177,9 @@ class Experts:
 
         y = Σ share_e · down_e(activation(gate_e · x) ⊙ up_e · x)
 
+    With a `clamp`, g = gate_e · x is at most that, u = up_e · x from −clamp to clamp, and activation(g) ⊙ u becomes
+    g · sigmoid(1.702 g) ⊙ (u + 1). biases: of the router and of all experts.
+
     A shared expert serves every token: its output is multiplied by sigmoid(`ffn_gate_inp_shexp` · x) and added.
     """
 
@@ -184,6 +191,8 @@ class Experts:
     scale: float = 1.0
     shared: int = 0  # values between gate and up, and down, of the shared expert; 0: there is none
     activation: Activation = "silu"
+    clamp: float = 0.0  # 0: none
+    biases: bool = False
 
     output, kind = "ffn_down_exps", "mixtures of experts"
     row_values, fixed_values = 0, 0
@@ -207,12 +216,16 @@ class Experts:
         return max(self.ffn, self.shared)
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
-        yield Tensor("ffn_gate_inp", self.number, hidden)
+        biases = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", self.output) if self.biases else ()
+        yield from _with_biases([Tensor("ffn_gate_inp", self.number, hidden)], biases)
         if self.choice_bias:
             yield Tensor("exp_probs_b.bias", self.number)
-        for name in ("ffn_gate_exps", "ffn_up_exps"):
-            yield Tensor(name, self.ffn, hidden, experts=self.number)
-        yield Tensor(self.output, hidden, self.ffn, experts=self.number)
+        for name, rows, columns in (
+            ("ffn_gate_exps", self.ffn, hidden),
+            ("ffn_up_exps", self.ffn, hidden),
+            (self.output, hidden, self.ffn),
+        ):
+            yield from _with_biases([Tensor(name, rows, columns, experts=self.number)], biases)
         if self.shared:
             yield Tensor("ffn_gate_inp_shexp", 1, hidden)
             yield Tensor("ffn_gate_shexp", self.shared, hidden)
@@ -435,4 +448,4 @@ def _with_biases(matrices: Iterator[Tensor] | list[Tensor], biases: tuple[str, .
     for matrix in matrices:
         yield matrix
         if matrix.name in biases:
-            yield Tensor(f"{matrix.name}.bias", matrix.rows)
+            yield Tensor(f"{matrix.name}.bias", matrix.rows, experts=matrix.experts)

@@ -77,7 +77,8 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
         if stored_name not in taken:
             info = file.tensors[stored_name]
             is_row = name in wanted and wanted[name].rows == 1 and info.shape == (wanted[name].columns,)
-            found[name] = Source(stored_name, 0, 1 if is_row else info.rows, is_row=is_row)
+            rows = info.rows if name not in wanted or wanted[name].columns else info.elements
+            found[name] = Source(stored_name, 0, 1 if is_row else rows, is_row=is_row)
     wanted |= {name: Tensor(name, spec.rope_dim // 2) for name in _FACTORS if name in found}
     if missing := sorted(set(wanted) - set(found)):
         name = missing[0] if missing[0].endswith(".bias") else f"{missing[0]}.weight"

@@ -6,58 +6,23 @@ An architecture that gets a file in `architectures/` leaves this one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from edge.formats.gguf_fields import Header
-from edge.model import architectures
 from edge.model.fallback import figure, per_layer
 from edge.model.layers import Attention, Block, Dense, Layer, Network
 from edge.model.spec import ModelSpec
 
 Listed = tuple[str, tuple[int, ...]]
 
-_RELATIVES = {"gpt-oss": "qwen2"}  # the same but for experts in layers
-
 
 def find_network(header: Header, spec: ModelSpec) -> Network | None:
-    """The pass without experts, tables, and what else `with_more` adds. None: the architecture is not one of these."""
-    if spec.architecture == "gemma4":
-        return _gemma4(header, spec)
-    relative = _RELATIVES.get(spec.architecture)
-    if relative is None:
-        return None
-    ffn = header.count("feed_forward_length", "ffn")
-    return architectures.find_network(header, replace(spec, architecture=relative, ffn=ffn))
+    """The pass without tables, and what else `with_more` adds. None: the architecture is not one of these."""
+    return _gemma4(header, spec) if spec.architecture == "gemma4" else None
 
 
 def with_more(header: Header, tensors: Iterable[Listed]) -> Iterator[Listed]:
     """The tensors of a file, where `tensors` are those of its network. Others than these architectures' stay."""
-    make = {"gemma4": _with_tables, **dict.fromkeys(_RELATIVES, _with_experts)}.get(header.architecture)
-    yield from make(header, tensors) if make else tensors
-
-
-def _with_experts(header: Header, tensors: Iterable[Listed]) -> Iterator[Listed]:
-    """Experts in place of feed-forward networks; of gpt-oss also biases, sinks, and a norm of another name."""
-    hidden, experts = header.count("embedding_length", "hidden"), header.count("expert_count", "ffn")
-    width, dense = header.count("expert_feed_forward_length", "ffn"), header.value("leading_dense_block_count") or 0
-    is_gpt_oss = header.architecture == "gpt-oss"
-    shapes = {"gate": (hidden, width), "up": (hidden, width), "down": (width, hidden)}
-    for name, shape in tensors:
-        layer, _, part = name.removeprefix("blk.").partition(".")
-        if not part.startswith("ffn_") or part == "ffn_norm.weight" or int(layer) < dense:
-            yield name.replace("ffn_norm", "post_attention_norm") if is_gpt_oss else name, shape
-            continue
-        kind = part[len("ffn_") : -len(".weight")]
-        yield f"blk.{layer}.ffn_{kind}_exps.weight", (*shapes[kind], experts)
-        if is_gpt_oss:
-            yield f"blk.{layer}.ffn_{kind}_exps.bias", (shapes[kind][1], experts)
-        if kind == "down":
-            yield f"blk.{layer}.ffn_gate_inp.weight", (hidden, experts)
-            if header.architecture == "lfm2moe":
-                yield f"blk.{layer}.exp_probs_b.bias", (experts,)
-            if is_gpt_oss:
-                yield f"blk.{layer}.ffn_gate_inp.bias", (experts,)
-                yield f"blk.{layer}.attn_sinks.weight", (header.count("attention.head_count", "heads"),)
+    yield from _with_tables(header, tensors) if header.architecture == "gemma4" else tensors
 
 
 def _gemma4(header: Header, spec: ModelSpec) -> Network:

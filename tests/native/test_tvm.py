@@ -39,7 +39,7 @@ if platform.machine() not in ("x86_64", "AMD64"):
     pytest.skip("the native engine runs on x86-64", allow_module_level=True)
 
 EXACT = 1e-3  # largest error of a logit in the exact mode; the logits' standard deviation is 3
-TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "F16", "BF16", "F32")
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "F16", "BF16", "F32")
 SUPER_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # blocks of 256
 MIXED = {
     "": "Q4_0", "token_embd": "F16", "output": "Q8_0", "attn_v": "Q8_0", "attn_k": "BF16", "ffn_gate": "F32",
@@ -156,6 +156,8 @@ def random_blocks(kind: str, rows: int, columns: int) -> AnyArray:
         numbers = random.standard_normal((rows, columns)) * 10.0 ** random.integers(-20, 5, (rows, columns))
         size = raw.shape[-1]
         raw = np.ascontiguousarray(numbers.astype("<f4").view(np.uint8).reshape(rows, columns, 4)[..., 4 - size :])
+    elif kind == "MXFP4":
+        raw[..., 0] = random.integers(60, 140, raw.shape[:2])
     else:
         raw[0] = 0xFF  # the largest sums of products
         halves = FLOAT16.view(np.float16)
@@ -195,7 +197,7 @@ def test_packed_weights_are_hardly_larger_than_the_file(kind: str) -> None:
 
 
 # One of each kind of block: a scale, a minimum too, a table, floats, super-blocks with and without minima.
-KINDS = ("Q8_0", "Q5_1", "IQ4_NL", "BF16", "Q2_K", "Q6_K")
+KINDS = ("Q8_0", "Q5_1", "IQ4_NL", "MXFP4", "BF16", "Q2_K", "Q6_K")
 
 
 @pytest.mark.slow
@@ -744,8 +746,8 @@ def refused(model: Model, match: str) -> None:
 
 @pytest.mark.parametrize("name", ["blk.0.ffn_up", "token_embd", "output"])
 def test_a_block_type_without_kernels_is_named(tmp_path: Path, name: str) -> None:
-    small = Small(types={"": "Q4_0", name: "MXFP4"}, tied=False)
-    refused(open_edited(tmp_path, small), rf"MXFP4 \({name}\.weight\).*--backend llamacpp")
+    small = Small(hidden=256, types={"": "Q4_0", name: "TQ2_0"}, tied=False)
+    refused(open_edited(tmp_path, small), rf"TQ2_0 \({name}\.weight\).*--backend llamacpp")
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -40,12 +40,15 @@ _MATRICES = (
 _NORMS = (
     "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "ssm_norm",
 )  # fmt: skip
+_ROUTED = tuple(f"{name}.bias" for name in ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))
 _VECTORS = (
     *_NORMS,
     *(f"{name}.bias" for name in ("attn_norm", "ffn_norm", *_USUAL)),
     "ssm_dt.bias",
     "ssm_a",
+    "attn_sinks",
     "exp_probs_b.bias",
+    *_ROUTED,
 )
 LORA_SLOTS = tuple(f"{name}.{part}" for name in _USUAL for part in ("lora_a", "lora_a.scales", "lora_b"))
 _SEES_ALL = 1 << 30  # a window that no position is beyond

@@ -48,6 +48,9 @@ class Vector:
         return round_up(self.size, PART)
 
 
+READ = {name for name, block in BLOCKS.items() if isinstance(block, FloatBlock) or not block.exponents}
+
+
 @dataclass(frozen=True)
 class Matrix:
     """A matrix in a buffer."""
@@ -261,7 +264,7 @@ class _Finder:
 
     def _tensor(self, source: Source, at: int) -> Tensor:
         info = self.file.tensors[source.tensor]
-        if info.type not in BLOCKS:
+        if info.type not in READ:
             raise UnsupportedError(
                 f"the gpu engine has no kernels for {info.type} ({info.name}) yet: use --backend=llamacpp"
             )

@@ -27,7 +27,8 @@ class BlockParts:
     """GGUF blocks, split into their parts."""
 
     quants: Bytes  # [rows, parts, 4 per bit]
-    numbers: NDArray[np.uint16]  # float16 as uint16 [rows, blocks, 1 or 2]: d and the minimum's
+    # float16 as uint16 [rows, blocks, 1 or 2]: d and the minimum's; or exponents, uint8 [rows, blocks, 1]
+    numbers: NDArray[np.uint16] | Bytes
     factors: Bytes | None = None  # of super-blocks: [rows, blocks, 2 per part]
 
 
@@ -47,6 +48,7 @@ class IntegerBlock:
     group_size: int = PART
     signed: bool = False  # whether q is a signed byte; unsigned values are below 128
     has_minimum: bool = False  # whether there is an m
+    exponents: bool = False  # s is a byte instead of a float16: 2^(byte − 128)
     codebook: tuple[int, ...] = ()  # signed bytes that the 4 bits of q stand for
 
     @property
@@ -76,6 +78,8 @@ class IntegerBlock:
     @property
     def scale_bytes(self) -> int:
         """Bytes of the numbers and factors of a block of 16 rows."""
+        if self.exponents:
+            return TILE
         return TILE * 2 * (self.numbers + (self.parts if self.parts > 1 else 0))
 
     @property
@@ -174,6 +178,11 @@ def _split_plain(raw: Bytes) -> BlockParts:
     return BlockParts(raw[:, :, 2:], numbers_at(raw, 0, 1))
 
 
+def _split_mxfp4(raw: Bytes) -> BlockParts:
+    """2^(e − 128) · codebook[q], q in the order of Q4_0, behind a byte e. The codebook: floats of 4 bits, doubled."""
+    return BlockParts(raw[:, :, 1:], raw[:, :, :1])
+
+
 def _split_q4_1(raw: Bytes) -> BlockParts:
     """d · q + m, q in the order of Q4_0."""
     return BlockParts(raw[:, :, 4:], numbers_at(raw, 0, 2))
@@ -254,6 +263,7 @@ def _factors(raw: Bytes) -> Bytes:
     return factors
 
 
+_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _TYPES: tuple[Block, ...] = (
     FloatBlock("F32", "float32"),
     FloatBlock("F16", "uint16"),
@@ -264,6 +274,7 @@ _TYPES: tuple[Block, ...] = (
     IntegerBlock("Q5_1", (4, 1), _split_q5_1, has_minimum=True),
     IntegerBlock("Q8_0", (8,), _split_plain, signed=True),
     IntegerBlock("IQ4_NL", (4,), _split_plain, signed=True, codebook=IQ4_NL),
+    IntegerBlock("MXFP4", (4,), _split_mxfp4, signed=True, codebook=_FP4, exponents=True),
     IntegerBlock("Q2_K", (2,), _split_q2_k, group_size=16, has_minimum=True),
     IntegerBlock("Q3_K", (2, 1), _split_q3_k, center=4, group_size=16),
     IntegerBlock("Q4_K", (4,), _split_q4_k, has_minimum=True),

@@ -67,6 +67,17 @@ def read_rope(header: Header, spec: ModelSpec) -> Rope:
     )
 
 
+def read_yarn(header: Header, spec: ModelSpec) -> Rope:
+    """As `read_rope`, with the bounds between which YaRN stretches, where a header states them."""
+    rope = read_rope(header, spec)
+    return replace(
+        rope,
+        beta_fast=header.positive("rope.scaling.yarn_beta_fast", rope.beta_fast, below=1e6),
+        beta_slow=header.positive("rope.scaling.yarn_beta_slow", rope.beta_slow, below=1e6),
+        log_multiplier=read_factor(header, "rope.scaling.yarn_log_multiplier", 0.0),
+    )
+
+
 def read_kernel(header: Header, key: str) -> int:
     """The width of a causal convolution, in tokens. Raises ModelFormatError for fewer than two."""
     kernel = header.count(key, "head_dim")

@@ -65,11 +65,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Query:
-    """A row of queries: its offset, the number of cache rows that it may see, and its position (for windows)."""
+    """A row of queries: its offset, the number of cache rows that it may see, and its position (for windows).
+
+    sink: one more score of its softmax, of a row without values; None: there is none.
+    """
 
     at: Value
     visible: Value
     position: Value
+    sink: Value | None = None
 
 
 def attend(
@@ -82,9 +86,13 @@ def attend(
     """
     parts = cache.head // 16
     query_sums = [query_sum(cache, queries, query) for query in rows]
-    for index in range(len(rows)):
-        T.buffer_store(work.memory, T.float32(NEVER), [work.maxima + index])
-        T.buffer_store(work.memory, T.float32(0), [work.sums + index])
+    for index, query in enumerate(rows):
+        sink = T.float32(NEVER) if query.sink is None else let(query.sink)
+        T.buffer_store(work.memory, sink, [work.maxima + index])
+        one = (
+            T.float32(0) if query.sink is None else T.if_then_else(sink > T.float32(NEVER), T.float32(1), T.float32(0))
+        )
+        T.buffer_store(work.memory, one, [work.sums + index])
         for part in range(parts):
             store(work.memory, work.out + index * cache.head + part * 16, floats(0))
     first, last = tiles

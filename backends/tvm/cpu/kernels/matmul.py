@@ -240,6 +240,8 @@ def _read_scale(
 ) -> list[Value]:  # fmt: skip
     """The scale of a group in part `at` of a tile, and its minimum, if it has one: of `lanes` rows, from `lane` on."""
     scales = let(first_scales + quotient(at, block.parts) * (block.scale_bytes // 2))
+    if block.exponents:
+        return [let(_power(load(weights.bytes, scales * 2 + lane, lanes), lanes))]
     numbers = [
         let(isa.from_f16(load(weights.halves, scales + (index * 16 + lane), lanes))) for index in range(block.numbers)
     ]
@@ -258,6 +260,12 @@ def _read_scale(
     else:
         factors = [read(group)]
     return [let(d * T.cast(f, f"float32x{lanes}")) for d, f in zip(numbers, factors, strict=True)]
+
+
+def _power(exponents: Value, lanes: int) -> Value:
+    """2^(e − 128) of bytes e, as float32; 0 below 2^−126."""
+    exponent = T.cast(exponents, f"int32x{lanes}") & ints(255, lanes)
+    return T.reinterpret(f"float32x{lanes}", T.max(exponent - ints(1, lanes), ints(0, lanes)) << ints(23, lanes))
 
 
 def _read_registers(block: IntegerBlock, isa: Isa, read: Callable[[int], Value]) -> list[Value]:

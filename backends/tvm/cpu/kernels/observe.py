@@ -52,14 +52,16 @@ def observe(
         seen = let(limit(products, query, first_row, tile, limits))
         store(memory, raw + tile * 16, seen)
         most.value = T.max(most.value, seen)
-    maximum = let(largest(most.value))
+    maximum = largest(most.value)
+    maximum = let(maximum if query.sink is None else T.max(maximum, query.sink))
     sums.value = floats(0)
     with loop(i64(0), tiles) as tile:
         power = let(exp(load(memory, raw + tile * 16) - spread(maximum)))
         store(memory, raw + tile * 16, power)
         sums.value = sums.value + power
     sum_of_all = let(total(sums.value))
-    factor = let(T.float32(share) / sum_of_all)
+    divisor = sum_of_all if query.sink is None else sum_of_all + exp(query.sink - maximum, 1)
+    factor = let(T.float32(share) / divisor)
     average = let(sum_of_all / T.cast(query.visible, "float32"))
     with loop(i64(0), tiles) as tile:
         at, power = let(first_row + tile * 16), let(load(memory, raw + tile * 16))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.arguments import work_offsets
-from edge.backends.tvm.cpu.kernels.attention import Query, ScoreLimits, Work, attend, finish, merge
+from edge.backends.tvm.cpu.kernels.attention import NEVER, Query, ScoreLimits, Work, attend, finish, merge
 from edge.backends.tvm.cpu.kernels.observe import observe
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, remainder, when
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
@@ -20,7 +20,10 @@ def attend_step(b: PassBuilder, layer: Value) -> None:
         first = let(b.at("queries") + kv_head * b.at("query_rows") * shape.padded_head)
         for start in range(0, shape.group, rows):
             lines = range(start, min(start + rows, shape.group))
-            queries = [Query(first + line * shape.padded_head, visible, b.position) for line in lines]
+            queries = [
+                Query(first + line * shape.padded_head, visible, b.position, _sink_of_one(b, layer, kv_head, line))
+                for line in lines
+            ]
             work = _work(b, b.thread, let(kv_head * shape.group + start))
             first_row = let(b.cache.first_row(layer, kv_head))
             attend(b.target, b.cache, b.floats, queries, first_row, mine, work, limits, fetch=True)
@@ -49,9 +52,12 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
         lines = [let(first + index) for index in range(side)]
         tokens = [let(T.min(quotient(line, shape.group), b.count - 1)) for line in lines]
         queries = [
-            Query(let(start + line * shape.padded_head), let(length + token + 1), b.position + token)
+            Query(
+                let(start + line * shape.padded_head), let(length + token + 1), b.position + token,
+                _sink(b, layer, kv_head, line),
+            )
             for line, token in zip(lines, tokens, strict=True)
-        ]
+        ]  # fmt: skip
         work = _work(b, b.thread, i64(0))
         tiles = (i64(0), let(quotient(queries[-1].visible + 15, 16)))
         first_row = let(b.cache.first_row(layer, kv_head))
@@ -72,8 +78,24 @@ def observe_last(b: PassBuilder, layer: Value) -> None:
         first_row, length = let(b.cache.first_row(layer, kv_head)), let(b.length(layer, kv_head))
         with loop((b.count - b.observed) * shape.group, b.count * shape.group) as line:
             token = let(quotient(line, shape.group))
-            query = Query(let(first + line * shape.padded_head), let(length + token + 1), b.position + token)
+            sink, visible = _sink(b, layer, kv_head, line), let(length + token + 1)
+            query = Query(let(first + line * shape.padded_head), visible, b.position + token, sink)
             observe(b.cache, b.floats, query, first_row, raw, 1 / shape.group, b.votes, b.attention, limits)
+
+
+def _sink(b: PassBuilder, layer: Value, kv_head: Value, line: Value | int) -> Value | None:
+    """The sink of a row of queries."""
+    if "attn_sinks" not in b.names:
+        return None
+    group = b.shape.group
+    head = kv_head * group + (line if isinstance(line, int) else remainder(line, group))
+    return let(b.weights.floats[b.layer_at(layer, "attn_sinks") + head])
+
+
+def _sink_of_one(b: PassBuilder, layer: Value, kv_head: Value, line: int) -> Value | None:
+    """The same for the first thread alone, since the parts of all threads are merged."""
+    sink = _sink(b, layer, kv_head, line)
+    return None if sink is None else let(T.if_then_else(b.thread == 0, sink, T.float32(NEVER)))
 
 
 def _limits(b: PassBuilder, layer: Value) -> ScoreLimits:

@@ -24,6 +24,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     Register,
     Value,
     exp,
+    floats,
     i64,
     ints,
     let,
@@ -38,7 +39,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.packing.shape import RoutedRows, round_up
-from edge.model.layers import Experts
+from edge.model.layers import SLOPE, Experts
 
 
 def route(b: PassBuilder, layer: Value) -> None:
@@ -216,10 +217,19 @@ def _widen(
     places: Sequence[Value],
 ) -> None:  # fmt: skip
     """tile: of the matrix, and of an expert's own rows."""
-    activation, inputs, at = ACTIVATIONS[_core(b).activation], b.inputs("normed", b.shape.padded_hidden), let(tile[0])
+    inputs, at = b.inputs("normed", b.shape.padded_hidden), let(tile[0])
     gate, up = (b.product(name, layer, at, inputs, rows) for name in names)
     for place, one, other in zip(places, gate, up, strict=True):
-        store(b.floats, b.at("ffn") + place * _width(b) + tile[1] * 16, activation(one.value) * other.value)
+        value = _activated(_core(b), one.value, other.value)
+        store(b.floats, b.at("ffn") + place * _width(b) + tile[1] * 16, value)
+
+
+def _activated(core: Experts, gate: Value, up: Value) -> Value:
+    if not core.clamp:
+        return ACTIVATIONS[core.activation](gate) * up
+    gate = let(T.min(gate, floats(core.clamp)))
+    up = T.max(T.min(up, floats(core.clamp)), floats(-core.clamp))
+    return gate * sigmoid(floats(SLOPE) * gate) * (up + floats(1))
 
 
 def _quantize(b: PassBuilder, layer: Value) -> tuple[Value, Inputs]:
