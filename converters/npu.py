@@ -20,7 +20,7 @@ from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import WEIGHTS
 from edge.model.spec import ModelSpec
 from edge.options import Options
-from edge.plan.checks import check_static_sizes, with_fixed_sizes
+from edge.plan.checks import check_static_sizes, fixed_sizes
 from edge.plan.npu import npu_use
 
 Progress = Callable[[float], None]
@@ -63,9 +63,9 @@ def plan_form(file: GGUFFile, spec: ModelSpec, target: NpuTarget) -> StaticForm:
     check_static_sizes(spec, target.rows, target.chunk)
     sizes = find_sizes(spec, npu.provider, elsewhere=True)
     assert sizes is not None
-    options = with_fixed_sizes(Options(max_kv_size=target.rows, prefill_step_size=target.chunk), sizes)
-    rows, kv_dtype = options.max_kv_size or sizes.rows, options.kv_dtype or sizes.kv_dtypes[0]
-    return make_form(spec, rows, options.prefill_step_size or sizes.chunk, kv_dtype, shards=use.shards)
+    stated = Options(max_kv_size=target.rows, prefill_step_size=target.chunk)
+    rows, chunk, kv_dtype = fixed_sizes(stated, sizes)
+    return make_form(spec, rows or sizes.rows, chunk, kv_dtype, shards=use.shards)
 
 
 def compile_npu(

@@ -13,15 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
 from edge.errors import InputError
 from edge.flags import BUDGETS, CACHE, ENGINE, flags_of, named_in_errors, option
 from edge.model.lora_file import LoraFile, LoraSize, parse_lora
-
-if TYPE_CHECKING:
-    from edge.kv.policy import Policy
 
 AUTO = "auto"
 
@@ -137,13 +134,6 @@ class Options:
             parse = known[name].parse
             values[name] = parse(value) if parse and value is not None else value
         return replace(self, **values)  # type: ignore[arg-type]
-
-    @cached_property
-    def policy(self) -> Policy:
-        """What `kv_policy`, `sinks` and `keep` describe; of `auto`, the plan chooses it. Raises InputError."""
-        from edge.kv import make_policy
-
-        return make_policy(self.kv_policy, self.sinks, self.keep or 0)
 
     @cached_property
     def lora_size(self) -> LoraSize:

@@ -40,7 +40,6 @@ from edge.exporting.planning import check_options, check_runtime, plan_bundle, p
 from edge.exporting.platforms import write_platform
 from edge.exporting.site import describe_site
 from edge.exporting.vocabulary import tokenizer_sections
-from edge.kv.policy import Policy
 from edge.model.catalog import packaged_name
 from edge.model.model import Model, open_model
 from edge.model.tokenizer import Tokenizer
@@ -67,7 +66,6 @@ class Bundle:
     profile: DeviceProfile
     layout: PackedLayout
     plan: Plan
-    policy: Policy
     prompt_rows: int
     designs: list[Design]
     tables: dict[Section, bytes]
@@ -135,13 +133,13 @@ def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequen
         raise UnsupportedError(f"the tokenizer of {model.name} is known to llama.cpp alone, and cannot be exported")
     ids, words = tokenizer_sections(model.tokenizer)
     tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
-    plan, policy = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())))
+    plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())))
     machine = _MACHINES.get(profile.machine, profile.machine)
     designs = exported_designs(
         layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas
     )
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
-    return Bundle(model, profile, layout, plan, policy, pinned, designs, tables)
+    return Bundle(model, profile, layout, plan, pinned, designs, tables)
 
 
 def make_sections(bundle: Bundle) -> dict[Section, bytes]:
@@ -150,7 +148,7 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
     config = plan.config
     sections = bundle.tables | {
         Section.CONFIG: model_file.config_section(
-            model, layout, config, bundle.policy, plan.evict_step, chat=bool(bundle.tables[Section.CHAT]),
+            model, layout, config, plan.policy, plan.evict_step, chat=bool(bundle.tables[Section.CHAT]),
             sampling=model.sampling(), power=_power(bundle.profile), kv_bytes=plan.bytes.kv,
             scratch_bytes=plan.bytes.scratch, peak=plan.predicted_peak, pinned=bundle.prompt_rows,
         ),

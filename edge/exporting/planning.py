@@ -16,12 +16,11 @@ from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.exporting.model_file import POLICIES
 from edge.formats.gguf import GGUFFile
 from edge.kv import make_policy
-from edge.kv.policy import Policy
 from edge.model.layers import Attention, Core, DeltaNet, ShortConvolution
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
-from edge.plan.device import MODULE_MOST, RUNTIME_BYTES, for_device
+from edge.plan.device import MODULE_MOST, RUNTIME_BYTES, limits_of
 from edge.plan.plan import Plan, make_plan
 
 # Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room; and what the
@@ -33,8 +32,8 @@ _TABLES, _TABLES_BYTES = 33, 64 << 10  # of a token of the vocabulary; measured:
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
 
 
-def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> tuple[Plan, Policy]:
-    """The plan for a device, and its KV policy. tables: bytes of model.edge besides the weights.
+def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> Plan:
+    """The plan for a device. tables: bytes of model.edge besides the weights.
 
     Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
     """
@@ -65,20 +64,17 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
         if profile.system == "web":
             raise
         return None
-    plan, _ = plan_bundle(profile, spec, options, _TABLES * spec.vocab + _TABLES_BYTES)
+    plan = plan_bundle(profile, spec, options, _TABLES * spec.vocab + _TABLES_BYTES)
     chosen = f"{CPU.NAME} is assumed, in an app that edge export makes" if profile.system != "web" else ""
     return replace(plan, chosen=chosen if options.backend == AUTO else "")
 
 
-def _plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> tuple[Plan, Policy]:
-    options = replace(options, backend=CPU.NAME)
+def _plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> Plan:
     engine, process = _Bundled(options), _own_bytes(profile, spec) + tables
     if profile.name == HOST:
-        plan = make_plan(spec, engine, options, process=process)
-    else:
-        options, limit = for_device(profile, options)
-        plan = make_plan(spec, engine, options, elsewhere=limit, process=process)
-    return plan, make_policy(plan.kv_policy, options.sinks, options.keep or 0)
+        return make_plan(spec, engine, options, process=process)
+    limit, threads = limits_of(profile, options)
+    return make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads)
 
 
 def _own_bytes(profile: DeviceProfile, spec: ModelSpec) -> int:

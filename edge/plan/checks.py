@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from reprlib import repr as brief
 
 import numpy as np
 
 from edge.backends import engines_with
-from edge.backends.base import Backend, Capabilities
+from edge.backends.base import Capabilities
 from edge.backends.counts import FixedSizes
 from edge.devices.host import logical_cores
 from edge.errors import InputError, UnsupportedError
-from edge.kv import DEFAULT_SINKS, Needs, pinned_rows
+from edge.kv import DEFAULT_SINKS, Needs
 from edge.kv.policy import check_options
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
+from edge.plan.resolved import Resolved
 from edge.types import GRANULARITIES
 
 SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
 WRITABLE_ROWS = 8  # of the smallest cache, beside the pinned and the recent ones
 
 
-def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewhere: bool) -> None:
+def check_request(run: Resolved, *, elsewhere: bool) -> None:
     """Raises InputError for impossible options, UnsupportedError for what the engine lacks. elsewhere: for a device
     with other cores."""
+    spec, backend, options = run.spec, run.backend, run.options
     has = backend.CAPABILITIES
-    if missing := _missing(options.policy.needs, has):
+    if missing := _missing(run.policy.needs, has):
         raise UnsupportedError(
-            f"--kv-policy={options.kv_policy} {missing}, and {backend.NAME} is none: use --kv-policy=streaming"
+            f"--kv-policy={run.kv_policy} {missing}, and {backend.NAME} is none: use --kv-policy=streaming"
         )
     if options.provider is not None and not has.providers:
         other = engines_with("providers")[0]
@@ -39,29 +40,29 @@ def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewh
     if options.gpu_layers is not None and not has.gpu_layers:
         other = engines_with("gpu_layers")[0]
         raise UnsupportedError(f"--gpu-layers is for the {other} engine, not for {backend.NAME}: use --backend={other}")
-    if options.gpu_memory is not None and not has.gpu and options.backend != AUTO:
+    if options.gpu_memory is not None and not has.gpu and (options.backend, options.provider) != (AUTO, None):
         other = engines_with("gpu")[0]
         raise UnsupportedError(f"--gpu-memory is for the {other} engine, not for {backend.NAME}: use --backend={other}")
-    if options.kv_dtype is not None and options.kv_dtype not in has.kv_dtypes:
+    if run.kv_dtype not in has.kv_dtypes:
         raise UnsupportedError(
-            f"the {backend.NAME} engine has no KV dtype {options.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"
+            f"the {backend.NAME} engine has no KV dtype {run.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"
         )
-    _check_sinks(spec, options)
+    _check_sinks(run)
     most = backend.most_rows(spec, options.expected_tokens)
     for flag, value, low, high in (
-        ("--max-kv-size", options.max_kv_size, least_rows(pinned(options)), most.rows),
+        ("--max-kv-size", run.rows, least_rows(run.pinned), most.rows),
         ("expected_tokens", options.expected_tokens, 1, 1 << 40),
         ("logits_rows", options.logits_rows, 1, 8192),
-        ("--prefill-step-size", options.prefill_step_size, 1, 8192),
-        ("--threads", options.threads, 1, 1024),
+        ("--prefill-step-size", run.chunk, 1, 8192),
+        ("--threads", run.threads, 1, 1024),
         ("--gpu-layers", options.gpu_layers, 0, spec.layers + 1),  # the output layer is one more
     ):
         check_count(flag, value, low, high, f" ({most.why})" if high == most.rows else "")
     if not elsewhere:
-        check_threads(options.threads)
-    if has.granularity == "token" and not _keeps_newest(options):
+        check_threads(run.threads)
+    if has.granularity == "token" and not _keeps_newest(run):
         raise UnsupportedError(
-            f"--kv-policy={options.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
+            f"--kv-policy={run.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
             "give recent a larger share"
         )
 
@@ -72,9 +73,9 @@ def check_static_sizes(spec: ModelSpec, rows: int | None, chunk: int | None) -> 
     check_count("--prefill-step-size", chunk, 2, (rows or spec.context) // 2, " (half of the KV rows)")
 
 
-def with_fixed_sizes(options: Options, fixed: FixedSizes) -> Options:
-    """The options of a run whose graphs have fixed sizes. Raises InputError for more than they have, UnsupportedError
-    for KV rows of another type."""
+def fixed_sizes(options: Options, fixed: FixedSizes) -> tuple[int | None, int, str]:
+    """KV rows, prefill step and KV dtype of a run whose graphs have fixed sizes; no rows where --kv-memory says them.
+    Raises InputError for more than the graphs have, UnsupportedError for KV rows of another type."""
     if fixed.compiled and options.kv_memory is not None:
         raise InputError(f"--kv-memory: the model was compiled for {fixed.rows} KV rows: leave it out")
     stated = {"--max-kv-size": options.max_kv_size, "--prefill-step-size": options.prefill_step_size}
@@ -92,12 +93,8 @@ def with_fixed_sizes(options: Options, fixed: FixedSizes) -> Options:
     rows = options.max_kv_size
     if rows is None and options.kv_memory is None:
         rows = fixed.rows if fixed.compiled else max(fixed.rows, min(options.expected_tokens or 0, fixed.context))
-    return replace(
-        options,
-        max_kv_size=rows,
-        prefill_step_size=options.prefill_step_size or max(1, min(fixed.chunk, (rows or fixed.rows) // 2)),
-        kv_dtype=options.kv_dtype or fixed.kv_dtypes[0],
-    )
+    chunk = options.prefill_step_size or max(1, min(fixed.chunk, (rows or fixed.rows) // 2))
+    return rows, chunk, options.kv_dtype or fixed.kv_dtypes[0]
 
 
 def check_count(name: str, value: object, low: int = 1, high: int | None = None, why: str = "") -> None:
@@ -119,35 +116,29 @@ def check_threads(threads: int | None) -> None:
         )
 
 
-def pinned(options: Options) -> int:
-    """Rows that stay; of a policy that evicts none, as many as its cache must have room for."""
-    policy = options.policy
-    return pinned_rows(policy) if policy.evicts else options.sinks
-
-
 def least_rows(pinned: int) -> int:
     """The pinned rows, as many recent ones, and a few to write to."""
     return 2 * pinned + WRITABLE_ROWS
 
 
-def _check_sinks(spec: ModelSpec, options: Options) -> None:
-    check_options(options.sinks)  # of policies without sinks, too
-    sinks, rows = pinned(options), options.max_kv_size
+def _check_sinks(run: Resolved) -> None:
+    check_options(run.options.sinks)  # of policies without sinks, too
+    sinks, rows, context = run.pinned, run.rows, run.spec.context
     needed = least_rows(sinks)
     if sinks <= DEFAULT_SINKS:
         return  # of too small a cache its rows are the fault
-    flag = "--keep" if sinks == options.keep else "--sinks"
-    if needed > spec.context:
-        most = sinks - (needed - spec.context + 1) // 2
-        raise InputError(f"{flag} {sinks} is too many for the {spec.context} positions of the model: at most {most}")
+    flag = "--keep" if sinks == run.options.keep else "--sinks"
+    if needed > context:
+        most = sinks - (needed - context + 1) // 2
+        raise InputError(f"{flag} {sinks} is too many for the {context} positions of the model: at most {most}")
     if rows is not None and rows < needed:
         raise InputError(f"{flag} {sinks} needs at least {needed} KV rows: raise --max-kv-size {rows} or lower {flag}")
 
 
-def _keeps_newest(options: Options) -> bool:
+def _keeps_newest(run: Resolved) -> bool:
     """However few rows an eviction leaves: half of the cache at least."""
-    recent = getattr(options.policy, "recent", 1)
-    return int(recent * ((options.max_kv_size or SMALLEST_ROWS) // 2)) > 0
+    recent = getattr(run.policy, "recent", 1)
+    return int(recent * ((run.rows or SMALLEST_ROWS) // 2)) > 0
 
 
 def _missing(needs: Needs, has: Capabilities) -> str | None:

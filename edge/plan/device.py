@@ -13,7 +13,7 @@ from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.options import Options
-from edge.plan.engines import plan_here, with_engine
+from edge.plan.engines import engine_of, plan_here
 from edge.plan.npu import check_npu
 from edge.plan.plan import Plan, make_plan
 
@@ -37,18 +37,17 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     """
     if profile.name == HOST:
         return plan_here(file, spec, options, more)[1]
-    options = with_engine(options)
-    engine, why = backend_elsewhere(options.backend, file, spec, profile.system)
+    engine, why = backend_elsewhere(engine_of(options), file, spec, profile.system)
     if options.provider is not None and options.provider.lower() != "cpu" and engine.CAPABILITIES.providers:
         check_npu(file, spec, profile, options.provider)
-    options, limit = for_device(profile, options)
+    limit, threads = limits_of(profile, options)
     process = RUNTIME_BYTES + more if profile.system in _PHONES else None
-    plan = make_plan(spec, engine, options, elsewhere=limit, more=more, process=process)
+    plan = make_plan(spec, engine, options, elsewhere=limit, more=more, process=process, threads=threads)
     return replace(plan, chosen=f"{engine.NAME} is assumed: {why}") if why else plan
 
 
-def for_device(profile: DeviceProfile, options: Options) -> tuple[Options, MemoryLimit]:
-    """The options with the threads of another device, and its memory. Raises InputError.
+def limits_of(profile: DeviceProfile, options: Options) -> tuple[MemoryLimit, int]:
+    """The memory for a run on another device, and its threads. Raises InputError.
 
     A page may have more memory than its profile says, which is what phones grant.
     """
@@ -64,5 +63,4 @@ def for_device(profile: DeviceProfile, options: Options) -> tuple[Options, Memor
     has = options.memory if web and options.memory else profile.memory
     most = min(has or options.memory or 0, options.memory or has or 0)
     limit = MemoryLimit(most, "budget" if most == options.memory else profile.name)
-    threads = options.threads or profile.cores or _CORES
-    return replace(options, threads=threads, memory=None), limit
+    return limit, profile.cores or _CORES

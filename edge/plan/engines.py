@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,11 +18,13 @@ from edge.backends.base import Backend
 from edge.devices.graphics import VARIABLE, is_off, seen_gpus
 from edge.devices.host import processor, usable_cores
 from edge.devices.memory import MemoryLimit, memory_use
-from edge.errors import BudgetError, InputError, MissingExtraError, UnsupportedError
+from edge.errors import BudgetError, CacheError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec, model_key
 from edge.options import AUTO, Options
-from edge.plan.plan import Plan, make_plan
+from edge.plan.plan import Plan, first_fit, make_plan
+from edge.plan.resolve import resolve
+from edge.plan.resolved import Resolved
 from edge.storage import cache
 from edge.storage.versions import own_versions
 from edge.values import parse
@@ -62,27 +65,51 @@ class Race:
         return f"{ON_GPU if self.is_gpu_faster else self.engine} was faster here (measured: {'; '.join(said)})"
 
 
+Timed = Callable[[Sequence[tuple[Backend, Plan]]], Sequence[Pace]]
+
 _NOT_TIMED = "the CPU's, until a first run without --time and --energy has timed the GPU, too"
 
 
-def plan_here(file: GGUFFile, spec: ModelSpec, options: Options, more: int = 0) -> tuple[Backend, Plan]:
+def plan_here(
+    file: GGUFFile, spec: ModelSpec, options: Options, more: int = 0, timed: Timed | None = None
+) -> tuple[Backend, Plan]:
     """The engine of `options.backend` and its plan on this device; more: see `make_plan`. `auto` takes the GPU if it
-    was faster and the model fits there.
+    was faster and the model fits there. timed: times an engine on the CPU and that on the GPU by their plans, where
+    nothing is known of this GPU yet; None: the CPU's is taken then.
 
     Raises what `find_backend` and `make_plan` raise.
     """
-    options = with_engine(options)
-    may, race = may_use_gpu(file, options), None
-    if may and (race := find_race(spec)) and race.is_gpu_faster and (rival := gpu_rival(file, spec, options)):
-        with suppress(BudgetError, UnsupportedError, InputError):
-            plan = make_plan(spec, rival, options, more=more, first_run=partial(rival.first_run, file, spec))
-            if plan.config.adapter == race.adapter:
-                return rival, replace(plan, chosen=race.about())
     if options.backend == ON_GPU and options.memory is not None and not _has_room(options):
         return _unseen(spec, options, more)
-    backend = find_backend(options.backend, file, spec, options.kv_dtype)
-    plan = make_plan(spec, backend, options, more=more, first_run=partial(backend.first_run, file, spec))
-    return backend, replace(plan, chosen=(race.about() if race else _NOT_TIMED) if may else "")
+    may = may_use_gpu(file, options)
+    race = find_race(spec) if may else None
+    rival = None
+    if race.is_gpu_faster if race else may and timed:
+        rival = gpu_rival(file, spec, options)
+
+    def resolved(engine: Backend) -> list[Resolved]:
+        return resolve(spec, engine, options, elsewhere=False)
+
+    def planned(runs: list[Resolved]) -> tuple[Backend, Plan]:
+        engine = runs[0].backend
+        return engine, first_fit(runs, more=more, first_run=partial(engine.first_run, file, spec))
+
+    if rival:
+        with suppress(BudgetError, UnsupportedError, InputError):  # only one can run this, which its own plan will say
+            ours = resolved(rival)
+            engine, plan = planned(ours)
+            if race and race.adapter == plan.config.adapter:
+                return engine, replace(plan, chosen=race.about())
+            if timed:
+                usual = resolved(find_backend(AUTO, file, spec, options.kv_dtype))
+                cpu, gpu = timed([planned(usual), (engine, plan)])
+                race = Race(plan.config.adapter, usual[0].backend.NAME, cpu, gpu)
+                with suppress(CacheError):
+                    keep_race(spec, race)
+                engine, plan = planned(ours if race.is_gpu_faster else usual)  # what timing left in memory counts
+                return engine, replace(plan, chosen=race.about())
+    engine, plan = planned(resolved(find_backend(engine_of(options), file, spec, options.kv_dtype)))
+    return engine, replace(plan, chosen=(race.about() if race else _NOT_TIMED) if may else "")
 
 
 def _unseen(spec: ModelSpec, options: Options, more: int) -> tuple[Backend, Plan]:
@@ -96,11 +123,9 @@ def _unseen(spec: ModelSpec, options: Options, more: int) -> tuple[Backend, Plan
     )
 
 
-def with_engine(options: Options) -> Options:
-    """`auto` with an execution provider is the engine that has them."""
-    if options.backend != AUTO or options.provider is None:
-        return options
-    return replace(options, backend=engines_with("providers")[0])
+def engine_of(options: Options) -> str:
+    """The engine that options name: `auto` with an execution provider is the one that has them."""
+    return engines_with("providers")[0] if options.backend == AUTO and options.provider is not None else options.backend
 
 
 def may_use_gpu(file: GGUFFile, options: Options) -> bool:

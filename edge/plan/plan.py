@@ -17,15 +17,20 @@ from edge.budget import format_bytes
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.devices.power import memory_root
 from edge.errors import BudgetError, InputError, UnsupportedError
-from edge.kv import pinned_rows
+from edge.kv import make_policy, pinned_rows
+from edge.kv.policy import Policy
 from edge.model.lora_file import LoraSize
 from edge.model.spec import ModelSpec
 from edge.options import Options
-from edge.plan.candidates import EVICTED_SHARE, Choice, configurations, find_choices
-from edge.plan.checks import least_rows, pinned
+from edge.plan.candidates import EVICTED_SHARE, configurations
+from edge.plan.checks import least_rows
+from edge.plan.resolve import resolve
+from edge.plan.resolved import Resolved
 from edge.prompt_cache.tree import BLOCK
 
 _MOST_EVICTED = 256
+
+FirstRun = Callable[[EngineConfig], int]
 
 _log = logging.getLogger("edge")
 
@@ -83,6 +88,10 @@ class Plan:
     first_run: int = 0  # bytes of this process and a child that compiles, before the run; 0: nothing is left to compile
     tuned: str = "default"  # or "record NAME": where threads, chunk and sizes of pieces of work come from
 
+    @property
+    def policy(self) -> Policy:
+        return make_policy(self.kv_policy, self.sinks, keep=self.sinks)
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON; sizes in bytes."""
         return asdict(self)
@@ -95,34 +104,45 @@ def make_plan(
     elsewhere: MemoryLimit | None = None,
     more: int = 0,
     process: int | None = None,
-    first_run: Callable[[EngineConfig], int] = lambda config: 0,
+    first_run: FirstRun = lambda config: 0,
+    *,
+    threads: int | None = None,
 ) -> Plan:
-    """Choose how to run `spec` within `options.memory`, or within what the system grants. elsewhere: the memory of
-    another device, if the plan is for that one: then nothing counts that was tuned on this. process: bytes that the
-    process holds before the engine is loaded; None: those of this one, which will hold `more` besides. first_run:
-    `Backend.first_run` of the model's file.
+    """Choose how to run `spec` within `options.memory`, or within what the system grants. elsewhere: the memory for
+    it on another device, if the plan is for that one: then nothing counts that was tuned on this. threads: of that one,
+    unless the options say. process: bytes that the process holds before the engine is loaded; None: those of this one,
+    which will hold `more` besides. first_run: `Backend.first_run` of the model's file.
 
     Raises BudgetError, naming the smallest budget that would do; InputError for impossible options;
     UnsupportedError for what the engine lacks.
     """
-    options = Options.of(options)
-    choices = find_choices(spec, backend, options, elsewhere=elsewhere is not None)
-    if choices[0].forced:
-        _log.warning("KV policy full, which stops where the cache is full: %s", choices[0].forced)
-    limit = MemoryLimit(options.memory, "budget") if options.memory else elsewhere or memory_limit(memory_root())
-    card = gpu_limit(options, choices[0].gpu)
+    runs = resolve(spec, backend, Options.of(options), elsewhere=elsewhere is not None, threads=threads)
+    return first_fit(runs, elsewhere, more, process, first_run)
+
+
+def first_fit(
+    runs: Sequence[Resolved], elsewhere: MemoryLimit | None = None, more: int = 0, process: int | None = None,
+    first_run: FirstRun = lambda config: 0,
+) -> Plan:  # fmt: skip
+    """The plan of the first configuration that fits, counted in the process as it is. See `make_plan`."""
+    options = runs[0].options
+    if runs[0].forced:
+        _log.warning("KV policy full, which stops where the cache is full: %s", runs[0].forced)
+    budget = MemoryLimit(options.memory, "budget") if options.memory else None
+    limit = elsewhere or budget or memory_limit(memory_root())
+    card = gpu_limit(options, runs[0].gpu)
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
     resident, peak = (use.rss + more, 0 if elsewhere else use.peak) if process is None else (process, 0)
     before = _Before(resident, peak, first_run)
-    for choice, config, counted in before.count(choices):
+    for run, config, counted in before.count(runs):
         if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
             config = replace(config, frugal=before.needs_first(config) > limit.bytes)
             if before.needs_first(config) > limit.bytes:
                 card = None  # it is the process that has no room
                 break
-            return _plan(choice, config, counted, limit, card, before)
-    raise _too_small(options, choices, limit, card, before, elsewhere=elsewhere is not None)
+            return _plan(run, config, counted, limit, card, before)
+    raise _too_small(runs, limit, card, before, elsewhere=elsewhere is not None)
 
 
 def gpu_limit(options: Options, gpu: GPUMemory | None) -> MemoryLimit | None:
@@ -157,25 +177,25 @@ class _Before:
 
     resident: int
     peak: int
-    first_run: Callable[[EngineConfig], int]
+    first_run: FirstRun
 
-    def count(self, choices: Sequence[Choice]) -> Iterator[tuple[Choice, EngineConfig, PlanBytes]]:
-        """All configurations of all choices, the best first."""
-        for choice in choices:
-            for config in configurations(choice):
-                yield choice, config, self.bytes_of(choice, config)
+    def count(self, runs: Sequence[Resolved]) -> Iterator[tuple[Resolved, EngineConfig, PlanBytes]]:
+        """All configurations of all runs, the best first."""
+        for run in runs:
+            for config in configurations(run):
+                yield run, config, self.bytes_of(run, config)
 
-    def bytes_of(self, choice: Choice, config: EngineConfig) -> PlanBytes:
-        need = choice.backend.footprint(choice.spec, config)
+    def bytes_of(self, run: Resolved, config: EngineConfig) -> PlanBytes:
+        need = run.backend.footprint(run.spec, config)
         scratch = need.scratch
-        if (cache := choice.options.prompt_cache) is not None:
+        if (cache := run.options.prompt_cache) is not None:
             block = BLOCK * (need.kv - need.fixed_kv) // config.capacity
             scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * max(block, need.fixed_kv)
         weights = config.resident or need.weights
         scratch += 4 * (config.capacity + config.chunk)  # token ids of a prompt that are read before they are run
         reserve = _RESERVE + -self.resident % _GRAIN
         interpreter = self.resident + need.runtime
-        on_card = choice.gpu is not None and not choice.gpu.unified
+        on_card = run.gpu is not None and not run.gpu.unified
         return PlanBytes(
             interpreter, weights, need.kv, scratch, reserve, need.streamed, need.lora, need.fixed_kv, need.gpu, on_card
         )
@@ -191,18 +211,17 @@ class _Before:
 
 
 def _plan(
-    choice: Choice, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, card: MemoryLimit | None,
+    run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, card: MemoryLimit | None,
     before: _Before,
 ) -> Plan:  # fmt: skip
-    options, tuned = choice.options, choice.tuned
     if config.resident:
         spare = limit.bytes - counted.total - counted.reserve
         config = replace(config, resident=config.resident + (spare >> 20 << 20))
-        counted = before.bytes_of(choice, config)
+        counted = before.bytes_of(run, config)
     return Plan(
-        backend=choice.backend.NAME,
-        kv_policy=options.kv_policy,
-        sinks=pinned_rows(options.policy),
+        backend=run.backend.NAME,
+        kv_policy=run.kv_policy,
+        sinks=pinned_rows(run.policy),
         config=config,
         evict_step=max(1, min(config.capacity // EVICTED_SHARE, _MOST_EVICTED)),
         bytes=counted,
@@ -212,20 +231,19 @@ def _plan(
         first_run=max(0, before.needs_first(config) - _RESERVE),
         gpu_limit=card.bytes if card and counted.gpu else None,
         gpu_limit_source=card.source if card and counted.gpu else "",
-        tuned=tuned.about if tuned else "default",
+        tuned=run.tuned.about if run.tuned else "default",
     )
 
 
 def _too_small(
-    options: Options, choices: Sequence[Choice], limit: MemoryLimit, card: MemoryLimit | None, before: _Before, *,
-    elsewhere: bool,
-) -> BudgetError:  # fmt: skip
+    runs: Sequence[Resolved], limit: MemoryLimit, card: MemoryLimit | None, before: _Before, *, elsewhere: bool
+) -> BudgetError:
     """Says what the options need, the smallest budget that they fit, and the smallest with the fewest rows."""
-    spec, backend, last = choices[0].spec, choices[0].backend, choices[-1].options
-    _, _, needed = next(before.count(choices))
-    smallest, config = _smallest(choices, before)
+    spec, backend, options = runs[0].spec, runs[0].backend, runs[0].options
+    _, _, needed = next(before.count(runs))
+    smallest, config = _smallest(runs, before)
     if card and smallest <= limit.bytes:
-        return _card_too_small(choices, card, before)
+        return _card_too_small(runs, card, before)
     how = f"{config.capacity} KV rows{', weights streamed' if config.resident else ''}"
     stated = "the memory budget is" if limit.source == "budget" else f"the {limit.source} limit is"
     first = -(-before.needs_first(replace(config, frugal=True)) >> 20) << 20
@@ -236,11 +254,12 @@ def _too_small(
     if first > smallest:
         message += f"--memory {first >> 20}MiB in a first run, which compiles or tries the model; later runs fit in "
     message += f"--memory {smallest >> 20}MiB ({how})"
-    rows = min(spec.context, max(least_rows(pinned(last)), 2 * (options.prefill_step_size or 0)))
+    rows = min(spec.context, max(least_rows(runs[-1].pinned), 2 * (options.prefill_step_size or 0)))
     policy = "streaming" if options.kv_policy == "full" else options.kv_policy
     fewest = replace(options, max_kv_size=rows, kv_memory=None, kv_policy=policy)
     with suppress(InputError, UnsupportedError):  # a policy that keeps no recent rows when there are few
-        least, _ = _smallest(find_choices(spec, backend, fewest, elsewhere=elsewhere), before)
+        found = resolve(spec, backend, fewest, elsewhere=elsewhere, threads=runs[0].threads)
+        least, _ = _smallest(found, before)
         if least < smallest:
             message += f", or --memory {least >> 20}MiB with --max-kv-size {rows}"
             message += f" --kv-policy={policy}" if policy != options.kv_policy else ""
@@ -248,9 +267,9 @@ def _too_small(
     return BudgetError(message, smallest=max(first, smallest))
 
 
-def _card_too_small(choices: Sequence[Choice], card: MemoryLimit, before: _Before) -> BudgetError:
+def _card_too_small(runs: Sequence[Resolved], card: MemoryLimit, before: _Before) -> BudgetError:
     """Says what the options need on the GPU, and the configuration that needs least there."""
-    needs = [(counted.gpu, config) for _, config, counted in before.count(choices)]
+    needs = [(counted.gpu, config) for _, config, counted in before.count(runs)]
     least, config = min(needs, key=lambda each: each[0])
     stated = "--gpu-memory is" if card.source == "budget" else "its free memory, less a margin, is"
     advice = (
@@ -264,9 +283,9 @@ def _card_too_small(choices: Sequence[Choice], card: MemoryLimit, before: _Befor
     )
 
 
-def _smallest(choices: Sequence[Choice], before: _Before) -> tuple[int, EngineConfig]:
-    """The smallest budget that one of the choices fits, bytes, in whole MiB as people write them; and the plan's choice
+def _smallest(runs: Sequence[Resolved], before: _Before) -> tuple[int, EngineConfig]:
+    """The smallest budget that one of the runs fits, bytes, in whole MiB as people write them; and the plan's choice
     within it."""
-    found = [(before.needs(counted), config) for _, config, counted in before.count(choices)]
+    found = [(before.needs(counted), config) for _, config, counted in before.count(runs)]
     smallest = -(-min(need for need, _ in found) >> 20) << 20
     return smallest, next(config for need, config in found if need <= smallest)

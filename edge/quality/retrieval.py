@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.errors import InputError
-from edge.kv import make_policy
 from edge.kv.policy import EVERY
 from edge.model.model import Model
 from edge.model.tokenizer import TokenizerLike
@@ -125,7 +124,7 @@ def recall_compressed(session: Session, trials: Sequence[Trial], rows: int, adva
     """Correct digits per trial after one compression to `rows`, answer included. The session must have room for
     everything."""
     kv, right = session.engine.kv, Compressed([], [])
-    queries = make_policy(session.plan.kv_policy, session.plan.sinks).needs.queries
+    queries = session.plan.policy.needs.queries
     for trial in trials:
         # Both protocols begin with the same tokens, so these run once; but saved rows have no attention added up.
         same = 0 if queries == EVERY else max(0, trial.context.size - max(1, queries))

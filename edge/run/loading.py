@@ -13,12 +13,11 @@ from edge.devices.power import find_meter
 from edge.model.catalog import find_local
 from edge.model.model import Model
 from edge.options import Options, takes_options
-from edge.plan.engines import plan_here
 from edge.prompt_cache.cache import PromptCache
 from edge.run.arguments import check_meter
 from edge.run.meters import EnergyMeter
 from edge.run.opening import open_model
-from edge.run.race import settle_race
+from edge.run.race import plan_run
 from edge.run.session import Session, open_sessions
 from edge.storage.making import account
 
@@ -52,8 +51,7 @@ def load(
     opened = model if isinstance(model, Model) else _open(model, options)
     meter = check_meter(meter or find_meter())
     with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
-        settle_race(opened.file, opened.spec, options, on_load, more=_still_to_come())
-        backend, plan = plan_here(opened.file, opened.spec, options, _still_to_come())
+        backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=_still_to_come())
         session = Session(opened, backend, plan, options, on_load, meter)
     session.prepared = made
     return session

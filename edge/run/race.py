@@ -9,21 +9,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from edge.backends import find_backend
 from edge.backends.base import NOT_FINITE, Backend, Engine, LoadProgress
 from edge.devices.memory import release_free_memory
-from edge.errors import BudgetError, CacheError, EdgeError, EngineError, InputError, UnsupportedError
+from edge.errors import EdgeError, EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.options import Options
-from edge.plan.engines import PROMPT, Pace, Race, find_race, gpu_rival, keep_race, may_use_gpu
-from edge.plan.plan import Plan, make_plan
+from edge.plan.engines import PROMPT, Pace, plan_here
+from edge.plan.plan import Plan
 from edge.types import IntArray
 
 _ROUNDS = 2  # of each engine, in turns
@@ -37,31 +36,14 @@ Entry = tuple[Backend, Plan]
 Result = TypeVar("Result")
 
 
-def settle_race(
+def plan_run(
     file: GGUFFile, spec: ModelSpec, options: Options, progress: LoadProgress | None = None, *, more: int = 0
-) -> None:
-    """Time both, if `auto` may choose and nothing is known yet; not in runs whose seconds or joules are counted."""
-    if options.time is not None or options.energy is not None or not may_use_gpu(file, options):
-        return
-    found = find_race(spec)
-    if found and not found.is_gpu_faster:
-        return
-    rival = gpu_rival(file, spec, options)
-    gpu = rival and rival.gpu_memory()
-    if rival is None or (found and gpu and found.adapter == gpu.adapter):
-        return
-    try:
-        usual = find_backend(options.backend, file, spec, options.kv_dtype)
-        entries = [(engine, _planned(file, spec, engine, options, more)) for engine in (usual, rival)]
-    except (BudgetError, UnsupportedError, InputError):
-        return  # only one of them can run this, which its own plan will say
-    paces = race(file, spec, entries, progress)
-    with suppress(CacheError):
-        keep_race(spec, Race(entries[1][1].config.adapter, usual.NAME, *paces))
-
-
-def _planned(file: GGUFFile, spec: ModelSpec, engine: Backend, options: Options, more: int) -> Plan:
-    return make_plan(spec, engine, options, more=more, first_run=partial(engine.first_run, file, spec))
+) -> Entry:
+    """`plan_here`, which has both timed if need be; not in runs whose seconds or joules are counted."""
+    counted = options.time is not None or options.energy is not None
+    return plan_here(
+        file, spec, options, more, None if counted else lambda entries: race(file, spec, entries, progress)
+    )
 
 
 def race(file: GGUFFile, spec: ModelSpec, entries: Sequence[Entry], progress: LoadProgress | None = None) -> list[Pace]:

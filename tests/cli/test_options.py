@@ -10,8 +10,6 @@ from typing import Annotated, Any
 
 import pytest
 import typer.main
-from hypothesis import given
-from hypothesis import strategies as st
 
 import edge
 from edge.cli import options as o
@@ -119,12 +117,3 @@ def test_options_are_parsed_once() -> None:
     for wrong in (3, "256MiB", {"memory": 1}):
         with pytest.raises(InputError, match=r"options must be edge\.Options, not "):
             Options.of(wrong)  # type: ignore[arg-type]
-
-
-@given(st.integers(0, 64), st.none() | st.integers(0, 64))
-def test_the_policy_is_made_of_three_options(sinks: int, keep: int | None) -> None:
-    options = Options(kv_policy="h2o:recent=0.25", sinks=sinks, keep=keep)
-    policy: Any = options.policy
-    assert (policy.name, policy.recent, policy.sinks) == ("h2o", 0.25, max(sinks, keep or 0))
-    assert options.policy is policy  # made once
-    assert replace(options, kv_policy="window").policy.name == "window"

@@ -18,7 +18,9 @@ from edge.devices.graphics import seen_gpus
 from edge.devices.profiles import find_profile
 from edge.errors import EngineError
 from edge.model.model import Model
+from edge.model.spec import ModelSpec
 from edge.options import Options
+from edge.plan import engines
 from edge.plan.engines import Pace, Race, find_race, keep_race, plan_here
 from edge.plan.plan import make_plan
 from edge.prediction.forecast import forecast
@@ -51,11 +53,18 @@ def test_a_first_run_times_both_and_later_ones_go_by_it(model: Model, monkeypatc
     with load(model, time="1h", max_kv_size=64) as session:  # its seconds are counted
         assert find_race(model.spec) is None
         assert session.plan.backend == "cpu"
-    said: list[str] = []
+    said, resolved, resolve = list[str](), list[str](), engines.resolve
+
+    def counted(spec: ModelSpec, engine: Backend, *options: Any, **more: Any) -> Any:
+        resolved.append(engine.NAME)
+        return resolve(spec, engine, *options, **more)
+
+    monkeypatch.setattr(engines, "resolve", counted)
     with load(model, max_kv_size=64, on_load=lambda part, doing="": said.append(doing)) as session:
         found = find_race(model.spec)
         assert found is not None
         assert "timing cpu and gpu, once for this model" in said
+        assert sorted(resolved) == ["cpu", "gpu"]
         assert min(found.cpu.decode, found.cpu.prefill, found.gpu.decode, found.gpu.prefill) > 0
         assert (found.adapter, found.engine) == (choose_adapter().key, "cpu")
         assert session.plan.backend == ("gpu" if found.is_gpu_faster else "cpu")

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from edge.kv import make_policy
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
+from edge.plan.resolve import resolve
 from edge.prompt_cache.cache import PromptCache
 
 MIB = 1 << 20
@@ -328,6 +330,27 @@ def test_auto_keeps_all_rows_if_they_fit_and_else_what_loses_least(
     assert (chosen.kv_policy, chosen.config.kv_dtype) == (policy, kv_dtype)
     assert chosen.config.observes == chosen.config.per_head == (policy == "h2o")
     assert chosen == native_plan(replace(request_, kv_policy=policy, kv_dtype=kv_dtype), memory, backend)
+
+
+@given(st.integers(0, 64), st.none() | st.integers(0, 64))
+def test_options_are_resolved_once_and_stay_as_they_were_stated(sinks: int, keep: int | None) -> None:
+    options = Options.parse(kv_policy="h2o:recent=0.25", sinks=sinks, keep=keep, kv_memory="12MiB")
+    (run,) = resolve(SMOLLM2.spec, NATIVE, options, elsewhere=False)
+    policy: Any = run.policy
+    assert (policy.name, policy.recent, policy.sinks) == ("h2o", 0.25, max(sinks, keep or 0))
+    assert run.policy is policy
+    assert run.rows is not None
+    assert run.config(run.rows).kv_dtype == run.kv_dtype == "f16"
+    assert run.options is options
+    assert (options.max_kv_size, options.kv_dtype) == (None, None)
+    chosen = native_plan(options)
+    assert (chosen.config.capacity, chosen.policy) == (run.rows, policy)
+
+
+def test_threads_of_another_device_give_way_to_those_that_are_stated() -> None:
+    elsewhere, runs = MemoryLimit(1 << 30, "phone"), [Options(), Options(threads=2), Options(threads=0)]
+    plans = [make_plan(SMOLLM2.spec, NATIVE, each, elsewhere=elsewhere, threads=300) for each in runs]
+    assert [each.config.threads for each in plans] == [300, 2, 300]
 
 
 @pytest.mark.parametrize("backend", [LLAMACPP, find_backend("reference", SMOLLM2.file, SMOLLM2.spec)])

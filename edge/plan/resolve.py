@@ -1,0 +1,86 @@
+"""What the user's options leave open is decided, once, where it does not depend on bytes: policy, KV rows and dtype."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+
+from edge.backends.base import Backend
+from edge.budget import format_bytes
+from edge.errors import InputError, UnsupportedError
+from edge.model.spec import ModelSpec
+from edge.options import AUTO, Options
+from edge.plan.checks import check_request, fixed_sizes, least_rows
+from edge.plan.resolved import Resolved
+
+_KV_ROW_STEP = 16  # --kv-memory is rounded down to so many rows
+
+
+def resolve(
+    spec: ModelSpec, backend: Backend, options: Options, *, elsewhere: bool, threads: int | None = None
+) -> list[Resolved]:
+    """What to try, best first. elsewhere: on another device, for which nothing was tuned here. threads: of that device,
+    unless they are stated.
+
+    Raises InputError for impossible options, UnsupportedError for what the engine lacks.
+    """
+    found = []
+    fixed = backend.fixed_sizes(spec, options.provider, elsewhere=elsewhere)
+    rows, chunk, kv_dtype = options.max_kv_size, options.prefill_step_size, options.kv_dtype
+    if fixed:
+        rows, chunk, kv_dtype = fixed_sizes(options, fixed)
+    run = Resolved(
+        spec,
+        backend,
+        options,
+        options.kv_policy,
+        kv_dtype or backend.CAPABILITIES.kv_dtypes[0],
+        rows,
+        chunk,
+        options.threads if threads is None else options.threads or threads,
+        gpu=None if elsewhere else backend.gpu_memory(),
+        emulated=bool(fixed and fixed.emulated),
+    )
+    for each in _alternatives(run, kv_dtype):
+        check_request(each, elsewhere=elsewhere)
+        tuned = None if elsewhere else backend.tuned(spec, each.kv_dtype)
+        found.append(replace(each, rows=_rows_for_bytes(each), tuned=tuned))
+    return found
+
+
+def _alternatives(run: Resolved, kv_dtype: str | None) -> list[Resolved]:
+    """Automatic: rows in f16 as long as all fit beside the weights. Else, where the engine can, twice as many in int8,
+    chosen by H2O: of what was measured at equal bytes (edge eval kv), this loses least. kv_dtype: None: it is open."""
+    if reason := run.backend.keeps_all(run.spec):
+        if run.kv_policy in (AUTO, Options.kv_policy):
+            return [replace(run, kv_policy="full", forced=reason)]
+        if run.kv_policy != "full":
+            raise UnsupportedError(f"--kv-policy={run.kv_policy} cannot run this model ({reason}): use full")
+    if run.kv_policy != AUTO:
+        return [run]
+    plain = replace(run, kv_policy="streaming")
+    if run.backend.CAPABILITIES.granularity != "head":
+        return [plain]
+    thrifty = replace(run, kv_policy="h2o", kv_dtype=kv_dtype or "int8")
+    return [*([replace(plain, whole=True)] if run.options.expected_tokens else []), thrifty]
+
+
+def _rows_for_bytes(run: Resolved) -> int | None:
+    """`rows`, or those that --kv-memory has room for."""
+    wanted = run.options.kv_memory
+    if wanted is None:
+        return run.rows
+    if run.rows is not None:
+        raise InputError("--max-kv-size and --kv-memory both say how large the KV cache is: state one")
+
+    def taken(rows: int) -> int:
+        return run.backend.footprint(run.spec, run.config(rows)).kv
+
+    most = run.backend.most_rows(run.spec, run.options.expected_tokens).rows
+    least = -(-least_rows(run.pinned) // _KV_ROW_STEP) * _KV_ROW_STEP
+    # The last number of steps that fits: rows of sliding windows, and those that an engine rounds up, are in `taken`.
+    steps = bisect_right(range(most // _KV_ROW_STEP + 1), wanted, lo=1, key=lambda each: taken(each * _KV_ROW_STEP)) - 1
+    rows = most if taken(most) <= wanted else steps * _KV_ROW_STEP
+    if rows < min(most, least):
+        raise InputError(f"--kv-memory {format_bytes(wanted)} is too small: {-(-taken(least) // 1024)}KiB are needed")
+    return rows
