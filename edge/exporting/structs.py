@@ -165,8 +165,8 @@ def layout(struct: list[Field], pointer: int) -> tuple[dict[str, int], int]:
 
 
 def range_tables() -> str:
-    """Macros in C: how tokens are drawn, as X(type, name), or Y(type, name) where models recommend nothing; and options'
-    ranges, as X(name, low, high, own, words).
+    """Macros in C: how tokens are drawn, as X(type, name), or Y(type, name) where models recommend nothing; and the
+    ranges of options, as X(name, low, high, own, words).
 
     own: whether less than 0 stands for what the model recommends.
     """
