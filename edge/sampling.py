@@ -44,6 +44,14 @@ class SamplingParams:
     seed: int | None = option(
         None, "--seed", group=SAMPLING, low=0, high=2**64, help="Seed of the draws (default: random)."
     )
+    presence_penalty: float = option(
+        0.0, "--presence-penalty", group=SAMPLING, low=-2, high=2,
+        help="Subtracted from the logits of the last 64 tokens; 0 is off.",
+    )  # fmt: skip
+    frequency_penalty: float = option(
+        0.0, "--frequency-penalty", group=SAMPLING, low=-2, high=2,
+        help="Subtracted from the logits of the last 64 tokens, as often as each was drawn; 0 is off.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for name, flag in flags_of(self).items():
@@ -55,6 +63,11 @@ class SamplingParams:
                 raise InputError(f"{flag.name} must be from {flag.low} to {flag.high}, not {value!r:.40}")
             if name in ("top_k", "seed") and not is_whole:
                 raise InputError(f"{flag.name} must be a whole number, not {value!r:.40}")
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether tokens that were drawn change the next logits."""
+        return (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     def with_seed(self) -> SamplingParams:
         """A copy with a random seed, if sampling needs one and has none, so that reports can be reproduced."""

@@ -221,7 +221,7 @@ _COMMANDS = {
     "/undo": _Command("/undo", "take the last question and its answer back", _undo),
     "/reset": _Command("/reset", "forget the conversation", _reset),
     "/system": _Command("/system [TEXT]", 'show or change the system prompt; "" takes it away', _system),
-    "/set": _Command("/set [OPTION VALUE]", "temp, top-k, top-p, min-p, repeat-penalty, seed, max-tokens, stop", _set),
+    "/set": _Command("/set [OPTION VALUE]", f"{', '.join(_NUMBERS)}, max-tokens, stop", _set),
     "/think": _Command("/think [on|off|N|NJ]", "whether, or for how many tokens or joules, the model thinks", _think),
     "/save": _Command("/save FILE", "write the conversation as JSON", _save),
     "/load": _Command("/load FILE", "go on with a saved conversation", _load),

@@ -165,18 +165,22 @@ def layout(struct: list[Field], pointer: int) -> tuple[dict[str, int], int]:
 
 
 def range_tables() -> str:
-    """Macros in C: how tokens are drawn, as X(type, name); and options' ranges, as X(name, low, high, own, words).
+    """Macros in C: how tokens are drawn, as X(type, name), or Y(type, name) where models recommend nothing; and the
+    ranges of options, as X(name, low, high, own, words).
 
     own: whether less than 0 stands for what the model recommends.
     """
     types = {"int32": "uint32_t", "double": "double"}
     names = {each.name for each in fields(SamplingParams)}
-    drawn = [f"X({types[each.kind]}, {each.name})" for each in OPTIONS if each.name in names - {"seed"}]
+    drawn = [
+        f"{'X' if each.unset else 'Y'}({types[each.kind]}, {each.name})"
+        for each in OPTIONS if each.name in names - {"seed"}
+    ]  # fmt: skip
     ranges = [
         f'X({each.name}, {each.low:g}, {each.high:g}, {int(each.unset < 0)}, "{each.range}")'
         for each in OPTIONS if each.checked
     ]  # fmt: skip
     return "\n".join(
-        f"#define {name}(X) \\\n    " + " \\\n    ".join(lines)
-        for name, lines in (("SAMPLING_OPTIONS", drawn), ("RANGED_OPTIONS", ranges))
+        f"#define {name} \\\n    " + " \\\n    ".join(lines)
+        for name, lines in (("SAMPLING_OPTIONS(X, Y)", drawn), ("RANGED_OPTIONS(X)", ranges))
     )

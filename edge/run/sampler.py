@@ -1,6 +1,6 @@
 """From logits to the next token: small pure functions over a logits array, composed into one sampler.
 
-The order is llama.cpp's: repetition penalty, top-k, top-p, min-p, temperature. The largest logits are found by blocks,
+The order is llama.cpp's: penalties, top-k, top-p, min-p, temperature. The largest logits are found by blocks,
 so that drawing from 49k or 262k of them costs little more than reading them.
 """
 
@@ -17,14 +17,14 @@ from edge.errors import EngineError
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray, IntArray
 
-PENALTY_WINDOW = 64  # recent tokens that a repetition penalty looks at, as in llama.cpp
+PENALTY_WINDOW = 64  # recent tokens that penalties look at, as in llama.cpp
 COLDEST = 1e-30  # lower temperatures are this one: to divide by less overflows
 _BLOCK = 64  # logits per block in top_k
 _FEW = 256  # tokens that are sorted without top-k, if no more are left by the other cuts
 
 
 class Sampler:
-    """Logits float32 [vocab] -> token id. It remembers what it drew, for the repetition penalty, and writes bans and
+    """Logits float32 [vocab] -> token id. It remembers what it drew, for penalties, and writes bans and
     penalties into the logits it is given.
 
     banned: tokens that are never drawn: those that the model's file suppresses, the end of turn under --ignore-eos.
@@ -39,13 +39,13 @@ class Sampler:
     @property
     def greedy(self) -> bool:
         """Whether the token is always the likeliest that is not banned."""
-        return self._rng is None and self._params.repeat_penalty == 1.0
+        return self._rng is None and not self._params.penalizes
 
     @property
     def candidates(self) -> int:
         """The number of largest logits from which `draw_from` draws as from all of them; 0 if it takes all."""
         count = 1 if self._rng is None else self._params.top_k
-        return count + self.banned.size if count and self._params.repeat_penalty == 1.0 else 0
+        return count + self.banned.size if count and not self._params.penalizes else 0
 
     def ban(self, token: int) -> None:
         """Never draw this token from here on."""
@@ -56,9 +56,11 @@ class Sampler:
         if self.banned.size:
             logits[self.banned] = -np.inf
         if self._recent:
-            penalize(logits, np.fromiter(set(self._recent), dtype=np.int64), self._params.repeat_penalty)
+            tokens, counts = np.unique(np.fromiter(self._recent, np.int64), return_counts=True)
+            penalize(logits, tokens, self._params.repeat_penalty)
+            subtract(logits, tokens, counts, self._params.presence_penalty, self._params.frequency_penalty)
         token = greedy(logits) if self._rng is None else draw(logits, self._params, self._rng)
-        if self._params.repeat_penalty != 1.0:
+        if self._params.penalizes:
             self._recent.append(token)
         return token
 
@@ -163,6 +165,11 @@ def penalize(logits: FloatArray, tokens: AnyArray, penalty: float) -> None:
     """Make tokens less likely, in place (CTRL, arXiv:1909.05858)."""
     found = logits[tokens]
     logits[tokens] = np.where(found > 0, found / penalty, found * penalty)
+
+
+def subtract(logits: FloatArray, tokens: AnyArray, counts: AnyArray, presence: float, frequency: float) -> None:
+    """Make tokens less likely, in place, which were drawn so often: the penalties of OpenAI's API."""
+    logits[tokens] -= counts.astype(np.float32) * np.float32(frequency) + np.float32(presence)
 
 
 def softmax(x: AnyArray) -> AnyArray:

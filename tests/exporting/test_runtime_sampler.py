@@ -33,7 +33,7 @@ class Sampling(ctypes.Structure):
 
     _fields_ = tuple(
         (each.name, {"int32": ctypes.c_uint32, "seed": ctypes.c_uint64}.get(each.kind, ctypes.c_double))
-        for each in OPTIONS
+        for each in sorted(OPTIONS, key=lambda each: each.kind == "seed")
         if each.name in SamplingParams.__dataclass_fields__
     )
 
@@ -92,6 +92,8 @@ PARAMS = st.builds(
     top_p=st.one_of(choices(0.0, 0.95, 1.0), st.floats(0, 1)),
     min_p=st.one_of(choices(0.0, 0.05, 1.0), st.floats(0, 1)),
     repeat_penalty=choices(1.0, 1.1, 0.5, 0.01, 100.0),
+    presence_penalty=choices(0.0, 0.0, 0.3, -2.0),
+    frequency_penalty=choices(0.0, 0.0, 0.1, -1.5),
     seed=st.one_of(choices(0, 1, 2**32 - 1, 2**32, 2**64 - 1), st.integers(0, 2**64 - 1)),
 )
 KINDS = st.lists(choices("normal", "steep", "flat", "tied", "zeros", "cut"), min_size=1, max_size=4)
@@ -118,7 +120,7 @@ def test_tokens_are_those_of_the_python_sampler(
     chance = np.random.default_rng(seed)
     banned, more = chance.integers(0, vocab, bans), chance.integers(0, vocab, bans // 2)
     python, c = Sampler(params, {*banned.tolist(), *more.tolist()}), CSampler(params, vocab, banned, more)
-    for step in range(70 if params.repeat_penalty != 1 else 12):  # more than a penalty remembers
+    for step in range(70 if params.penalizes else 12):  # more than a penalty remembers
         logits = random_logits(kinds[step % len(kinds)], vocab, chance)
         mine = logits.copy()
         token = expected(python, logits)

@@ -25,6 +25,7 @@ from edge.run.sampler import (
     min_p,
     penalize,
     softmax,
+    subtract,
     top_k,
     top_p,
 )
@@ -205,6 +206,18 @@ def test_penalty_looks_at_recent_draws() -> None:
     assert drawn[-1] == 0  # and comes again when that was long ago
 
 
+def test_presence_counts_once_and_frequency_each_time() -> None:
+    logits = np.array([3.0, 1.5, 0.0], np.float32)
+    for params, expected in (
+        (SamplingParams(presence_penalty=2), [0, 1, 0, 0]),
+        (SamplingParams(frequency_penalty=1), [0, 0, 1, 0]),
+        (SamplingParams(presence_penalty=-2), [0, 0, 0, 0]),
+    ):
+        sample = Sampler(params)
+        assert not sample.greedy
+        assert [sample(logits.copy()) for _ in range(4)] == expected
+
+
 def test_penalty_makes_negative_logits_more_negative() -> None:
     sample = Sampler(SamplingParams(repeat_penalty=1.5))
     logits = np.array([-1.0, -1.2, -9.0], np.float32)
@@ -226,6 +239,8 @@ def test_penalty_makes_negative_logits_more_negative() -> None:
         ({"min_p": -0.1}, "--min-p"),
         ({"repeat_penalty": 0}, "--repeat-penalty"),
         ({"repeat_penalty": math.inf}, "--repeat-penalty"),
+        ({"presence_penalty": -2.5}, "--presence-penalty"),
+        ({"frequency_penalty": math.nan}, "--frequency-penalty"),
         ({"seed": -1}, "--seed"),
     ],
 )
@@ -247,7 +262,9 @@ def llama_cpp_survivors(logits: FloatArray, params: SamplingParams, recent: list
         entries[token] = lib.llama_token_data(token, logit, 0.0)
     array = lib.llama_token_data_array(entries, logits.size, -1, False)
     samplers = [
-        lib.llama_sampler_init_penalties(logits.size, 64, params.repeat_penalty, 0.0, 0.0),
+        lib.llama_sampler_init_penalties(
+            logits.size, 64, params.repeat_penalty, params.frequency_penalty, params.presence_penalty
+        ),
         lib.llama_sampler_init_top_k(params.top_k),
         lib.llama_sampler_init_top_p(params.top_p, 1),
         lib.llama_sampler_init_min_p(params.min_p, 1),
@@ -268,15 +285,19 @@ def llama_cpp_survivors(logits: FloatArray, params: SamplingParams, recent: list
         SamplingParams(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0),
         SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.1),
         SamplingParams(temperature=1.0, top_k=10, top_p=0.5, min_p=0.0, repeat_penalty=1.3),
+        SamplingParams(temperature=1.0, top_k=10, top_p=0.9, presence_penalty=1.5, frequency_penalty=-0.7),
         SamplingParams(temperature=1.0, top_k=1),
     ],
     ids=str,
 )
 def test_what_survives_is_what_survives_in_llama_cpp(params: SamplingParams, seed: int) -> None:
     logits, recent = random_logits(3000, seed), [int(token) for token in random_logits(3000, seed).argsort()[-3:]]
+    recent.append(recent[0])
     survivors = llama_cpp_survivors(logits, params, recent)
 
-    penalize(logits, np.array(recent), params.repeat_penalty)
+    drawn, counts = np.unique(recent, return_counts=True)
+    penalize(logits, drawn, params.repeat_penalty)
+    subtract(logits, drawn, counts, params.presence_penalty, params.frequency_penalty)
     tokens = top_k(logits, params.top_k or logits.size)
     probabilities = softmax(logits[tokens].astype(np.float64))
     keep = min(top_p(probabilities, params.top_p), min_p(probabilities, params.min_p))

@@ -99,6 +99,9 @@ typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to th
     double repeat_penalty; /* Penalty on the last 64 tokens; 1 is off. Less than 0: as the model recommends. */
     uint32_t seeded; /* 0: a new one for every answer */
     uint64_t seed; /* Seed of the draws. */
+    double presence_penalty; /* Subtracted from the logits of the last 64 tokens; 0 is off. */
+    /* Subtracted from the logits of the last 64 tokens, as often as each was drawn; 0 is off. */
+    double frequency_penalty;
     uint32_t max_tokens; /* Tokens to generate. 0: no limit. */
     uint32_t ignore_eos; /* Never end the turn; go on. */
     const char *const *stop; /* Texts before which an answer ends: 16 of 128 bytes at most. */
@@ -114,7 +117,7 @@ typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to th
     /* end */
 } edge_options;
 /* generated: EDGE_OPTIONS */
-#define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0}
+#define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0}
 /* end */
 
 typedef struct { /* what the app measures; less than 0: not read */

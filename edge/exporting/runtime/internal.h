@@ -193,7 +193,7 @@ bool chat_starts(const edge_model *model, enum chat_part part); /* the text afte
 typedef struct sampler sampler;
 sampler *sampler_layout(arena *from, uint32_t vocab);
 #define MEMBER(type, name) type name;
-typedef struct { SAMPLING_OPTIONS(MEMBER) uint64_t seed; } sampling;
+typedef struct { SAMPLING_OPTIONS(MEMBER, MEMBER) uint64_t seed; } sampling;
 #undef MEMBER
 void sampler_start(sampler *s, const sampling *params, const int32_t *banned, uint32_t banned_count,
                    const int32_t *more, uint32_t more_count);

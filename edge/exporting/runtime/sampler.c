@@ -320,18 +320,28 @@ static void ban(const sampler *s, float *logits)
                 logits[s->banned[list][i]] = -INFINITY;
 }
 
-/* Makes recent tokens less likely, each once (CTRL, arXiv:1909.05858). */
+static bool penalizes(const sampling *params)
+{
+    return params->repeat_penalty != 1 || params->presence_penalty != 0 || params->frequency_penalty != 0;
+}
+
+/* Makes recent tokens less likely, each once: `penalize` and `subtract` of the port. */
 static void penalize(const sampler *s, float *logits)
 {
-    const float penalty = (float)s->params.repeat_penalty;
+    const float penalty = (float)s->params.repeat_penalty, presence = (float)s->params.presence_penalty,
+                frequency = (float)s->params.frequency_penalty;
     uint32_t count = s->drawn < PENALTY_WINDOW ? s->drawn : PENALTY_WINDOW;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t earlier = 0;
+        uint32_t earlier = 0, times = 0;
         while (s->recent[earlier] != s->recent[i])
             earlier++;
+        if (earlier < i)
+            continue;
+        for (uint32_t other = i; other < count; other++)
+            times += s->recent[other] == s->recent[i];
         float *logit = logits + s->recent[i];
-        if (earlier == i)
-            *logit = *logit > 0 ? *logit / penalty : *logit * penalty;
+        *logit = *logit > 0 ? *logit / penalty : *logit * penalty;
+        *logit -= (float)times * frequency + presence;
     }
 }
 
@@ -340,7 +350,7 @@ int32_t sampler_next(sampler *s, float *logits)
     ban(s, logits);
     penalize(s, logits);
     int32_t token = s->params.temperature > 0 ? draw(s, logits) : greedy(logits, s->vocab);
-    if (s->params.repeat_penalty != 1 && token >= 0)
+    if (penalizes(&s->params) && token >= 0)
         s->recent[s->drawn++ % PENALTY_WINDOW] = token;
     return token;
 }

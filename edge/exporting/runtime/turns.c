@@ -186,8 +186,10 @@ static void start_sampler(edge_session *s)
     const edge_config *model = s->model->config;
     const edge_options *own = &s->options;
 #define CHOSEN(type, name) .name = own->name < 0 ? model->name : (type)own->name,
-    sampling params = {SAMPLING_OPTIONS(CHOSEN) .seed = own->seeded ? own->seed : random_seed()};
+#define GIVEN(type, name) .name = (type)own->name,
+    sampling params = {SAMPLING_OPTIONS(CHOSEN, GIVEN) .seed = own->seeded ? own->seed : random_seed()};
 #undef CHOSEN
+#undef GIVEN
     const int32_t *banned, *ends;
     uint32_t banned_count = tokenizer_banned(s->tokenizer, &banned), end_count = tokenizer_end_ids(s->tokenizer, &ends);
     sampler_start(s->sampler, &params, banned, banned_count, ends, own->ignore_eos ? end_count : 0);

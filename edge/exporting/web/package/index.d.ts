@@ -34,6 +34,10 @@ export interface SamplingOptions {
   repeatPenalty?: number;
   /** Seed of the draws. Default: a new one for every answer. */
   seed?: number | bigint;
+  /** Subtracted from the logits of the last 64 tokens; 0 is off. */
+  presencePenalty?: number;
+  /** Subtracted from the logits of the last 64 tokens, as often as each was drawn; 0 is off. */
+  frequencyPenalty?: number;
   /** Tokens to generate. Default: no limit. */
   maxTokens?: number;
   /** Never end the turn; go on. */

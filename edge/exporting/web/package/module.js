@@ -36,8 +36,9 @@ const OPTIONS = [
   // generated: Options
   ["threads", "Uint32", 4, 0], ["temperature", "Float64", 24, -1], ["topK", "Int32", 32, -1],
   ["topP", "Float64", 40, -1], ["minP", "Float64", 48, -1], ["repeatPenalty", "Float64", 56, -1],
-  ["seeded", "Flag", 64, 0], ["seed", "BigUint64", 72, 0], ["maxTokens", "Uint32", 80, 0],
-  ["ignoreEos", "Flag", 84, 0], ["time", "Float64", 96, 0], ["energy", "Float64", 104, 0], ["power", "Float64", 112, 0],
+  ["seeded", "Flag", 64, 0], ["seed", "BigUint64", 72, 0], ["presencePenalty", "Float64", 80, 0],
+  ["frequencyPenalty", "Float64", 88, 0], ["maxTokens", "Uint32", 96, 0], ["ignoreEos", "Flag", 100, 0],
+  ["time", "Float64", 112, 0], ["energy", "Float64", 120, 0], ["power", "Float64", 128, 0],
   // end
 ];
 

@@ -20,6 +20,10 @@ public struct EdgeOptions: Sendable {
     public var repeatPenalty: Double?
     /// Seed of the draws. Nil: a new one for every answer.
     public var seed: UInt64?
+    /// Subtracted from the logits of the last 64 tokens; 0 is off.
+    public var presencePenalty: Double?
+    /// Subtracted from the logits of the last 64 tokens, as often as each was drawn; 0 is off.
+    public var frequencyPenalty: Double?
     /// Tokens to generate. Nil: no limit.
     public var maxTokens: UInt32?
     /// Never end the turn; go on.
@@ -63,6 +67,8 @@ public struct EdgeOptions: Sendable {
             native.repeat_penalty = repeatPenalty ?? -1
             native.seeded = seed == nil ? 0 : 1
             native.seed = seed ?? 0
+            native.presence_penalty = presencePenalty ?? 0
+            native.frequency_penalty = frequencyPenalty ?? 0
             native.max_tokens = maxTokens ?? 0
             native.ignore_eos = ignoreEos ? 1 : 0
             native.time = time ?? 0

@@ -24,6 +24,10 @@ data class EdgeOptions(
     val repeatPenalty: Double? = null,
     /** Seed of the draws. Null: a new one for every answer. */
     val seed: Long? = null,
+    /** Subtracted from the logits of the last 64 tokens; 0 is off. */
+    val presencePenalty: Double? = null,
+    /** Subtracted from the logits of the last 64 tokens, as often as each was drawn; 0 is off. */
+    val frequencyPenalty: Double? = null,
     /** Tokens to generate. Null: no limit. */
     val maxTokens: Int? = null,
     /** Never end the turn; go on. */
@@ -51,7 +55,7 @@ data class EdgeOptions(
 
     internal fun bytes() =
         // generated: OptionsBytes
-        struct(144)
+        struct(160)
             .putInt(4, threads ?: 0)
             .putLong(8, cpuMask ?: 0)
             .putDouble(24, temperature ?: -1.0)
@@ -61,13 +65,15 @@ data class EdgeOptions(
             .putDouble(56, repeatPenalty ?: -1.0)
             .putInt(64, if (seed == null) 0 else 1)
             .putLong(72, seed ?: 0)
-            .putInt(80, maxTokens ?: 0)
-            .putInt(84, if (ignoreEos) 1 else 0)
-            .putDouble(104, time ?: 0.0)
-            .putDouble(112, energy ?: 0.0)
-            .putDouble(120, power ?: 0.0)
-            .putDouble(128, maxTemp ?: 0.0)
-            .putDouble(136, headroom ?: 0.0)
+            .putDouble(80, presencePenalty ?: 0.0)
+            .putDouble(88, frequencyPenalty ?: 0.0)
+            .putInt(96, maxTokens ?: 0)
+            .putInt(100, if (ignoreEos) 1 else 0)
+            .putDouble(120, time ?: 0.0)
+            .putDouble(128, energy ?: 0.0)
+            .putDouble(136, power ?: 0.0)
+            .putDouble(144, maxTemp ?: 0.0)
+            .putDouble(152, headroom ?: 0.0)
             .array()
         // end
 
