@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import resource
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -30,13 +31,16 @@ from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import read_weights
 from edge.cli.show import table
 from edge.converters.calibrate import SEQUENCE, collect
-from edge.converters.ggml import quantize_rows
 from edge.converters.quantize import Settings, mix_types, plan_types, quantize_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.likelihood import Compared, compare, summarize
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, IntArray
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "formats"))
+
+from ggml_rows import quantize_rows
 
 BODY = {"embedding": "F16", "output": "F16"}
 METHODS: dict[str, Settings] = {

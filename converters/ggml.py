@@ -1,33 +1,26 @@
-"""llama.cpp's own quantization: of rows in this process, of whole files in a child process.
+"""llama.cpp's own quantization of whole files, as `llama-quantize`: it mixes block types by its own rules.
 
-Rows: `ggml_quantize_chunk`, which weights a value's error by the importance of its column. Files: as `llama-quantize`,
-which mixes block types by its own rules; its C code may abort, so it runs in a child.
+Its C code may abort, so it runs in a child process.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from edge.backends.llamacpp.library import is_installed, library
+from edge.backends.llamacpp.library import is_installed
 from edge.devices.child import run_child
 from edge.devices.output import new_file, work_folder
-from edge.errors import EngineError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
-from edge.formats.blocks import TYPE_IDS, block_size, nbytes
+from edge.errors import EngineError, InputError, MissingExtraError, ModelFormatError
+from edge.formats.blocks import TYPE_IDS
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Planned
 from edge.model.reader import read_spec
-from edge.types import AnyArray, FloatArray
-
-# Those that round without an importance, and whose code does not give up on rows that it cannot fit.
-ROW_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+from edge.types import FloatArray
 
 # Names of llama-quantize and numbers of `llama_ftype`. Left out: what edge cannot read (Q2_0), and COPY.
 FTYPES = {
@@ -58,46 +51,6 @@ class Request:
     head: int | None
     importance: str | None  # an .npz with one array per tensor
     slab: int = _SLAB
-
-
-def quantize_rows(values: FloatArray, kind: str, importance: FloatArray | None = None) -> AnyArray:
-    """Round float32 [rows, n] as llama.cpp does: uint8 [rows, bytes of n values].
-
-    importance: float32 [n], ≥ 0, the weight of errors in each column (for llama.cpp its mean x²); None: by the type's
-    own rule. Raises UnsupportedError for types not in ROW_KINDS, InputError for arrays that do not fit or hold NaN,
-    MissingExtraError without llama-cpp-python.
-    """
-    if kind not in ROW_KINDS:
-        raise UnsupportedError(f"llama.cpp's rounding to {kind} is not used here: choose {', '.join(ROW_KINDS)}")
-    values = np.ascontiguousarray(values, np.float32)
-    if values.ndim != 2 or not values.size or values.shape[1] % block_size(kind):
-        raise InputError(f"{kind} takes rows of blocks of {block_size(kind)} values, not an array {values.shape}")
-    if not np.isfinite(values).all():
-        raise InputError(f"weights that are no finite numbers cannot become {kind}")
-    rows, columns = values.shape
-    weights = None
-    if importance is not None:
-        importance = np.ascontiguousarray(importance, np.float32)
-        if importance.shape != (columns,) or not (np.isfinite(importance) & (importance >= 0)).all():
-            raise InputError(f"importance must be {columns} numbers from 0 on, one per column")
-        weights = importance.ctypes.data
-    data = np.empty((rows, nbytes(kind, columns)), np.uint8)
-    written = _chunk_function()(TYPE_IDS[kind], values.ctypes.data, data.ctypes.data, 0, rows, columns, weights)
-    if written != data.nbytes:
-        raise EngineError(f"llama.cpp wrote {written} bytes of {kind} instead of {data.nbytes}")
-    return data
-
-
-@lru_cache(maxsize=1)
-def _chunk_function() -> Any:
-    """The C function, with its lookup tables initialized. Types that need an importance are not in ROW_KINDS."""
-    function = library()._lib.ggml_quantize_chunk
-    pointer, count = ctypes.c_void_p, ctypes.c_int64
-    function.argtypes, function.restype = (
-        [ctypes.c_int, pointer, pointer, count, count, count, pointer],
-        ctypes.c_size_t,
-    )
-    return function
 
 
 def find_ftype(name: str) -> str:

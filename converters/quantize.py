@@ -310,7 +310,3 @@ def _check(settings: Settings) -> None:
     for kind in (settings.type, settings.embedding, settings.output, *settings.types.values()):
         if kind != NF4 and kind not in GRIDS and kind not in blocks.FLOATS:
             raise UnsupportedError(f"{kind} is not known here: {', '.join([*GRIDS, *blocks.FLOATS, NF4])} are")
-
-
-def _stem(name: str) -> str:
-    return name.rpartition(".")[2]

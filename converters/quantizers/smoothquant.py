@@ -8,7 +8,7 @@ with one factor for all query heads of a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +37,6 @@ def smooth(
     spec: ModelSpec,
     largest: Mapping[str, FloatArray],
     alpha: float = ALPHA,
-    progress: Callable[[float], None] | None = None,
 ) -> Smoothing:
     """Compute the factors. largest: max |input| of each matrix's columns in calibration, float32 [columns], by the
     names of `find_tensors`.
@@ -58,8 +57,6 @@ def smooth(
                 smoothing.divided[f"{at}{maker}.bias"] = factors
             factors = _to_heads(factors, spec) if maker == "attn_v" else factors
             smoothing.multiplied.update(dict.fromkeys((at + name for name in names), factors))
-        if progress:
-            progress((layer + 1) / spec.layers)
     return smoothing
 
 

@@ -37,11 +37,6 @@ class Tensor:
     exact: bool = False
     experts: int = 0
 
-    @property
-    def all_rows(self) -> int:
-        """Of all experts."""
-        return self.rows * max(1, self.experts)
-
 
 @dataclass(frozen=True)
 class Rope:

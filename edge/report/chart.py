@@ -138,19 +138,6 @@ class Chart:
             f"{self._inside()}</svg></figure>"
         )
 
-    def drawing(self) -> str:
-        """The chart as a stand-alone SVG file."""
-        across, keys = 70.0, ""
-        for sample, words in self.keys:
-            keys += f'<g transform="translate({across:.0f} 52)">{sample}<text x="15" y="4">{escape(words)}</text></g>'
-            across += 40 + width_of(words)
-        return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {self.height + 130}" role="img">
-<title>{escape(self.label)}</title><style>{stylesheet("chart.css")}</style>
-<rect class="ground" width="100%" height="100%"/>
-<g class="chart"><text class="title" x="60" y="30">{escape(self.caption)}</text>{keys}
-<svg x="60" y="80" width="810" height="{self.height}">{self._inside()}</svg></g></svg>
-"""
-
     def _inside(self) -> str:
         parts, end, bottom = "", -math.inf, self.height
         for value, words in self.y.marked():

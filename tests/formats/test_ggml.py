@@ -1,4 +1,4 @@
-"""llama.cpp's own rounding, of rows and of files, and `edge quantize`: against `gguf.quants` and llama.cpp itself."""
+"""llama.cpp's own rounding of files, and `edge quantize`: against llama.cpp itself."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine, run_child
+from ggml_rows import quantize_rows
 from gguf import GGMLQuantizationType
-from gguf.quants import dequantize, quantize
+from gguf.quants import dequantize
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
 from edge.converters.calibrate import column_importance
-from edge.converters.ggml import FTYPES, ROW_KINDS, quantize_rows, quantize_with_llamacpp
+from edge.converters.ggml import FTYPES, quantize_with_llamacpp
 from edge.converters.plain import PLAIN
-from edge.errors import EngineError, InputError, MissingExtraError, UnsupportedError
+from edge.errors import EngineError, InputError, MissingExtraError
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Planned
 from edge.model.model import open_model
@@ -32,44 +33,6 @@ SHAPE = Small(layers=2, hidden=256, heads=4, kv_heads=2, head=64, ffn=256, tied=
 @pytest.fixture(scope="module")
 def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small(tmp_path_factory.mktemp("models") / "floats.gguf", SHAPE)
-
-
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_plain_rounding_is_that_of_gguf(kind: str) -> None:
-    values = np.random.default_rng(0).standard_normal((40, 96), np.float32)
-    np.testing.assert_array_equal(quantize_rows(values, kind), quantize(values, GGMLQuantizationType[kind]))
-
-
-@pytest.mark.parametrize("kind", ROW_KINDS)
-def test_what_llama_cpp_rounds_gguf_reads(kind: str) -> None:
-    random = np.random.default_rng(1)
-    values = random.standard_normal((8, 512), np.float32)
-    importance = random.uniform(0, 1, 512).astype(np.float32) ** 4
-
-    def error(weights: np.ndarray | None) -> float:
-        read = dequantize(quantize_rows(values, kind, weights), GGMLQuantizationType[kind])
-        assert np.corrcoef(read.ravel(), values.ravel())[0, 1] > 0.8
-        return float((np.square(read - values) * importance).mean())
-
-    plain, weighted = error(None), error(importance)
-    assert 0 < plain < 0.1
-    if kind != "Q8_0":  # it has no choice to make
-        assert weighted < plain
-
-
-def test_bad_rows_are_refused_before_c_code_sees_them() -> None:
-    values = np.ones((2, 256), np.float32)
-    with pytest.raises(UnsupportedError, match="choose Q4_0"):
-        quantize_rows(values, "IQ2_XXS")
-    with pytest.raises(InputError, match="blocks of 256"):
-        quantize_rows(values[:, :128], "Q4_K")
-    with pytest.raises(InputError, match="blocks of 32"):
-        quantize_rows(values[0], "Q4_0")
-    with pytest.raises(InputError, match="finite"):
-        quantize_rows(values * np.nan, "Q4_0")
-    for importance in (np.ones(255, np.float32), -np.ones(256, np.float32), np.full(256, np.inf, np.float32)):
-        with pytest.raises(InputError, match="256 numbers"):
-            quantize_rows(values, "Q4_0", importance)
 
 
 @pytest.mark.parametrize("ftype", ["Q4_K_M", "q4_k_s", "Q5_K_M", "Q3_K_M", "Q2_K", "IQ4_XS", "Q4_0"])

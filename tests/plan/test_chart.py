@@ -52,11 +52,12 @@ def test_words_below_a_chart_have_room_on_a_phone(contexts: list[int]) -> None:
     assert all(one + half <= other - behind for (one, half), (other, behind) in pairwise(ends))
 
 
-def test_a_drawing_is_a_file_of_its_own() -> None:
+def test_words_of_a_chart_are_escaped() -> None:
     chart = Chart("a <label>", "a & b", Axis(0, 1), Axis(0, 1))
     chart.mark(0.5, 0.5, "currentColor", said="<here>")
     chart.key("<key>", "currentColor")
-    text = "".join(ElementTree.fromstring(chart.drawing()).itertext())
-    assert "a <label>" in text
+    text = "".join(ElementTree.fromstring(chart.figure()).itertext())
+    assert "a & b" in text
+    assert 'aria-label="a &lt;label&gt;"' in chart.figure()
     assert "<here>" in text
     assert "<key>" in text
