@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.model.layers import Attention, Core, Dense, Network
+from edge.model.layers import Attention, Core, DeltaNet, Dense, Network, ShortConvolution
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
@@ -40,6 +41,13 @@ def usual_cores(core: Core) -> str | None:
     if isinstance(core, Attention):
         return "attention with an output gate" if core.gated else "attention with sinks" if core.sinks else None
     return None if isinstance(core, Dense) else core.kind
+
+
+def hybrid_cores(core: Core) -> str | None:
+    """As `usual_cores`, where output gates and the recurrent cores of hybrids run, too."""
+    if isinstance(core, DeltaNet | ShortConvolution):
+        return None
+    return usual_cores(replace(core, gated=False) if isinstance(core, Attention) else core)
 
 
 def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:

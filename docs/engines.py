@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edge.backends import backend_names, engine_named
+from edge.backends.checks import check_cores, hybrid_cores
 from edge.devices.output import work_folder
 from edge.errors import EdgeError, speaking
-from edge.exporting.planning import check_runtime
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.model.known import known_models, outline_model
 from edge.model.reader import read_spec
@@ -56,7 +56,11 @@ def _checks() -> dict[str, Callable[[GGUFFile, ModelSpec], None]]:
     columns: dict[str, Callable[[GGUFFile, ModelSpec], None]] = {
         name: lambda file, spec, check=check: check(file, spec, "linux") for name, check in checks.items()
     }
-    return columns | {"apps, pages": lambda file, spec: check_runtime(spec)}
+    return columns | {"apps, pages": lambda file, spec: _check_apps(spec)}
+
+
+def _check_apps(spec: ModelSpec) -> None:
+    check_cores("C runtime of apps", spec, hybrid_cores)
 
 
 def _section(files: dict[str, GGUFFile]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
-from edge.backends.checks import check_cores, usual_cores
+from edge.backends.checks import check_cores, hybrid_cores
 from edge.backends.counts import Footprint, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError, UnsupportedError
@@ -102,7 +102,7 @@ class CPU(Backend):
         shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
         network = find_network(spec)
         if config.lora_rank:
-            check_cores("cpu engine with adapters", spec, usual_cores)
+            check_cores("cpu engine with adapters", spec, hybrid_cores)
         kinds = LayerKinds.of(network.windows, network.rowless)
         regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
         heads, longest = len(kinds.whole) * shape.kv_heads, round_up(regions.longest, TILE)
@@ -128,7 +128,7 @@ class CPU(Backend):
             streamed=streaming.streamed,
             fixed_kv=fixed,
             least_weights=streaming.least,
-            lora=adapter_bytes(shape, rank, exact=config.kv_dtype == "f32"),
+            lora=adapter_bytes(shape, network, rank, exact=config.kv_dtype == "f32"),
         )
 
     def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:

@@ -7,15 +7,18 @@ zero-padded to whole vectors. TVM is not needed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from edge.backends.tvm.design import low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE
-from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place
-from edge.backends.tvm.packing.shape import Shape, round_up
+from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place, unit_of
+from edge.backends.tvm.packing.shape import Shape, groups_of, round_up
 from edge.backends.tvm.packing.weights import pad_rows
-from edge.errors import ModelFormatError
+from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK, GRIDS, QuantizedMatrix, half
+from edge.model.layers import Network
 from edge.model.lora import Lora
 from edge.types import AnyArray, FloatArray
 
@@ -27,46 +30,52 @@ def padded_rank(rank: int) -> int:
     return round_up(rank, TILE)
 
 
-def adapter_bytes(shape: Shape, rank: int, *, exact: bool) -> int:
+def adapter_bytes(shape: Shape, network: Network, rank: int, *, exact: bool) -> int:
     """Bytes for adapters of all matrices of all layers. exact: in float32."""
     if not rank:
         return 0
-    values = 0
-    for name, rows, columns in (
-        ("attn_q", shape.heads * shape.padded_head, shape.hidden),
-        ("attn_k", shape.kv_heads * shape.padded_head, shape.hidden),
-        ("attn_v", shape.kv_heads * shape.padded_head, shape.hidden),
-        ("attn_output", shape.padded_hidden, shape.heads * shape.head),
-        ("ffn_gate", shape.padded_ffn, shape.hidden),
-        ("ffn_up", shape.padded_ffn, shape.hidden),
-        ("ffn_down", shape.padded_hidden, shape.ffn),
-    ):
-        values += rows + columns if shape.gated or name != "ffn_gate" else 0
-    size = 4 if exact else 2
-    return ALIGNMENT + shape.layers * (values * padded_rank(rank) * size + len(shape.groups) * 2 * 3 * ALIGNMENT)
+    size, total = 4 if exact else 2, ALIGNMENT
+    for core in network.cores:
+        for tensor in core.tensors(network.hidden):
+            if tensor.columns and not tensor.exact:
+                unit = unit_of(tensor, shape)
+                rows = -(-tensor.rows // unit) * round_up(unit, TILE)
+                total += (rows + tensor.columns) * padded_rank(rank) * size + 3 * ALIGNMENT
+    return total
 
 
 def pack_adapters(lora: Lora, layout: PackedLayout, out: AnyArray, *, exact: bool) -> list[Offsets]:
     """Write the adapters of every layer to `out`, uint8; return their offsets.
 
-    Raises ModelFormatError for values that are not finite, or beyond float16.
+    Raises UnsupportedError for adapters of convolutions, ModelFormatError for values that are not finite, or beyond
+    float16.
     """
-    rank, at, found = padded_rank(lora.size.rank), ALIGNMENT, []
+    rank, at, found, packed = padded_rank(lora.size.rank), ALIGNMENT, list[Offsets](), set[str]()
     for layer in range(layout.shape.layers):
         parts: list[tuple[str, AnyArray]] = []
-        for group, names in layout.shape.groups.items():
-            kinds = low_rank_blocks(layout.variants[group], exact=exact)
+        for code, names in _groups(layout, layer):
+            kinds = low_rank_blocks(layout.variants[code], exact=exact)
             places = {name: layout.places[f"blk.{layer}.{name}"] for name in names}
-            packed = [
-                _pack(lora, name, each, kinds, rank) for name, each in places.items() if lora.changes(each.source)
-            ]
-            parts += (part for matrices in zip(*packed, strict=True) for part in matrices)  # in the order of reading
+            packed |= {each.source.tensor for each in places.values()}
+            made = [_pack(lora, name, each, kinds, rank) for name, each in places.items() if lora.changes(each.source)]
+            parts += (part for matrices in zip(*made, strict=True) for part in matrices)  # in the order of reading
         offsets: Offsets = {}
         for slot, part in parts:
             out[at : at + part.size] = part
             offsets[slot], at = at, round_up(at + part.size, ALIGNMENT)
         found.append(offsets)
+    for adapter in lora.adapters:
+        for name in sorted(adapter.pairs.keys() - packed):
+            raise UnsupportedError(f"{adapter.file.path}: it changes {name}, and edge runs no adapters of convolutions")
     return found
+
+
+def _groups(layout: PackedLayout, layer: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The groups of a layer's matrices, with their codes."""
+    shape = layout.shape
+    for number in shape.forms[layout.forms[layer]]:
+        for group, names in groups_of(shape.blocks[number].core).items():
+            yield shape.code(number, group), names
 
 
 def _pack(lora: Lora, name: str, place: Place, kinds: tuple[str, str], rank: int) -> list[tuple[str, AnyArray]]:

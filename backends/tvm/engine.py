@@ -86,7 +86,7 @@ class NativeEngine:
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
         self._layout, self._exact = layout, design.exact
-        self._adapters = aligned_zeros(adapter_bytes(shape, rank, exact=design.exact), "uint8")
+        self._adapters = aligned_zeros(adapter_bytes(shape, layout.network, rank, exact=design.exact), "uint8")
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
         at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.backends.checks import check_cores, hybrid_cores
 from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm.compiler.exported import exported_designs
 from edge.backends.tvm.design import Design
@@ -36,7 +37,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.exporting import model_file
 from edge.exporting.chat import chat_section
 from edge.exporting.model_file import Section, trusted_source, write_model
-from edge.exporting.planning import check_options, check_runtime, plan_bundle, prompt_rows
+from edge.exporting.planning import check_options, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
 from edge.exporting.site import describe_site
 from edge.exporting.vocabulary import tokenizer_sections
@@ -124,7 +125,7 @@ def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequen
     if model.file.folder is not None:
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
     try:
-        check_runtime(model.spec)
+        check_cores("C runtime of apps", model.spec, hybrid_cores)
         layout = make_layout(model.file, model.spec)
     except UnsupportedError as error:
         why = str(error).partition(": use ")[0]

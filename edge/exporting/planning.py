@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edge.backends import backend_elsewhere
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_cores, usual_cores
+from edge.backends.checks import check_cores, hybrid_cores
 from edge.backends.counts import Footprint
 from edge.backends.tvm import CPU
 from edge.budget import format_bytes
@@ -16,7 +16,6 @@ from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.exporting.model_file import POLICIES
 from edge.formats.gguf import GGUFFile
 from edge.kv import make_policy
-from edge.model.layers import Attention, Core, DeltaNet, ShortConvolution
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
@@ -59,7 +58,7 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     try:
         check_options(replace(options, time=None, energy=None, power=None, max_temp=None))  # an app states them
         backend_elsewhere(CPU.NAME, file, spec, profile.system)
-        check_runtime(spec)
+        check_cores("C runtime of apps", spec, hybrid_cores)
     except (UnsupportedError, InputError):
         if profile.system == "web":
             raise
@@ -105,18 +104,6 @@ def check_options(options: Options) -> None:
     ):  # fmt: skip
         if value is not None:
             raise UnsupportedError(f"an exported model cannot have {flag}: leave it out")
-
-
-def check_runtime(spec: ModelSpec) -> None:
-    """Raises UnsupportedError for a model with cores that the C runtime does not run."""
-    check_cores("C runtime of apps", spec, _supports)
-
-
-def _supports(core: Core) -> str | None:
-    """As `Backend.supports`."""
-    if isinstance(core, DeltaNet | ShortConvolution):
-        return None
-    return usual_cores(replace(core, gated=False) if isinstance(core, Attention) else core)
 
 
 def check_engine(options: Options) -> None:

@@ -18,13 +18,13 @@ Edit = Callable[[dict[str, AnyArray]], None]
 
 
 def random_tensors(model: Model, rank: int, only: Iterable[str] = (), seed: int = 1) -> dict[str, AnyArray]:
-    """A and B of all matrices in layers, or of those whose names contain one of `only`: B A is as large as a fifth of
-    a matrix of the model."""
+    """A and B of all matrices in layers but convolutions, or of those whose names contain one of `only`: B A is as
+    large as a fifth of a matrix of the model."""
     random, tensors, chosen = np.random.default_rng(seed), {}, tuple(only)
     for name, info in model.file.tensors.items():
         if not name.startswith("blk.") or len(info.shape) != 2 or not name.endswith(".weight"):
             continue
-        if chosen and not any(each in name for each in chosen):
+        if not any(each in name for each in chosen) if chosen else "conv" in name and info.type == "F32":
             continue
         columns, rows = info.shape
         tensors[f"{name}.lora_a"] = (random.standard_normal((rank, columns)) / np.sqrt(columns)).astype(np.float32)

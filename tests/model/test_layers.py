@@ -17,7 +17,7 @@ from fallbacks import open_fallback
 from test_gguf_file import GGUF
 
 from edge.backends import backend_names, engine_named
-from edge.backends.base import Engine, EngineConfig
+from edge.backends.base import Engine
 from edge.backends.kv_cache import RewindError
 from edge.converters.plain import write_plain
 from edge.converters.prune import Pruning, check_pruning
@@ -199,9 +199,6 @@ def test_quantizing_keeps_a_convolution_in_float32(hybrid: str, tmp_path: Path) 
     assert {info.type for name, info in model.file.tensors.items() if "conv" in name and info.shape[0] < 8} == {"F32"}
 
 
-def test_what_hybrids_cannot_do_yet_is_refused() -> None:
-    model = open_fallback("qwen35")[0]
-    with pytest.raises(UnsupportedError, match="with adapters does not run"):
-        engine_named("cpu").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
+def test_pruning_a_hybrid_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="cannot be pruned"):
-        check_pruning(model.spec, Pruning(layers=1))
+        check_pruning(open_fallback("qwen35")[0].spec, Pruning(layers=1))

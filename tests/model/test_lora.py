@@ -21,6 +21,7 @@ import edge
 from edge.backends import find_backend, reference
 from edge.backends.base import AdaptedEngine, Engine, EngineConfig
 from edge.converters.convert import Conversion, convert, preview
+from edge.converters.plain import write_plain
 from edge.converters.quantize import Settings
 from edge.errors import BudgetError, BusyError, EdgeError, EngineError, InputError, ModelFormatError, UnsupportedError
 from edge.model.lora import Lora, open_lora, read_adapter
@@ -47,6 +48,10 @@ NATIVE = [
     pytest.param("granite", 16, marks=pytest.mark.exhaustive),
 ]
 ALL = [pytest.param(*each.values) for each in NATIVE]
+HYBRIDS = [  # whose rows llama.cpp does not evict
+    pytest.param("qwen35", 3),
+    pytest.param("lfm2", 20, marks=pytest.mark.exhaustive),
+]
 
 
 def golden(name: str) -> Model:
@@ -125,7 +130,7 @@ def test_queries_and_their_gate_have_own_rows_of_an_adapter(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rank"), NATIVE)
+@pytest.mark.parametrize(("name", "rank"), [*NATIVE, *HYBRIDS])
 def test_native_logits_are_those_of_merged_weights(
     name: str, rank: int, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
@@ -136,6 +141,21 @@ def test_native_logits_are_those_of_merged_weights(
     for threads in (1, THREADS):
         engine = engines(load(model, "cpu", lora=lora, threads=threads))
         assert_merged(answers(engine), expected, "cpu", name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "convolution"), [("qwen35", "ssm_conv1d"), ("lfm2", "shortconv.conv.")])
+def test_adapters_of_convolutions_are_refused(
+    name: str, convolution: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    """And the engine goes on without one."""
+    require_native()
+    model = golden(name)
+    good, bad = (write_adapter(tmp_path / each, model, 3, only=(each,)) for each in ("ffn_up", convolution))
+    engine = cast(AdaptedEngine, engines(load(model, "cpu", lora=lora_of(model, good))))
+    with pytest.raises(UnsupportedError, match=f"changes blk.0.{convolution}.*runs no adapters of convolutions"):
+        engine.set_lora(lora_of(model, bad))
+    np.testing.assert_array_equal(answers(engine), answers(engines(load(model, "cpu"))))
 
 
 @pytest.mark.slow
@@ -177,11 +197,15 @@ def test_several_adapters_add_up(backend: str, tmp_path: Path, engines: Callable
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["Q4_0", "F16"])
+@pytest.mark.parametrize("kind", ["Q4_0", "F16", "qwen35"])
 def test_quantized_activations_serve_adapters(kind: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     """With weights of integers, A is read in 8 bits; what is lost is that of activations in 8 bits."""
     require_native()
-    model = open_model(write_small(tmp_path / "small.gguf", Small(layers=2, types=kind)))
+    if kind == "qwen35":
+        write_plain(golden(kind).file, tmp_path / "small.gguf", "Q8_0", pure=True)
+    else:
+        write_small(tmp_path / "small.gguf", Small(layers=2, types=kind))
+    model = open_model(tmp_path / "small.gguf")
     lora = lora_of(model, write_adapter(tmp_path / "a.gguf", model, 8))
     expected, plain = answers(merged(model, (tmp_path / "a.gguf", 1.0))), answers(merged(model))
     ours = answers(engines(load(model, "cpu", "f16", lora, THREADS)))

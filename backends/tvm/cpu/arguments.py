@@ -10,7 +10,7 @@ from typing import Any
 
 from edge.backends.ring import LayerKinds
 from edge.backends.tvm.packing.layout import PackedLayout
-from edge.backends.tvm.packing.shape import GROUPS, MOST_MATRICES, RoutedRows, Shape, groups_of, round_up
+from edge.backends.tvm.packing.shape import GROUPS, RoutedRows, Shape, groups_of, round_up
 from edge.backends.tvm.targets import Target
 from edge.model.layers import Attention, DeltaNet, Dense, Experts, ShortConvolution
 
@@ -50,7 +50,11 @@ _VECTORS = (
     "exp_probs_b.bias",
     *_ROUTED,
 )
-LORA_SLOTS = tuple(f"{name}.{part}" for name in _USUAL for part in ("lora_a", "lora_a.scales", "lora_b"))
+_ADAPTED = (
+    *_USUAL, "attn_q_gate", "attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_out", "shortconv.in_proj",
+    "shortconv.out_proj",
+)  # fmt: skip
+LORA_SLOTS = tuple(f"{name}.{part}" for name in _ADAPTED for part in ("lora_a", "lora_a.scales", "lora_b"))
 _SEES_ALL = 1 << 30  # a window that no position is beyond
 
 Blocks = tuple[int, int]  # of the packed file: the first one, and their number
@@ -243,8 +247,8 @@ def make_scratch(
         "routes": tokens * max((each.logits for _, each in routed), default=0),
         "scores": threads * max((each.experts for _, each in routed), default=0),
         "shares": rows * max((each.shares for _, each in routed), default=0),
-        "lora": rows * MOST_MATRICES * lora_rank,
-        "lora_parts": threads * MOST_MATRICES * lora_rank,
+        "lora": rows * shape.most_matrices * lora_rank,
+        "lora_parts": threads * shape.most_matrices * lora_rank,
     }
     integers = {
         "words": values // 4,

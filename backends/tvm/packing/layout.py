@@ -80,14 +80,19 @@ def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
     places: dict[str, Place] = {}
     at = 0
     for name, tensor in network.tensors():
-        unit = (
-            shape.head if tensor.name.removesuffix(".bias") in _PER_HEAD else tensor.rows if tensor.experts else _TILE
-        )
+        unit = unit_of(tensor, shape)
         interleaved = spec.rope_dim if network.halves and tensor.name.removesuffix(".bias") in _ROTATED else 0
         place = _place(file, tensor, tensors[name], at, unit, interleaved)
         places[name] = place
         at = round_up(place.quants + place.nbytes, ALIGNMENT)
     return PackedLayout(shape, network, places, at)
+
+
+def unit_of(tensor: Tensor, shape: Shape) -> int:
+    """Rows of a tensor that are rounded up to whole tiles together."""
+    if tensor.name.removesuffix(".bias") in _PER_HEAD:
+        return shape.head
+    return tensor.rows if tensor.experts else _TILE
 
 
 def _place(file: GGUFFile, tensor: Tensor, source: Source, at: int, unit: int, interleaved: int) -> Place:

@@ -56,7 +56,6 @@ def groups_of(core: Core) -> Groups:
     return {"gate_up": core.inputs, "down": (core.output,)}
 
 
-MOST_MATRICES = 3  # of a phase of a model that runs adapters
 GROUPS = (
     "qkv", "output", "gate_up", "down", "delta_in", "delta_out", "conv_in", "conv_out", "router", "experts_in",
     "experts_out",
@@ -118,6 +117,11 @@ class Shape:
     def groups(self) -> Groups:
         """The matrix groups of all cores."""
         return {name: matrices for block in self.blocks for name, matrices in groups_of(block.core).items()}
+
+    @cached_property
+    def most_matrices(self) -> int:
+        """Of a phase."""
+        return max(len(matrices) for block in self.blocks for matrices in groups_of(block.core).values())
 
     def code(self, number: int, unit: str) -> str:
         """The name, in compiled code, of a unit or matrix group of one of `blocks`: its kind's name, with a number for

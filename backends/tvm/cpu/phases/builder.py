@@ -23,7 +23,7 @@ from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, when
 from edge.backends.tvm.design import Design, low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, IntegerBlock
-from edge.backends.tvm.packing.shape import MOST_MATRICES, Groups, groups_of
+from edge.backends.tvm.packing.shape import Groups, groups_of
 from edge.model import layers
 
 
@@ -192,7 +192,7 @@ class PassBuilder:
     def low_rank_at(self, name: str, row: Value, of: str = "lora") -> Value:
         """Where a row of `of` has A x of a matrix; a phase has `lora_rank` values for each of its matrices."""
         _, index = self._place_of(name)
-        return let(self.at(of) + (row * MOST_MATRICES + index) * self.at("lora_rank"))
+        return let(self.at(of) + (row * self.shape.most_matrices + index) * self.at("lora_rank"))
 
     def _place_of(self, name: str) -> tuple[str, int]:
         """The group of a matrix, and its place in it."""

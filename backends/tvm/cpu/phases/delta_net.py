@@ -27,6 +27,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     total,
     when,
 )
+from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.packing.shape import round_up
@@ -42,6 +43,7 @@ def products(b: PassBuilder, layer: Value) -> None:
     b.normalise_chunk(norm, layer, "delta_in")
     with b.phase("delta_in", layer):
         inputs = b.normalised_inputs(norm, layer, "delta_in")
+        adapt(b, "delta_in", layer, inputs)
         heads = round_up(core.heads, 16)
         for name, rows, start in (
             ("attn_qkv", core.mixed, b.at("channels")),

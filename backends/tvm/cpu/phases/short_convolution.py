@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from edge.backends.tvm.cpu.kernels.vectors import Register, Value, floats, i64, let, load, loop, store
+from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.packing.shape import round_up
@@ -17,6 +18,7 @@ def products(b: PassBuilder, layer: Value) -> None:
     b.normalise_chunk(norm, layer, "conv_in")
     with b.phase("conv_in", layer):
         inputs = b.normalised_inputs(norm, layer, "conv_in")
+        adapt(b, "conv_in", layer, inputs)
         with b.tiles(3 * core.hidden // 16) as tile, b.batches() as tokens:
             found = b.product("shortconv.in_proj", layer, tile, inputs, b.rows(tokens))
             for token, each in zip(tokens, found, strict=True):
