@@ -22,8 +22,8 @@ _UNROTATED = Angles(np.zeros(0), 1.0)  # of models with learned positions
 class Rotation:
     """angles: of all layers, or of two kinds of layers; kinds: which of them each layer uses, [layers].
 
-    pairs: in a head. A model may rotate only the first ones; values behind the last pair are not rotated either.
-    halves: value i pairs with value i + pairs, otherwise 2i pairs with 2i + 1.
+    pairs: in the largest head. A model may rotate only the first ones; values behind the last pair are not rotated
+    either. halves: value i pairs with value i + pairs, otherwise 2i pairs with 2i + 1.
     """
 
     angles: tuple[Angles, ...]
@@ -77,8 +77,10 @@ def find_rotation(
 
 
 def rotate(x: FloatArray, cos: FloatArray, sin: FloatArray, *, halves: bool) -> FloatArray:
-    """x float32 [..., n, head] by cosines and sines [n, pairs]; pairs as in `Rotation`."""
-    pairs = cos.shape[-1]
+    """x float32 [..., n, head] by cosines and sines [n, pairs]; pairs as in `Rotation`, of which a smaller head has the
+    first ones."""
+    pairs = min(cos.shape[-1], x.shape[-1] // 2)
+    cos, sin = cos[:, :pairs], sin[:, :pairs]
     ends = (slice(pairs), slice(pairs, 2 * pairs)) if halves else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
     one, other = (x[..., end] for end in ends)
     rotated = np.array(x)

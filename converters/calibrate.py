@@ -15,9 +15,9 @@ from edge.backends.base import EngineConfig
 from edge.backends.reference.context import At
 from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.weights import read_weights
-from edge.errors import InputError, ModelFormatError
+from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Block
+from edge.model.layers import Attention, Block, Core, PerLayerInput
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
@@ -150,6 +150,8 @@ class Walk:
         read: Callable[[GGUFFile, Mapping[str, Source]], Weights] = read_weights,
     ) -> None:
         self._file, self._spec, self._read_weights = file, spec, read
+        if any(map(_sees_more, find_network(spec).cores)):
+            raise UnsupportedError(f"{spec.architecture} models cannot be calibrated yet: choose the method rtn")
         self._sources = find_tensors(file, spec)
         count, self._length = tokens.shape
         self.weights = self._read("")
@@ -208,3 +210,8 @@ class Walk:
         for name, each in weights.items():
             self._checked(each, name)
         return weights
+
+
+def _sees_more(core: Core) -> bool:
+    """Whether a core sees more of the tokens than their hidden states before its layer."""
+    return isinstance(core, PerLayerInput) or (isinstance(core, Attention) and core.rows_of is not None)

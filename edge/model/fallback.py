@@ -48,14 +48,14 @@ def read_fallback(header: Header) -> ModelSpec:
     if hidden != header.count("embedding_length", "hidden"):
         raise ModelFormatError(f"{file.path}: embedding_length differs from the width of token_embd.weight ({hidden})")
     layers = header.count("block_count", "layers")
-    heads = max(_per_layer(header, "attention.head_count", "heads", layers, 0))
-    kv_heads = _per_layer(header, "attention.head_count_kv", "heads", layers, heads)
-    head_dim = _figure(header, "attention.key_length", "head_dim", hidden // max(1, heads))
+    heads = max(per_layer(header, "attention.head_count", "heads", layers, 0))
+    kv_heads = per_layer(header, "attention.head_count_kv", "heads", layers, heads)
+    head_dim = figure(header, "attention.key_length", "head_dim", hidden // max(1, heads))
     rope_dim = _check_rope(header, head_dim)
     recurrent = [any(name.startswith(_RECURRENT) for name in names) for names in _names(file, layers)]
-    window = _figure(header, "attention.sliding_window", "context", 0)
-    experts = _figure(header, "expert_count", "ffn", 0)
-    used = min(experts, max(_per_layer(header, "expert_used_count", "ffn", layers, 0)))
+    window = figure(header, "attention.sliding_window", "context", 0)
+    experts = figure(header, "expert_count", "ffn", 0)
+    used = min(experts, max(per_layer(header, "expert_used_count", "ffn", layers, 0)))
     of_experts = [tensor for name, tensor in file.tensors.items() if _EXPERTS in name]
     if bool(of_experts) != bool(experts) or bool(experts) != bool(used):
         raise ModelFormatError(f"{file.path}: its experts are {experts}, used {used}, tensors {len(of_experts)}")
@@ -137,9 +137,9 @@ def _check_types(file: GGUFFile) -> None:
 def _check_rope(header: Header, head_dim: int) -> int:
     """Values of a head that RoPE rotates. llama.cpp looks at them only when it runs: it aborts if heads, or those of
     layers with a window, have fewer."""
-    rope_dim = _figure(header, "rope.dimension_count", "head_dim", head_dim)
-    windowed = _figure(header, "rope.dimension_count_swa", "head_dim", rope_dim)
-    sizes = (rope_dim, head_dim), (windowed, _figure(header, "attention.key_length_swa", "head_dim", head_dim))
+    rope_dim = figure(header, "rope.dimension_count", "head_dim", head_dim)
+    windowed = figure(header, "rope.dimension_count_swa", "head_dim", rope_dim)
+    sizes = (rope_dim, head_dim), (windowed, figure(header, "attention.key_length_swa", "head_dim", head_dim))
     for rotated, size in sizes:
         if rotated % 2 or rotated > size:
             raise ModelFormatError(f"{header.file.path}: RoPE rotates {rotated} values of heads of {size}")
@@ -163,12 +163,12 @@ def _names(file: GGUFFile, layers: int) -> list[set[str]]:
     return names
 
 
-def _per_layer(header: Header, key: str, kind: str, layers: int, default: int) -> list[int]:
-    """A figure that is one for all layers or one for each, 0 included; [layers]."""
+def per_layer(header: Header, key: str, kind: str, layers: int, default: int) -> list[int]:
+    """A figure that is one for all layers or one for each, 0 included; [layers]. Raises ModelFormatError."""
     file, name = header.file, f"{header.architecture}.{key}"
     value = file.metadata.get(name)
     if not isinstance(value, ArrayRef):
-        return [_figure(header, key, kind, default)] * layers
+        return [figure(header, key, kind, default)] * layers
     if value.count < layers or value.count > LIMITS["layers"]:
         raise ModelFormatError(f"{file.path}: {name} has {value.count} values for {layers} layers")
     numbers = [int(number) for number in file.numbers(name)[:layers]]
@@ -177,11 +177,11 @@ def _per_layer(header: Header, key: str, kind: str, layers: int, default: int) -
     return numbers
 
 
-def _figure(header: Header, key: str, kind: str, default: int) -> int:
+def figure(header: Header, key: str, kind: str, default: int) -> int:
     """One figure that may be 0, which architectures write for what they do not have; the largest of several."""
     value = header.file.metadata.get(f"{header.architecture}.{key}")
     if isinstance(value, ArrayRef):
-        return max(_per_layer(header, key, kind, value.count, default), default=default)
+        return max(per_layer(header, key, kind, value.count, default), default=default)
     if value is None:
         return default
     return 0 if value == 0 and not isinstance(value, bool) else header.count(key, kind)
@@ -215,11 +215,11 @@ def _windows(header: Header, window: int, layers: int) -> tuple[int, ...]:
 
 def _state_bytes(header: Header, hidden: int) -> int:
     """Of one layer and sequence: what the convolution remembers, and the state itself."""
-    short = _figure(header, "shortconv.l_cache", "context", 0)
+    short = figure(header, "shortconv.l_cache", "context", 0)
     if short:
         return 4 * hidden * (short - 1)
     conv, inner, state, groups = (
-        _figure(header, f"ssm.{key}", "ffn", 0) for key in ("conv_kernel", "inner_size", "state_size", "group_count")
+        figure(header, f"ssm.{key}", "ffn", 0) for key in ("conv_kernel", "inner_size", "state_size", "group_count")
     )
     return 4 * (max(0, conv - 1) * (inner + 2 * groups * state) + state * inner)
 

@@ -9,9 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from edge.backends.checks import check_cores
+from edge.backends.checks import check_cores, plain_rows
 from edge.errors import UnsupportedError
-from edge.model.layers import UNROTATED, Attention, Block, Core, DeltaNet, Dense, Network, ShortConvolution, Temperature
+from edge.model.layers import (
+    UNROTATED,
+    Attention,
+    Block,
+    Core,
+    DeltaNet,
+    Dense,
+    Network,
+    PerLayerInput,
+    ShortConvolution,
+    Temperature,
+)
 from edge.model.spec import ModelSpec
 
 _LANES = 16
@@ -53,7 +64,9 @@ def supports(core: Core) -> str | None:
         return f"gated delta nets with heads of {core.size} and {core.value_size} values"
     if isinstance(core, ShortConvolution) and core.hidden % _LANES:
         return f"short convolutions of {core.hidden} channels"
-    return None
+    if isinstance(core, Attention):
+        return plain_rows(core)
+    return core.kind if isinstance(core, PerLayerInput) else None
 
 
 @dataclass(frozen=True)
