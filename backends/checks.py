@@ -37,15 +37,10 @@ def check_usual(what: str, spec: ModelSpec) -> Network:
 def usual_cores(core: Core) -> str | None:
     """`Backend.supports` of engines that run attention and feed-forward networks, as most models have them."""
     if isinstance(core, Attention):
-        return "attention with an output gate" if core.gated else plain_rows(core)
+        kinds = {"an output gate": core.gated, "rows of an earlier layer": core.rows_of is not None}
+        kinds |= {"normalised values": core.unit_values}
+        return next((f"attention with {kind}" for kind, has_it in kinds.items() if has_it), None)
     return None if isinstance(core, Dense) else core.kind
-
-
-def plain_rows(core: Attention) -> str | None:
-    """The same of engines whose attention keeps its own rows, as its matrices make them."""
-    if core.rows_of is not None:
-        return "attention to an earlier layer's rows"
-    return "attention with normalised values" if core.unit_values else None
 
 
 def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:

@@ -152,7 +152,8 @@ class Attention:
     def flops(self, op: str, place: Place) -> int | None:
         """If it is one node; two separate products count by their shapes."""
         window = self._window(place)
-        return None if window is None or op != _FUSED_ATTENTION else attention_flops(self._spec, window, self._parts)
+        width = self._spec.heads * self._spec.head_dim
+        return None if window is None or op != _FUSED_ATTENTION else attention_flops(width, window, self._parts)
 
     def _window(self, place: Place) -> int | None:
         if place.phase != "attend" or place.layer is None:

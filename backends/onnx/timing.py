@@ -128,7 +128,7 @@ def _operators(
         each = [[node for node in nodes if node.key == key] for nodes in passes]
         node, flops = each[0][0], sum(node.flops for node in each[0])
         if node.op == _ATTENTION and node.layer is not None:
-            flops = attention_flops(spec, windows[node.layer], parts)
+            flops = attention_flops(spec.heads * spec.head_dim, windows[node.layer], parts)
         yield Operator(
             key[0], node.phase, node.layer, len(each[0]), float(np.median([sum(n.seconds for n in ns) for ns in each])),
             weights.of(node), flops or None,

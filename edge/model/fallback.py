@@ -113,6 +113,7 @@ def count_tensors(file: GGUFFile) -> dict[str, Any]:
         "type_bytes": tuple(bytes_by_type.items()),
         "table_parameters": sum(tensor.elements for tensor in tables),
         "table_bytes": sum(tensor.nbytes for tensor in tables),
+        "table_type": tables[0].type if tables else "",
     }
 
 

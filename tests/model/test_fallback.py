@@ -31,8 +31,7 @@ pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-pyth
 
 # llama.cpp reads GELU from a table of half floats, and multiplies MXFP4 by activations of 8 bits.
 TOLERANCES = {"gemma4": 1e-2, "gpt-oss": 0.4}
-OURS = ("lfm2", "qwen35")  # our own engines run these, too
-DESCRIBED = ("gemma4", *OURS)  # as networks, which some engines may not run yet
+OURS = ("gemma4", "lfm2", "qwen35")  # our own engines run these, too
 RECURRENT = ("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe")
 SHIFTED = ("gemma4", "qwen3moe")
 
@@ -59,7 +58,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 def test_bytes_are_counted_as_llama_cpp_counts_them(name: str) -> None:
     model, _, _ = open_fallback(name)
     spec, trial = model.spec, try_header(model.file, model.spec)
-    assert (spec.network is not None) == (name in DESCRIBED)
+    assert (spec.network is not None) == (name in OURS)
     assert not spec.proven
     assert spec.kv_values_per_row == trial.flash.row_values
     assert spec.recurrent == trial.recurrent == (name in RECURRENT)
@@ -195,8 +194,7 @@ def test_auto_takes_llama_cpp_and_says_why(name: str, caplog: pytest.LogCaptureF
     model, _, _ = open_fallback(name)
     with caplog.at_level(logging.WARNING, "edge"):
         assert find_backend("auto", model.file, model.spec) is llamacpp
-    why = "does not run attention" if name in DESCRIBED else f"{model.spec.architecture} models run on llama.cpp only"
-    assert why in caplog.text
+    assert f"{model.spec.architecture} models run on llama.cpp only" in caplog.text
 
 
 def test_a_session_without_a_way_back_says_so() -> None:

@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine
 from fallbacks import open_fallback
+from small_models import NUMBERS, random_quants
 from test_gguf_file import GGUF, U32
 
 import edge
 from edge.backends import engine_named
-from edge.backends.base import Engine
+from edge.backends.base import Engine, EngineConfig
 from edge.converters.calibrate import Walk
 from edge.errors import UnsupportedError
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.model.known import KnownModel, outline_model
 from edge.model.model import open_model
+from edge.model.reader import read_spec
+from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import make_plan
 from edge.run.session import load
@@ -24,10 +29,44 @@ from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 
 FILE = GOLDEN / "gemma4.gguf"
-OURS = ("reference",)
+OURS = ("reference", "cpu")
 EXACT, GELU = 2e-4, 1e-2  # llama.cpp looks gelu up in a table of float16
 
 each_engine = pytest.mark.parametrize("backend", OURS)
+
+
+WIDE = KnownModel(
+    "wide", "", "", 0, "", "gemma4", {
+        "block_count": 6, "embedding_length": 256, "feed_forward_length": [256] * 3 + [512] * 3, "context_length": 512,
+        "vocab_size": 272, "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 128,
+        "attention.value_length": 128, "attention.key_length_swa": 64, "attention.value_length_swa": 64,
+        "attention.sliding_window": 20, "attention.shared_kv_layers": 3,
+        "attention.sliding_window_pattern": [True, True, False] * 2, "embedding_length_per_layer_input": 64,
+        "rope.dimension_count": 128, "rope.dimension_count_swa": 64, "final_logit_softcapping": 5.0,
+    }, factors=("rope_freqs",),
+)  # fmt: skip
+
+
+def write_wide(path: Path, mixture: str) -> tuple[GGUFFile, ModelSpec]:
+    """Two KV heads, sizes of whole blocks of any type, and layers that read the rows of the second or third."""
+    file = outline_model(WIDE, mixture, path, loadable=True)
+    with path.open("r+b") as out:
+        for seed, info in enumerate(file.tensors.values()):
+            random, columns = np.random.default_rng(seed), info.shape[0]
+            if info.name == "rope_freqs.weight":
+                values = np.where(np.arange(columns) < columns // 4, 1, 1e30)
+            elif len(info.shape) == 1:
+                values = 1 + 0.2 * random.standard_normal(columns)
+            else:
+                values = 1.2 / np.sqrt(columns) * random.standard_normal((info.shape[1], columns))
+            if info.type in ("F32", "F16"):
+                raw = values.astype("<f4" if info.type == "F32" else "<f2")
+            elif info.type in NUMBERS:
+                raw = random_quants(info.type, info.shape[1], columns, 1.2 / np.sqrt(columns), seed)
+            out.seek(info.offset)
+            out.write(raw.tobytes())
+    file = read_gguf(path)
+    return file, read_spec(file)
 
 
 def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> FloatArray:
@@ -54,6 +93,30 @@ def test_logits_are_those_of_transformers(backend: str, engines: Callable[[Engin
         engine.kv.truncate(0)
         found = logits_of(engine, tokens, pieces)[-len(expected) :]
         np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mixture", "dtype"),
+    [
+        ("Q4_K_M", "f32"), ("Q4_0", "f16"), pytest.param("Q4_0", "int8", marks=pytest.mark.exhaustive),
+        pytest.param("Q8_0", "int4", marks=pytest.mark.exhaustive),
+    ],
+)  # fmt: skip
+def test_quantized_models(mixture: str, dtype: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    file, spec = write_wide(tmp_path / "model.gguf", mixture)
+    tokens = np.random.default_rng(3).integers(3, spec.vocab, 60).astype(np.int32)
+    oracle, ours = (
+        engines(engine_named(name).load(file, spec, EngineConfig(128, 24, each, 1, logits_rows=24)))
+        for name, each in (("reference", "f32"), ("cpu", dtype))
+    )
+    expected = logits_of(oracle, tokens, [60])
+    for pieces in ([60], [40, 1, 19], [1] * 60):
+        ours.kv.truncate(0)
+        found = logits_of(ours, tokens, pieces)
+        if dtype == "f32":
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > (0.95 if dtype == "int4" else 0.99)
 
 
 @each_engine
@@ -84,8 +147,22 @@ def test_rows_return(backend: str, engines: Callable[[Engine], Engine]) -> None:
     np.testing.assert_array_equal(other.forward_all(tokens[40:50]), expected)
 
 
-@each_engine
-@pytest.mark.parametrize("policy", ["streaming", "window"])
+@pytest.mark.parametrize("close_gaps", [False, True])
+def test_rings_hold_what_windows_see(close_gaps: bool, engines: Callable[[Engine], Engine]) -> None:
+    """Layers that read the rows of rings find them wherever these move."""
+    model = open_fallback("gemma4")[0]
+    tokens, found = np.random.default_rng(2).integers(3, model.spec.vocab, 300).astype(np.int32), []
+    for name in OURS:
+        engine = engines(load_engine(model, name, "f32", capacity=256, chunk=24))
+        first = engine.forward_all(tokens[:240]).copy()
+        engine.kv.keep(np.r_[0:4, 130:240].astype(np.int32), close_gaps=close_gaps)
+        found.append(np.concatenate([first, engine.forward_all(tokens[240:])]))
+    np.testing.assert_allclose(*found, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("backend", "policy"), [("reference", "streaming"), *(("cpu", each) for each in ("streaming", "h2o", "adakv"))]
+)
 def test_a_session_writes_past_its_cache(backend: str, policy: str) -> None:
     with load(FILE, backend=backend, max_kv_size=48, kv_policy=policy) as session:
         session.generate("once upon a time " * 10, max_tokens=60, sampling=SamplingParams(temperature=0), raw=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from edge.backends.tvm.packing.blocks import BLOCKS, Block
-from edge.backends.tvm.packing.shape import Shape, groups_of, round_up
+from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape, groups_of, round_up
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Network
@@ -14,6 +14,7 @@ from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 
 ALIGNMENT = 64  # bytes, as the widest loads require
+TABLE = "per_layer_token_embd"  # not packed: its rows are read from the model's file
 _TILE = 16  # rows that are multiplied at once
 
 _PER_HEAD = {"attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"}  # heads, each rounded up to whole tiles
@@ -53,6 +54,9 @@ class PackedLayout:
     def variants(self) -> dict[str, list[tuple[str, ...]]]:
         """For each group of matrices, by `Shape.code`, the combinations of block types that occur in some layer."""
         found: dict[str, dict[tuple[str, ...], None]] = {}
+        if place := self.places.get("per_layer_model_proj"):
+            assert place.block is not None
+            found["layer_inputs"] = {(place.block.name,): None}
         for layer in range(self.shape.layers):
             for code, blocks in self.blocks_of(layer).items():
                 found.setdefault(code, {})[blocks] = None
@@ -79,12 +83,21 @@ def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
     places: dict[str, Place] = {}
     at = 0
     for name, tensor in network.tensors():
-        unit = shape.head if tensor.name.removesuffix(".bias") in _PER_HEAD else _TILE
-        interleaved = spec.rope_dim if network.halves and tensor.name.removesuffix(".bias") in _ROTATED else 0
-        place = _place(file, tensors[name], at, unit, interleaved)
+        if name == TABLE:
+            continue
+        place = _place(file, tensors[name], at, *_units(network, name, tensor.name.removesuffix(".bias")))
         places[name] = place
         at = round_up(place.quants + place.nbytes, ALIGNMENT)
     return PackedLayout(shape, network, places, at)
+
+
+def _units(network: Network, name: str, tensor: str) -> tuple[int, int]:
+    """`Place.unit` and `Place.interleaved` of a tensor, whose name within its layer is `tensor`."""
+    if tensor in _PER_HEAD:
+        core = network.attention[int(name.split(".")[1])]
+        assert core is not None
+        return core.head_dim, core.rope.dim if network.halves and tensor in _ROTATED else 0
+    return network.layer_inputs if name in LAYER_INPUTS["layer_inputs"] else _TILE, 0
 
 
 def _place(file: GGUFFile, source: Source, at: int, unit: int, interleaved: int) -> Place:
