@@ -1,10 +1,9 @@
-"""Engines. Each is one module that follows `backends.base.Backend`; adding one means adding a line here."""
+"""Engines. Each is a folder with an `ENGINE`, a `backends.base.Backend`; adding one means adding a line here."""
 
 from __future__ import annotations
 
 import logging
 from importlib import import_module
-from typing import cast
 
 from edge.backends.base import Backend
 from edge.errors import InputError, MissingExtraError, UnsupportedError, worded
@@ -25,22 +24,25 @@ _log = logging.getLogger("edge")
 
 
 def backend_names() -> tuple[str, ...]:
+    """Names of all engines, as for `--backend`."""
     return tuple(_MODULES)
 
 
 def engine_named(name: str) -> Backend:
-    """Whether or not it is installed."""
-    return cast(Backend, import_module(_MODULES[name]))
+    """The engine of this name, installed or not."""
+    engine: Backend = import_module(_MODULES[name]).ENGINE
+    return engine
 
 
 def engines_with(capability: str) -> list[str]:
+    """Names of the engines with a capability."""
     return [name for name in _MODULES if getattr(engine_named(name).CAPABILITIES, capability)]
 
 
 def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | None = None) -> Backend:
-    """The engine called `name`, installed and able to run this model; or, for `auto`, the first that is.
+    """The engine called `name`, installed and able to run this model; for `auto`, the first such engine.
 
-    `auto` takes an engine that has `kv_dtype`, and logs a warning if it is not the first, with the reason.
+    `auto` picks an engine that has `kv_dtype`, and logs a warning with the reason if it is not the first.
     Raises InputError for unknown names, MissingExtraError, UnsupportedError.
     """
     if name != "auto":
@@ -67,10 +69,10 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
 
 
 def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -> tuple[Backend, str]:
-    """The engine with which another device would run this model, for its footprint: nothing is loaded here. With why
-    `auto` does not take a faster one; empty: it does.
+    """The engine that would run this model on another device, for its footprint; nothing is loaded. Also the reason why
+    `auto` does not pick a faster one; empty: it does.
 
-    Raises InputError for unknown names, UnsupportedError if the engine has no such model or does not run there.
+    Raises InputError for unknown names, UnsupportedError if the engine cannot run the model or does not exist there.
     """
     if name not in ("auto", *_MODULES):
         raise InputError(f"unknown backend {name!r}: choose auto, {', '.join(_MODULES)}")

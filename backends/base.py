@@ -1,22 +1,25 @@
-"""What every engine is: the protocols that sessions, policies and tests rely on.
+"""What every engine is: how it is described, planned and loaded, and what it does once it is.
 
-An engine knows nothing of prompts, budgets or policies. It runs tokens and keeps the KV rows it is told to keep.
-Two counters are never one: the *row* a token has in the cache, and the *position* it has for RoPE.
+An engine knows nothing of prompts, budgets or policies. It runs tokens and keeps the KV rows it is told to keep
+(`kv_cache.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from edge.backends.efficiency import Efficiency, Kind
-from edge.errors import EngineError
+from edge.backends.counts import FixedSizes, Footprint, GPUMemory, MostRows, Tuned
+from edge.backends.efficiency import FLOATS, Efficiency, Kind
+from edge.backends.kv_cache import KVCache
+from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Core
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
-from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray, Granularity, IntArray
 
 if TYPE_CHECKING:
@@ -55,75 +58,6 @@ class EngineConfig:
     lora_bytes: int = 0  # of their files
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """Bytes that an engine adds to the process: predicted before load, by counting.
-
-    Of the weights, where they are streamed, only `EngineConfig.resident` at a time.
-    """
-
-    weights: int
-    kv: int
-    scratch: int  # compute buffers and logits
-    runtime: int  # the engine's libraries and its own copy of the vocabulary
-    streamed: int = 0  # of the weights, what every pass reads anew
-    fixed_kv: int = 0  # of `kv`, what does not depend on the capacity (`KVCache.fixed`)
-    least_weights: int | None = None  # the least that `EngineConfig.resident` may be; None: this engine streams nothing
-    lora: int = 0  # adapters, never streamed
-    on_disk: int = 0  # beside the weights: tables of which a pass reads a row for each token, from the file
-    gpu: int = 0  # of weights, kv and scratch, what lies in buffers of a GPU
-
-
-@dataclass(frozen=True)
-class GPUMemory:
-    """Where the buffers of an engine's GPU lie.
-
-    adapter: the GPU and its driver, as `EngineConfig.adapter`. unified: in the process's main memory. free: bytes of a
-    card's own memory that are free; None: its driver does not tell, or the memory is unified.
-    """
-
-    adapter: str
-    unified: bool
-    free: int | None = None
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What a tuning record says of a model on this device. `about` names the record.
-
-    values: `EngineConfig.tuning`. threads, chunk: None where the record leaves them open.
-    """
-
-    about: str
-    values: dict[str, int]
-    threads: int | None
-    chunk: int | None
-
-
-@dataclass(frozen=True)
-class MostRows:
-    """The most KV rows with which an engine's answers are the model's own, and why no more."""
-
-    rows: int
-    why: str
-
-
-@dataclass(frozen=True)
-class FixedSizes:
-    """What graphs of fixed sizes, as NPUs want them, say of a plan. rows, chunk: the default KV rows and tokens in
-    prefill; the most, if compiled: those that the model was compiled for. context: the most rows otherwise. kv_dtypes:
-    the first is the default. emulated: `EngineConfig.emulated`. tuned: what was found for this device, of which `chunk`
-    is a part."""
-
-    rows: int
-    chunk: int
-    context: int
-    kv_dtypes: tuple[str, ...]
-    compiled: bool
-    emulated: bool
-    tuned: Tuned | None = None
-
-
 # What a pass is made of, in its order; engines name their operators as they like, but put each into one of these.
 PHASES = ("embed", "norm", "qkv", "attend", "output", "gate-up", "down", "head", "other")
 
@@ -158,7 +92,7 @@ class Capabilities:
     tunable: `edge tune` finds settings for it. providers: it takes --provider. folders: it runs folders in ONNX.
     gpu_layers: it takes --gpu-layers.
     lora: it runs adapters (`AdaptedEngine`). any_tokenizer: also models whose tokenizer edge does not know.
-    picks: it chooses tokens itself (`PickingEngine`). gpu: it runs on a GPU (`GPUBackend`, `CardEngine`).
+    picks: it chooses tokens itself (`PickingEngine`). gpu: it runs on a GPU (`CardEngine`).
     """
 
     granularity: Granularity
@@ -174,174 +108,6 @@ class Capabilities:
     any_tokenizer: bool = False
     picks: bool = False
     gpu: bool = False
-
-
-@dataclass(frozen=True)
-class KVState:
-    """Saved rows, one behind the other. They fit a cache of any capacity whose `KVCache.key` is the same.
-
-    tail: what the next token needs besides these rows, and what holds only directly behind the last of them: the newest
-    rows of layers with sliding windows, or a recurrent state. None if the engine has no such thing
-    (`KVCache.has_tail`), or if the rows end before those of the cache did: then a state with a tail must follow before
-    tokens can run. A state without rows, `save(kv.length)`, is the place to which `truncate` returns by its tail.
-    """
-
-    key: str
-    positions: IntArray  # [rows], in row order
-    next_position: int
-    data: bytes | memoryview  # as the engine likes it; its length follows from the number of rows
-    tail: bytes | memoryview | None = None
-
-
-class KVCache(Protocol):
-    """The rows that an engine remembers: `length` of `capacity` are in use; `nbytes` is what is allocated.
-
-    Layers with sliding windows may keep the rows of the newest tokens, whatever the policy: the rows here, and all that
-    is said of them, are then those of the other layers.
-
-    capacity: rows per head; on average, where heads keep different numbers of rows. has_tail: see `KVState.tail`.
-    key: names all that rows depend on: engine, weights, dtype, and what else changes their numbers or their layout.
-    """
-
-    capacity: int
-    has_tail: bool
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def fixed(self) -> int:
-        """Of `nbytes`, what does not depend on the capacity: the rows of sliding windows, a recurrent state."""
-        ...
-
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def length(self) -> int:
-        """Rows in use; of the head that keeps most, where heads differ."""
-        ...
-
-    @property
-    def free(self) -> int:
-        """Rows that every head still has room for."""
-        ...
-
-    @property
-    def positions(self) -> IntArray:
-        """Position of every row in use, int32 [length], in row order."""
-        ...
-
-    @property
-    def earliest(self) -> int:
-        """The fewest rows, but for 0, that `truncate` can leave without a saved end; 0 if it can leave any number.
-        More than `length` while the tail of appended rows is missing."""
-        ...
-
-    @property
-    def foresight(self) -> int:
-        """How many of the tokens to come `expect` has to count, if there are so many, to decide for all of them; 0 once
-        it has, or where nothing depends on it."""
-        ...
-
-    def expect(self, count: int) -> None:
-        """So many tokens are about to be run, in one pass or in several: where a model rotates long texts otherwise
-        than short ones, this decides (see rope.py), and rows in use are rotated anew if need be."""
-        ...
-
-    def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
-        """Evict all rows but `rows` (strictly increasing, int [n]), in place.
-
-        close_gaps: the kept rows get the positions 0…n-1, as though the evicted ones had never been
-        (StreamingLLM); otherwise they keep their distances, and new tokens their own positions.
-        Raises InputError if a row is out of range or repeated, UnsupportedError where an engine cannot leave a gap
-        behind its newest row.
-        """
-        ...
-
-    def truncate(self, length: int, end: KVState | None = None) -> None:
-        """Forget all rows from `length` on: the next one comes right behind those left. 0 empties the cache; where
-        nothing is forgotten, nothing changes, a gap behind the newest row neither.
-
-        end: what was saved, `save(length)`, when the cache had these `length` rows.
-        Raises RewindError, and changes nothing, for fewer rows than `earliest` without `end`.
-        """
-        ...
-
-    def shrink(self, capacity: int) -> None:
-        """Have room for so many rows from here on, and give the memory of the others back to the system, as far as
-        the engine can: `nbytes` says what is left. Rows in use stay as they are; more than `capacity` changes nothing.
-
-        Raises InputError if more rows are in use.
-        """
-        ...
-
-    def save(self, first: int = 0, last: int | None = None) -> KVState:
-        """A copy of the rows first … last − 1 (None: of all from `first` on); nothing changes.
-
-        Raises InputError if there are no such rows, UnsupportedError where heads keep different rows.
-        """
-        ...
-
-    def append(self, state: KVState) -> None:
-        """Put saved rows behind those in use, as though their tokens had just been run. (All of a saved cache comes
-        back by `truncate(0)` and `append`.) They have no attention yet.
-
-        Raises InputError, and changes nothing, if they belong to another `key` or do not come after the rows in use;
-        CapacityError if there are more than free ones.
-        """
-        ...
-
-
-class HeadKVCache(KVCache, Protocol):
-    """A cache that policies may look into. Arrays are [layers, KV heads, …], with 0 behind a head's last row.
-
-    An engine of token granularity shows one layer with one head: the mean over all.
-    """
-
-    @property
-    def head_lengths(self) -> IntArray:
-        """Rows in use, int32 [layers, KV heads]."""
-        ...
-
-    @property
-    def ages(self) -> IntArray:
-        """Tokens since each row came, int32 [layers, KV heads, length]: 1 for the newest."""
-        ...
-
-    @property
-    def attention(self) -> FloatArray:
-        """What observed queries paid to each row since `clear_attention`, float32 [layers, KV heads, length]."""
-        ...
-
-    def keys(self, layer: int) -> FloatArray:
-        """A layer's, as they are stored, float32 [KV heads, length, head]."""
-        ...
-
-    @property
-    def longest(self) -> int:
-        """Rows that one head may hold: more than `capacity` where heads keep different numbers."""
-        ...
-
-    def clear_attention(self) -> None: ...
-
-    def keep_heads(self, rows: Sequence[IntArray]) -> None:
-        """As `keep`, with rows for every KV head of every layer (layer by layer); their positions stay.
-
-        Where the engine's `uneven` allows, heads keep different numbers of rows, at most `capacity` on average, and
-        what is left of the cache is shared out so that all have equally many free rows.
-        """
-        ...
-
-    @property
-    def next_position(self) -> int: ...
-
-    def renumber(self) -> None:
-        """Close all gaps: each head's rows get consecutive positions, the newest of all heads the same.
-
-        Rows become younger; their attention shrinks likewise, so that it stays what it was per query.
-        """
-        ...
 
 
 class Engine(Protocol):
@@ -431,144 +197,115 @@ class LoadProgress(Protocol):
         """The fraction that is loaded, and what takes the time, if that is more than reading a file."""
 
 
-class Backend(Protocol):
-    """The module of one engine. Register it in `backends/__init__.py`."""
+class Backend(ABC):
+    """An engine, before a model is loaded: what it can run, what that takes, and how to load it.
+
+    An engine's folder holds one subclass, with what is its own, and `ENGINE`, an object of it. What it needs to run is
+    imported in the methods: all engines are asked for their capabilities, and most are not used.
+
+    PACKAGES: the distributions that it runs on, for reports. DRIVER_BYTES: what drivers of GPUs take of the process,
+    even to show their GPUs: `check_supported` and `gpu_memory` load them.
+    """
 
     NAME: str
     CAPABILITIES: Capabilities
     EFFICIENCY: Efficiency
+    PACKAGES: tuple[str, ...]
+    DRIVER_BYTES = 0
 
-    def check_installed(self) -> None:
+    def check_installed(self) -> None:  # noqa: B027 - nothing to do where the base install is enough
         """Raise MissingExtraError if the engine's package is not there."""
 
+    @abstractmethod
     def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
         """Raise UnsupportedError if the engine cannot run this model."""
 
     def check_elsewhere(self, file: GGUFFile, spec: ModelSpec, system: str) -> None:
         """Raise UnsupportedError if the engine cannot run this model on another device, of such a system."""
+        self.check_supported(file, spec)
 
     def supports(self, core: Core) -> str | None:
         """What the engine does not run, such as "gated delta nets"; None if it runs the core."""
-        ...
+        return None
 
     def weight_kind(self, weight_type: str, config: EngineConfig) -> Kind:
         """How the engine multiplies weights of a block type."""
-        ...
+        return "floats" if weight_type in FLOATS else "integers"
 
     def most_rows(self, spec: ModelSpec, expected: int | None) -> MostRows:
-        """expected: the tokens of the run, if they are known."""
-        ...
+        """What the model was trained for, in engines that run it as it is. expected: the tokens of the run, if they are
+        known."""
+        return MostRows(spec.context, f"the model knows {spec.context} positions")
 
     def keeps_all(self, spec: ModelSpec) -> str | None:
         """Why the engine can evict no rows of this model, so that policy `full` is the only one; None if it can."""
-        ...
+        return None
 
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""
-        ...
+        return False
 
+    def fixed_sizes(self, spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
+        """None for providers that run graphs of any size. elsewhere: on another device.
+
+        Raises InputError for unknown providers, MissingExtraError for one that is not installed, UnsupportedError if
+        the model was compiled for another.
+        """
+        return None
+
+    @abstractmethod
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Raises UnsupportedError for a configuration that the engine cannot have."""
-        ...
 
     def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
         """Bytes that a first run takes before `load` allocates what `footprint` counts, mostly in a process of its own:
         to compile, or to try a model. 0 once the cache folder has what it makes."""
-        ...
+        return 0
+
+    def most_first(self) -> int:
+        """Bytes of drivers and of `first_run`, for GPUs that no driver has shown yet."""
+        return 0
+
+    def gpu_memory(self) -> GPUMemory | None:
+        """Of the GPU that `load` takes by default; None for engines on the CPU. Raises UnsupportedError if there is no
+        GPU."""
+        return None
+
+    def used_memory(self, adapter: str) -> int | None:
+        """Bytes that the system says this process holds on that GPU; None if it does not tell."""
+        return None
 
     def tuned(self, spec: ModelSpec, kv_dtype: str) -> Tuned | None:
         """What `edge tune` found for this model and device, or for the most alike; None if nothing applies."""
-        ...
+        return None
 
+    @abstractmethod
     def load(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
     ) -> Engine:
-        """Load weights and allocate everything."""
-        ...
+        """Load weights and allocate everything, on the GPU of `config.adapter` where there is one."""
 
     def operators(
-        self,
-        file: GGUFFile,
-        spec: ModelSpec,
-        config: EngineConfig,
-        *,
-        tokens: int,
-        context: int,
-        passes: int,
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
         progress: Callable[[float], None] | None = None,
-    ) -> list[Operator]:
+    ) -> list[Operator]:  # fmt: skip
         """Time what a pass of `tokens` tokens is made of, with `context` rows in the cache before it, `passes` times.
 
         Loads an engine of its own, which is instrumented and so somewhat slower, and closes it; the ordinary one is as
         it was. In the order in which they first run. Raises InputError for figures that do not fit `config.capacity`,
         UnsupportedError where an engine cannot tell, and what `load` raises.
         """
-        ...
+        raise UnsupportedError(f"the {self.NAME} engine does not tell where its time goes: choose another --backend")
 
-    def versions(self) -> dict[str, str]: ...
+    def versions(self) -> dict[str, str]:
+        """Of `PACKAGES`, as far as they are installed."""
+        from importlib import metadata  # here, because it takes 20 ms and only reports need it
 
-
-class GPUBackend(Backend, Protocol):
-    """The module of an engine with `Capabilities.gpu`. Its `load` takes the GPU of `EngineConfig.adapter`.
-
-    DRIVER_BYTES: what drivers take of the process, even to show their GPUs: `check_supported` and `gpu_memory` load
-    them.
-    """
-
-    DRIVER_BYTES: int
-
-    def most_first(self) -> int:
-        """Bytes of drivers and of `first_run`, for GPUs that no driver has shown yet."""
-        ...
-
-    def gpu_memory(self) -> GPUMemory:
-        """Raises UnsupportedError if there is no GPU."""
-        ...
-
-    def used_memory(self, adapter: str) -> int | None:
-        """Bytes that the system says this process holds on that GPU; None if it does not tell."""
-        ...
-
-
-class ProviderBackend(Backend, Protocol):
-    """The module of an engine with `Capabilities.providers`."""
-
-    def fixed_sizes(
-        self, spec: ModelSpec, provider: str | None, kv_dtype: str | None, *, elsewhere: bool
-    ) -> FixedSizes | None:
-        """None for providers that run graphs of any size. kv_dtype: None: the usual one. elsewhere: on another device.
-
-        Raises InputError for unknown providers, MissingExtraError for one that is not installed, UnsupportedError if
-        the model was compiled for another.
-        """
-        ...
+        found = {}
+        for name in self.PACKAGES:
+            with suppress(metadata.PackageNotFoundError):
+                found[name] = metadata.version(name)
+        return found
 
 
 NOT_FINITE = "the model produced NaN logits: its weights are damaged or overflow"
-
-
-class RewindError(EngineError):
-    """The tail of a cache cannot go back that far: run the tokens again."""
-
-
-class CapacityError(EngineError):
-    """More tokens than free rows: make room with `kv.keep` first."""
-
-
-def all_positions(spec: ModelSpec) -> MostRows:
-    """Of engines that run the model as it is: what it was trained for."""
-    return MostRows(spec.context, f"the model knows {spec.context} positions")
-
-
-def end_of(kv: KVCache) -> KVState | None:
-    """What `truncate` needs to come back to here from far behind, if anything."""
-    return kv.save(kv.length) if kv.has_tail else None
-
-
-def state_key(backend: str, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> str:
-    """What saved rows depend on: the model, by all of its file, and settings.
-
-    Capacity is not among them. The file is read if nobody has read it yet.
-    """
-    shape = (spec.name, spec.layers, spec.hidden, spec.kv_heads, spec.head_dim, spec.vocab, spec.weight_bytes)
-    return repr((backend, shape, config.kv_dtype, fingerprint(file.path).sha256))

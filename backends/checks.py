@@ -1,4 +1,4 @@
-"""What engines and caches refuse: each check raises an error that says what was wrong."""
+"""Checks shared by engines and caches, each of which raises an error that says what was wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.backends.base import CapacityError, EngineConfig, KVCache, KVState
+from edge.backends.base import EngineConfig
+from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.model.layers import Attention, Core, Dense, Network
 from edge.model.lora import Lora
@@ -17,7 +18,7 @@ from edge.types import IntArray
 
 
 def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | None]) -> Network:
-    """The model's pass, if `what` can run it, such as "onnx engine". Raises UnsupportedError."""
+    """The model's layers, if `what`, such as "onnx engine", can run them. Raises UnsupportedError."""
     network = find_network(spec)
     for reason in filter(None, map(supports, network.cores)):
         raise UnsupportedError(f"the {what} does not run {reason} yet: use --backend=llamacpp")
@@ -25,8 +26,8 @@ def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | Non
 
 
 def check_usual(what: str, spec: ModelSpec) -> Network:
-    """As `check_cores`, for engines that run attention in every layer, with heads and temperatures that are the same
-    in all: their caches and tables have one size."""
+    """Like `check_cores`, for engines that need attention in every layer, with the same heads and temperatures in all:
+    their caches and tables have one size."""
     network = check_cores(what, spec, usual_cores)
     attention = {core and (core.heads, core.kv_heads, core.head_dim, core.temperature) for core in network.attention}
     if None in attention or len(attention) > 1:
@@ -35,7 +36,7 @@ def check_usual(what: str, spec: ModelSpec) -> Network:
 
 
 def usual_cores(core: Core) -> str | None:
-    """`Backend.supports` of engines that run attention and feed-forward networks, as most models have them."""
+    """The `Backend.supports` of engines that run only attention and feed-forward networks."""
     if isinstance(core, Attention):
         kinds = {"an output gate": core.gated, "rows of an earlier layer": core.rows_of is not None}
         kinds |= {"normalised values": core.unit_values}
@@ -44,7 +45,8 @@ def usual_cores(core: Core) -> str | None:
 
 
 def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
-    """The tokens as contiguous int32 [n], n ≥ 1, all within the vocabulary and the free rows."""
+    """The tokens as contiguous int32 [n], n ≥ 1. Raises if one is outside the vocabulary, or if there are more than
+    `free`."""
     array = np.asarray(tokens)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise InputError(f"tokens must be a non-empty list of ids, not {array.dtype} of shape {array.shape}")
@@ -56,7 +58,7 @@ def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
 
 
 def check_whole(path: str | Path, size: int, mapped: int) -> None:
-    """Refuse a file that is smaller than when it was mapped: reading what is gone would end the process."""
+    """Refuse a mapped file that has shrunk since: reading beyond its end would kill the process."""
     if size < mapped:
         raise EngineError(f"{path} was cut short while it was in use: restore it, and load the model again")
 
@@ -68,7 +70,7 @@ def check_lora(lora: Lora | None, config: EngineConfig) -> None:
 
 
 def check_positions(spec: ModelSpec, last: int) -> None:
-    """Refuse positions beyond a table of learned ones, `last` being one behind the last. Raises CapacityError."""
+    """Refuse positions beyond a table of learned ones. last: the last position plus one. Raises CapacityError."""
     if spec.network and spec.network.learned_positions and last > spec.context:
         raise CapacityError(f"position {last - 1} is beyond the {spec.context} that this model has learned")
 
@@ -83,13 +85,13 @@ def check_rows(rows: IntArray, length: int) -> IntArray:
 
 
 def check_capacity(capacity: int, kv: KVCache) -> None:
-    """Refuse to `shrink` a cache below what is in use. Raises InputError."""
+    """Refuse to `shrink` a cache below its rows in use. Raises InputError."""
     if capacity < max(1, kv.capacity - kv.free):
         raise InputError(f"{kv.capacity - kv.free} rows are in use, and do not fit into {capacity}")
 
 
 def check_range(first: int, last: int | None, length: int) -> int:
-    """`last` as a number, with 0 ≤ first ≤ last ≤ length. Raises InputError."""
+    """Check 0 ≤ first ≤ last ≤ length, and return `last`, by default `length`. Raises InputError."""
     end = length if last is None else last
     if not 0 <= first <= end <= length:
         raise InputError(f"rows {first} to {end} are not among the {length} of the cache")
@@ -97,7 +99,7 @@ def check_range(first: int, last: int | None, length: int) -> int:
 
 
 def check_state(state: KVState, kv: KVCache, next_position: int) -> None:
-    """Refuse rows that do not belong behind those of `kv`. Raises InputError, CapacityError."""
+    """Refuse saved rows that do not continue those of `kv`. Raises InputError, CapacityError."""
     positions = state.positions
     if state.key != kv.key:
         raise InputError("the saved KV rows belong to another model, engine or KV dtype")

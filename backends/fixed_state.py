@@ -1,6 +1,6 @@
-"""The state of layers that sum up all tokens in a fixed number of values, whatever the length of the text.
+"""The fixed state of layers that sum up all tokens in a fixed number of values.
 
-No token can be taken back out of such a state: it returns to an earlier end of the text only by a snapshot, which
+Tokens cannot be removed from such a state: it returns to an earlier point of the text only by a snapshot, which
 `KVState.tail` carries.
 """
 
@@ -15,13 +15,13 @@ from edge.types import FloatArray
 
 
 class FixedState:
-    """values: float32, those of all layers one behind the other, zeros before the first token.
+    """The states of all layers, concatenated, float32, zeros before the first token.
 
-    whole: whether the state is that of the tokens in use: not while a snapshot has yet to follow restored rows.
+    whole: whether the state matches the tokens in use; False while the snapshot of restored rows is missing.
     """
 
     def __init__(self, sizes: Sequence[int], values: FloatArray | None = None) -> None:
-        """sizes: of each layer's state, 0 for layers without one. values: memory of an engine for them."""
+        """sizes: of each layer's state, 0 for layers without one. values: memory for them, provided by the engine."""
         ends = np.cumsum(sizes)
         self._places = [slice(int(end) - size, int(end)) for end, size in zip(ends, sizes, strict=True)]
         self.values: FloatArray = np.zeros(int(ends[-1]), np.float32) if values is None else values
@@ -35,7 +35,7 @@ class FixedState:
         return self.values.nbytes
 
     def of(self, layer: int) -> FloatArray:
-        """A view, float32 [size]."""
+        """A layer's state, a view, float32 [size]."""
         return self.values[self._places[layer]]
 
     def clear(self) -> None:
@@ -43,21 +43,21 @@ class FixedState:
         self.whole = True
 
     def prepare(self) -> None:
-        """A pass is about to change the state."""
+        """Announce a pass that changes the state."""
         if not self.whole:
             raise EngineError("rows were appended to the KV cache without their tail, and no token can follow them")
 
     def save(self) -> bytes | None:
-        """None if it is not whole."""
+        """A snapshot; None if the state is not whole."""
         return self.values.tobytes() if self.whole else None
 
     def check(self, saved: bytes | memoryview) -> None:
-        """Raises InputError for a snapshot of another size, or with values that are not finite."""
+        """Raise InputError for a snapshot of another size, or with values that are not finite."""
         if len(saved) != self.nbytes or not np.isfinite(np.frombuffer(saved, np.float32)).all():
             raise InputError("the saved state is damaged")
 
     def restore(self, saved: bytes | memoryview | None) -> None:
-        """None: a snapshot will come with the next rows."""
+        """Restore a snapshot. None: it follows with the next rows."""
         self.whole = saved is not None
         if saved is not None:
             self.values[:] = np.frombuffer(saved, np.float32)

@@ -1,4 +1,4 @@
-"""The KV cache of engines that evict in place, head by head: bookkeeping is here, memory is the engine's.
+"""The KV cache of engines that evict in place, head by head: bookkeeping here, memory in the engine.
 
 An engine's `RowStore` holds keys, values and attention by physical row, and moves them on request. Layers with a
 sliding window have a store and bookkeeping of their own (ring.py): policies neither see nor evict their rows.
@@ -11,9 +11,9 @@ from typing import Generic
 
 import numpy as np
 
-from edge.backends.base import KVState, RewindError
 from edge.backends.checks import check_capacity, check_range, check_rows, check_state
 from edge.backends.fixed_state import FixedState
+from edge.backends.kv_cache import KVState, RewindError
 from edge.backends.ring import Ring
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.row_lists import PinnedKeys, RowLists, rotated_at_once
@@ -25,11 +25,11 @@ _BASE_BYTES = 8  # a saved state begins with `RowLists.base`: its keys are rotat
 
 
 class HeadKV(Generic[Store]):
-    """HeadKVCache protocol over a `RowStore` of these layers' heads. ring: of layers with windows; state: of layers
-    that keep no rows. The two, if there are any, make the tail of a saved cache, in this order.
+    """The HeadKVCache protocol over a `RowStore` of some layers' heads.
 
-    settings: `key` without what the choice of RoPE's factors adds. settle: called before attention is read or rows
-    move, for engines that let queries wait.
+    ring: of layers with windows; state: of layers without rows. A saved cache's tail holds these two, in this order.
+    settings: `key` without the suffix for the choice of RoPE's factors. settle: called before attention is read or rows
+    move, for engines that batch queries.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HeadKV(Generic[Store]):
 
     @property
     def positions(self) -> IntArray:
-        """int32 [length]; once heads keep different rows [layers, KV heads, length], -1 behind a head's last."""
+        """int32 [length]; once heads keep different rows [layers, KV heads, length], -1 after a head's last."""
         positions: IntArray = self._lists.positions(self.length).astype(np.int32)
         return positions[0] if self.alike else self._by_head(np.where(self._used(), positions, np.int32(-1)))
 
@@ -106,11 +106,12 @@ class HeadKV(Generic[Store]):
         return self._lists.next_rope_position
 
     def rope_positions(self, count: int = 0) -> AnyArray:
-        """By physical row, those of the next `count` rows too: int64 [1, rows], or [heads, rows] once heads differ."""
+        """RoPE positions by physical row, including the next `count` rows: int64 [1, rows], or [heads, rows] once heads
+        differ."""
         return self._lists.by_physical_row(self.length, count)
 
     def window_positions(self, count: int = 0) -> AnyArray:
-        """The same of the rows of layers with a sliding window."""
+        """`rope_positions` of the layers with a sliding window."""
         return self.ring.rope_positions(count) if self.ring else self.rope_positions(count)
 
     @property
@@ -150,7 +151,7 @@ class HeadKV(Generic[Store]):
     def foresight(self) -> int:
         return self.rope.foresight(self.next_position)
 
-    def expect(self, count: int) -> None:
+    def announce(self, count: int) -> None:
         self._check_open()
         if not self.rope.is_outgrown_by(self.next_position + count):
             return
@@ -165,14 +166,14 @@ class HeadKV(Generic[Store]):
             self.ring.lengthen(between)
 
     def at_once(self, count: int) -> int:
-        """How many of these tokens can run one after another between a `prepare` and an `appended`, as though each had
-        its own, and all but the first be truncated again."""
+        """The most of `count` tokens that can run one by one between a single `prepare` and `appended`, and be
+        truncated again, except the first."""
         if self.rope.is_outgrown_by(self.next_position + count) or self.state:
             return 1
         return self.ring.at_once(count) if self.ring else count
 
     def prepare(self, count: int) -> None:
-        """`count` rows are about to be written behind the last physical rows."""
+        """Announce `count` rows, which will be written after the last physical rows."""
         if self.ring:
             self.ring.prepare(count)
         if self.state:
@@ -180,7 +181,7 @@ class HeadKV(Generic[Store]):
         self.store.prepare(count, self.next_position)
 
     def appended(self, count: int) -> None:
-        """A pass has written the rows."""
+        """Record that a pass has written the announced rows."""
         self._lists.append(self.lengths, count)
         self.lengths += count
         if self.ring:
@@ -270,7 +271,7 @@ class HeadKV(Generic[Store]):
         self._restore_tail(end.tail, base, end.next_position)
 
     def _parts(self, tail: bytes | memoryview | None) -> tuple[memoryview | None, memoryview | None]:
-        """A tail as that of the ring, and of the fixed state behind it."""
+        """Split a tail into the ring's and the fixed state."""
         if tail is None:
             return None, None
         view = memoryview(tail)
@@ -278,7 +279,7 @@ class HeadKV(Generic[Store]):
         return view[:at], view[at:]
 
     def _check_tail(self, tail: bytes | memoryview) -> None:
-        """Raises InputError for a tail that is damaged, CapacityError for one that does not fit."""
+        """Raise InputError for a damaged tail, CapacityError for one that does not fit."""
         ring, state = self._parts(tail)
         if self.ring and ring is not None:
             self.ring.check(ring)
@@ -288,7 +289,7 @@ class HeadKV(Generic[Store]):
             self.state.check(state)
 
     def _restore_tail(self, tail: bytes | memoryview | None, base: int, next_position: int) -> None:
-        """None: it will come with the next rows."""
+        """Restore a tail. None: it follows with the next rows."""
         ring, state = self._parts(tail)
         if self.ring:
             self.ring.restore(ring, base, next_position)
@@ -296,7 +297,7 @@ class HeadKV(Generic[Store]):
             self.state.restore(state)
 
     def _save_tail(self) -> bytes | None:
-        """None if it is not whole."""
+        """The tail; None if it is not whole."""
         found = [self.ring.save() if self.ring else b"", self.state.save() if self.state else b""]
         return None if None in found else b"".join(filter(None, found))
 
@@ -367,17 +368,17 @@ class HeadKV(Generic[Store]):
         self.store.set_keys(rows, rotated, head)
 
     def _place(self) -> None:
-        """Rows may have moved, and the next position too."""
+        """Tell the store of moved rows, and of the next position."""
         self.store.place(self._lists)
         if self.ring:
             self.ring.follow(self._lists, self.rope.rotation)
 
     def _used(self) -> AnyArray:
-        """Whether a head has a row, [heads, length]."""
+        """Whether a head has a row, bool [heads, length]."""
         return np.asarray(np.arange(self.length) < self.lengths[:, None])
 
     def _by_head(self, values: AnyArray) -> AnyArray:
-        """[heads, n], or [1, n] if all heads agree, broadcast to [layers, KV heads, n]."""
+        """Broadcast [heads, n], or [1, n] if all heads agree, to [layers, KV heads, n]."""
         shape = (len(self.layers), self._kv_heads, values.shape[-1])
         return np.asarray(np.broadcast_to(values[0], shape) if len(values) == 1 else values.reshape(shape))
 

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM beside C code that calls back into Python.
+"""Deferral of Ctrl-C and SIGTERM around C code that calls back into Python.
 
-Python runs a signal's handler on the first line of Python that follows. If that is in a callback, whatever the handler
-raises is printed and forgotten by ctypes, the callback returns 0, and C code goes on with that.
+Python runs a signal's handler on the next line of Python. In a callback, ctypes would print and drop the handler's
+exception and return 0 to the C code, which would continue with that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import FrameType
 
 @contextmanager
 def interrupts_wait() -> Iterator[list[int]]:
-    """Handlers of signals that arrive inside are called at the end. Yields the signals' numbers as they arrive."""
+    """Defer signal handlers to the end of this block. Yields the numbers of signals as they arrive."""
     arrived: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # they never arrive in others
         yield arrived

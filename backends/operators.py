@@ -1,4 +1,4 @@
-"""Timing of operators, shared by engines and reports."""
+"""Operator timing, shared by engines and reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge.backends.base import Engine, EngineConfig, Operator, end_of
+from edge.backends.base import Engine, EngineConfig, Operator
+from edge.backends.kv_cache import end_of
 from edge.errors import InputError
 from edge.types import IntArray
 
@@ -16,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def by_name(operators: Iterable[Operator]) -> list[Operator]:
-    """One operator for each name, all layers together, in the order in which they first run."""
+    """Merge operators of the same name over all layers, in the order of their first run."""
     sums: dict[str, Operator] = {}
     for each in operators:
         each = replace(each, layer=None)
@@ -25,7 +26,7 @@ def by_name(operators: Iterable[Operator]) -> list[Operator]:
 
 
 def check_pass(config: EngineConfig, tokens: int, context: int, passes: int) -> None:
-    """Raises InputError for an impossible pass."""
+    """Raise InputError for an impossible pass."""
     if tokens < 1 or context < 0 or passes < 1:
         raise InputError(
             f"operators are timed in 1 or more passes of 1 or more tokens behind 0 or more rows, "
@@ -39,9 +40,9 @@ def repeat_pass(
     engine: Engine, tokens: int, context: int, passes: int, run: Callable[[IntArray], Result],
     progress: Callable[[float], None] | None = None,
 ) -> list[Result]:  # fmt: skip
-    """The results of `run` for `passes` passes of the same tokens behind the same `context` rows.
+    """Run `passes` passes of the same tokens after the same `context` rows; return the results of `run`.
 
-    One more pass comes first, and does not count: it finds caches cold and brings memory into being.
+    One uncounted warm-up pass comes first: it finds caches cold and makes memory resident.
     """
     ids = np.arange(context + tokens, dtype=np.int32) * 7919 % engine.spec.vocab
     if context:
@@ -57,23 +58,23 @@ def repeat_pass(
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens of a pass that run at once: `count` of them behind `before` rows."""
+    """Tokens of a pass that run at once: `count` of them after `before` rows."""
 
     before: int
     count: int
 
     def seen(self, window: int) -> int:
-        """Rows that the queries of these tokens see, added up over queries. window: 0 for none."""
+        """Rows that these tokens' queries see, summed over queries. window: 0 for none."""
         most = window or self.before + self.count
         return sum(min(self.before + index + 1, most) for index in range(self.count))
 
     def rows(self, window: int) -> int:
-        """Rows that at least one of them sees."""
+        """Rows that at least one of the queries sees."""
         return min(self.before + self.count, window + self.count - 1 if window else self.before + self.count)
 
 
 def pieces(tokens: int, context: int, step: int) -> Iterator[Piece]:
-    """A pass in pieces of at most `step` tokens."""
+    """Split a pass into pieces of at most `step` tokens."""
     for start in range(0, tokens, step):
         yield Piece(context + start, min(step, tokens - start))
 

@@ -1,4 +1,4 @@
-"""Times candidates on the engine itself: the score is the time of a prompt and an answer, 512 and 128 tokens usually.
+"""Timing of tuning candidates on the engine itself: a prompt and an answer, usually of 512 and 128 tokens.
 
 Half of the answer is decoded at a short context, half at a long one, since a value can suit one and not the other.
 """
@@ -27,15 +27,11 @@ _SETTLE_S = 0.002  # for the threads of the previous engine to fall asleep
 
 @dataclass(frozen=True)
 class Depths:
-    """Sizes that fit a model's context: tokens of the prompt, rows during each half of the answer.
+    """Sizes of a measurement that fit a model's context."""
 
-    times: by which the time of the prompt is multiplied, where it stands for a longer one.
-    """
-
-    prompt: int
-    short: int
-    long: int
-    times: int = 1
+    prompt: int  # tokens
+    short: int  # rows in the cache during the answer's first half
+    long: int  # rows during the second half
 
     @classmethod
     def of(cls, context: int) -> Depths:
@@ -47,8 +43,7 @@ class Depths:
         return max(self.prompt, self.long) + _MOST_STEPS + 2
 
     def about(self) -> str:
-        prompt = self.prompt * self.times
-        return f"{prompt}-token prompt and {ANSWER} tokens of answer at {self.short} and {self.long} rows"
+        return f"{self.prompt}-token prompt and {ANSWER} tokens of answer at {self.short} and {self.long} rows"
 
 
 class TunableEngine(Engine, Protocol):
@@ -57,14 +52,13 @@ class TunableEngine(Engine, Protocol):
 
 
 class Rig:
-    """Engines of one model, loaded when needed. `search` takes the function `measure`."""
+    """Engines of one model with candidates' values, loaded on demand. `measure` is for `search`."""
 
     def __init__(
         self, spec: ModelSpec, space: tuple[Field, ...], load: Callable[[Values], TunableEngine],
-        on_compile: Callable[[], None] = lambda: None, depths: Depths | None = None,
+        on_compile: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """depths: by default those that fit the model's context."""
-        self._depths, self._load_engine, self._on_compile = depths or Depths.of(spec.context), load, on_compile
+        self._depths, self._load_engine, self._on_compile = Depths.of(spec.context), load, on_compile
         self._engines: Pool[TunableEngine] = Pool(space, self._load, lambda engine: engine.close())
         self._steps = 2
         random = np.random.default_rng(0)
@@ -86,7 +80,7 @@ class Rig:
         if part == CHUNK:
             engine.forward(self._tokens[:2])  # warms the caches and wakes the threads
             engine.kv.truncate(0)
-            return _timed(lambda: self._prefill(engine)) * self._depths.times
+            return _timed(lambda: self._prefill(engine))
         return sum(self._decode(engine, rows) * ANSWER / 2 for rows in (self._depths.short, self._depths.long))
 
     def _prefill(self, engine: TunableEngine) -> None:
@@ -95,7 +89,7 @@ class Rig:
             engine.forward(self._tokens[start : start + chunk])
 
     def _decode(self, engine: TunableEngine, rows: int) -> float:
-        """Seconds of a step."""
+        """Seconds of a decode step."""
         kv, token = engine.kv, self._tokens[:1]
         kv.truncate(0)
         for start in range(0, rows, engine.config.chunk):  # counted, not computed: only the time matters

@@ -1,8 +1,8 @@
 """The KV rows of layers with a sliding window: those of the newest tokens, as many as the window and a chunk need.
 
-Such a layer never reads an older row, so a longer text needs no more memory. The rows are the same in all heads, and
-no policy chooses among them. When none is free, the oldest are forgotten, a few dozen at a time, and the newest move
-into their places: the order of rows does not matter to attention, which finds out by positions what a token sees.
+Such a layer never reads older rows, so a longer text needs no more memory. The rows are the same in all heads, and no
+policy chooses among them. When none is free, the oldest are dropped, a few dozen at a time, and the newest move into
+their places: attention does not depend on the order of rows, since positions decide what a token sees.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Generic
 
 import numpy as np
 
-from edge.backends.base import CapacityError
+from edge.backends.kv_cache import CapacityError
 from edge.backends.rope import Rotation
 from edge.backends.row_lists import RowLists, rotated_at_once
 from edge.backends.row_store import Store
@@ -28,19 +28,16 @@ _HEAD_BYTES = 8  # a saved ring begins with `_first`
 
 @dataclass(frozen=True)
 class LayerKinds:
-    """whole: layers whose rows a policy keeps or evicts. ringed: layers that have a ring instead. window: the most
-    positions that one of these sees; 0 if there is none.
+    """Layers by the kind of their rows. If all layers have windows, none has a ring: a policy evicts the rows behind
+    windows."""
 
-    Where all layers have windows, none has a ring: a policy evicts what is behind the window.
-    """
-
-    whole: tuple[int, ...]
-    ringed: tuple[int, ...]
-    window: int
+    whole: tuple[int, ...]  # layers whose rows a policy keeps or evicts
+    ringed: tuple[int, ...]  # layers that have a ring instead
+    window: int  # largest window of these; 0: there are none
 
     @classmethod
     def of(cls, windows: Sequence[int], rowless: Collection[int] = ()) -> LayerKinds:
-        """windows: [layers], 0 for none. rowless: layers that keep no rows, and are neither."""
+        """Classify layers. windows: [layers], 0 for none. rowless: layers without rows, which are neither."""
         layers = [layer for layer in range(len(windows)) if layer not in rowless]
         whole = tuple(layer for layer in layers if not windows[layer])
         if not whole:
@@ -48,7 +45,7 @@ class LayerKinds:
         return cls(whole, tuple(layer for layer in layers if windows[layer]), max(windows))
 
     def ring_rows(self, capacity: int, chunk: int) -> int:
-        """Rows of each head of a ring, beside `capacity` rows of each other head."""
+        """Rows per head of a ring, where other heads have `capacity` rows."""
         return min(capacity, self.window + chunk + SLACK) if self.ringed else 0
 
 
@@ -74,21 +71,21 @@ class Ring(Generic[Store]):
 
     @property
     def whole(self) -> bool:
-        """Whether the next token finds the rows that it sees."""
+        """Whether all rows that the next token sees are there."""
         return self._first < _NONE
 
     def at_once(self, count: int) -> int:
-        """How many of these rows can be prepared at once, and all but the first be truncated again."""
+        """The most of `count` rows that can be prepared at once, and be truncated again, except the first."""
         if self.reach > self._lists.next_rope_position + 1:
             return 1
         return max(1, min(count, self.store.capacity - self.length))
 
     def rope_positions(self, count: int = 0) -> AnyArray:
-        """By physical row, those of the next `count` rows too: int64 [1, rows]."""
+        """RoPE positions by physical row, including the next `count` rows: int64 [1, rows]."""
         return self._lists.by_physical_row(self.length, count)
 
     def prepare(self, count: int) -> None:
-        """`count` rows are about to be written behind the last physical rows."""
+        """Announce `count` rows, which will be written after the last physical rows."""
         if not self.whole:
             raise EngineError("rows were appended to the KV cache without their tail, and no token can follow them")
         if count > self.store.capacity - self.length:
@@ -100,7 +97,7 @@ class Ring(Generic[Store]):
         self.store.lengths += count
 
     def truncate(self, position: int) -> None:
-        """The next token has this position again; `reach` is no higher."""
+        """Drop rows, so that the next token has `position`, which is at least `reach`."""
         kept = max(0, self.length - (self._lists.next_rope_position - position))
         self._lists.next_rope_position = position
         self._retain(np.arange(kept, dtype=np.int32))
@@ -112,7 +109,7 @@ class Ring(Generic[Store]):
         self._first = _ALL
 
     def follow(self, lists: RowLists, rotation: Rotation) -> None:
-        """The other layers' rows have new positions: keep the distances to the next token."""
+        """Adjust to changed positions of the other layers' rows, keeping distances to the next token."""
         by = lists.next_rope_position - self._lists.next_rope_position
         if by:
             self.rotate(np.full(self.length, by), rotation)
@@ -122,7 +119,7 @@ class Ring(Generic[Store]):
         self.store.place(self._lists)
 
     def lengthen(self, between: Rotation) -> None:
-        """Rotate keys from where they are by `between`, by their positions."""
+        """Rotate each key by `between` at its position."""
         self.rotate(self._lists.rope_positions[0, : self.length], between)
 
     def rotate(self, by: AnyArray, rotation: Rotation) -> None:
@@ -132,7 +129,7 @@ class Ring(Generic[Store]):
             self.store.set_keys(rows[part], own.rotate_cached(self.store.keys(rows[part]), by[part]))
 
     def save(self) -> bytes | None:
-        """The newest rows, and what `restore` must know. None if they are not whole."""
+        """The newest rows, with the data for `restore`. None if they are not whole."""
         if not self.whole:
             return None
         count = min(self.length, self._saved)
@@ -141,7 +138,7 @@ class Ring(Generic[Store]):
         return b"".join([np.int64(first).tobytes(), *self.store.save(rows)])
 
     def check(self, tail: bytes | memoryview) -> None:
-        """Raises InputError for a tail that is damaged, CapacityError for one that does not fit."""
+        """Raise InputError for a damaged tail, CapacityError for one that does not fit."""
         count, rest = divmod(len(tail) - _HEAD_BYTES, self.store.row_bytes)
         if count < 0 or rest:
             raise InputError("the saved KV rows are damaged")
@@ -149,7 +146,7 @@ class Ring(Generic[Store]):
             raise CapacityError(f"{count} saved rows of a sliding window, but only room for {self.store.capacity}")
 
     def restore(self, tail: bytes | memoryview | None, base: int, next_position: int) -> None:
-        """Replace the rows by saved ones. None: they will come with the next rows."""
+        """Replace the rows by saved ones. None: they follow with the next rows."""
         self.clear()
         count = 0
         if tail is not None:
@@ -162,7 +159,7 @@ class Ring(Generic[Store]):
         self.store.place(self._lists)
 
     def _keep(self, count: int) -> None:
-        """The newest rows."""
+        """Keep the newest rows."""
         dropped = self.length - count
         self._first = int(self._lists.next_rope_position) - count
         self._retain(np.arange(dropped, self.length, dtype=np.int32))

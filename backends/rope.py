@@ -1,4 +1,4 @@
-"""RoPE: the rotation of queries and keys, once when they are computed and again when cached keys change positions.
+"""RoPE: the rotation of queries and keys, when computed and again when cached keys change positions.
 
 Angles are computed in float64, so that position 10^7 is as exact as position 10.
 """
@@ -20,16 +20,12 @@ _UNROTATED = Angles(np.zeros(0), 1.0)  # of models with learned positions
 
 @dataclass(frozen=True)
 class Rotation:
-    """angles: of all layers, or of two kinds of layers; kinds: which of them each layer uses, [layers].
+    """A model's RoPE."""
 
-    pairs: in the largest head. A model may rotate only the first ones; values behind the last pair are not rotated
-    either. halves: value i pairs with value i + pairs, otherwise 2i pairs with 2i + 1.
-    """
-
-    angles: tuple[Angles, ...]
-    kinds: tuple[int, ...]
-    pairs: int
-    halves: bool
+    angles: tuple[Angles, ...]  # of all layers, or of two kinds of layers
+    kinds: tuple[int, ...]  # index of each layer's angles, [layers]
+    pairs: int  # of the largest head; values after the last pair are not rotated
+    halves: bool  # value i pairs with value i + pairs, otherwise 2i with 2i + 1
 
     def tables(self, kind: int, positions: AnyArray) -> tuple[FloatArray, FloatArray]:
         """Cosines and sines, float32 [positions, pairs], of one kind of layers."""
@@ -40,9 +36,9 @@ class Rotation:
         return rotate(x, *self.tables(self.kinds[layer], positions), halves=self.halves)
 
     def rotate_cached(self, keys: FloatArray, by: AnyArray, layer: int | None = None) -> FloatArray:
-        """Keys from the cache, key i rotated by `by[i]` more positions. Their magnitude is applied already.
+        """Rotate cached keys, key i by `by[i]` more positions. Their magnitude is applied already.
 
-        Of heads of one layer, float32 [..., n, head], or of all heads of all layers, float32 [heads, n, head].
+        keys: of one layer, float32 [..., n, head], or of all heads of all layers, float32 [heads, n, head].
         """
         tables = [_tables(replace(each, magnitude=1.0), by, self.pairs) for each in self.angles]
         if layer is not None:
@@ -55,11 +51,11 @@ class Rotation:
         return rotated.reshape(keys.shape)
 
     def of(self, layers: Sequence[int]) -> Rotation:
-        """Of these layers alone, which `rotate_cached` then takes for all."""
+        """The rotation of these layers alone, which `rotate_cached` then takes for all."""
         return replace(self, kinds=tuple(self.kinds[layer] for layer in layers))
 
     def since(self, other: Rotation) -> Rotation:
-        """The rotation from where `other` has rotated a key to where this one would have."""
+        """The rotation that changes a key rotated by `other` into one rotated by this."""
         pairs = zip(self.angles, other.angles, strict=True)
         return replace(self, angles=tuple(Angles(ours.radians - theirs.radians, 1.0) for ours, theirs in pairs))
 
@@ -67,7 +63,8 @@ class Rotation:
 def find_rotation(
     file: GGUFFile, network: Network, *, halves: bool, head: int | None = None, long: bool = False
 ) -> Rotation:
-    """head: values of a head that form pairs (None: those that the model rotates). long: with LongRoPE's long factors.
+    """A model's RoPE. head: values of a head that form pairs (None: the rotated ones). long: with LongRoPE's long
+    factors.
 
     Raises ModelFormatError as `find_angles` does.
     """
@@ -77,8 +74,10 @@ def find_rotation(
 
 
 def rotate(x: FloatArray, cos: FloatArray, sin: FloatArray, *, halves: bool) -> FloatArray:
-    """x float32 [..., n, head] by cosines and sines [n, pairs]; pairs as in `Rotation`, of which a smaller head has the
-    first ones."""
+    """Rotate x, float32 [..., n, head], by cosines and sines [n, pairs]; pairs as in `Rotation`.
+
+    A smaller head than the largest has the first pairs.
+    """
     pairs = min(cos.shape[-1], x.shape[-1] // 2)
     cos, sin = cos[:, :pairs], sin[:, :pairs]
     ends = (slice(pairs), slice(pairs, 2 * pairs)) if halves else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
@@ -90,7 +89,7 @@ def rotate(x: FloatArray, cos: FloatArray, sin: FloatArray, *, halves: bool) -> 
 
 
 def _tables(angles: Angles, positions: AnyArray, pairs: int) -> tuple[FloatArray, FloatArray]:
-    """Pairs that a model does not rotate have cosine 1 and sine 0."""
+    """Cosines and sines; pairs that a model does not rotate have cosine 1 and sine 0."""
     rotated = angles.radians.size
     cos, sin = np.ones((len(positions), pairs), np.float32), np.zeros((len(positions), pairs), np.float32)
     radians = positions[:, None].astype(np.float64) * angles.radians
@@ -99,14 +98,15 @@ def _tables(angles: Angles, positions: AnyArray, pairs: int) -> tuple[FloatArray
 
 
 class CacheRope:
-    """The rotation of one cache's keys: with LongRoPE (arXiv:2402.13753), by one of two sets of factors.
+    """The rotation of one cache's keys, which with LongRoPE (arXiv:2402.13753) switches between two sets of factors.
 
-    A text within the original context has the short factors; a longer one has the long ones from its first token on,
-    however large the cache is, as in transformers. When a text grows beyond the original context, its keys are rotated
-    anew. Deeper layers computed them, and their values, under the short factors, where transformers' `generate` runs
-    the whole text again; such rows have a key of their own, and no other text reuses them.
+    A text within the original context uses the short factors; a longer one uses the long ones from its first token on,
+    whatever the cache's size, as in transformers. When a text grows beyond the original context, its cached keys are
+    rotated to the long factors. Deeper layers computed them, and their values, under the short factors, where
+    transformers' `generate` runs the whole text again; such rows have a key of their own, and no other text reuses
+    them.
 
-    suffix: what the choice adds to `KVCache.key`.
+    suffix: the part of `KVCache.key` for the chosen factors.
     """
 
     def __init__(
@@ -121,21 +121,21 @@ class CacheRope:
         self.clear()
 
     def clear(self) -> None:
-        """The cache is empty: a new text begins."""
+        """Start a new text in an empty cache."""
         self.rotation, self.suffix = self._short, ""
 
     def foresight(self, next_position: int) -> int:
-        """How many of the tokens to come decide which factors they have."""
+        """The number of coming tokens that decide on the factors."""
         if self._limit is None or self.rotation is not self._short:
             return 0
         return max(0, self._limit + 1 - next_position)
 
     def is_outgrown_by(self, positions: int) -> bool:
-        """Whether a text of this many positions needs the long factors while the cache has the short ones."""
+        """Whether a text of this many positions needs the long factors while the cache uses the short ones."""
         return self._limit is not None and self.rotation is self._short and positions > self._limit
 
     def lengthen(self, rows: int) -> Rotation:
-        """Use the long factors from here on. Returns the rotation for the cache's `rows`, which have the short ones."""
+        """Switch to the long factors. Returns the rotation for the cache's `rows`, which have the short ones."""
         self.rotation, self.suffix = self._long, ":lengthened" if rows else ":long"
         return self._long.since(self._short)
 

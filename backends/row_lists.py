@@ -1,4 +1,4 @@
-"""The rows of a KV cache: their places in memory, and the RoPE positions of their keys.
+"""Bookkeeping of KV rows: their places in memory, and the RoPE positions of their keys.
 
 A *logical row* is a row's place among the rows in use, oldest first; its *physical row* is its place in memory. Rows
 from the end move into the holes that evicted ones leave, so most rows never move. A key's *RoPE position* is the
@@ -19,7 +19,7 @@ _NONE = np.zeros(0, np.int32)
 
 
 class RowLists:
-    """One list of rows while all heads keep the same ones, otherwise one list for each head of every layer.
+    """One list of rows while all heads keep the same ones, otherwise one list per head of every layer.
 
     physical, rope_positions: by logical row, [lists, longest]. next_rope_position: of the next key.
     """
@@ -34,11 +34,11 @@ class RowLists:
 
     @property
     def next_position(self) -> int:
-        """The next position that callers see."""
+        """The next position as callers see it."""
         return self.next_rope_position - self.base
 
     def positions(self, length: int) -> AnyArray:
-        """Positions that callers see, int64 [lists, length]."""
+        """Positions as callers see them, int64 [lists, length]."""
         return np.asarray(self.rope_positions[:, :length] - self.base)
 
     def by_physical_row(self, length: int, count: int) -> AnyArray:
@@ -60,7 +60,7 @@ class RowLists:
             self.rope_positions = np.repeat(self.rope_positions, heads, axis=0)
 
     def append(self, lengths: IntArray, count: int) -> None:
-        """Add `count` rows that a pass has written behind the last physical rows. lengths: of the lists before."""
+        """Add `count` rows that a pass has written after the last physical rows. lengths: of the lists before."""
         each = np.arange(len(self))[:, None]
         physical = lengths[: len(self), None] + np.arange(count)
         self.physical[each, physical] = physical
@@ -68,16 +68,16 @@ class RowLists:
         self.next_rope_position += count
 
     def append_saved(self, first: int, positions: IntArray, base: int, next_position: int) -> None:
-        """Add saved rows behind the `first` ones of the only list."""
+        """Add saved rows after the `first` ones of the only list."""
         new = slice(first, first + positions.size)
         self.physical[0, new] = np.arange(new.start, new.stop)
         self.rope_positions[0, new] = positions.astype(np.int64) + base
         self.base, self.next_rope_position = base, base + next_position
 
     def retain(self, rows: Sequence[IntArray]) -> list[AnyArray]:
-        """Keep these logical rows of each list. Returns how physical rows move, pairs int32 [n, 2] for each list.
+        """Keep these logical rows of each list. Returns the moves of physical rows, pairs int32 [n, 2] for each list.
 
-        Rows beyond the new length move into holes, so rows in use stay without gaps.
+        Rows beyond the new length move into holes, so that rows in use stay contiguous.
         """
         moves = []
         for each, kept in enumerate(rows):
@@ -105,13 +105,13 @@ class RowLists:
         return moved, before, wanted[moved]
 
     def renumber(self, lengths: IntArray) -> None:
-        """Give each list's rows consecutive positions, the newest rows of all lists the same. lengths: of the lists."""
+        """Give each list's rows consecutive positions that end alike in all lists. lengths: of the lists."""
         longest = int(lengths.max())
         self.rope_positions[:, :longest] = np.arange(longest) + longest - lengths[:, None]
         self.base, self.next_rope_position = 0, longest
 
     def next_without(self, length: int, dropped: int) -> int:
-        """The next RoPE position without the last `dropped` rows, when `length` stay. Different lists share their
+        """The next RoPE position after dropping the last `dropped` rows, when `length` stay. All lists have the same
         newest rows."""
         if len(self) > 1:
             return self.next_rope_position - dropped
@@ -123,7 +123,7 @@ class RowLists:
 
 
 def _fill_holes(physical: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Move rows into the first places: where each row lies then, and the moves, int32 [n, 2]."""
+    """Move rows into the first places; return each row's new place, and the moves, int32 [n, 2]."""
     beyond = physical >= physical.size
     sources = physical[beyond]
     if sources.size == 0:
@@ -137,10 +137,10 @@ def _fill_holes(physical: AnyArray) -> tuple[AnyArray, AnyArray]:
 
 
 class PinnedKeys:
-    """The keys of the first rows, at most `most`, as they were before they were first rotated in the cache.
+    """The original keys of at most `most` first rows, from before they were rotated in the cache.
 
-    Sinks are rotated at every eviction, and each time their keys would be rounded again. So they are always rotated
-    from their first values.
+    Sinks are rotated at every eviction, and each time rounding would add an error. So they are always rotated from
+    their original values.
     """
 
     def __init__(self, heads: int, head: int, most: int) -> None:
@@ -148,7 +148,7 @@ class PinnedKeys:
         self._rope_positions = np.zeros(0, np.int64)
 
     def exact(self, rows: AnyArray, keys: FloatArray, before: AnyArray, after: AnyArray) -> tuple[FloatArray, AnyArray]:
-        """The keys [heads, n, head] of logical `rows` [n], and by how much to rotate each to reach `after`."""
+        """The keys [heads, n, head] of logical `rows` [n], and the rotation of each that reaches `after`."""
         by, first, have = after - before, int(rows[0]), self._rope_positions.size
         known = max(0, min(first + rows.size, self._keys.shape[1]) - first)
         if known and first <= have and (rows[:known] == np.arange(first, first + known)).all():
@@ -161,17 +161,17 @@ class PinnedKeys:
         return keys, by
 
     def forget(self, rows: IntArray = _NONE) -> None:
-        """Forget keys that are no longer those of the first rows when logical `rows` stay."""
+        """Drop keys that no longer belong to the first rows when logical `rows` stay."""
         known = min(self._rope_positions.size, rows.size)
         moved = np.flatnonzero(rows[:known] != np.arange(known))
         self._rope_positions = self._rope_positions[: int(moved[0]) if moved.size else known]
 
 
 def pinned_bytes(heads: int, head: int, most: int) -> int:
-    """Of `PinnedKeys`."""
+    """Bytes of `PinnedKeys`."""
     return 4 * heads * head * most
 
 
 def rotated_at_once(count: int) -> Iterator[slice]:
-    """`count` rows in the parts that are rotated together."""
+    """Slices of `count` rows that are rotated together."""
     return (slice(at, at + ROTATED_AT_ONCE) for at in range(0, count, ROTATED_AT_ONCE))

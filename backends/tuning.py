@@ -1,4 +1,4 @@
-"""An engine's side of `edge tune`: fields to choose, and a bench that times a candidate. See edge/tuning/."""
+"""An engine's side of `edge tune`: fields to choose, and a measurer of candidates. See edge/tuning/."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from edge.backends.base import Tuned
+from edge.backends.counts import Tuned
 from edge.devices.records import Record, Subject
 from edge.model.spec import ModelSpec
 
@@ -22,14 +22,14 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True)
 class Field:
-    """A setting to choose. parts: those whose speed it changes. compiled: whether it changes the code."""
+    """A setting to choose."""
 
     name: str
     about: str
     default: int
     choices: tuple[int, ...]
-    parts: tuple[str, ...]
-    compiled: bool = True
+    parts: tuple[str, ...]  # those whose speed it affects
+    compiled: bool = True  # whether it changes the code
 
 
 def defaults(space: tuple[Field, ...]) -> Values:
@@ -37,12 +37,12 @@ def defaults(space: tuple[Field, ...]) -> Values:
 
 
 def relevant(space: tuple[Field, ...], values: Values, parts: tuple[str, ...]) -> Values:
-    """Those values that change the speed of any of these parts."""
+    """The values that affect the speed of any of these parts."""
     return {field.name: values[field.name] for field in space if set(parts) & set(field.parts)}
 
 
 def model_shape(spec: ModelSpec) -> dict[str, Any]:
-    """What a subject says of a model."""
+    """A model's shape, for the subject of a record."""
     return {
         "layers": spec.layers, "hidden": spec.hidden, "heads": spec.heads, "kv_heads": spec.kv_heads,
         "head": spec.head_dim, "ffn": spec.ffn, "vocab": spec.vocab, "window": spec.window, "type": spec.weight_type,
@@ -50,7 +50,7 @@ def model_shape(spec: ModelSpec) -> dict[str, Any]:
 
 
 def tuned_by(record: Record) -> Tuned:
-    """What a record says of a run."""
+    """The tuned settings of a record."""
     if record.kept != "tuned":
         return Tuned(f"default (record {record.name})", {}, None, None)
     values = dict(record.values)
@@ -60,7 +60,7 @@ def tuned_by(record: Record) -> Tuned:
 
 
 class Measurer(Protocol):
-    """Times candidates: the engine here, or a device elsewhere."""
+    """Times candidates, on the engine here or on a remote device."""
 
     def measure(self, values: Values, part: str) -> float:
         """Seconds of one part of the score. Raises EngineError if the values do not compile."""
@@ -69,18 +69,15 @@ class Measurer(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """The place of a tuning.
-
-    score: the timed workload, in words. open: starts the measurer; its argument is called before each compilation.
-    sources: a hash of the engine's code; trials of other code say nothing. versions: of what it compiles with.
-    """
+    """A tuning task."""
 
     subject: Subject
     space: tuple[Field, ...]
-    score: str
+    score: str  # the timed workload, in words
+    # starts the measurer; its argument is called before each compilation
     open: Callable[[Callable[[], None]], AbstractContextManager[Measurer]]
-    sources: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
+    sources: str = ""  # hash of the engine's code, which invalidates trials of other code
+    versions: dict[str, str] = field(default_factory=dict)  # of the compiler
 
 
 @dataclass
@@ -93,7 +90,7 @@ class Pool(Generic[Loaded]):
     _held: list[tuple[Values, Loaded]] = field(default_factory=list)  # the most recently used last
 
     def get(self, values: Values, part: str) -> Loaded:
-        """A candidate with those of these values that matter to this part."""
+        """A candidate that shares the values that affect this part."""
         wanted = relevant(self.space, values, (part,))
         for index, (held, loaded) in enumerate(self._held):
             if relevant(self.space, held, (part,)) == wanted:

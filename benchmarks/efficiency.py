@@ -20,7 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from edge.backends import find_backend
-from edge.backends.base import Engine, EngineConfig, Footprint, KVState, end_of
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.counts import Footprint
+from edge.backends.kv_cache import KVState, end_of
 from edge.cli.show import table
 from edge.devices.host import usable_cores
 from edge.devices.probe import Ceilings, measure_ceilings

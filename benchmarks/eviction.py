@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 import edge
-from edge.backends.base import end_of
+from edge.backends.kv_cache import end_of
 from edge.cli.show import table
 from edge.kv import POLICY_NAMES, make_policy
 

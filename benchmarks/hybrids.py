@@ -1,10 +1,11 @@
-"""Hybrids in their real shapes, with random weights: the native engine beside llama.cpp, in turns.
+"""Hybrids and mixtures in their real shapes, with random weights: the native engine beside llama.cpp, in turns.
 
-    python benchmarks/hybrids.py [NAME …] [--rounds 5] [--mixture Q4_0]
+    python benchmarks/hybrids.py [NAME[@LAYERS] …] [--rounds 5] [--mixture Q4_0]
 
-NAME: of edge's table of current models whose layers the native engine runs (default: qwen3.5:0.8b, lfm2.5:350m). Prints
-medians (range) of decoding 64 tokens behind a short text and of a prompt of 512 tokens, KV rows and fixed state, and
-the machine. Both engines hold f16 rows.
+NAME: of edge's table of current models whose layers the native engine runs; @LAYERS: with only its first ones. Without
+names: qwen3.5:0.8b, lfm2.5:350m, and two mixtures of 2.3 and 2.7 GiB, which lie on the disk twice. Prints medians
+(range) of decoding 64 tokens behind a short text and of a prompt of 512 tokens, KV rows and fixed state, and the
+machine. Both engines hold f16 rows. A random router likes all experts equally.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from machine import machine
@@ -23,12 +26,13 @@ from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig
 from edge.devices.host import usable_cores
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
-from edge.model.known import known_models, outline_model
+from edge.model.known import KnownModel, known_models, outline_model
 from edge.model.reader import read_spec
 from edge.storage.cache import cache_folder
 
 PROMPT, ANSWER, SHORT, CAPACITY = 512, 64, 16, 1024
 ENGINES = ("cpu", "llamacpp")
+NAMES = ("qwen3.5:0.8b", "lfm2.5:350m", "lfm2:8b-a1b@13", "qwen3:30b-a3b@7")
 _SPREAD = 0.02  # standard deviation of weights
 _SCALED = {
     "Q4_0": (18, 0, 4.6),
@@ -40,11 +44,11 @@ _SLAB = 1 << 20  # blocks written at once
 
 def make_file(name: str, mixture: str) -> Path:
     """The model's file with random weights, written once."""
-    path = cache_folder() / "benchmarks" / f"{name.replace(':', '-')}-{mixture}-random.gguf"
+    path = cache_folder() / "benchmarks" / f"{name.replace(':', '-').replace('@', '-')}-{mixture}-random.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        file, random = outline_model(known_models()[name], mixture, partial, loadable=True), np.random.default_rng(0)
+        file, random = outline_model(_first_layers(name), mixture, partial, loadable=True), np.random.default_rng(0)
         with open(partial, "r+b") as out:
             for info in file.tensors.values():
                 out.seek(info.offset)
@@ -54,6 +58,22 @@ def make_file(name: str, mixture: str) -> Path:
     return path
 
 
+def _first_layers(name: str) -> KnownModel:
+    """The model called `name`, or `name@layers`."""
+    known, _, layers = name.partition("@")
+    model = known_models()[known]
+    if not layers:
+        return model
+    count = int(layers)
+
+    def cut(figures: dict[str, Any]) -> dict[str, Any]:
+        """Without what lists say of other layers."""
+        parts = {key: cut(each) if isinstance(each, dict) else each for key, each in figures.items()}
+        return {key: each[:count] if isinstance(each, list) else each for key, each in parts.items()}
+
+    return replace(model, figures=cut(model.figures) | {"block_count": count})
+
+
 def _random(info: TensorInfo, random: np.random.Generator) -> Iterator[bytes]:
     if info.type == "F32":
         drawn = random.standard_normal(info.elements)
@@ -61,6 +81,10 @@ def _random(info: TensorInfo, random: np.random.Generator) -> Iterator[bytes]:
             drawn = -np.exp(drawn)
         elif info.name.endswith("norm.weight"):
             drawn = 1 + 0.1 * drawn
+        elif info.name.endswith("ffn_gate_inp.weight"):
+            drawn /= info.shape[0] ** 0.5
+        elif "exp_probs_b" in info.name:
+            drawn *= 0.05
         yield drawn.astype("<f4").tobytes()
         return
     if info.type == "F16":
@@ -116,7 +140,7 @@ def compare(name: str, mixture: str, rounds: int) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("names", nargs="*", default=["qwen3.5:0.8b", "lfm2.5:350m"])
+    options.add_argument("names", nargs="*", default=NAMES)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--mixture", default="Q4_0")
     chosen = options.parse_args()

@@ -1,1 +1,1 @@
-"""Models from one format into another."""
+"""Conversion of models between formats."""

@@ -1,6 +1,6 @@
-"""What flows through a model on calibration text: the inputs of its matrices, layer by layer, from the NumPy engine.
+"""Calibration: run text through a model in NumPy, layer by layer, and observe the inputs of its matrices.
 
-One layer's weights are in memory at a time, and the hidden states of all tokens.
+Memory holds one layer's weights at a time, and the hidden states of all tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.weights import read_weights
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, Core, PerLayerInput
+from edge.model.layers import Block, Experts, PerLayerInput
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
@@ -29,27 +29,27 @@ _CHARACTERS_PER_TOKEN = 16  # more than any text has: the rest is not tokenized
 _SLICE = 4096  # rows that are multiplied at once
 
 Progress = Callable[[float], None]
-Weights = dict[str, FloatArray]
+FloatArrays = dict[str, FloatArray]
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of a matrix's inputs, float32 [columns]: largest |x|, mean |x| and mean x² over the tokens."""
+    """Statistics of a matrix's inputs over the tokens, float32 [columns]."""
 
-    largest: FloatArray
-    mean: FloatArray
-    square: FloatArray
+    largest: FloatArray  # max |x|
+    mean: FloatArray  # mean |x|
+    square: FloatArray  # mean x²
 
 
 def check_texts(paths: Sequence[Path]) -> None:
-    """Raises InputError."""
+    """Raise InputError for a text that cannot be read."""
     for path in paths:
         if not path.is_file():
             raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
 
 
 def calibration_tokens(tokenizer: TokenizerLike, paths: Sequence[Path], count: int) -> IntArray:
-    """int32 [count or fewer]: the beginnings of all texts, the same number of tokens from each that is long enough.
+    """int32 [at most count]: the beginnings of all texts, with the same number of tokens from each that is long enough.
 
     Raises InputError if a text cannot be read or is empty.
     """
@@ -69,7 +69,7 @@ def calibration_tokens(tokenizer: TokenizerLike, paths: Sequence[Path], count: i
 
 
 def sequences(tokens: IntArray, length: int = SEQUENCE) -> IntArray:
-    """Calibration tokens cut into sequences, int32 [n, length]; the rest is dropped.
+    """Cut calibration tokens into sequences, int32 [n, length]; the rest is dropped.
 
     Raises InputError if there are fewer than LEAST tokens.
     """
@@ -82,8 +82,8 @@ def sequences(tokens: IntArray, length: int = SEQUENCE) -> IntArray:
 def collect(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, progress: Progress | None = None
 ) -> dict[str, Statistics]:
-    """Statistics of the inputs of every matrix, by the names of `find_tensors` (`blk.0.attn_q`), and of the head's
-    (`output`, tied or not). tokens: int32 [n].
+    """Statistics of the inputs of every matrix, by the names of `find_tensors` (`blk.0.attn_q`; the head's is `output`,
+    tied or not). tokens: int32 [n].
 
     Raises InputError for too few tokens, UnsupportedError for architectures without a network, ModelFormatError if
     activations are not finite.
@@ -102,8 +102,10 @@ def collect(
 def column_importance(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, progress: Progress | None = None
 ) -> dict[str, FloatArray]:
-    """How much an error in each column of a matrix counts: its input's mean x², by the names of the file's tensors.
-    llama.cpp calls it an importance matrix. Raises what `collect` raises."""
+    """llama.cpp's importance matrix: mean x² of each column's input, by the names of the file's tensors.
+
+    Raises the errors of `collect`.
+    """
     sources = find_tensors(file, spec)
     found = collect(file, spec, tokens, progress)
     if "output" not in sources:  # the embedding is the head
@@ -112,21 +114,21 @@ def column_importance(
 
 
 def stages(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], ...]:
-    """The matrices of a layer in the order of the pass; those of a stage multiply the same inputs."""
+    """The matrices of a layer in the order of the pass, grouped by shared input."""
     cores = (block.core for block in find_network(spec).layers[layer])
     groups = (names for core in cores for names in (core.inputs, (core.output,)))
     return tuple(tuple(f"blk.{layer}.{name}" for name in names) for names in groups)
 
 
 def statistics(inputs: FloatArray) -> Statistics:
-    """inputs: [tokens, columns]."""
+    """Statistics of inputs [tokens, columns]."""
     sizes = np.abs(inputs)
     squares = np.einsum("tc,tc->c", inputs, inputs) / np.float32(len(inputs))
     return Statistics(sizes.max(axis=0), sizes.mean(axis=0), squares)
 
 
 def gram(inputs: FloatArray, others: FloatArray | None = None) -> AnyArray:
-    """XᵀX / tokens, or XᵀY, of float32 [tokens, columns]: float64 [columns, columns], summed slice by slice."""
+    """XᵀX / tokens, or XᵀY / tokens, of float32 [tokens, columns]: float64 [columns, columns], summed in slices."""
     others = inputs if others is None else others
     total = np.zeros((inputs.shape[1], others.shape[1]))
     for at in range(0, len(inputs), _SLICE):
@@ -134,12 +136,19 @@ def gram(inputs: FloatArray, others: FloatArray | None = None) -> AnyArray:
     return total / len(inputs)
 
 
-class Walk:
-    """Sequences of tokens, int32 [n, length], on their way through a model.
+def check_walk(spec: ModelSpec) -> None:
+    """Refuse models whose matrices do not each have their inputs in every token. Raises UnsupportedError."""
+    for core in find_network(spec).cores:
+        if isinstance(core, Experts | PerLayerInput):
+            raise UnsupportedError(f"models with {core.kind} cannot be calibrated, nor quantized layer by layer, yet")
 
-    hidden: their states, float32 [n · length, hidden]. weights: what the engine multiplies by, by the names of
-    `find_tensors`: a layer's may be changed until the next item of `layer` is requested.
-    read: how weights are read, if not as the file has them.
+
+class Walk:
+    """A layer-by-layer pass of token sequences, int32 [n, length], through a model.
+
+    hidden: hidden states, float32 [n · length, hidden]. weights: those that the pass multiplies by, by the names of
+    `find_tensors`; a layer's may be changed until the next item of `layer` is requested. read: an alternative reader of
+    weights.
     """
 
     def __init__(
@@ -147,11 +156,10 @@ class Walk:
         file: GGUFFile,
         spec: ModelSpec,
         tokens: IntArray,
-        read: Callable[[GGUFFile, Mapping[str, Source]], Weights] = read_weights,
+        read: Callable[[GGUFFile, Mapping[str, Source]], FloatArrays] = read_weights,
     ) -> None:
+        check_walk(spec)
         self._file, self._spec, self._read_weights = file, spec, read
-        if any(map(_sees_more, find_network(spec).cores)):
-            raise UnsupportedError(f"{spec.architecture} models cannot be calibrated yet: choose the method rtn")
         self._sources = find_tensors(file, spec)
         count, self._length = tokens.shape
         self.weights = self._read("")
@@ -160,10 +168,10 @@ class Walk:
         self.hidden = np.concatenate([self._engine.embed(tokens[at], positions) for at in range(count)])
 
     def layer(self, layer: int) -> Iterator[tuple[tuple[str, ...], FloatArray]]:
-        """The stages of a layer: names of matrices that share their inputs, and these, [tokens, columns].
+        """Iterate over the stages of a layer: names of matrices that share inputs, and the inputs [tokens, columns].
 
-        Must be exhausted: only then `hidden` are the states behind the layer.
-        Raises ModelFormatError if they are not finite.
+        Must be exhausted: only then does `hidden` hold the states after the layer. Raises ModelFormatError if they are
+        not finite.
         """
         for name in [name for name in self.weights if name.startswith("blk.")]:
             del self.weights[name]
@@ -177,23 +185,23 @@ class Walk:
             self.hidden = engine.add(self.hidden, block, At(layer), x)
 
     def finish(self) -> FloatArray:
-        """What the head multiplies, float32 [tokens, hidden]."""
+        """The head's input, float32 [tokens, hidden]."""
         return self._checked(self._engine.norm(self.hidden, "output_norm"), "output_norm")
 
     def logits_of(self, final: FloatArray) -> FloatArray:
-        """Of some rows that `finish` returned."""
+        """Logits of some rows that `finish` returned."""
         return self._engine.logits(final)
 
     def logits(self, tokens: slice) -> FloatArray:
-        """After the last layer: what follows each of these tokens, float32 [n, vocab]."""
+        """Logits after each of these tokens, float32 [n, vocab]; call it after the last layer."""
         return self._engine.head(self.hidden[tokens])
 
     def _run(self, block: Block, layer: int, x: FloatArray) -> FloatArray:
-        """A core, sequence by sequence."""
+        """Run a block sequence by sequence."""
 
         def run(part: FloatArray) -> FloatArray:
             self._engine.kv.truncate(0)
-            self._engine.kv.expect(len(part))
+            self._engine.kv.announce(len(part))
             return self._engine.run_core(block, At(layer, *self._engine.kv.reserve(len(part))), part)
 
         return np.concatenate([run(x[at : at + self._length]) for at in range(0, len(x), self._length)])
@@ -203,15 +211,10 @@ class Walk:
             raise ModelFormatError(f"{self._file.path}: {at.rstrip('.')} is not finite: the file is damaged")
         return x
 
-    def _read(self, at: str) -> Weights:
-        """The weights of a layer, or those outside of all."""
+    def _read(self, at: str) -> FloatArrays:
+        """Read the weights of a layer, or those outside of layers."""
         wanted = {name: each for name, each in self._sources.items() if name.startswith(at or "blk.") == bool(at)}
         weights = self._read_weights(self._file, wanted)
         for name, each in weights.items():
             self._checked(each, name)
         return weights
-
-
-def _sees_more(core: Core) -> bool:
-    """Whether a core sees more of the tokens than their hidden states before its layer."""
-    return isinstance(core, PerLayerInput) or (isinstance(core, Attention) and core.rows_of is not None)

@@ -1,8 +1,8 @@
-"""The pipeline behind `edge convert`: GGUF is the pivot.
+"""The pipeline of `edge convert`, with GGUF as the pivot format.
 
-A Hugging Face folder first becomes a GGUF file in its own types; pruning and quantizing make a GGUF file of a GGUF
-file; at last the model is written in the requested format. Each step works tensor by tensor, in a folder
-beside the target, which appears only when everything has been written, read again and checked.
+A Hugging Face folder first becomes a GGUF file in its own types; pruning and quantizing turn a GGUF file into another;
+finally the model is written in the requested format. Each step works tensor by tensor, in a folder beside the target;
+the target appears only when everything has been written, read back and checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
 from edge.converters.merge import merge_gguf, plan_merge
-from edge.converters.npu import NpuTarget, check_target, find_tuned_for, plan_form
+from edge.converters.npu import NpuTarget, check_target, plan_form
 from edge.converters.onnx import planned_files, rounded_types, write_onnx
 from edge.converters.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.converters.plain import fields_as
@@ -63,25 +63,22 @@ Tokens = Callable[[Tokenizer], IntArray]
 
 @dataclass(frozen=True)
 class Conversion:
-    """to: one of FORMATS. repair: steps of distillation after pruning. settings: how weights are quantized; None: they
-    stay. size, kl: types are mixed so that the GGUF file has at most this many bytes, or loses at most this many
-    nats. onnx_method: a form of weights that only ONNX has. lora: adapters that are merged first. npu: a folder in ONNX
-    is compiled for the NPU of a device, too. sizes: of the program in a folder for Core ML."""
+    """A request to `convert`."""
 
-    to: str
+    to: str  # one of FORMATS
     pruning: Pruning | None = None
-    repair: int = 0
-    settings: Settings | None = None
-    size: int | None = None
-    kl: float | None = None
-    onnx_method: str | None = None
-    lora: tuple[LoraFile, ...] = ()
-    npu: NpuTarget | None = None
-    sizes: Sizes = USUAL
+    repair: int = 0  # steps of distillation after pruning
+    settings: Settings | None = None  # of quantization; None: types stay
+    size: int | None = None  # limit of the GGUF file in bytes, for mixing types
+    kl: float | None = None  # limit of the loss in nats, for mixing types
+    onnx_method: str | None = None  # a method that only ONNX has
+    lora: tuple[LoraFile, ...] = ()  # adapters to merge first
+    npu: NpuTarget | None = None  # also compile the ONNX folder for a device's NPU
+    sizes: Sizes = USUAL  # of the Core ML program
 
     @property
     def keeps_blocks(self) -> bool:
-        """What a checkpoint has quantized already stays so."""
+        """Whether matrices quantized in the checkpoint stay so."""
         return self.settings is None and self.pruning is None and not self.lora and self.to != "hf"
 
     @property
@@ -90,7 +87,7 @@ class Conversion:
 
     @property
     def calibrated(self) -> str | None:
-        """What wants a calibration text."""
+        """The option that requires a calibration text, or None."""
         if self.pruning:
             return "pruning"
         if self.settings and self.settings.method in CALIBRATED:
@@ -102,28 +99,24 @@ class Conversion:
 
 @dataclass
 class Report:
-    """files: bytes by name. seconds: by step. peak: the process's largest resident set, bytes (measured).
-
-    perplexity: around pruning, on the last eighth of the calibration text, which nothing else has seen (measured).
-    rounded: block types that the format has no grid for, rounded to 8 bits. compiled: the context binaries. tuned: the
-    record that some of their sizes are by.
-    """
+    """The result of `convert`."""
 
     target: Path
-    files: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    peak: int = 0
+    files: dict[str, int] = field(default_factory=dict)  # bytes by name
+    seconds: dict[str, float] = field(default_factory=dict)  # by step
+    peak: int = 0  # of the resident set, bytes (measured)
     pruned: Pruned | None = None
-    perplexity: dict[str, float] = field(default_factory=dict)
+    perplexity: dict[str, float] = field(
+        default_factory=dict
+    )  # around pruning, on held-out calibration text (measured)
     mixture: Mixture | None = None
     quantized: Quantized | None = None
-    rounded: list[str] = field(default_factory=list)
-    compiled: Compiled | None = None
-    tuned: str | None = None
+    rounded: list[str] = field(default_factory=list)  # block types rounded to 8 bits, since the format lacks their grid
+    compiled: Compiled | None = None  # the context binaries
 
 
 def find_format(to: str | None, target: Path) -> str:
-    """`--to`, or what the target's name says. Raises InputError."""
+    """The format: `--to`, or by the target's name. Raises InputError."""
     chosen = to or ("gguf" if target.suffix == ".gguf" else "onnx")
     if chosen not in FORMATS:
         raise InputError(f"--to {to!r}: choose {', '.join(FORMATS)}")
@@ -131,7 +124,8 @@ def find_format(to: str | None, target: Path) -> str:
 
 
 def find_source(source: str | Path) -> Path:
-    """A Hugging Face folder, or what find_model finds. Raises what it raises, and InputError for ONNX folders."""
+    """Resolve a source to a Hugging Face folder or a GGUF file. Raises the errors of find_model, InputError for ONNX
+    folders."""
     path = Path(source)
     if path.is_dir() and not is_model_folder(path) and not is_coreml_folder(path):
         if is_folder(path):
@@ -155,10 +149,10 @@ def convert(
     force: bool = False,
     steps: Steps = lambda name: lambda done: None,
 ) -> Report:
-    """Write `target`, whole or not at all.
+    """Write `target`, atomically.
 
     source: a GGUF file, a Hugging Face folder, or an installed model. tokens: the calibration text, for the methods
-    that want one. Raises InputError, ModelFormatError, UnsupportedError, MissingExtraError.
+    that need one. Raises InputError, ModelFormatError, UnsupportedError, MissingExtraError.
     """
     path = find_source(source)
     _check(path, target, wanted, tokens, force)
@@ -186,7 +180,7 @@ def convert(
 def preview(
     source: str | Path, target: Path, wanted: Conversion
 ) -> tuple[dict[str, int | None], list[Planned], tuple[str, ...]]:
-    """What `convert` would write: bytes of each file, None where only writing tells; the tensors; notes on their types.
+    """Preview `convert`: bytes of each file (None: unknown until written), the tensors, and notes on their types.
 
     No weights are read. Raises as `convert`.
     """
@@ -219,7 +213,7 @@ def preview(
 
 
 def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, force: bool) -> None:
-    """What can be known before anything is read."""
+    """Check everything that needs no file content."""
     if target.exists() and target.samefile(path):
         raise InputError(f"{target} is the model to convert: choose another name")
     if wanted.to == "gguf":
@@ -249,7 +243,7 @@ def _read(path: Path, work: Path, wanted: Conversion, report: Report, steps: Ste
 
 
 def _prune(file: GGUFFile, work: Path, wanted: Conversion, ids: IntArray, report: Report, steps: Steps) -> GGUFFile:
-    """Prune, repair if it is wanted, and say what that did to the text's end."""
+    """Prune, repair if requested, and record the perplexity on the end of the text."""
     assert wanted.pruning
     seen, held = np.split(ids, [ids.size - ids.size // _HELD])
     report.perplexity["before"] = perplexity_on(file, read_spec(file), held)
@@ -269,7 +263,7 @@ def _prune(file: GGUFFile, work: Path, wanted: Conversion, ids: IntArray, report
 def _mixed(
     file: GGUFFile, settings: Settings, wanted: Conversion, ids: IntArray | None, report: Report, steps: Steps
 ) -> Settings:
-    """The settings, with a type of its own for each matrix where a size or a quality was stated."""
+    """The settings, with a type for each matrix if a size or a quality was given."""
     if not wanted.mixes or ids is None:
         return settings
     with _timed(report, "measuring", steps) as progress:
@@ -292,8 +286,6 @@ def _write(
         if wanted.to == "onnx":
             method = find_method(wanted.onnx_method, file, spec, statistics)
             write_onnx(file, spec, target, method=method, npu=wanted.npu, force=force, progress=progress)
-            found = find_tuned_for(spec, wanted.npu) if wanted.npu else None
-            report.tuned = found.about if found else None
             report.rounded = [] if wanted.onnx_method else rounded_types(file, spec)
             report.compiled = read_manifest(target).npu
         elif wanted.to == "coreml":

@@ -1,7 +1,7 @@
-"""llama.cpp's own rounding: rows in this process, whole files in a child process.
+"""llama.cpp's own quantization: of rows in this process, of whole files in a child process.
 
-Rows: `ggml_quantize_chunk`, which weighs the error of a value by the importance of its column. Files: what
-`llama-quantize` does, mixing block types by its own rules. C code there may end the process, so it gets one of its own.
+Rows: `ggml_quantize_chunk`, which weights a value's error by the importance of its column. Files: as `llama-quantize`,
+which mixes block types by its own rules; its C code may abort, so it runs in a child.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ _SLAB = 64 << 20  # bytes of rows that llama.cpp holds at once
 
 @dataclass(frozen=True)
 class Request:
-    """The job of the child process. importance: an .npz with one array per tensor; threads: 0 are all cores."""
+    """The job of the child process."""
 
     source: str
     target: str
     ftype: int
     pure: bool
     allow_requantize: bool
-    threads: int
+    threads: int  # 0: all cores
     dry_run: bool
     embedding: int | None
     head: int | None
-    importance: str | None
+    importance: str | None  # an .npz with one array per tensor
     slab: int = _SLAB
 
 
 def quantize_rows(values: FloatArray, kind: str, importance: FloatArray | None = None) -> AnyArray:
     """Round float32 [rows, n] as llama.cpp does: uint8 [rows, bytes of n values].
 
-    importance: float32 [n], ≥ 0, how much an error of each column counts (its mean x², for llama.cpp); None: by the
-    type's own rule. Raises UnsupportedError for other types than ROW_KINDS, InputError for arrays that do not fit or
-    values that are no numbers, MissingExtraError without llama-cpp-python.
+    importance: float32 [n], ≥ 0, the weight of errors in each column (for llama.cpp its mean x²); None: by the type's
+    own rule. Raises UnsupportedError for types not in ROW_KINDS, InputError for arrays that do not fit or hold NaN,
+    MissingExtraError without llama-cpp-python.
     """
     if kind not in ROW_KINDS:
         raise UnsupportedError(f"llama.cpp's rounding to {kind} is not used here: choose {', '.join(ROW_KINDS)}")
@@ -90,7 +90,7 @@ def quantize_rows(values: FloatArray, kind: str, importance: FloatArray | None =
 
 @lru_cache(maxsize=1)
 def _chunk_function() -> Any:
-    """It looks tables up that it makes itself; what needs an importance is not among ROW_KINDS."""
+    """The C function, with its lookup tables initialized. Types that need an importance are not in ROW_KINDS."""
     function = library()._lib.ggml_quantize_chunk
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     function.argtypes, function.restype = (
@@ -101,7 +101,7 @@ def _chunk_function() -> Any:
 
 
 def find_ftype(name: str) -> str:
-    """The name of a type or mixture as llama-quantize spells it, whatever its case. Raises InputError."""
+    """A type or mixture as llama-quantize spells it, from any letter case. Raises InputError."""
     if name.upper() not in FTYPES:
         raise InputError(f"there is no type {name!r}: choose {', '.join(FTYPES)}")
     return name.upper()
@@ -121,11 +121,10 @@ def quantize_with_llamacpp(
     dry_run: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> list[Planned]:
-    """Write `source` as llama-quantize writes it: whole or not at all. Returns the tensors, in the file's order.
+    """Write `source` as llama-quantize does, atomically. Returns the tensors, in the file's order.
 
     ftype: a name of FTYPES. pure: all matrices in its main type, without a mixture. embedding, head: block types for
-    these two (a tied head is the embedding). importance: by tensor's name, float32 [columns]. dry_run: nothing is
-    written.
+    these two (a tied head is the embedding). importance: by tensor name, float32 [columns]. dry_run: write nothing.
     Raises InputError for a type or a file that cannot be written, EngineError with llama.cpp's reason,
     MissingExtraError.
     """
@@ -178,9 +177,9 @@ def _check_importance(file: GGUFFile, importance: Mapping[str, FloatArray]) -> N
 
 
 def _run(request: Request, folder: Path, tensors: int, progress: Callable[[float], None] | None) -> dict[str, str]:
-    """Ask the child; tensors by name and their types, in the order in which it writes them.
+    """Run the child; return tensor names and types in the order of writing.
 
-    folder: where it works, so that it imports nothing that happens to lie about.
+    folder: its working folder, so that it imports no stray files.
     """
     known = 0
 

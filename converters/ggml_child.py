@@ -1,4 +1,5 @@
-"""The process that runs `llama_model_quantize`. It reports each tensor's type as it is written, then all of them."""
+"""The child process that runs `llama_model_quantize`. It reports each tensor's type once written, and finally all of
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _REASON = 200  # characters of llama.cpp's last words
 
 
 class Listener:
-    """Follows llama.cpp's log, which comes in pieces: a tensor, its type, what it becomes, its sizes."""
+    """Parser of llama.cpp's log, which arrives in pieces: a tensor, its type, its new type, its sizes."""
 
     def __init__(self, say: Say) -> None:
         self._say, self._name, self._type = say, "", ""
@@ -36,7 +37,7 @@ class Listener:
             self._type = new[1] or new[2]
 
     def finish(self) -> None:
-        """All is known of a tensor when the next one comes."""
+        """Report the current tensor, which is complete when the next one or the end arrives."""
         if self._name:
             self.types[self._name] = self._type.upper()
             self._say({"name": self._name})
@@ -44,7 +45,8 @@ class Listener:
 
 
 def quantize(request: Request, say: Say) -> dict[str, str]:
-    """Types by tensors' names, in the order in which they are written. Raises EngineError with llama.cpp's reason."""
+    """Quantize the file; return types by tensor name, in the order of writing. Raises EngineError with llama.cpp's
+    reason."""
     lib, listener = library(), Listener(say)
     callback = lib.llama_log_callback(listener.receive)
     lib.llama_log_set(callback, None)

@@ -1,4 +1,4 @@
-"""LoRA adapters merged into the weights: W + scale · (alpha / rank) · B A, matrix by matrix."""
+"""Merge LoRA adapters into the weights: W + scale · (alpha / rank) · B A, matrix by matrix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEPT_IN = "F16"  # the type of quantized matrices that change, until they are q
 def merge_gguf(
     file: GGUFFile, target: Path, lora: Lora, progress: Callable[[float], None] | None = None
 ) -> None:  # fmt: skip
-    """Write the model with its adapters merged, whole or not at all.
+    """Write the model with its adapters merged, atomically.
 
     Raises InputError if it cannot be written, ModelFormatError for weights that are not finite.
     """
@@ -32,7 +32,7 @@ def merge_gguf(
 
 
 def plan_merge(file: GGUFFile, lora: Lora) -> list[Planned]:
-    """What `merge_gguf` writes: matrices that change are floats, the others stay as they are."""
+    """The tensors that `merge_gguf` writes: changed matrices become floats, the others keep their type."""
     return [
         Planned(name, info.shape, _KEPT_IN if lora.changes(_whole(info)) and info.type not in FLOATS else info.type)
         for name, info in file.tensors.items()

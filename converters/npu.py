@@ -1,17 +1,15 @@
-"""Context binaries for the NPU of a device, made by its vendor's compiler on this machine (backends/onnx/npu)."""
+"""Compile context binaries for a device's NPU with its vendor's compiler, on this machine (backends/onnx/npu)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from edge.backends.base import Tuned
 from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.model_files import ModelFiles
 from edge.backends.onnx.npu.contexts import compile_contexts
-from edge.backends.onnx.npu.form import KV_DTYPES, find_sizes, make_form, place_of_head
-from edge.backends.onnx.npu.lookup import find_tuned
+from edge.backends.onnx.npu.form import find_sizes, make_form
 from edge.backends.onnx.providers import find_provider
 from edge.budget import format_bytes
 from edge.devices.profile import DeviceProfile, Npu
@@ -30,16 +28,18 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True)
 class NpuTarget:
-    """device: a profile's name. rows, chunk: KV rows and tokens in prefill; None: the usual ones."""
+    """An NPU to compile for; None: the default size."""
 
-    device: str
-    rows: int | None = None
-    chunk: int | None = None
+    device: str  # name of a profile
+    rows: int | None = None  # of the KV cache
+    chunk: int | None = None  # tokens of a prefill pass
 
 
 def check_target(target: NpuTarget) -> tuple[DeviceProfile, Npu]:
-    """Raises InputError for devices without an NPU that something here compiles for, MissingExtraError without its
-    compiler."""
+    """Find the device and its NPU.
+
+    Raises InputError for devices without an NPU that can be compiled for here, MissingExtraError without its compiler.
+    """
     profile = find_profile(target.device)
     npu = profile.npu
     if npu is None or npu.provider is None:
@@ -51,21 +51,11 @@ def check_target(target: NpuTarget) -> tuple[DeviceProfile, Npu]:
     return profile, npu
 
 
-def find_tuned_for(spec: ModelSpec, target: NpuTarget, kv_dtype: str = KV_DTYPES[0]) -> Tuned | None:
-    """What `edge tune` found for the NPU of the device, on a device that has it. Raises what `check_target` raises."""
-    _, npu = check_target(target)
-    assert npu.provider is not None
-    return find_tuned(spec, npu.provider, npu, kv_dtype)
+def plan_form(file: GGUFFile, spec: ModelSpec, target: NpuTarget) -> StaticForm:
+    """The static form that would be compiled.
 
-
-def plan_form(
-    file: GGUFFile, spec: ModelSpec, target: NpuTarget, kv_dtype: str | None = None, *, tuned: bool = True
-) -> StaticForm:
-    """What would be compiled. kv_dtype: of the rows; None: the usual one. tuned: by the record of the NPU, if there is
-    one, in what the target leaves open and the NPU can do.
-
-    Raises what `check_target` raises, InputError for impossible sizes, UnsupportedError for models that the NPU does
-    not run.
+    Raises the errors of `check_target`, InputError for impossible sizes, UnsupportedError for models that the NPU
+    cannot run.
     """
     profile, npu = check_target(target)
     if (use := npu_use(file, spec, profile)).reasons:
@@ -73,16 +63,9 @@ def plan_form(
     check_static_sizes(spec, target.rows, target.chunk)
     sizes = find_sizes(spec, npu.provider, elsewhere=True)
     assert sizes is not None
-    found = find_tuned_for(spec, target, kv_dtype or sizes.kv_dtypes[0]) if tuned else None
-    values = found.values if found else {}
-    sizes = replace(sizes, chunk=found.chunk) if found and found.chunk else sizes
-    stated = Options(max_kv_size=target.rows, prefill_step_size=target.chunk, kv_dtype=kv_dtype)
-    options = with_fixed_sizes(stated, sizes)
+    options = with_fixed_sizes(Options(max_kv_size=target.rows, prefill_step_size=target.chunk), sizes)
     rows, kv_dtype = options.max_kv_size or sizes.rows, options.kv_dtype or sizes.kv_dtypes[0]
-    shards = max(use.shards, min(values.get("shards", 1), spec.layers))
-    return make_form(
-        spec, rows, options.prefill_step_size or sizes.chunk, kv_dtype, shards=shards, head=place_of_head(values)
-    )
+    return make_form(spec, rows, options.prefill_step_size or sizes.chunk, kv_dtype, shards=use.shards)
 
 
 def compile_npu(
@@ -90,8 +73,8 @@ def compile_npu(
 ) -> Compiled:
     """Compile the model whose weights lie in `folder` into context binaries beside them.
 
-    Raises what `plan_form` raises; EngineError if the compiler refuses the model, UnsupportedError if what it made is
-    more than the NPU can address.
+    Raises the errors of `plan_form`; EngineError if the compiler refuses the model, UnsupportedError if its output
+    exceeds the NPU's address space.
     """
     profile, npu = check_target(target)
     assert npu.provider is not None
@@ -110,6 +93,6 @@ def compile_npu(
 
 
 def _devices() -> list[str]:
-    """Those with an NPU that something compiles for."""
+    """Profiles with an NPU that can be compiled for."""
     profiles = (find_profile(name) for name in profile_names())
     return [each.name for each in profiles if each.npu and each.npu.provider]

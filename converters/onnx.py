@@ -1,4 +1,4 @@
-"""A model in ONNX: a folder that edge and ONNX Runtime run.
+"""Writer of ONNX folders, which edge and ONNX Runtime run.
 
 model.onnx, model.KV.onnx, model[.KV].observed.onnx    graphs, see graph/builder.py; KV is the type of the KV rows
 model.onnx.data                                        weights, which they share
@@ -52,7 +52,8 @@ Progress = Callable[[float], None]
 
 
 def planned_files(file: GGUFFile, spec: ModelSpec, method: Method | None = AS_IT_IS) -> dict[str, int | None]:
-    """Names and bytes of what would be written, None where only writing tells. method: from `planning_method`."""
+    """Names and bytes of the files that `write_onnx` would write; None: unknown until written. method: from
+    `planning_method`."""
     sizes: dict[str, int | None] = {WEIGHTS: make_layout(file, spec, method).nbytes if method else None}
     sizes |= dict.fromkeys((*(graph_name(*each) for each in _graphs()), METADATA, _TOKENIZER, MANIFEST))
     return sizes
@@ -68,11 +69,11 @@ def write_onnx(
     force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Write the folder, whole or not at all; names and bytes of its files.
+    """Write the folder atomically; return names and bytes of its files.
 
-    method: from `find_method`. npu: compile for the NPU of a device, too. force: a folder that edge wrote before may be
-    replaced. Raises InputError if `folder` is in the way or cannot be written, UnsupportedError for models that have no
-    graph, ModelFormatError for weights that are not finite, and what `compile_npu` raises.
+    method: from `find_method`. npu: also compile for a device's NPU. force: a folder that edge wrote may be replaced.
+    Raises InputError if `folder` is in the way or cannot be written, UnsupportedError for models without a graph,
+    ModelFormatError for weights that are not finite, and the errors of `compile_npu`.
     """
     if file.folder is not None:
         raise InputError(f"{file.folder} is a model in ONNX already")
@@ -104,7 +105,7 @@ def write_onnx(
 
 
 def rounded_types(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> list[str]:
-    """Block types of the file whose weights are rounded once more, since ONNX Runtime has no such grid."""
+    """Block types of the file whose weights are rounded a second time, since ONNX Runtime lacks their grid."""
     return make_layout(file, spec, method).rounded_types(file)
 
 
@@ -119,7 +120,7 @@ def _write_graphs(layout: Layout, spec: ModelSpec, target: Path) -> None:
 
 
 def write_metadata(file: GGUFFile, target: Path) -> None:
-    """A GGUF file without weights: the header's metadata as it is, and RoPE's factors. Raises InputError."""
+    """Write a GGUF file without weights: the header's metadata, and RoPE's factors. Raises InputError."""
     copy_gguf(file, target, (info for name, info in file.tensors.items() if name.startswith(FACTORS)))
 
 

@@ -1,4 +1,4 @@
-"""Methods that only ONNX has: NF4, and int8 by row with SmoothQuant or LLM.int8()."""
+"""Quantization methods that only ONNX has: NF4, and int8 by row with SmoothQuant or LLM.int8()."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEED_STATISTICS = ("smoothquant", "llm-int8")
 
 
 class Inputs(Protocol):
-    """What calibration saw of the inputs of a matrix. largest: max |x| of each, float32 [columns]."""
+    """Calibration statistics of a matrix's inputs."""
 
     @property
     def largest(self) -> FloatArray: ...
@@ -29,7 +29,8 @@ Statistics = Mapping[str, Inputs]
 
 
 def planning_method(name: str | None, file: GGUFFile, spec: ModelSpec) -> Method | None:
-    """The method as far as sizes go, before any calibration; None if only that tells. Raises InputError."""
+    """The method as far as needed for sizes, before calibration; None if sizes depend on calibration. Raises
+    InputError."""
     if name == "llm-int8":
         return None
     return find_method("w8a8" if name == "smoothquant" else name, file, spec)
@@ -41,9 +42,9 @@ def find_method(
     spec: ModelSpec,
     statistics: Statistics | None = None,
 ) -> Method:
-    """The method called `name`, one of METHODS; None: weights stay as they are.
+    """The method of this name, one of METHODS; None: weights stay as they are.
 
-    statistics: what NEED_STATISTICS go by. Raises InputError.
+    statistics: required by the methods in NEED_STATISTICS. Raises InputError.
     """
     if name is None:
         return AS_IT_IS

@@ -1,4 +1,4 @@
-"""What became of the type that weights were to have, in words: other types, and a larger file."""
+"""Notes for the user where weights did not get the requested type, or the file grew."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _MAIN = {"IQ3_XS": "IQ3_S", "IQ3_M": "IQ3_S", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S
 
 
 def type_counts(types: Iterable[str]) -> str:
-    """`210 × Q4_0, 61 × F32`."""
+    """For example `210 × Q4_0, 61 × F32`."""
     return ", ".join(f"{count} × {kind}" for kind, count in Counter(types).most_common())
 
 
 def again_notes(spec: ModelSpec, asked: str) -> list[str]:
-    """A warning of weights that are quantized already."""
+    """A warning if the source's weights are quantized already."""
     if spec.weight_type in FLOATS or asked in (*FLOATS, spec.weight_type):
         return []
     return [f"the weights are {spec.weight_type} already: rounding again loses more than rounding once"]
 
 
 def notes_on(file: GGUFFile, planned: Sequence[Planned], asked: str) -> list[str]:
-    """A line for each thing that a user would not expect of `file` in the type or mixture `asked`, such as Q4_K_M."""
+    """A line for each surprise of `file` in the requested type or mixture, such as Q4_K_M."""
     before, after = (sum(each.nbytes for each in tensors) for tensors in (file.tensors.values(), planned))
     notes = _odd_rows(planned, _MAIN.get(asked, re.sub("_K_[SML]$", "_K", asked)))
     if asked not in FLOATS and after > before:
@@ -38,7 +38,7 @@ def notes_on(file: GGUFFile, planned: Sequence[Planned], asked: str) -> list[str
 
 
 def _odd_rows(planned: Sequence[Planned], kind: str) -> list[str]:
-    """Matrices that are not of this block type because their rows are no whole blocks of it."""
+    """Matrices that do not get this block type because their rows are not whole blocks of it."""
     size = block_size(kind)
     matrices = [each for each in planned if len(each.shape) > 1 and each.name.endswith(".weight")]
     odd = [each for each in matrices if each.shape[0] % size and each.type not in (kind, "F32")]

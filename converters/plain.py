@@ -1,4 +1,4 @@
-"""A GGUF file with all its matrices rounded to one plain type, tensor after tensor."""
+"""Round all matrices of a GGUF file to one plain type, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNNAMED = 1024  # llama.cpp's flag for "guessed"
 
 
 def plan_plain(file: GGUFFile, kind: str, *, pure: bool = False) -> list[Planned]:
-    """What `write_plain` writes. pure: the head, too, which otherwise has at least 8 bits."""
+    """The tensors that `write_plain` writes. pure: also round the head, which otherwise keeps at least 8 bits."""
     head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
     planned = []
     for info in file.tensors.values():
@@ -48,9 +48,9 @@ def write_plain(
     pure: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> list[Planned]:
-    """Write `file` in a type of PLAIN, whole or not at all. Returns the tensors.
+    """Write `file` in a type of PLAIN, atomically. Returns the tensors.
 
-    Raises InputError if it cannot be written, ModelFormatError for weights that are no finite numbers.
+    Raises InputError if it cannot be written, ModelFormatError for weights that are not finite.
     """
     planned = plan_plain(file, kind, pure=pure)
     data = (rounded(file, file.tensors[each.name], each.type) for each in planned)
@@ -59,13 +59,13 @@ def write_plain(
 
 
 def fields_as(file: GGUFFile, kind: str) -> dict[str, Field]:
-    """The file's header, for weights of another type."""
+    """The file's header, adapted to weights of another type."""
     named = np.uint32(FTYPES.get(kind, _UNNAMED))
     return {**fields_of(file), "general.file_type": named, "general.quantization_version": np.uint32(_VERSION)}
 
 
 def _is_matrix(info: TensorInfo) -> bool:
-    """As llama.cpp has it: no norms, no learned positions."""
+    """Whether llama.cpp counts the tensor as a matrix: no norms, no learned positions."""
     stem, _, kind = info.name.rpartition(".")
     return len(info.shape) == 2 and kind == "weight" and not stem.endswith("_norm") and stem != "position_embd"
 
@@ -74,7 +74,7 @@ _LARGEST_F16 = 65_504  # scales of blocks cannot exceed it; blocks of smaller we
 
 
 def rounded(file: GGUFFile, info: TensorInfo, kind: str) -> AnyArray:
-    """A tensor's bytes in another type, a slab of rows at a time.
+    """A tensor's bytes in another type, rounded in slabs of rows.
 
     Raises ModelFormatError for weights that are not finite.
     """
@@ -97,12 +97,12 @@ def rounded(file: GGUFFile, info: TensorInfo, kind: str) -> AnyArray:
 
 
 def check_finite(file: GGUFFile, name: str, values: FloatArray) -> None:
-    """Raises ModelFormatError."""
+    """Raise ModelFormatError for weights that are not finite."""
     if not np.isfinite(values).all():
         raise ModelFormatError(f"{file.path}: {name} has weights that are no finite numbers")
 
 
 def check_encoded(file: GGUFFile, name: str, values: FloatArray, kind: str) -> None:
-    """Raises ModelFormatError for what finite weights became in a type whose scales cannot hold them."""
+    """Raise ModelFormatError if finite weights overflowed the scales of a type."""
     if not np.isfinite(values).all():
         raise ModelFormatError(f"{file.path}: {name} has weights that are too large for {kind}")

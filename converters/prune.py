@@ -1,8 +1,10 @@
-"""Structured pruning: whole layers, or channels of the feed-forward networks, by what they do on calibration text.
+"""Structured pruning: remove whole layers, or channels of the feed-forward networks, by their effect on calibration
+text.
 
-Layers: the Block Influence of ShortGPT (arXiv:2403.03853), 1 − E[cos(x, layer(x))] over tokens: layers that change the
-direction of the hidden state least are removed first. Channels: E[x²] · ‖w‖², the mean square of what a channel adds to
-the hidden state, with w its column of ffn_down: Wanda's |weight| · ‖activation‖ (arXiv:2306.11695) for whole channels.
+Layers: the Block Influence of ShortGPT (arXiv:2403.03853), 1 − E[cos(x, layer(x))] over tokens: the layers that change
+the direction of the hidden state least are removed first. Channels: E[x²] · ‖w‖², the mean square of a channel's
+contribution to the hidden state, with w its column of ffn_down: Wanda's |weight| · ‖activation‖ (arXiv:2306.11695) for
+whole channels.
 """
 
 from __future__ import annotations
@@ -35,28 +37,28 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Pruning:
-    """layers: how many are removed. ffn: the share of channels to remove, 0 … 1, rounded to whole blocks of 32."""
+    """The amount to remove."""
 
-    layers: int = 0
-    ffn: float = 0.0
+    layers: int = 0  # number of layers
+    ffn: float = 0.0  # fraction of channels, 0 … 1, rounded to whole blocks of 32
 
 
 @dataclass(frozen=True)
 class Importance:
-    """layers: Block Influence, float64 [layers]. channels: float64 [layers, ffn]."""
+    """Scores by which layers and channels are removed, lowest first."""
 
-    layers: AnyArray
-    channels: AnyArray
+    layers: AnyArray  # Block Influence, float64 [layers]
+    channels: AnyArray  # float64 [layers, ffn]
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """layers: those that were removed. importance: of every layer of the source."""
+    """The result of pruning."""
 
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # removed layers
     ffn: tuple[int, int]  # channels before and after
-    parameters: tuple[int, int]
-    importance: tuple[float, ...]
+    parameters: tuple[int, int]  # before and after
+    importance: tuple[float, ...]  # of every layer of the source
 
 
 def check_pruning(spec: ModelSpec, pruning: Pruning) -> int:
@@ -77,7 +79,7 @@ def check_pruning(spec: ModelSpec, pruning: Pruning) -> int:
 def measure_importance(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, progress: Progress | None = None
 ) -> Importance:
-    """On calibration tokens int32 [n]. Raises what calibrate.collect raises."""
+    """Measure importance on calibration tokens, int32 [n]. Raises the errors of calibrate.collect."""
     walk = Walk(file, spec, sequences(tokens))
     layers, channels = np.zeros(spec.layers), np.zeros((spec.layers, spec.ffn))
     for layer in range(spec.layers):
@@ -101,9 +103,9 @@ def prune_gguf(
     tokens: IntArray,
     progress: Progress | None = None,
 ) -> Pruned:
-    """Write the file without its least important layers and channels; tokens: calibration text, int32 [n].
+    """Write the file without its least important layers and channels. tokens: calibration text, int32 [n].
 
-    Raises what check_pruning, measure_importance and write_gguf raise.
+    Raises the errors of check_pruning, measure_importance and write_gguf.
     """
     count = check_pruning(spec, pruning)
     importance = measure_importance(file, spec, tokens, progress)
@@ -118,9 +120,9 @@ def prune_gguf(
 
 
 def plan_pruning(file: GGUFFile, spec: ModelSpec, pruning: Pruning) -> tuple[dict[str, Field], list[Planned]]:
-    """Header and tensors of what pruning would write, whichever layers and channels it will choose.
+    """Header and tensors of the pruned file, which do not depend on the layers and channels chosen.
 
-    Raises what check_pruning raises.
+    Raises the errors of check_pruning.
     """
     count, layers = check_pruning(spec, pruning), spec.layers - pruning.layers
     any_channels = np.tile(np.arange(count, dtype=np.int32), (spec.layers, 1))
@@ -137,7 +139,7 @@ def _fields(file: GGUFFile, spec: ModelSpec, layers: int, ffn: int) -> dict[str,
 
 @dataclass(frozen=True)
 class _Cut:
-    """A tensor of the file, and which of its rows or columns stay (None: all)."""
+    """A tensor of the file and its rows and columns that stay (None: all)."""
 
     source: TensorInfo
     planned: Planned
@@ -157,7 +159,7 @@ class _Cut:
 
 
 def _cuts(file: GGUFFile, spec: ModelSpec, kept: list[int], channels: IntArray) -> Iterator[_Cut]:
-    """The cut of every tensor. channels: those that stay, in each layer of the source, [layers, count]."""
+    """The cut of every tensor. channels: those that stay in each layer of the source, [layers, count]."""
     for name, info in file.tensors.items():
         if not name.startswith("blk."):
             yield _Cut(info, Planned(name, info.shape, info.type))
@@ -179,7 +181,7 @@ def _cuts(file: GGUFFile, spec: ModelSpec, kept: list[int], channels: IntArray) 
 
 
 def perplexity_on(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> float:
-    """The perplexity of a text, int32 [n], in independent sequences: to compare a model with those made from it."""
+    """Perplexity of tokens, int32 [n], in independent sequences, to compare a model with derived ones."""
     parts = sequences(tokens)
     walk = Walk(file, spec, parts)
     for layer in range(spec.layers):
@@ -193,6 +195,6 @@ def perplexity_on(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> float:
 
 
 def _cosines(some: FloatArray, others: FloatArray) -> FloatArray:
-    """Of rows, [n]."""
+    """Cosine similarity by row, [n]."""
     products = np.einsum("nh,nh->n", some, others)
     return np.asarray(products / np.maximum(np.linalg.norm(some, axis=1) * np.linalg.norm(others, axis=1), 1e-20))

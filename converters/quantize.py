@@ -1,7 +1,7 @@
-"""Quantize a GGUF file: choose the type of each tensor, and round the matrices one after the other.
+"""Quantize a GGUF file: choose the type of each tensor, and round one matrix after the other.
 
-Methods that calibrate see the inputs of a matrix in the model as it is rounded so far, so that later matrices
-compensate for the errors of earlier ones.
+Methods that calibrate see a matrix's inputs in the model as rounded so far, so that later matrices compensate for the
+errors of earlier ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from edge.converters.calibrate import Progress, Walk, gram, sequences, stages, statistics
+from edge.converters.calibrate import Progress, Walk, check_walk, gram, sequences, stages, statistics
 from edge.converters.outcome import again_notes, notes_on
 from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
 from edge.converters.quantizers import mixed
@@ -42,31 +42,30 @@ NF4 = "NF4"
 
 @dataclass(frozen=True)
 class Settings:
-    """type: of the matrices within layers: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F32, F16, BF16, or NF4 (whose values
-    are stored as F16). types: of some tensors of the file, instead. embedding, output: of token_embd and of an output
-    head of its own. group_size: values that share a scale, 32 or a multiple.
+    """How to quantize a model.
 
-    method: rtn and hqq need no calibration. importance: rounding, errors weighted by mean x². best: factors of AWQ,
-    weights that compensate for earlier errors, GPTQ, and a final refinement.
+    type: of the matrices within layers: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F32, F16, BF16, or NF4 (whose values are
+    stored as F16). method: rtn and hqq need no calibration. importance: rounding, errors weighted by mean x². best:
+    AWQ's factors, weights that compensate for earlier errors, GPTQ, and a final refinement.
     """
 
     type: str = "Q4_0"
     method: Method = "best"
-    embedding: str = "Q8_0"
-    output: str = "Q8_0"
-    group_size: int = BLOCK
+    embedding: str = "Q8_0"  # type of token_embd
+    output: str = "Q8_0"  # type of an untied output head
+    group_size: int = BLOCK  # values that share a scale, 32 or a multiple
     act_order: bool = True
-    types: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)  # exceptions, by tensor of the file
 
 
 @dataclass(frozen=True)
 class Report:
-    """types: of every tensor of the file. notes: what a user would not expect, a line each."""
+    """The result of quantizing."""
 
-    types: dict[str, str]
+    types: dict[str, str]  # of every tensor of the file
     nbytes: int
     parameters: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # surprises for the user, a line each
 
     @property
     def bits_per_weight(self) -> float:
@@ -74,11 +73,12 @@ class Report:
 
 
 def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> dict[str, str]:
-    """The type of every tensor: F16 where rows are no whole blocks of what the settings say.
+    """Choose the type of every tensor: F16 where rows are not whole blocks of the type in the settings.
 
-    Raises UnsupportedError for types and architectures that are not known here, InputError for other settings.
+    Raises UnsupportedError for unknown types and architectures, InputError for other bad settings.
     """
     _check(settings)
+    check_walk(spec)
     quantized = {name for name, tensor in find_network(spec).tensors() if tensor.columns and not tensor.exact}
     found = find_tensors(file, spec).items()
     matrices = {source.tensor for name, source in found if name in quantized and name.startswith("blk.")}
@@ -101,10 +101,10 @@ def quantize_gguf(
     calibration: IntArray | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Write the model with other types. calibration: tokens, int32 [n], for the methods of CALIBRATED.
+    """Write the quantized model. calibration: tokens, int32 [n], for the methods of CALIBRATED.
 
     Raises InputError for missing or too few tokens and for files that cannot be written, ModelFormatError if weights or
-    activations are not finite, UnsupportedError as `plan_types` does.
+    activations are not finite, and the errors of `plan_types`.
     """
     types = plan_types(file, spec, settings)
     tokens = None
@@ -145,9 +145,9 @@ def mix_types(
     kinds: Sequence[str] = mixed.TYPES,
     progress: Progress | None = None,
 ) -> tuple[Settings, Mixture]:
-    """Settings with a type for each matrix, so that the file has at most `nbytes`, or loses at most this KL.
+    """Settings with a type for each matrix, for a file of at most `nbytes`, or for at most a loss of `kl`.
 
-    kinds: the types to choose from, the smallest first. Raises InputError if that is impossible.
+    kinds: the types to choose from, smallest first. Raises InputError if that is impossible.
     """
     found = mixed.measure(file, spec, calibration, kinds, progress)
     types = plan_types(file, spec, settings)
@@ -185,7 +185,7 @@ def find_folds(
 
 
 class _Maker:
-    """Makes the bytes of tensors in `order`: first those outside of layers and vectors, then matrices."""
+    """Produces the bytes of tensors in `order`: first those outside of layers and vectors, then matrices."""
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, types: Mapping[str, str], settings: Settings, folds: Folds
@@ -201,7 +201,7 @@ class _Maker:
         self.order = self._first + late
 
     def data(self, tokens: IntArray | None) -> Iterator[AnyArray]:
-        """tokens: int32 [sequences, length] to calibrate on, or None."""
+        """The tensors' bytes. tokens: int32 [sequences, length] to calibrate on, or None."""
         for tensor in self._first if not self._is_plain else self.order:
             yield self._outside(tensor)
         if self._is_plain:
@@ -220,7 +220,7 @@ class _Maker:
     def _stages_with_inputs(
         self, tokens: IntArray | None
     ) -> Iterator[tuple[tuple[str, ...], dict[str, FloatArray], _Inputs | None]]:
-        """Stage after stage: names, their weights, and their inputs' statistics."""
+        """Iterate over stages: names, their weights, and their inputs' statistics."""
         if tokens is None:
             for names in self._stages:
                 yield names, self._read(names), None
@@ -233,7 +233,7 @@ class _Maker:
                 yield names, walk.weights, _Inputs(hessian, moved)
 
     def _round(self, name: str, weight: FloatArray, inputs: _Inputs | None) -> tuple[AnyArray, FloatArray]:
-        """A matrix's bytes, uint8 [rows, bytes], and the values that they encode."""
+        """Round a matrix: its bytes, uint8 [rows, bytes], and the values that they encode."""
         check_finite(self._file, name, weight)
         kind, settings = self._types[self._sources[name].tensor], self._settings
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
@@ -249,12 +249,12 @@ class _Maker:
 
     @property
     def _is_plain(self) -> bool:
-        """Each weight is rounded alone, so slabs of rows suffice."""
+        """Whether each weight is rounded alone, so that slabs of rows suffice."""
         kinds = (self._settings.type, *self._settings.types.values())
         return self._settings.method == "rtn" and self._settings.group_size == BLOCK and NF4 not in kinds
 
     def _outside(self, tensor: str) -> AnyArray:
-        """The bytes of a tensor that is rounded plainly. Norms may have been folded."""
+        """The bytes of a plainly rounded tensor; norms may contain folded factors."""
         info, kind = self._file.tensors[tensor], self._types[tensor]
         if len(info.shape) > 1 or self._is_plain:
             return rounded(self._file, info, kind)
@@ -268,16 +268,16 @@ class _Maker:
         return self._folds.read(self._file, {name: self._sources[name] for name in names})
 
     def _tensors(self, names: tuple[str, ...]) -> list[str]:
-        """Of the file, each once."""
+        """The file's tensors of these names, each once."""
         return list(dict.fromkeys(self._sources[name].tensor for name in names))
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """hessian: XᵀX of a matrix's inputs. moved: S of `shift`, which compensates for earlier errors."""
+    """Second moments of a matrix's inputs."""
 
-    hessian: AnyArray
-    moved: FloatArray | None
+    hessian: AnyArray  # XᵀX
+    moved: FloatArray | None  # S of `shift`, which compensates for earlier errors
 
 
 def _quantized(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inputs | None) -> QuantizedMatrix:

@@ -1,7 +1,7 @@
-"""Repair a pruned model: it learns to predict what the whole model predicts (distillation, arXiv:1503.02531).
+"""Repair a pruned model by distillation (arXiv:1503.02531): train it to predict the whole model's distribution.
 
-Both go through Hugging Face folders, and torch and transformers (the extra `train`) do the learning: minimise
-KL(whole ‖ pruned) over calibration text, all weights, AdamW with a short warm-up and cosine decay.
+Both models go through Hugging Face folders; torch and transformers (the extra `train`) minimise KL(whole ‖ pruned) over
+calibration text, all weights, by AdamW with a short warm-up and cosine decay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def repair(
 ) -> None:
     """Write the repaired model as a GGUF file in float32. tokens: calibration text, int32 [n].
 
-    Raises MissingExtraError without torch and transformers, and what write_folder and convert_folder raise.
+    Raises MissingExtraError without torch and transformers, and the errors of write_folder and convert_folder.
     """
     try:
         import torch
@@ -79,5 +79,5 @@ def _learn(torch: Any, teacher: Any, student: Any, texts: IntArray, steps: int, 
 
 
 def _schedule(done: float) -> float:
-    """Share of the learning rate: up, then down along a cosine."""
+    """Learning rate as a fraction of its maximum: linear warm-up, then cosine decay."""
     return done / _WARM_UP if done < _WARM_UP else 0.5 + 0.5 * math.cos(math.pi * (done - _WARM_UP) / (1 - _WARM_UP))

@@ -1,4 +1,4 @@
-"""`tokenizer.json`, for programs that use the `tokenizers` library: the ids are those of edge's own tokenizer."""
+"""Writer of `tokenizer.json` for the `tokenizers` library, which then gives the ids of edge's own tokenizer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from edge.model.tokenizer import Tokenizer
 
 
 def write_tokenizer(tokenizer: Tokenizer, target: Path) -> None:
-    """Raises OSError."""
+    """Write the file. Raises OSError."""
     target.write_text(json.dumps(tokenizer_json(tokenizer), ensure_ascii=False), encoding="utf-8")
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Control tokens match in any text, which programs expect there."""
+    """The content of the file. Control tokens match in any text, as users of the library expect."""
     said: dict[str, Any] = json.loads(tokenizer.library_form().to_str())
     model = said["model"]
     model["vocab"] = {tokenizer.text(index): index for index in range(tokenizer.size)}

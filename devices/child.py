@@ -1,9 +1,9 @@
 """Child processes that exchange JSON lines with this one, which isolates their crashes, memory and threads.
 
 The parent calls `run_child`, and the module that it names calls `serve`. The request is one line on the child's stdin,
-which stays open: its end tells the child that the parent is gone, so the child exits (Linux kills it at once). The child
-writes messages (objects of any keys) to stdout, and finally {"result": ..., "peak": peak resident set in bytes} or
-{"error": message, "type": class name in edge.errors}.
+which stays open: its end tells the child that the parent is gone, so the child exits (Linux kills it at once). The
+child writes messages (objects of any keys) to stdout, and finally {"result": ..., "peak": peak resident set in bytes}
+or {"error": message, "type": class name in edge.errors}.
 
 A memory budget holds for this process and its child together: `room_for_children` states it, `run_child` keeps it.
 """
@@ -81,14 +81,14 @@ def run_child(
     folder: Path | None = None,
     timeout: float | None = None,
 ) -> Any:
-    """Run a module in a child process and return its answer to a JSON request. hear: called with every message before it.
+    """Run a module in a child process and return its answer to a JSON request. hear: called with every message before
+    it.
 
     takes: the child's peak memory in bytes. purpose: why a first run starts it, for messages. environment: added to
-    ours. folder: its working folder (default: ours). timeout: seconds. The child imports what we import and nothing from
-    its working folder; it leads a session of its own, since Ctrl-C is ours to handle, and is killed with all its
-    children however this function ends.
-    Raises the child's EdgeError; BudgetError if the memory budget has no room for it; EngineError if it ended without
-    an answer: `failure`, its exit status and last words.
+    ours. folder: its working folder (default: ours). timeout: seconds. The child imports what we import and nothing
+    from its working folder; it leads a session of its own, since Ctrl-C is ours to handle, and is killed with all its
+    children however this function ends. Raises the child's EdgeError; BudgetError if the memory budget has no room for
+    it; EngineError if it ended without an answer: `failure`, its exit status and last words.
     """
     room = _ROOM.get() or Room()
     own = memory_use().rss

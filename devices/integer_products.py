@@ -28,7 +28,7 @@ Product = Callable[[], float]
 """Multiply once; return the number of multiplications and additions."""
 
 
-def quickest() -> Callable[[], Product] | None:
+def fastest_product() -> Callable[[], Product] | None:
     """A factory of benchmarks for one thread: u8×s8 or s8×s8, whichever is faster here; None if neither works.
 
     Many processors have a fast kernel for only one of the two.

@@ -1,6 +1,5 @@
-"""Readers of the kernel's files (procfs, sysfs), which are not trusted: in containers and under EDGE_SENSORS their paths may
-hold other things. Regular files only, of bounded length, in any encoding.
-"""
+"""Readers of the kernel's files (procfs, sysfs), which are not trusted: in containers and under EDGE_SENSORS their
+paths may hold other things. Regular files only, of bounded length, in any encoding."""
 
 from __future__ import annotations
 

@@ -75,8 +75,7 @@ def release_free_memory() -> None:
 
 def release_pages(address: int, nbytes: int) -> int:
     """Return whole pages of private memory to the system, if it can (Linux); they are zero afterwards. Returns the
-    released bytes.
-    """
+    released bytes."""
     if sys.platform != "linux":
         return 0
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -88,7 +87,8 @@ def release_pages(address: int, nbytes: int) -> int:
 
 
 def release_code() -> None:
-    """Evict the resident pages of programs and libraries (Linux); the system reads them again from their files on demand."""
+    """Evict the resident pages of programs and libraries (Linux); the system reads them again from their files on
+    demand."""
     if sys.platform != "linux":
         return
     madvise = ctypes.CDLL(None).madvise

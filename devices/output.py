@@ -116,7 +116,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def work_folder(target: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary folder, removed afterwards: on the file system of `target`, or the system's own, for this user alone.
+    """Yield a temporary folder, removed afterwards: on the file system of `target`, or the system's own, for this user
+    alone.
 
     Raises InputError.
     """
@@ -139,7 +140,8 @@ def sweep(folder: Path) -> int:
 def held(path: Path) -> Iterator[bool | None]:
     """Lock a file or folder, so that other processes see that it is in use.
 
-    Yields False if another process holds the lock, None where files have no locks. Raises OSError if the path is missing.
+    Yields False if another process holds the lock, None where files have no locks. Raises OSError if the path is
+    missing.
     """
     descriptor = _open(path)
     try:
@@ -184,7 +186,8 @@ def _claim(target: Path, folder: bool, private: bool) -> tuple[Path, int | None]
 
 
 def _replace_folder(made: Path, folder: Path) -> None:
-    """Replace a folder in two steps, where folders cannot be exchanged; the next `sweep` repairs a crash between them."""
+    """Replace a folder in two steps, where folders cannot be exchanged; the next `sweep` repairs a crash between
+    them."""
     old = folder.with_name(f"{_OLD}{secrets.token_hex(4)}-{folder.name}")
     with held(folder):
         os.rename(folder, old)

@@ -32,8 +32,8 @@ class Paging:
 
 
 def measure_paging(folder: Path, threads: int, known: Path | None = None) -> Paging | None:
-    """Measure on a temporary file of 32 MiB in the folder, with as many threads as the run has: they delay each other when
-    pages are mapped and evicted.
+    """Measure on a temporary file of 32 MiB in the folder, with as many threads as the run has: they delay each other
+    when pages are mapped and evicted.
 
     known: a long file on which to measure `cached` instead, since it depends on the page sizes in the page cache.
     None if it cannot be measured: the system lacks madvise's eviction, or the folder has no room.

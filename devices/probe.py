@@ -17,7 +17,7 @@ import numpy as np
 
 from edge.devices.child import Say, run_child, serve
 from edge.devices.host import usable_cores
-from edge.devices.integer_products import quickest
+from edge.devices.integer_products import fastest_product
 from edge.devices.memory import memory_limit
 from edge.devices.profile import DeviceProfile, Figure
 from edge.devices.profiles import HOST, describe_host, find_profile
@@ -50,7 +50,8 @@ class Ceilings:
 
 
 def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progress: Progress | None = None) -> Ceilings:
-    """Measure for about `seconds`. threads: default: as many as engines use. on_progress: called with the fraction done.
+    """Measure for about `seconds`. threads: default: as many as engines use. on_progress: called with the fraction
+    done.
 
     Raises InputError for impossible times and numbers of threads, EngineError if the process fails.
     """
@@ -97,7 +98,7 @@ def _sensors() -> tuple[str, ...]:
 
 def _measure(threads: int, seconds: float, on_progress: Progress) -> Ceilings:
     """Measure in this process."""
-    products = quickest()
+    products = fastest_product()
     works = [_reader(threads), _multiplier(), *([products] if products else [])]
     rates = list[float]()
 

@@ -187,9 +187,8 @@ class DeviceProfile:
         return self._shared("f32_flops", threads)
 
     def int8_ops(self, threads: int) -> float | None:
-        """int8 operations per second of this many threads; None unless measured: vendors' figures are out of reach of any
-        program, or another processor's.
-        """
+        """int8 operations per second of this many threads; None unless measured: vendors' figures are out of reach of
+        any program, or another processor's."""
         figure = self.figures.get("int8_ops")
         return self._shared("int8_ops", threads) if figure and figure.kind == "measured" else None
 

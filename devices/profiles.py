@@ -1,7 +1,7 @@
 """Device profiles by name: those that come with edge, in `profiles/`, and the user's own, which take precedence.
 
-The user's lie in EDGE_DEVICES, or in the system's folder for settings. `edge devices probe` writes `host.toml` there, with
-its measurements of this device.
+The user's lie in EDGE_DEVICES, or in the system's folder for settings. `edge devices probe` writes `host.toml` there,
+with its measurements of this device.
 """
 
 from __future__ import annotations
@@ -136,8 +136,7 @@ def host_power() -> Power:
 
 def _probed_host() -> DeviceProfile | None:
     """The profile that was probed on this host. None if there is none, if it is another machine's (settings travel), or
-    if it is damaged, which is logged: no run depends on it.
-    """
+    if it is damaged, which is logged: no run depends on it."""
     if HOST not in _names(own_folder()):
         return None
     try:

@@ -61,7 +61,7 @@ def read_hertz(root: Path = _ROOT) -> float | None:
 
 
 def _number(text: str) -> float:
-    """Parse a number; 0 if it is not finite."""
+    """Parse a number; 0 for anything else, or if it is not finite."""
     try:
         number = float(text)
     except ValueError:

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from edge.quality.perplexity import perplexity
     from edge.quality.windows import divergence
     from edge.run.conversation import Conversation
+    from edge.run.loading import load
     from edge.run.opening import open_model
     from edge.run.report import RunReport
-    from edge.run.session import Session, load
+    from edge.run.session import Session
     from edge.sampling import SamplingParams
 
     __version__: str
@@ -54,7 +55,7 @@ _HOMES = {
     "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
     "divergence": "quality.windows", "export": "exporting.bundle", "fits": "prediction.fits",
-    "forecast": "prediction.forecast", "load": "run.session", "make_plan": "plan.plan", "models": "inventory",
+    "forecast": "prediction.forecast", "load": "run.loading", "make_plan": "plan.plan", "models": "inventory",
     "open_model": "run.opening", "perplexity": "quality.perplexity", "pull": "pulling",
     "serve_site": "exporting.serve",
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""What a run may spend: `"256MiB"`, `"20s"`, `"30J"` … parsed once, into bytes, seconds, joules, watts and °C.
+"""Parser of budgets: `"256MiB"`, `"20s"`, `"30J"` … to bytes, seconds, joules, watts and °C.
 
-Text states its unit, but for large numbers of bytes; a number is bytes, seconds, joules, watts or °C.
+Text states its unit, except for large numbers of bytes; a number is in the base unit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def _parse(value: str | float, units: dict[str, int] | dict[str, float], what: str, example: str) -> float:
-    """Text needs a unit, unless `units` has none for it; a number is in the base unit."""
+    """Parse an amount. Text needs a unit, unless `units` has none; a number is in the base unit."""
     text, units = str(value), units if isinstance(value, str) else {**units, "": 1}
     match = _QUANTITY.fullmatch(text)
     unit = None if match is None else units.get(match[2], units.get(match[2].lower()))  # MJ are no mJ
@@ -41,10 +41,10 @@ def _parse(value: str | float, units: dict[str, int] | dict[str, float], what: s
 
 
 def parse_bytes(value: str | int, what: str = "memory") -> int:
-    """`"256MiB"`, `"1.5GiB"`, `"300MB"`, `"512M"` or a number of bytes, as bytes.
+    """Parse `"256MiB"`, `"1.5GiB"`, `"300MB"`, `"512M"` or a number of bytes.
 
-    Raises InputError if it is not a positive amount of memory, or a number without a unit that cannot be meant as
-    bytes.
+    Raises InputError if it is not a positive amount of memory, or a number too small to be meant as bytes without a
+    unit.
     """
     count = int(_parse(value, _BYTES, what, "256MiB"))
     if 0 < count < _FEWEST_BARE and not str(value).rstrip()[-1].isalpha():
@@ -55,27 +55,27 @@ def parse_bytes(value: str | int, what: str = "memory") -> int:
 
 
 def parse_seconds(value: str | float, what: str = "time") -> float:
-    """`"20s"`, `"1.5m"`, `"2h"`, `"500ms"` or a number of seconds, as seconds. Raises InputError."""
+    """Parse `"20s"`, `"1.5m"`, `"2h"`, `"500ms"` or a number of seconds. Raises InputError."""
     return _parse(value, _SECONDS, what, "20s")
 
 
 def parse_joules(value: str | float, what: str = "energy") -> float:
-    """`"30J"`, `"500mJ"`, `"0.1Wh"` or a number of joules, as joules. Raises InputError."""
+    """Parse `"30J"`, `"500mJ"`, `"0.1Wh"` or a number of joules. Raises InputError."""
     return _parse(value, _JOULES, what, "30J")
 
 
 def parse_watts(value: str | float, what: str = "power") -> float:
-    """`"3W"`, `"800mW"` or a number of watts, as watts. Raises InputError."""
+    """Parse `"3W"`, `"800mW"` or a number of watts. Raises InputError."""
     return _parse(value, _WATTS, what, "3W")
 
 
 def parse_celsius(value: str | float, what: str = "temperature") -> float:
-    """`"70C"` or a number of degrees, as °C. Raises InputError."""
+    """Parse `"70C"` or a number of degrees Celsius. Raises InputError."""
     return _parse(value, _CELSIUS, what, "70C")
 
 
 def format_bytes(count: float) -> str:
-    """Bytes for people: 268435456 -> `256 MiB`. One decimal below 10."""
+    """Format bytes: 268435456 -> `256 MiB`. One decimal below 10."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024 or unit == "GiB":
             break
@@ -84,7 +84,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_joules(joules: float) -> str:
-    """Three digits, as single tokens want them: 1.5 -> `1.5 J`, 0.0123 -> `12.3 mJ`; more for thousands."""
+    """Format joules with three digits, for single tokens: 1.5 -> `1.5 J`, 0.0123 -> `12.3 mJ`; more for thousands."""
     if joules < 0.9995:
         return f"{joules * 1e3:.3g} mJ"
     return f"{joules:.3g} J" if joules < 999.5 else f"{joules:.0f} J"

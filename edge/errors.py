@@ -1,8 +1,8 @@
 """Error types: every failure that a user can cause has one, with a one-line message that says what to do.
 
-Messages are written with flags, and a value that is a word behind `=`: `use --kv-policy=streaming`. Who called reads
-his own language: a program `use kv_policy="streaming"`, a terminal `use --kv-policy streaming`. What follows the name
-of a command, as in `edge run --raw`, stays.
+Messages are written with flags, and a value that is a word behind `=`: `use --kv-policy=streaming`. They are reworded
+for the caller: a program reads `use kv_policy="streaming"`, a terminal `use --kv-policy streaming`. Arguments after a
+command's name, as in `edge run --raw`, stay.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _language: Language = "keywords"
 
 @contextmanager
 def speaking(language: Language) -> Iterator[None]:
-    """Errors that are made meanwhile, by any thread, are for programs, for the command line, or, in any language, for a
-    process that words them."""
+    """Word errors created within this block, by any thread, for programs or for the command line, or leave them
+    unworded for a process that words them."""
     global _language
     before, _language = _language, language
     try:
@@ -42,7 +42,7 @@ def speaking(language: Language) -> Iterator[None]:
 
 
 def worded(message: str) -> str:
-    """The message in the language of the caller."""
+    """The message in the caller's language."""
     return message if _language == "any" else _MENTION.sub(_mention, message)
 
 
@@ -69,7 +69,7 @@ def _middle_out(text: str, most: int) -> str:
 
 
 class EdgeError(Exception):
-    """Base of all errors that edge raises on purpose. `exit_code` is what the CLI returns."""
+    """The base of all errors that edge raises on purpose. `exit_code` is the CLI's exit status."""
 
     exit_code = 2
 
@@ -109,8 +109,8 @@ class CacheError(EdgeError):
 
 
 class DownloadError(EdgeError):
-    """A model cannot be downloaded: no connection, no such repository, no access, or not what the Hub lists. reached:
-    whether a server was."""
+    """A model cannot be downloaded: no connection, no such repository, no access, or content unlike the Hub's listing.
+    reached: whether a server answered."""
 
     def __init__(self, message: str, *, reached: bool = True) -> None:
         super().__init__(message)
@@ -124,7 +124,7 @@ class OutputError(EdgeError):
 
 
 class BudgetError(EdgeError):
-    """The stated budget cannot be met. `smallest` is the smallest memory budget (bytes) that would, if known."""
+    """The stated budget cannot be met. `smallest`: the smallest sufficient memory budget in bytes, if known."""
 
     exit_code = 3
 

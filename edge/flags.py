@@ -1,6 +1,6 @@
-"""How an option is defined: as the field of a dataclass, which carries what people see of it.
+"""Definition of options as dataclass fields with metadata.
 
-Flags of the command line, variables of the environment, keywords and their documentation are made from such fields.
+Command-line flags, environment variables, keywords and their documentation are derived from such fields.
 """
 
 from __future__ import annotations
@@ -28,23 +28,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Flag:
-    """How people see an option. names: of the flag; empty for an option of Python alone. group: in the help.
+    """The public side of an option."""
 
-    default: as people write it; None where something else decides, which `help` says. typed: what the command line
-    takes; None: the type of the field. parse: makes the value of what people write, and raises InputError. twin:
-    whether a variable of the environment stands for the flag. low, high: the range of a number.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the flag; empty: an option of Python alone
     help: str
-    group: str = ""
-    default: Any = None
-    typed: Any = None
-    parse: Callable[[Any], Any] | None = None
+    group: str = ""  # in the help
+    default: Any = None  # as people write it; None: something else decides, which `help` says
+    typed: Any = None  # type on the command line; None: the field's
+    parse: Callable[[Any], Any] | None = None  # converts text to the value, and raises InputError
     metavar: str | None = None
-    twin: bool = True
-    low: float = -math.inf
-    high: float = math.inf
+    twin: bool = True  # whether an environment variable stands for the flag
+    low: float = -math.inf  # of a number's range
+    high: float = math.inf  # of a number's range
 
     @property
     def name(self) -> str:
@@ -53,23 +48,23 @@ class Flag:
 
     @property
     def variable(self) -> str | None:
-        """EDGE_KV_POLICY of `--kv-policy`."""
+        """The environment variable: EDGE_KV_POLICY of `--kv-policy`."""
         return "EDGE_" + self.name[2:].replace("-", "_").upper() if self.names and self.twin else None
 
 
 def option(default: Any, *names: str, help: str, unset: bool = False, **more: Any) -> Any:
-    """A dataclass field that is an option. default: as people write it; unset: the command line has none."""
+    """A dataclass field that is an option. default: as people write it; unset: the command line has no default."""
     flag = Flag(names, help, default=None if unset else default, **more)
     value = flag.parse(default) if flag.parse and default is not None else default
     return field(default=value, metadata={"flag": flag})
 
 
 def named_in_errors(kind: type[T]) -> type[T]:
-    """A dataclass whose fields are options: errors call them by flags or by keywords (`edge.errors.worded`)."""
+    """Mark a dataclass of options: errors name them as flags or as keywords (`edge.errors.worded`)."""
     KEYWORDS.update({flag.name: name for name, flag in flags_of(kind).items() if flag.names})
     return kind
 
 
 def flags_of(kind: Any) -> dict[str, Flag]:
-    """The options among a dataclass's fields, by the fields' names."""
+    """The options among a dataclass's fields, by field name."""
     return {each.name: each.metadata["flag"] for each in fields(kind) if "flag" in each.metadata}

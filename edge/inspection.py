@@ -1,4 +1,4 @@
-"""What a model file is, without loading its weights: for `edge inspect`."""
+"""Facts about a model file for `edge inspect`, without loading its weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.backends import backend_names, find_backend
-from edge.backends.base import Backend, EngineConfig, Footprint
+from edge.backends.base import Backend, EngineConfig
+from edge.backends.counts import Footprint
 from edge.converters.huggingface.reader import is_folder, outline_folder
 from edge.devices.output import work_folder
 from edge.devices.profile import DeviceProfile
@@ -35,78 +36,71 @@ _ROWS = 1024  # KV rows whose bytes are counted
 
 @dataclass(frozen=True)
 class TypeShare:
-    """All tensors of one block type. share: of the bytes of all tensors."""
+    """All tensors of one block type."""
 
     type: str
     tensors: int
     parameters: int
     bytes: int
-    share: float
+    share: float  # of the bytes of all tensors
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """tokenizer: `gpt2` (byte-level), `llama` (SentencePiece), `gemma4` …; known: to edge, or only to llama.cpp;
-    special: id and text by what it is for."""
+    """A model's vocabulary."""
 
-    tokenizer: str
+    tokenizer: str  # `gpt2` (byte-level), `llama` (SentencePiece), `gemma4` …
     pre: str | None
-    known: bool
+    known: bool  # to edge's own tokenizer, not just to llama.cpp's
     tokens: int
     merges: int
     adds_bos: bool | None
-    special: dict[str, tuple[int, str]]
+    special: dict[str, tuple[int, str]]  # id and text by purpose
 
 
 @dataclass(frozen=True)
 class EngineUse:
-    """kv_bytes: of one token's row, by KV dtype. window_bytes: of rows of sliding windows, which a cache of a long text
-    has besides. reason: why the engine does not run this model."""
+    """An engine's support of a model."""
 
     engine: str
-    kv_bytes: dict[str, int]
-    reason: str | None
-    window_bytes: dict[str, int] = field(default_factory=dict)
+    kv_bytes: dict[str, int]  # of one token's row, by KV dtype
+    reason: str | None  # why the engine does not run the model; None: it does
+    window_bytes: dict[str, int] = field(default_factory=dict)  # of all rings, in addition
 
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """alpha: the factor of what a matrix adds is alpha / rank. changes: number of matrices of each name in layers."""
+    """A LoRA adapter."""
 
     name: str
     ranks: list[int]
-    alpha: float
-    changes: dict[str, int]
+    alpha: float  # the change of a matrix is scaled by alpha / rank
+    changes: dict[str, int]  # number of changed matrices by name within layers
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """bits_per_weight: of all tensors; body_bits: of matrices other than the embedding and the head; None if there are
-    none. stamp: of the header and a few bytes of every tensor, or of every MiB of a folder. sha256: of every file, if
-    requested. spec: None, with a reason, for a model that no engine of edge runs. template: the file's, untrusted.
-    thinks: whether it has marks of thoughts (`--think`). adapter: of a LoRA adapter, which is no model. npu: of the
-    device that was asked about.
-    """
+    """Facts about a model file."""
 
     path: Path
     format: str
     bytes: int
     architecture: str
     parameters: int
-    bits_per_weight: float
-    body_bits: float | None
+    bits_per_weight: float  # of all tensors
+    body_bits: float | None  # of matrices except embedding and head; None: there are none
     types: list[TypeShare]
     tensors: list[TensorInfo]
     vocabulary: Vocabulary
-    template: str | None
-    stamp: str
-    sha256: dict[str, str]
-    spec: ModelSpec | None
-    reason: str | None
+    template: str | None  # the file's, untrusted
+    stamp: str  # of the header and a few bytes of every tensor, or of every MiB of a folder
+    sha256: dict[str, str]  # of every file, if requested
+    spec: ModelSpec | None  # None: no engine of edge runs the model
+    reason: str | None  # why spec is None
     engines: list[EngineUse]
-    adapter: AdapterInfo | None = None
-    thinks: bool = False
-    npu: NpuUse | None = None
+    adapter: AdapterInfo | None = None  # for a LoRA adapter, which is no model
+    thinks: bool = False  # has marks of thoughts (`--think`)
+    npu: NpuUse | None = None  # of the device asked about
 
 
 def inspect_model(
@@ -135,7 +129,7 @@ def inspect_model(
 
 
 def engine_use(name: str, file: GGUFFile, spec: ModelSpec) -> EngineUse:
-    """Whether an engine runs a model, which is not loaded, and if not, why."""
+    """Whether an engine runs a model, and if not, why; nothing is loaded."""
     try:
         backend = find_backend(name, file, spec)
         dtypes = backend.CAPABILITIES.kv_dtypes
@@ -187,7 +181,7 @@ def _spec(file: GGUFFile) -> tuple[ModelSpec | None, str | None]:
 
 
 def _adapter(file: GGUFFile) -> AdapterInfo | None:
-    """Raises the errors of `read_adapter`."""
+    """Read an adapter. Raises the errors of `read_adapter`."""
     if not is_adapter(file):
         return None
     adapter = read_adapter(file.path)
@@ -204,7 +198,7 @@ def _bits(tensors: Iterable[TensorInfo]) -> float | None:
 
 
 def _types(tensors: list[TensorInfo]) -> list[TypeShare]:
-    """The one with most bytes first."""
+    """Shares of block types, most bytes first."""
     total = max(1, sum(info.nbytes for info in tensors))
     shares = []
     for kind in {info.type for info in tensors}:
@@ -242,12 +236,12 @@ def _vocabulary(file: GGUFFile) -> Vocabulary:
 
 
 def _checkpoint(folder: Path) -> list[Path]:
-    """The files of a Hugging Face folder that say what the model is."""
+    """The files of a Hugging Face folder that define the model."""
     return sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model", ".jinja"))
 
 
 def _stamp(file: GGUFFile) -> str:
-    """16 hexadecimal digits that change with a file's header or a good part of its weights."""
+    """16 hexadecimal digits that change with a file's header or any large part of its weights."""
     with open(file.path, "rb") as data:
         digest = hashlib.sha256(data.read(file.data_offset))
         for info in file.tensors.values():
@@ -257,7 +251,7 @@ def _stamp(file: GGUFFile) -> str:
 
 
 def _stamp_of(files: list[Path]) -> str:
-    """The same of several: of their names and sizes, and of what lies at every MiB."""
+    """A stamp of several files, by names, sizes, and samples at every MiB."""
     digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size
@@ -283,7 +277,7 @@ def _hashes(files: list[Path], progress: Callable[[float], None] | None) -> dict
 
 
 def _row_bytes(backend: Backend, spec: ModelSpec, kv_dtype: str) -> int:
-    """By the engine's own count of what it allocates."""
+    """Bytes of a row, as the engine counts its allocation."""
     small, large = (_footprint(backend, spec, kv_dtype, rows) for rows in (_ROWS, 2 * _ROWS))
     return (large.kv - large.fixed_kv - small.kv + small.fixed_kv) // _ROWS
 

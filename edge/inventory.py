@@ -1,6 +1,6 @@
-"""Models on this device: in installed packages, in the Hub's cache folder, and in edge's own; and their removal.
+"""The models on this device, in installed packages, the Hub's cache folder, and edge's own; and their removal.
 
-Only headers are read, and what they say is remembered in the cache folder under the state of the file.
+Only headers are read; their summaries are remembered in the cache folder under the state of the file.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ Place = Literal["package", "hub", "cache"]
 
 @dataclass(frozen=True)
 class Summary:
-    """What a header says. key: `edge.model.spec.model_key`. engines: those that run the model; refused: why others do
-    not. reason: why the file is no model that edge runs."""
+    """A summary of a header."""
 
     architecture: str = "unknown"
     parameters: int = 0
@@ -46,44 +45,43 @@ class Summary:
     context: int = 0
     chat: bool = False
     thinks: bool = False
-    key: str = ""
-    engines: tuple[str, ...] = ()
-    refused: dict[str, str] = field(default_factory=dict)
-    reason: str | None = None
+    key: str = ""  # `edge.model.spec.model_key`
+    engines: tuple[str, ...] = ()  # that run the model
+    refused: dict[str, str] = field(default_factory=dict)  # why other engines do not
+    reason: str | None = None  # why edge cannot run the file
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model on this device. name: as commands take it. path: None for parts that were not joined yet. bytes: on disk.
-    last_used: seconds since 1970; by: what that is, of the history a run of a model like this."""
+    """A model on this device."""
 
-    name: str
+    name: str  # as commands take it
     place: Place
-    path: Path | None
-    bytes: int
-    last_used: float
-    by: Literal["run", "read", "written"]
+    path: Path | None  # None: parts that were not joined yet
+    bytes: int  # on disk
+    last_used: float  # seconds since 1970
+    by: Literal["run", "read", "written"]  # the event that `last_used` dates
     summary: Summary
 
 
 def models() -> list[LocalModel]:
-    """Models in installed packages, the Hub's cache folder and edge's own, the last used first. Damaged and foreign
-    files are among them, with the reason."""
+    """Models in installed packages, the Hub's cache folder and edge's own, last used first. Damaged and foreign files
+    are included, with the reason."""
     return sorted([*_packaged(), *_downloaded(), *_joined()], key=lambda each: -each.last_used)
 
 
 @dataclass(frozen=True)
 class Removed:
-    """files: that were removed. bytes: freed on the disk, with what edge had derived from the model."""
+    """A removed model."""
 
     name: str
     files: tuple[Path, ...]
-    bytes: int
+    bytes: int  # freed on the disk, including derived files
 
 
 def find(name: str) -> LocalModel:
-    """The model that `models` lists under a name or a path, or the only one here of a repository that is named as
-    `edge run` takes it: `qwen3:0.6b`, USER/REPO. Raises InputError."""
+    """The model that `models` lists under a name or a path, or the only local one of a repository named as for `edge
+    run`: `qwen3:0.6b`, USER/REPO. Raises InputError."""
     found = models()
     for each in found:
         if each.name.lower() == name.lower() or (each.path is not None and str(each.path) == name):
@@ -108,8 +106,8 @@ def _is_of(model: LocalModel, wanted: Reference) -> bool:
 
 
 def remove(model: LocalModel) -> Removed:
-    """Remove a model and what edge derived from it: packed weights, its tokenizer's tables, its hash. Compiled kernels
-    stay, because models of one shape share them.
+    """Remove a model and its derived files: packed weights, its tokenizer's tables, its hash. Compiled kernels stay,
+    because models of one shape share them.
 
     Raises InputError for a model of an installed package, and for one that is being downloaded; CacheError.
     """
@@ -147,7 +145,7 @@ def _downloaded() -> Iterator[LocalModel]:
 
 
 def _joined() -> Iterator[LocalModel]:
-    """Of edge's own cache, models whose packages are gone."""
+    """Models in edge's own cache whose packages are gone."""
     present = {packaged.sha256 for name, packaged in PACKAGED.items() if installed_parts(name)}
     for entry in cache.entries("models"):
         if entry.key not in present:
@@ -165,7 +163,7 @@ def _local(name: str, place: Place, path: Path, size: int) -> LocalModel:
 
 
 def _name(cached: CachedFile) -> str:
-    """The shortest that means this file: with its quantization, else with the file's path."""
+    """The shortest unambiguous name of this file: with its quantization, else with the file's path."""
     label = label_of(cached.file)
     candidates = [Reference(cached.repository, quant=label)] if label else []
     candidates += [
@@ -176,7 +174,7 @@ def _name(cached: CachedFile) -> str:
 
 
 def _summary(path: Path, size: int | None = None) -> Summary:
-    """Remembered, or read from the header. size: bytes of a model whose first part `path` is."""
+    """The summary, remembered or read from the header. size: bytes of a model whose first part `path` is."""
     depends = (FileState.of(path.stat()), edge_version(), _installed_engines())
     key = hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
     made: list[Summary] = []
@@ -192,7 +190,7 @@ def _summary(path: Path, size: int | None = None) -> Summary:
 
 
 def _read(path: Path, size: int | None) -> Summary:
-    """Never raises: what is wrong with a file is its reason."""
+    """Read a summary. Never raises: a fault of the file becomes its reason."""
     try:
         file = read_gguf(path, size)
     except (EdgeError, OSError) as error:

@@ -20,17 +20,17 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Compared:
-    """Predictions of n tokens. kl, nll, reference_nll: float64 [n], nats; same: bool [n], of the likeliest tokens."""
+    """Compared predictions of n tokens."""
 
-    kl: Doubles
-    nll: Doubles
-    reference_nll: Doubles
-    same: npt.NDArray[np.bool_]
+    kl: Doubles  # float64 [n], nats
+    nll: Doubles  # float64 [n], nats
+    reference_nll: Doubles  # float64 [n], nats
+    same: npt.NDArray[np.bool_]  # [n], whether the likeliest tokens agree
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """A model against a reference, over `tokens` predictions.
+    """The divergence of a model from a reference, over `tokens` predictions.
 
     kl_*: nats. top1: share of predictions whose likeliest token is the reference's. ratio: of the perplexities, delta:
     their difference; both with the errors of paired samples. Standard errors treat tokens as independent.
@@ -53,7 +53,8 @@ class Divergence:
 
 
 def compare(reference: FloatArray, other: FloatArray, targets: IntArray) -> Compared:
-    """Two models' logits after the same tokens, float32 [n, vocab], and the tokens that came next, int [n].
+    """Compare two models' logits after the same tokens, float32 [n, vocab]. targets: the tokens that came next, int
+    [n].
 
     Raises EngineError for logits that are not finite numbers.
     """
@@ -68,7 +69,7 @@ def compare(reference: FloatArray, other: FloatArray, targets: IntArray) -> Comp
 
 
 def divergences(reference: FloatArray, other: FloatArray) -> Doubles:
-    """KL alone, float64 [n], of two models' logits after the same tokens, float32 [n, vocab]."""
+    """KL divergences, float64 [n], of two models' logits after the same tokens, float32 [n, vocab]."""
     return np.array([_kl(_shifted(theirs), _shifted(ours)) for theirs, ours in zip(reference, other, strict=True)])
 
 
@@ -78,7 +79,7 @@ def negative_log_likelihoods(logits: FloatArray, targets: IntArray) -> Doubles:
 
 
 def summarize(compared: Compared) -> Divergence:
-    """The figures of at least one prediction."""
+    """Summarize at least one prediction."""
     kl, nll, base = compared.kl, compared.nll, compared.reference_nll
     top1, count = float(compared.same.mean()), kl.size
     perplexity, reference = math.exp(nll.mean()), math.exp(base.mean())
@@ -102,7 +103,7 @@ def summarize(compared: Compared) -> Divergence:
 
 
 def stderr(values: Doubles) -> float:
-    """The standard error of their mean; 0 for a single one."""
+    """The standard error of the mean; 0 for a single value."""
     return float(values.std(ddof=1) / math.sqrt(values.size)) if values.size > 1 else 0.0
 
 
@@ -110,7 +111,7 @@ _Shifted = tuple[Doubles, Doubles, float]  # x, probabilities p, ln Σ exp x, wi
 
 
 def _shifted(logits: FloatArray) -> _Shifted:
-    """Logits less their maximum, the probabilities, and ln Σ exp of the former."""
+    """Logits minus their maximum, their softmax, and ln Σ exp of the shifted logits."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max()
     p = np.exp(shifted)

@@ -1,4 +1,5 @@
-"""Models by name: which file of a repository to take, judged by its plan before it is downloaded, and the download."""
+"""Download of models by name: the choice of a repository's file, by a plan made before the download, and the
+download."""
 
 from __future__ import annotations
 
@@ -32,20 +33,20 @@ _TRIED = 4  # headers that are read at most, of several MB each
 
 @dataclass(frozen=True)
 class Offer:
-    """A file that a name means. candidates: files it was chosen from. plan: how it would run."""
+    """A file to download, with its plan."""
 
     repository: Repository
     file: RemoteFile
     header: GGUFFile
     plan: Plan
-    candidates: int
+    candidates: int  # number of files that it was chosen from
 
     @property
     def is_here(self) -> bool:
         return is_here(pointer_of(self.repository, self.file), self.file)
 
     def about(self) -> dict[str, Any]:
-        """For JSON."""
+        """The offer for JSON."""
         repository, file = self.repository, self.file
         return {
             "repository": repository.name, "commit": repository.commit, "licence": repository.licence,
@@ -74,9 +75,10 @@ def pull(
 ) -> Path:
     """Download a model from the Hub, and return the path of its file in the Hub's cache folder.
 
-    model: a short name (`qwen3:0.6b`), `hf.co/USER/REPO`, `USER/REPO`, with `:QUANT` if it matters. quant: the same;
-    by default the best from 8 to 4 bits whose plan fits. device: that it is to fit, by its name in `edge devices list`.
-    progress: is told bytes that are here and bytes of the file; notice: lines for people. The keywords are options:
+    model: a short name (`qwen3:0.6b`), `hf.co/USER/REPO`, `USER/REPO`, optionally with `:QUANT`. quant: the same; by
+    default the best from 8 to 4 bits whose plan fits. device: the device that it must fit, by its name in `edge devices
+    list`. progress: called with bytes done and bytes of the file; notice: called with lines for people. The keywords
+    are options:
 
     OPTIONS
 
@@ -87,7 +89,7 @@ def pull(
 
 
 def offer(model: str, options: Options, *, quant: str | None = None, device: str = HOST) -> Offer:
-    """What `pull` would download: asks the Hub, and reads headers. Raises as `pull`."""
+    """Choose the file that `pull` would download: asks the Hub, and reads headers. Raises as `pull`."""
     check_path("model", model, "a path or a name")
     reference = hub_reference(model)
     if reference is None:
@@ -101,7 +103,7 @@ def offer(model: str, options: Options, *, quant: str | None = None, device: str
 
 
 def take(chosen: Offer, *, progress: Progress = lambda done, total: None, notice: Notice = lambda line: None) -> Path:
-    """Download what `offer` chose, unless it is here. Raises DownloadError, CacheError."""
+    """Download an offer's file, unless it is here. Raises DownloadError, CacheError."""
     return download(chosen.repository, chosen.file, progress=progress, notice=notice)
 
 
@@ -124,7 +126,7 @@ def ensure(
 
 
 def _candidates(repository: Repository, reference: Reference) -> list[RemoteFile]:
-    """Files that a reference can mean, the best first. Raises InputError, UnsupportedError."""
+    """Files that a reference can mean, best first. Raises InputError, UnsupportedError."""
     files, name = [file for file in repository.files if runnable(file.path)], repository.name
     if reference.file is not None:
         found = [file for file in repository.files if file.path == reference.file]
@@ -158,10 +160,10 @@ def _candidates(repository: Repository, reference: Reference) -> list[RemoteFile
 
 
 def _choose(repository: Repository, candidates: Sequence[RemoteFile], options: Options, device: str) -> Offer:
-    """The first whose plan fits with all weights in memory; else the smallest that fits at all.
+    """The first file whose plan fits with all weights in memory; else the smallest that fits at all.
 
-    What does not fit tells the bytes beside the weights, by which further files are passed over without their headers.
-    Raises the BudgetError that asks for the least, or the error of the first file if the engines run none.
+    A file that does not fit tells the bytes needed beside weights, by which further ones are skipped without reading
+    their headers. Raises the BudgetError that asks for the least, or the first file's error if no engine runs any.
     """
     profile = find_profile(device)
     errors: list[EdgeError] = []
@@ -195,7 +197,7 @@ def _choose(repository: Repository, candidates: Sequence[RemoteFile], options: O
 
 
 def _named(error: EdgeError, header: GGUFFile, name: str) -> EdgeError:
-    """With the file's name in place of its header's."""
+    """The error with the file's name in place of its header's."""
     return error if str(header.path) not in str(error) else type(error)(str(error).replace(str(header.path), name))
 
 
@@ -204,6 +206,6 @@ def _asks(error: BudgetError) -> int:
 
 
 def _near(repository: str) -> list[str]:
-    """Names of the table that are like that of a repository."""
+    """Names in the table that are similar to a repository's."""
     known = {each.repository: each.name for each in known_models().values()}
     return [known[found] for found in get_close_matches(repository, list(known), 2, 0.8)]

@@ -1,4 +1,4 @@
-"""How tokens are drawn: what a user may choose, and what a model's file recommends."""
+"""Sampling parameters: the user's choice, and the recommendations of a model's file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _STATE_IT = "state it, as in --temp 0.7"
 @named_in_errors
 @dataclass(frozen=True)
 class SamplingParams:
-    """temperature 0 is greedy: the same answer every time. 0, 1 and 0 switch top_k, top_p and min_p off."""
+    """Sampling parameters. temperature 0 is greedy: the same answer every time. 0, 1 and 0 switch top_k, top_p and
+    min_p off."""
 
     temperature: float = option(
         0.0, "--temp", group=SAMPLING, unset=True, low=0, high=100,
@@ -56,14 +57,14 @@ class SamplingParams:
                 raise InputError(f"{flag.name} must be a whole number, not {value!r:.40}")
 
     def with_seed(self) -> SamplingParams:
-        """The same with a seed drawn, if it will draw and has none: reports can then be reproduced."""
+        """A copy with a random seed, if sampling needs one and has none, so that reports can be reproduced."""
         if self.temperature > 0 and self.seed is None:
             return replace(self, seed=int.from_bytes(os.urandom(4), "little"))
         return self
 
 
-# Under `general.sampling.` in a GGUF file: what its makers recommend, by the names that llama.cpp reads.
-_IN_FILES = {
+# What the makers of a model recommend in its GGUF file, under `general.sampling.`, by the names that llama.cpp reads.
+RECOMMENDED = {
     "temperature": "temp",
     "top_k": "top_k",
     "top_p": "top_p",
@@ -73,13 +74,13 @@ _IN_FILES = {
 
 
 def choose_sampling(metadata: Mapping[str, Any], **chosen: Any) -> SamplingParams:
-    """Fields as they were chosen; those left out or None as the model's file recommends, else our defaults.
+    """The chosen fields; those omitted or None as the model's file recommends, else our defaults.
 
     Raises InputError for choices out of range, ModelFormatError for such recommendations.
     """
     chosen = {name: value for name, value in chosen.items() if value is not None}
     recommended: dict[str, Any] = {}
-    for name, key in _IN_FILES.items():
+    for name, key in RECOMMENDED.items():
         value = metadata.get(f"general.sampling.{key}")
         if name in chosen or value is None:
             continue

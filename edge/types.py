@@ -1,4 +1,4 @@
-"""Types that several packages share: arrays, and the granularity at which KV rows are evicted."""
+"""Shared types: arrays, and the granularity at which KV rows are evicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dataclasses from JSON and TOML, every value checked: files and other processes are not trusted.
+"""Checked parsing of JSON and TOML data into dataclasses, since files and other processes are not trusted.
 
 The package `msgspec` does this too. It would add 0.6 MB of compiled code, which not every device has a wheel for, and
 40 ms to the start, and it cannot refuse unknown names in dataclasses.
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rule:
-    """In `Annotated[type, Rule(…)]`: what a value must be, in words, and a test of it."""
+    """A constraint for `Annotated[type, Rule(…)]`: its description, and a test of the value."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 def parse(kind: type[T], data: object, where: str = "", *, strict: bool = False) -> T:
-    """Values of JSON or TOML as a `kind`: a dataclass, or a type that its fields may have.
+    """Parse JSON or TOML data into a `kind`: a dataclass, or a type that its fields may have.
 
     strict: refuse names that a dataclass does not have, which newer versions may add. Raises ValueError, which says
     where.
@@ -65,7 +65,7 @@ def _parse(kind: Any, data: object, where: str, strict: bool) -> object:
 
 
 def _parse_by_rules(kind: Any, rules: tuple[Rule, ...], data: object, where: str, strict: bool) -> object:
-    """Values of another type are refused in the first rule's words."""
+    """Parse a value; one of another type is refused with the first rule's words."""
     try:
         value = _parse(kind, data, where, strict)
     except ValueError:
@@ -77,7 +77,7 @@ def _parse_by_rules(kind: Any, rules: tuple[Rule, ...], data: object, where: str
 
 
 def _parse_union(kinds: tuple[Any, ...], data: object, where: str, strict: bool) -> object:
-    """The first type that fits; of `X | None`, errors are those for an X."""
+    """Parse as the first type that fits; for `X | None`, errors are those for an X."""
     if data is None and type(None) in kinds:
         return None
     *others, last = [each for each in kinds if each is not type(None)]

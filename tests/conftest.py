@@ -30,7 +30,8 @@ from hypothesis import settings
 from wings import Wings
 
 from edge.backends import find_backend
-from edge.backends.base import Engine, EngineConfig, KVCache, KVState
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.kv_cache import KVCache, KVState
 from edge.backends.tvm.compiler.child import evict_library
 from edge.backends.tvm.gpu.hosts import all_adapters
 from edge.errors import speaking

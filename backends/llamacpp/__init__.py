@@ -5,35 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Capabilities, EngineConfig, Footprint, MostRows, Operator, Tuned, all_positions
-from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
+from edge.backends.base import Backend, Capabilities, EngineConfig
+from edge.backends.counts import Footprint, MostRows
+from edge.backends.efficiency import FLOATS, Efficiency, Kind, RowEfficiency, WeightEfficiency
 from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Core
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from edge.backends.llamacpp.engine import LlamaCppEngine
     from edge.backends.llamacpp.trial import Trial
-
-NAME = "llamacpp"
-KV_DTYPES = ("f16", "q8_0", "q4_0", "f32")  # f32 turns flash attention off: the exact mode, for tests
-CAPABILITIES = Capabilities(
-    "token",
-    uneven="token",
-    kv_dtypes=KV_DTYPES,
-    attention=True,
-    keys=False,
-    lora=True,
-    any_tokenizer=True,
-    gpu_layers=True,
-)
-EFFICIENCY = Efficiency(
-    {"integers": Weights(0.43, 1.8, 0.24), "others": Weights(0.30, 0.42), "floats": Weights(0.70, 1.1)},
-    {"f16": Rows(0.12, 0.37), "q8_0": Rows(0.05, 0.09), "q4_0": Rows(0.012, 0.045)},
-    step_s=50e-6,
-)
 
 KV_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _WINDOWED = ("exaone4", "gemma2", "gemma3", "olmo2")  # the known architectures whose windows llama.cpp applies
@@ -51,55 +33,118 @@ _VOCABULARY_BYTES_PER_TOKEN = 350
 _ROUTE_BYTES = 8  # of ggml's table of the tokens of each expert
 
 
-def check_installed() -> None:
-    if not is_installed():
-        raise MissingExtraError("llama-cpp-python", "llamacpp")
+class LlamaCpp(Backend):
+    """llama.cpp, by llama-cpp-python."""
 
+    NAME = "llamacpp"
+    CAPABILITIES = Capabilities(
+        "token",
+        uneven="token",
+        kv_dtypes=("f16", "q8_0", "q4_0", "f32"),  # f32 turns flash attention off: the exact mode, for tests
+        attention=True,
+        keys=False,
+        lora=True,
+        any_tokenizer=True,
+        gpu_layers=True,
+    )
+    EFFICIENCY = Efficiency(
+        {
+            "integers": WeightEfficiency(0.43, 1.8, 0.24),
+            "others": WeightEfficiency(0.30, 0.42),
+            "floats": WeightEfficiency(0.70, 1.1),
+        },
+        {"f16": RowEfficiency(0.12, 0.37), "q8_0": RowEfficiency(0.05, 0.09), "q4_0": RowEfficiency(0.012, 0.045)},
+        step_s=50e-6,
+    )
+    PACKAGES = ("llama-cpp-python",)
 
-def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """llama.cpp decides at load, where an unknown model raises UnsupportedError; a header that edge does not check in
-    full it first tries in a process of its own. This raises one for a tensor that llama.cpp is known to ignore."""
-    if not spec.proven and is_installed():
-        from edge.backends.llamacpp.trial import try_header
+    def check_installed(self) -> None:
+        if not is_installed():
+            raise MissingExtraError("llama-cpp-python", "llamacpp")
 
-        try_header(file, spec)
-    if spec.architecture == "qwen3" and "blk.0.attn_output.bias" in file.tensors:
-        raise UnsupportedError(f"{file.path}: llama.cpp knows no bias of attn_output in Qwen3: use --backend=cpu")
+    def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
+        """llama.cpp decides at load, where an unknown model raises UnsupportedError; a header that edge does not check
+        in full it first tries in a process of its own. This raises one for a tensor that it is known to ignore."""
+        if not spec.proven and is_installed():
+            from edge.backends.llamacpp.trial import try_header
 
+            try_header(file, spec)
+        if spec.architecture == "qwen3" and "blk.0.attn_output.bias" in file.tensors:
+            raise UnsupportedError(f"{file.path}: llama.cpp knows no bias of attn_output in Qwen3: use --backend=cpu")
 
-def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
-    check_supported(file, spec)
+    def weight_kind(self, weight_type: str, config: EngineConfig) -> Kind:
+        if weight_type in FLOATS:
+            return "floats"
+        return "integers" if config.repack and weight_type in REPACKED_TYPES else "others"
 
+    def most_rows(self, spec: ModelSpec, expected: int | None) -> MostRows:
+        """At most the sliding window of models whose window llama.cpp ignores, and at most the original context of
+        models with LongRoPE unless the run is known to be longer, because it chooses the factors by the capacity."""
+        if spec.window and not _applies_window(spec) and spec.window < spec.context:
+            return MostRows(spec.window, ignored_window(spec))
+        ropes = spec.network.ropes if spec.network else ()
+        original = next((rope.original_context for rope in ropes if rope.has_long), spec.context)
+        if original < spec.context and (expected or 0) <= original:
+            why = (
+                f"in a larger cache, llama.cpp rotates texts of up to {original} tokens wrongly: --backend cpu does not"
+            )
+            return MostRows(original, why)
+        return super().most_rows(spec, expected)
 
-def supports(core: Core) -> str | None:
-    return None
+    def keeps_all(self, spec: ModelSpec) -> str | None:
+        """Recurrent models, and those with positions that llama.cpp cannot shift, as far as it was asked."""
+        if spec.recurrent:
+            return "its recurrent state sums up all tokens, of which none can be evicted"
+        trial = _trial(spec)
+        return "llama.cpp cannot shift the positions of its rows" if trial and not trial.can_shift else None
 
+    def can_repack(self, spec: ModelSpec) -> bool:
+        return spec.weight_type in REPACKED_TYPES
 
-def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
-    if weight_type in FLOATS:
-        return "floats"
-    return "integers" if config.repack and weight_type in REPACKED_TYPES else "others"
+    def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
+        """Bytes by llama.cpp's own rules, checked against its log (`benchmarks/prediction.py`)."""
+        check_observed(config)
+        _check_gpu(config)
+        rows = allocated_rows(config.capacity)
+        trial = _trial(spec)
+        graph = _GRAPH_BYTES
+        if trial:
+            graph += trial.graph_bytes(config.chunk)
+            counted = trial.flash if uses_flash(config) else trial.plain
+            chunk = counted.compute_bytes(rows, config.chunk) + config.chunk * _conversion_bytes(spec, config, rows)
+        else:
+            chunk = config.chunk * (_pass_bytes(spec, config, rows) + _conversion_bytes(spec, config, rows))
+        logits = 2 * 4 * max(2, config.logits_rows) * spec.vocab  # never fewer than sequences
+        weights = spec.weight_bytes
+        if config.repack and spec.tied_head:  # lookups use the file's form, products the repacked one
+            weights += spec.embedding_bytes
+        return Footprint(
+            weights=weights,
+            kv=int(rows * row_values(spec, config) * KV_VALUE_BYTES[config.kv_dtype]) + state_bytes(spec),
+            scratch=chunk + logits + graph,
+            runtime=_LIBRARY_BYTES + _VOCABULARY_BYTES_PER_TOKEN * spec.vocab,
+            fixed_kv=state_bytes(spec),
+            lora=config.lora_bytes,
+        )
 
+    def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
+        """Of a process that runs a few tokens."""
+        if spec.proven or not is_installed():
+            return 0
+        from edge.backends.llamacpp.trial import have_run
 
-def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
-    """At most the sliding window of models whose window llama.cpp ignores, and at most the original context of models
-    with LongRoPE unless the run is known to be longer, because llama.cpp chooses the factors by the capacity."""
-    if spec.window and not _applies_window(spec) and spec.window < spec.context:
-        return MostRows(spec.window, ignored_window(spec))
-    ropes = spec.network.ropes if spec.network else ()
-    original = next((rope.original_context for rope in ropes if rope.has_long), spec.context)
-    if original < spec.context and (expected or 0) <= original:
-        why = f"in a larger cache, llama.cpp rotates texts of up to {original} tokens wrongly: --backend cpu does not"
-        return MostRows(original, why)
-    return all_positions(spec)
+        return 0 if have_run(file) else _passes_bytes(spec)
 
+    def load(
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
+    ) -> LlamaCppEngine:
+        """Raises UnsupportedError for a model that llama.cpp cannot run, by a first try in a process of its own."""
+        from edge.backends.llamacpp.engine import LlamaCppEngine
+        from edge.backends.llamacpp.trial import try_passes
 
-def keeps_all(spec: ModelSpec) -> str | None:
-    """Recurrent models, and those with positions that llama.cpp cannot shift, as far as it was asked."""
-    if spec.recurrent:
-        return "its recurrent state sums up all tokens, of which none can be evicted"
-    trial = _trial(spec)
-    return "llama.cpp cannot shift the positions of its rows" if trial and not trial.can_shift else None
+        if not spec.proven:
+            try_passes(file, _passes_bytes(spec))
+        return LlamaCppEngine(file, spec, config, progress)
 
 
 def row_values(spec: ModelSpec, config: EngineConfig) -> int:
@@ -111,7 +156,7 @@ def row_values(spec: ModelSpec, config: EngineConfig) -> int:
 
 
 def state_bytes(spec: ModelSpec) -> int:
-    """Of recurrent states, whatever the number of tokens."""
+    """Bytes of recurrent states, for any number of tokens."""
     trial = _trial(spec)
     return SEQUENCES * (trial.state_bytes if trial else spec.state_bytes)
 
@@ -133,10 +178,6 @@ def ignored_window(spec: ModelSpec) -> str:
     return f"llama.cpp ignores this model's sliding window of {spec.window} positions: --backend cpu does not"
 
 
-def can_repack(spec: ModelSpec) -> bool:
-    return spec.weight_type in REPACKED_TYPES
-
-
 def allocated_rows(capacity: int) -> int:
     """Rows that llama.cpp allocates for a capacity."""
     return -(-capacity // _ROW_STEP) * _ROW_STEP
@@ -155,33 +196,6 @@ def check_observed(config: EngineConfig) -> None:
         )
 
 
-def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
-    """Bytes by llama.cpp's own rules, checked against its log (`benchmarks/prediction.py`)."""
-    check_observed(config)
-    _check_gpu(config)
-    rows = allocated_rows(config.capacity)
-    trial = _trial(spec)
-    graph = _GRAPH_BYTES
-    if trial:
-        graph += trial.graph_bytes(config.chunk)
-        counted = trial.flash if uses_flash(config) else trial.plain
-        chunk = counted.compute_bytes(rows, config.chunk) + config.chunk * _conversion_bytes(spec, config, rows)
-    else:
-        chunk = config.chunk * (_pass_bytes(spec, config, rows) + _conversion_bytes(spec, config, rows))
-    logits = 2 * 4 * max(2, config.logits_rows) * spec.vocab  # never fewer than sequences
-    weights = spec.weight_bytes
-    if config.repack and spec.tied_head:  # lookups use the file's form, products the repacked one
-        weights += spec.embedding_bytes
-    return Footprint(
-        weights=weights,
-        kv=int(rows * row_values(spec, config) * KV_VALUE_BYTES[config.kv_dtype]) + state_bytes(spec),
-        scratch=chunk + logits + graph,
-        runtime=_LIBRARY_BYTES + _VOCABULARY_BYTES_PER_TOKEN * spec.vocab,
-        fixed_kv=state_bytes(spec),
-        lora=config.lora_bytes,
-    )
-
-
 def _check_gpu(config: EngineConfig) -> None:
     """Layers on a GPU count like all others: their weights are read through this process, and rows stay in it."""
     if config.gpu_layers and is_installed():
@@ -195,7 +209,7 @@ def _check_gpu(config: EngineConfig) -> None:
 
 
 def _pass_bytes(spec: ModelSpec, config: EngineConfig, rows: int) -> int:
-    """Of one token at the widest point of the graph: the feed-forward, with gate, up and their product, or else the
+    """Bytes of a token at the widest point of the graph: the feed-forward, with gate, up and their product, or the
     attention."""
     width = max(spec.hidden, spec.heads * spec.head_dim)
     values, mask = 3 * spec.ffn + 4 * width, 2 * rows
@@ -205,57 +219,18 @@ def _pass_bytes(spec: ModelSpec, config: EngineConfig, rows: int) -> int:
 
 
 def _conversion_bytes(spec: ModelSpec, config: EngineConfig, rows: int) -> int:
-    """Of one token: each product's second factor is rounded to the first's type."""
+    """Bytes of a token's conversions: each product's second factor is rounded to the first's type."""
     rounded = spec.ffn * 9 // 8 + _ROUTE_BYTES * spec.experts * spec.experts_used
     if config.kv_dtype == "f16" and not uses_flash(config):
         rounded = max(rounded, 2 * spec.heads * rows)
     return rounded
 
 
-def first_run(file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
-    """Of a process that runs a few tokens."""
-    if spec.proven or not is_installed():
-        return 0
-    from edge.backends.llamacpp.trial import have_run
-
-    return 0 if have_run(file) else _passes_bytes(spec)
-
-
 def _passes_bytes(spec: ModelSpec) -> int:
     from edge.backends.llamacpp.trial import CHILD_BYTES, TRIED
 
-    need = footprint(spec, TRIED)
+    need = ENGINE.footprint(spec, TRIED)
     return CHILD_BYTES + need.weights + need.kv + need.scratch + need.runtime
 
 
-def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
-    return None
-
-
-def load(
-    file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
-) -> LlamaCppEngine:
-    """Raises UnsupportedError for a model that llama.cpp cannot run, by a first try in a process of its own."""
-    from edge.backends.llamacpp.engine import LlamaCppEngine
-    from edge.backends.llamacpp.trial import try_passes
-
-    if not spec.proven:
-        try_passes(file, _passes_bytes(spec))
-    return LlamaCppEngine(file, spec, config, progress)
-
-
-def operators(
-    file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
-    progress: Callable[[float], None] | None = None,
-) -> list[Operator]:  # fmt: skip
-    """The nodes of ggml's graph, each computed separately; see `timing.py`.
-
-    Raises UnsupportedError for a llama.cpp that lays out its tensors in another way.
-    """
-    from edge.backends.llamacpp.timing import time_operators
-
-    return time_operators(file, spec, config, tokens=tokens, context=context, passes=passes, progress=progress)
-
-
-def versions() -> dict[str, str]:
-    return {"llama-cpp-python": version()}
+ENGINE = LlamaCpp()

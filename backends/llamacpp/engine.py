@@ -16,8 +16,7 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
 from edge.backends.interrupts import interrupts_wait
-from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed, ignored_window
-from edge.backends.llamacpp.clock import NodeClock
+from edge.backends.llamacpp import ENGINE, allocated_rows, check_observed, ignored_window
 from edge.backends.llamacpp.kv import SEQUENCE, LlamaCppKV
 from edge.backends.llamacpp.library import LOG, library
 from edge.backends.llamacpp.parameters import context_parameters, model_parameters
@@ -31,15 +30,13 @@ from edge.types import FloatArray, IntArray
 
 
 class LlamaCppEngine:
-    """Engine protocol over llama.cpp's low-level API. Raises ModelFormatError or UnsupportedError at load."""
+    """The Engine protocol over llama.cpp's low-level API. Raises ModelFormatError or UnsupportedError at load."""
 
-    capabilities = CAPABILITIES
+    capabilities = ENGINE.CAPABILITIES
 
     def __init__(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None,
-        *, clock: NodeClock | None = None,
-    ) -> None:  # fmt: skip
-        """clock: times the nodes of passes; only for engines that do not observe."""
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
+    ) -> None:
         self.spec, self.config = spec, config
         check_observed(config)
         if config.kv_dtype.startswith("q") and spec.head_dim % 64:  # llama.cpp crashes when it shifts smaller heads
@@ -49,7 +46,6 @@ class LlamaCppEngine:
         self._context: Any = None
         self._batch: Any = None
         self._scores: Scores | None = None
-        self._clock = clock
         self._queries, self._votes = 0, False
         self._lora: list[tuple[Any, float]] = []  # adapters of the model, with their scales
         self._file = open(file.path, "rb")  # noqa: SIM115 (it stays open: llama.cpp has mapped it)
@@ -99,7 +95,7 @@ class LlamaCppEngine:
         return logits
 
     def set_lora(self, lora: Lora | None) -> None:
-        """See AdaptedEngine. llama.cpp reserves a graph for the adapters when it makes a context, so it makes one."""
+        """See AdaptedEngine. Creates a new context, since llama.cpp reserves the adapters' graph at construction."""
         check_lora(lora, self.config)
         if self._batch is None:
             raise EngineError("the engine is closed")
@@ -183,8 +179,8 @@ class LlamaCppEngine:
 
     def _make_context(self, capacity: int) -> None:
         lib, parameters = self._lib, context_parameters(self._lib, self.config, capacity)
-        if watcher := self._scores or self._clock:
-            parameters.cb_eval = watcher.callback
+        if self._scores:
+            parameters.cb_eval = self._scores.callback
         with interrupts_wait():  # its log calls Python
             self._context = lib.llama_init_from_model(self._model, parameters)
         if not self._context:
@@ -196,7 +192,7 @@ class LlamaCppEngine:
                 raise UnsupportedError(f"llama.cpp cannot apply the adapters ({LOG.reason()})")
 
     def _replace_context(self, capacity: int) -> Any:
-        """Replace the context by an empty one. The old one is freed first, so that the two never exist together."""
+        """Replace the context by an empty one. The old one is freed first, so that the two never coexist."""
         self._views.clear()
         self._lib.llama_free(self._context)
         self._context = None
@@ -257,7 +253,7 @@ class LlamaCppEngine:
         return self._views[address][:rows]
 
     def _settle(self) -> None:
-        """Make llama.cpp apply a pending shift, which it does only when it runs a token."""
+        """Run a token, by which llama.cpp applies a pending shift."""
         network = self.spec.network
         if self._kv.length == 0 or (network and network.learned_positions):  # nothing is rotated
             return

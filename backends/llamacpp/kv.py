@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, KVState, RewindError, state_key
+from edge.backends.base import EngineConfig
 from edge.backends.checks import check_capacity, check_range, check_rows, check_state
-from edge.backends.llamacpp import KV_VALUE_BYTES, NAME, allocated_rows, row_values, state_bytes
+from edge.backends.kv_cache import KVState, RewindError, state_key
+from edge.backends.llamacpp import ENGINE, KV_VALUE_BYTES, allocated_rows, row_values, state_bytes
 from edge.backends.llamacpp.library import LOG, version
 from edge.backends.llamacpp.scores import Scores
 from edge.backends.llamacpp.trial import shifts_wrongly
@@ -27,7 +28,7 @@ SEQUENCE, _SPARE = 0, 1  # the second is used only while rows are saved or resto
 
 
 class LlamaCppKV:
-    """KVCache protocol over llama.cpp's unified cache; rows are numbered in the order of their positions.
+    """The KVCache protocol over llama.cpp's unified cache; rows are numbered in the order of their positions.
 
     With `scores` it is a HeadKVCache without `keys`: one head of one layer represents all. The tail of saved rows is
     the recurrent state of a model that has one.
@@ -57,7 +58,7 @@ class LlamaCppKV:
         original = next((rope.original_context for rope in ropes if rope.has_long), allocated_rows(config.capacity))
         self._long = allocated_rows(config.capacity) > original
         self._least = original + 1 if self._long else 1
-        self._state_key = partial(state_key, f"{NAME} {version()}", file, spec, config)
+        self._state_key = partial(state_key, f"{ENGINE.NAME} {version()}", file, spec, config.kv_dtype)
         self.capacity = config.capacity
         self.nbytes = int(allocated_rows(config.capacity) * self._value_bytes) + self.fixed
         self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`
@@ -74,9 +75,9 @@ class LlamaCppKV:
 
     @cached_property
     def _model_key(self) -> str:
-        """Computed when rows are first saved, because that may read the whole file.
+        """A key of the model, computed when rows are first saved, because that may read the whole file.
 
-        An engine that observes turns flash attention off, which stores values in another order.
+        An observing engine turns flash attention off, which stores values in another order.
         """
         return self._state_key() + ":long" * self._long + ":observed" * bool(self._scores)
 
@@ -98,7 +99,7 @@ class LlamaCppKV:
 
     @property
     def earliest(self) -> int:
-        """A recurrent state cannot go back."""
+        """The length itself for recurrent states, which cannot go back."""
         return self._length + self._lacks_tail if self.has_tail else 0
 
     @property
@@ -132,8 +133,8 @@ class LlamaCppKV:
     def foresight(self) -> int:
         return 0
 
-    def expect(self, count: int) -> None:
-        """Nothing: llama.cpp chooses RoPE's factors by the rows of its context, when it makes one."""
+    def announce(self, count: int) -> None:
+        """Does nothing: llama.cpp chooses RoPE's factors by its context's capacity, at construction."""
 
     def appended(self, count: int, cells: IntArray | None) -> None:
         """Record rows that the engine has just run."""
@@ -207,7 +208,7 @@ class LlamaCppKV:
         self.next_position = int(self._positions[length - 1]) + 1 if length else 0
 
     def _rewind(self, length: int, end: KVState | None) -> None:
-        """llama.cpp refuses to forget a part of a recurrent state, so all is forgotten, and what stays comes back."""
+        """Clear the cache and restore the rows that stay: llama.cpp refuses to remove a part of a recurrent state."""
         if end is None or end.tail is None:
             raise RewindError("a recurrent state cannot go back to an earlier token: run the tokens again")
         if (end.key, end.next_position) != (self.key, int(self._positions[length - 1]) + 1):
@@ -217,17 +218,17 @@ class LlamaCppKV:
         self.append(replace(rows, tail=end.tail))
 
     def forget_last(self, position: int) -> None:
-        """Take back tokens from `position` on that were run but not recorded; all rows go where that cannot be."""
+        """Remove tokens from `position` on that ran but were not recorded; if that is impossible, remove all rows."""
         if not self._lib.llama_memory_seq_rm(self.memory, SEQUENCE, position, -1):
             self.truncate(0)
 
     def _remove(self, sequence: int, first: int, end: int) -> None:
-        """Raises EngineError if llama.cpp keeps the rows after all."""
+        """Remove rows. Raises EngineError if llama.cpp keeps them."""
         if not self._lib.llama_memory_seq_rm(self.memory, sequence, first, end):
             raise EngineError("llama.cpp could not evict rows of this model: use --kv-policy=full")
 
     def shrink(self, capacity: int) -> None:
-        """llama.cpp cannot free rows, so a new context takes over those in use. It allocates 256 at a time."""
+        """Move the rows in use to a new context, since llama.cpp cannot free rows. It allocates 256 at a time."""
         self._check_open()
         check_capacity(capacity, self)
         before, self.capacity = self.capacity, max(min(self.capacity, capacity), min(self.capacity, self._least))
@@ -246,13 +247,13 @@ class LlamaCppKV:
         self.nbytes = int(allocated_rows(self.capacity) * self._value_bytes) + self.fixed
 
     def replace_context(self) -> None:
-        """Empty the cache, with a new context around it."""
+        """Empty the cache by creating a new context."""
         self.truncate(0)
         self._context = self._replace(self.capacity)
         self.memory = self._lib.llama_get_memory(self._context)
 
     def _note_order(self) -> None:
-        """Record that rows are now in the first cells, in the order of their previous cells."""
+        """Record that rows now occupy the first cells, in the order of their previous cells."""
         cells = self._cells[: self._length]
         if self._scores:
             paid = self._scores.by_cell[np.sort(cells)]
@@ -261,7 +262,7 @@ class LlamaCppKV:
         cells[:] = np.argsort(np.argsort(cells))
 
     def _sequence(self, number: int, flags: int = 0) -> AnyArray:
-        """All rows of a sequence in llama.cpp's own format, and behind them its recurrent state; or that alone."""
+        """A sequence's rows in llama.cpp's own format, followed by its recurrent state; or the state alone."""
         size = self._lib.llama_state_seq_get_size_ext(self._context, number, flags)
         data = np.empty(size, np.uint8)
         if self._lib.llama_state_seq_get_data_ext(self._context, _bytes_of(data), size, number, flags) != size:
@@ -293,7 +294,7 @@ class LlamaCppKV:
         return KVState(self.key, positions, next_position, data.data, tail)
 
     def _in_order(self) -> bool:
-        """Whether rows are in the first cells in their order, so that the cells of saved or restored rows are known."""
+        """Whether rows occupy the first cells in order, so that the cells of saved or restored rows are known."""
         return self._scores is None or bool((self._cells[: self._length] == np.arange(self._length)).all())
 
     def append(self, state: KVState) -> None:

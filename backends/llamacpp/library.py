@@ -48,7 +48,7 @@ def version() -> str:
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """The module `llama_cpp.llama_cpp`, initialised. Raises MissingExtraError.
+    """The initialized module `llama_cpp.llama_cpp`. Raises MissingExtraError.
 
     The package's `__init__` imports jinja2, diskcache and the high-level classes, which take 11 MB of resident memory
     and 0.1 s. A stand-in for the package skips it. It is removed afterwards, so a later `import llama_cpp` elsewhere

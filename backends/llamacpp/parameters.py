@@ -1,4 +1,4 @@
-"""The parameters with which this engine loads models and makes contexts, and with which `trial.py` tries headers."""
+"""llama.cpp's parameters of models and contexts, for the engine and for trials of headers (`trial.py`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def model_parameters(lib: Any, config: EngineConfig) -> Any:
 
 
 def trial_parameters(lib: Any, config: EngineConfig) -> Any:
-    """As `model_parameters`, for a model without weights: llama.cpp checks its header and counts its buffers."""
+    """Like `model_parameters`, for a model without weights, whose header llama.cpp checks and whose buffers it
+    counts."""
     parameters = model_parameters(lib, config)
     parameters.load_mode, parameters.no_alloc = _LOAD_PRIVATE, True
     return parameters

@@ -1,4 +1,4 @@
-"""Attention scores of llama.cpp and the cells of its rows, both read by its evaluation callback.
+"""llama.cpp's attention scores and the cells of its rows, read by its evaluation callback.
 
 llama.cpp calls back for every node of its graph before it runs it. We observe the softmax of each layer's attention, in
 observed passes only. Its columns are *cells*. llama.cpp chooses the cell of each new row and fills the holes of evicted
@@ -21,7 +21,7 @@ _F32, _I64 = 0, 27  # ggml_type
 
 
 class Scores:
-    """The attention that every cell has received, mean over all layers and heads.
+    """The attention that every cell has received, averaged over all layers and heads.
 
     Each pass: `begin`, `llama_decode`, `finish`. The object owns `callback`, so it must live as long as the context.
     """
@@ -30,7 +30,7 @@ class Scores:
         self.by_cell: FloatArray = np.zeros(cells, np.float32)
         self.callback = low_level.ggml_backend_sched_eval_callback(self._receive)
         self._pass: FloatArray = np.zeros(cells, np.float32)
-        self._reader, self._layers = Reader(low_level, "use --kv-policy=streaming"), layers
+        self._reader, self._layers = Reader(low_level), layers
         self._queries = self._seen = 0
         self._average: FloatArray | None = None
         self._written: IntArray | None = None
@@ -47,7 +47,7 @@ class Scores:
         self._pass[:] = 0
 
     def finish(self) -> IntArray:
-        """The cells of the pass's tokens; the attention that they paid is added to `by_cell`.
+        """Add the attention paid in the pass to `by_cell`; return the cells of the pass's tokens.
 
         Raises an error that occurred in the callback, and UnsupportedError if llama.cpp did not show the tensors.
         """
@@ -63,9 +63,8 @@ class Scores:
         return self._written
 
     def _receive(self, tensor: int, asks: bool, _user_data: int | None) -> bool:
-        """asks: whether this is a node's first call, which returns whether to observe it. The second returns True:
-        False would end the pass.
-        """
+        """The callback. asks: the node's first call, whose result says whether to observe it. The second returns True:
+        False would end the pass."""
         try:
             if asks:
                 return bool(self._queries or self._written is None) and self._wants(tensor)
@@ -81,13 +80,14 @@ class Scores:
         return bool(self._queries) and ctypes.string_at(tensor + NAME, len(_SOFTMAX)) == _SOFTMAX
 
     def _read_cells(self, address: int) -> None:
-        """Indices are an input, so they are known before the node is computed."""
+        """Read the cells. Indices are an input, so they are known before the node is computed."""
         indices = Tensor.from_address(address)
         if indices.name == _KEY_CELLS:
             self._written = _values(indices, _I64, np.int64).reshape(-1).astype(np.int32)
 
     def _add(self, softmax: Tensor) -> None:
-        """softmax: [1, heads, tokens, cells], in memory of llama.cpp that is valid until the callback returns."""
+        """Accumulate a softmax [1, heads, tokens, cells], whose memory is llama.cpp's and valid until the callback
+        returns."""
         shares = _values(softmax, _F32, np.float32)[0]
         observed = shares[:, -self._queries :]
         if self._average is not None:

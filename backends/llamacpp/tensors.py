@@ -1,4 +1,4 @@
-"""`struct ggml_tensor`, which evaluation callbacks receive, as this version of llama.cpp declares it."""
+"""`struct ggml_tensor`, the argument of evaluation callbacks, as this version of llama.cpp declares it."""
 
 from __future__ import annotations
 
@@ -31,26 +31,22 @@ NAME = Tensor.name.offset
 
 
 class Reader:
-    """llama.cpp's functions on addresses of tensors. instead: the advice in errors about other versions."""
+    """llama.cpp's functions on tensor addresses."""
 
-    def __init__(self, low_level: Any, instead: str) -> None:
+    def __init__(self, low_level: Any) -> None:
         self._name_of = _function(low_level, "ggml_get_name", ctypes.c_void_p)
         self._operation = _function(low_level, "ggml_op_desc", ctypes.c_char_p)
-        self._nbytes = _function(low_level, "ggml_nbytes", ctypes.c_size_t)
-        self._instead, self._checked = instead, False
+        self._checked = False
 
     def check(self, tensor: int) -> None:
-        """Raises UnsupportedError if the struct differs from `Tensor`; checks once."""
+        """Raise UnsupportedError if the struct differs from `Tensor`; checks once."""
         if not self._checked and self._name_of(tensor) != tensor + NAME:
-            raise UnsupportedError(f"this llama.cpp lays out tensors in another way: {self._instead}")
+            raise UnsupportedError("this llama.cpp lays out tensors in another way: use --kv-policy=streaming")
         self._checked = True
 
     def operation(self, tensor: int) -> bytes:
-        """Such as MUL_MAT."""
+        """The operation, such as MUL_MAT."""
         return bytes(self._operation(tensor))
-
-    def nbytes(self, tensor: int) -> int:
-        return int(self._nbytes(tensor))
 
 
 def _function(low_level: Any, name: str, result: type[Any]) -> Any:

@@ -1,8 +1,8 @@
-"""llama.cpp's own tokenizer, for models whose tokenizer edge does not know: RWKV, PLaMo 2, SuperBPE …
+"""llama.cpp's own tokenizer, for models with a tokenizer unknown to edge: RWKV, PLaMo 2, SuperBPE …
 
-Only the vocabulary is loaded. What llama.cpp aborts on would end the process: a child opens the vocabulary first, shows
-all tokens and encodes all kinds of characters. Its success is remembered in the cache folder under a hash of the
-header's fields, of llama.cpp's version and of the child's source.
+Only the vocabulary is loaded. Since llama.cpp may abort the process, a child first opens the vocabulary, decodes all
+tokens and encodes all kinds of characters. Its success is remembered in the cache folder under a hash of the header's
+fields, of llama.cpp's version and of the child's source.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _LONGEST_BLOCK = 8 << 10
 
 
 class LlamaCppTokenizer:
-    """Follows `edge.model.tokenizer.TokenizerLike`.
+    """The `edge.model.tokenizer.TokenizerLike` of llama.cpp.
 
     A text is encoded in blocks that end between words; a tokenizer whose tokens span words may give other ids there.
-    Raises UnsupportedError for a vocabulary that llama.cpp cannot load, ModelFormatError for one of another size than
-    the embeddings, MissingExtraError without llama.cpp.
+    Raises UnsupportedError for a vocabulary that llama.cpp cannot load, ModelFormatError for one whose size differs
+    from the embeddings', MissingExtraError without llama.cpp.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -68,7 +68,7 @@ class LlamaCppTokenizer:
         self._space_prefix = self.decode(tokenize(self._lib, self._vocabulary, "a", special=False)).startswith(" ")
 
     def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray:
-        """As `Tokenizer.encode`, but llama.cpp may also put a space before a text that does not open a prompt."""
+        """Like `Tokenizer.encode`, but llama.cpp may also put a space before a text that does not open a prompt."""
         return joined(self.encode_blocks(text, special=special, start=start))
 
     def encode_blocks(
@@ -81,7 +81,7 @@ class LlamaCppTokenizer:
                 yield tokenize(self._lib, self._vocabulary, well_formed(part), special)
 
     def _without_marks(self, text: str) -> Iterator[str]:
-        """Cut every mark behind its first character, so that none is found."""
+        """Split every special token after its first character, so that none is recognized."""
         at = 0
         for match in self._marks.finditer(text) if self._marks else ():
             yield text[at : match.start() + 1]
@@ -112,7 +112,7 @@ class LlamaCppTokenizer:
 
 
 def open_vocabulary(owner: object, path: Path) -> tuple[Any, Any]:
-    """The library and a model's vocabulary, freed with its owner. Raises UnsupportedError."""
+    """Open a model's vocabulary, freed with its owner; also return the library. Raises UnsupportedError."""
     lib = library()
     parameters = lib.llama_model_default_params()
     parameters.vocab_only = True
@@ -125,7 +125,7 @@ def open_vocabulary(owner: object, path: Path) -> tuple[Any, Any]:
 
 
 def tokenize(lib: Any, vocabulary: Any, text: str, special: bool) -> IntArray:
-    """Ids without BOS and EOS, int32 [n]."""
+    """Token ids without BOS and EOS, int32 [n]."""
     data = text.encode()
     count = len(data) + 16
     while True:
@@ -149,7 +149,7 @@ def piece_of(lib: Any, vocabulary: Any, token: int) -> bytes:
 
 
 def _try_first(file: GGUFFile) -> None:
-    """Open the vocabulary in a process of its own, unless that went well before. Raises UnsupportedError."""
+    """Open the vocabulary in a child process, unless that succeeded before. Raises UnsupportedError."""
 
     def write(path: Path) -> None:
         _try(file)

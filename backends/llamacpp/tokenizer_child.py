@@ -1,4 +1,4 @@
-"""The process in which llama.cpp opens a vocabulary for the first time: it may abort."""
+"""The child process in which llama.cpp opens a vocabulary for the first time, since it may abort."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from edge.devices.child import serve
 
 
 class _Owner:
-    """Keeps a vocabulary."""
+    """Keeps a vocabulary alive."""
 
 
 def try_vocabulary(path: str) -> int:
-    """Show all tokens and encode all characters up to U+FFFF. Number of tokens; raises UnsupportedError."""
+    """Decode all tokens and encode all characters up to U+FFFF. Returns the number of tokens; raises
+    UnsupportedError."""
     owner = _Owner()
     lib, vocabulary = open_vocabulary(owner, Path(path))
     size = int(lib.llama_vocab_n_tokens(vocabulary))

@@ -1,9 +1,10 @@
-"""llama.cpp tries a header that edge does not check in full, in a process of its own, before anything is loaded.
+"""Trials of headers that edge does not check in full: llama.cpp loads them in a child process before anything is
+loaded.
 
-There an abort is an error message. The model is opened without its weights (`no_alloc`), so that a trial takes a
-fraction of a second whatever its size; contexts of several sizes tell what llama.cpp would allocate. Before it is
-loaded for the first time, another process runs a few tokens, because some assertions are checked only then. Results are
-remembered in the cache folder under the header's hash, llama.cpp's version and the source of the trial.
+An abort there becomes an error message. The model is opened without its weights (`no_alloc`), so a trial takes a
+fraction of a second for any size; contexts of several sizes show what llama.cpp would allocate. Before the first real
+load, another child runs a few tokens, because some assertions are checked only then. Results are remembered in the
+cache folder under the header's hash, llama.cpp's version and the source of the trial.
 """
 
 from __future__ import annotations
@@ -36,33 +37,27 @@ _TRIALS: dict[ModelSpec, Trial] = {}  # for the plan, which sees no files
 
 @dataclass(frozen=True)
 class Counted:
-    """Of contexts with flash attention, or without.
+    """Memory of contexts with flash attention, or without."""
 
-    row_values: values of K and V in one row, all layers together. compute: bytes of compute buffers, by ROWS and
-    CHUNKS.
-    """
-
-    row_values: int
-    compute: tuple[tuple[int, ...], ...]
+    row_values: int  # values of K and V per row, all layers together
+    compute: tuple[tuple[int, ...], ...]  # bytes of compute buffers, by ROWS and CHUNKS
 
     def compute_bytes(self, rows: int, chunk: int) -> int:
-        """Between the sizes that were tried. Buffers are the largest of several products of rows and tokens, so that
-        a straight line between two of them lies above."""
+        """Interpolate between the sizes tried. A buffer is the maximum of several products of rows and tokens, so a
+        straight line between two sizes is an upper bound."""
         by_rows = [_between(CHUNKS, line, chunk) for line in self.compute]
         return int(_between(ROWS, by_rows, rows))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What llama.cpp says of a model. window: of sliding attention that it applies, 0: none. state_bytes: of one
-    sequence. graph: bytes beside the buffers, measured, by CHUNKS: llama.cpp keeps room for the nodes of some
-    architectures by the token."""
+    """llama.cpp's facts about a model."""
 
     recurrent: bool
     can_shift: bool
-    window: int
-    state_bytes: int
-    graph: tuple[int, ...]
+    window: int  # sliding window that it applies; 0: none
+    state_bytes: int  # of one sequence
+    graph: tuple[int, ...]  # measured bytes besides the buffers, by CHUNKS; some architectures need nodes per token
     flash: Counted
     plain: Counted
 
@@ -71,7 +66,7 @@ class Trial:
 
 
 def try_header(file: GGUFFile, spec: ModelSpec) -> Trial:
-    """Raises UnsupportedError for a model that llama.cpp cannot load, or with which it ends the process."""
+    """Try a header. Raises UnsupportedError for a model that llama.cpp cannot load, or that makes it abort."""
     key = _key(file, "header")
     found = _HEADERS.get(key)
     if found is None:
@@ -84,25 +79,26 @@ def try_header(file: GGUFFile, spec: ModelSpec) -> Trial:
 
 
 def try_passes(file: GGUFFile, takes: int) -> None:
-    """Raises UnsupportedError for a model with which llama.cpp ends the process when it runs tokens. takes: bytes."""
+    """Run tokens in a child process of `takes` bytes. Raises UnsupportedError for a model that makes llama.cpp
+    abort."""
     _remembered(file, _key(file, "passes"), "passes", takes)
 
 
 def have_run(file: GGUFFile) -> bool:
-    """Whether `try_passes` went well before."""
+    """Whether `try_passes` succeeded before."""
     return cache.find("trials", _key(file, "passes"), ".json") is not None
 
 
 def shifts_wrongly(file: GGUFFile) -> bool:
-    """Whether RoPE also scales keys, which llama.cpp would scale again whenever it shifts them, or leaves those of some
-    layers as they are, which it would rotate."""
+    """Whether llama.cpp would shift keys wrongly: where RoPE also scales keys, it would scale them again, and where
+    some layers have no RoPE, it would rotate theirs."""
     architecture = file.metadata["general.architecture"]
     scaled = file.metadata.get(f"{architecture}.rope.scaling.type") in ("yarn", "longrope")
     return scaled or "rope_factors_long.weight" in file.tensors or architecture == "smollm3"
 
 
 def known_trial(spec: ModelSpec) -> Trial | None:
-    """Of a model that was tried in this process."""
+    """The trial of a model in this process, or None."""
     return _TRIALS.get(spec)
 
 
@@ -127,7 +123,7 @@ def _remembered(file: GGUFFile, key: str, what: str, takes: int) -> dict[str, An
 
 
 def _ask(file: GGUFFile, what: str, takes: int) -> dict[str, Any]:
-    """What a child process answers that tries the `header` or `passes`, in so much memory."""
+    """The answer of a child process that tries the `header` or `passes`, with `takes` bytes of memory."""
     try:
         with at_full_size(file) as path:
             found: dict[str, Any] = run_child(
@@ -157,7 +153,7 @@ def _key(file: GGUFFile, what: str) -> str:
 
 
 def _between(sizes: tuple[int, ...], values: Any, size: int) -> float:
-    """The value at `size`, on the straight line through its neighbours; beyond the last, through the last two."""
+    """Interpolate linearly at `size`; extrapolate from the last two."""
     if size <= sizes[0]:
         return float(values[0])
     at = min(bisect_right(sizes, size), len(sizes) - 1)

@@ -1,4 +1,4 @@
-"""The process in which llama.cpp tries a header: it may abort."""
+"""The child process in which llama.cpp tries a header, since it may abort."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MIB, _ROUNDING = 1 << 20, 0.005 * (1 << 20)
 
 
 class Listener:
-    """Keeps all of the log, and passes it on."""
+    """Collects the log, and forwards it."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -69,7 +69,7 @@ def try_file(path: str) -> dict[str, Any]:
 
 
 def run_passes(path: str) -> dict[str, Any]:
-    """Runs a chunk and a step. Raises EdgeError."""
+    """Run a chunk and a step. Raises EdgeError."""
     file = read_gguf(Path(path))
     spec = read_spec(file)
     try_header(file, spec)
@@ -104,7 +104,7 @@ def _model(lib: Any, path: str) -> Iterator[Any]:
 
 
 def _bookkeeping(lib: Any, model: Any, chunk: int, path: str) -> int:
-    """Bytes beside the buffers, for the graph of a pass. Each later pass may lay it out a second time."""
+    """Bytes besides the buffers, for the graph of a pass. Each later pass may allocate it a second time."""
     _leave_gap()
     release_free_memory()
     before = memory_use().rss
@@ -113,8 +113,9 @@ def _bookkeeping(lib: Any, model: Any, chunk: int, path: str) -> int:
 
 
 def _leave_gap() -> None:
-    """So that memory is taken from a gap in the heap, as it may be in the run: `calloc` clears that, and thereby makes
-    it resident, but not what is fresh from the system. Which of the two it is depends on all that was freed before."""
+    """Leave a gap in the heap, so that memory comes from there, as it may in the run: `calloc` clears memory from a
+    gap, which makes it resident, unlike fresh memory from the system. Which of the two happens depends on all earlier
+    frees."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)

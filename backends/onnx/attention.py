@@ -1,4 +1,4 @@
-"""Attention of observed queries to the rows of a layer, in NumPy, because ONNX Runtime does not show it.
+"""Attention of observed queries to the rows of a layer, in NumPy, because ONNX Runtime does not expose it.
 
 Its own score output would hold all queries of a chunk against all rows; this holds a few dozen queries of one layer.
 """
@@ -22,13 +22,13 @@ def attention_to(
     cap: float = 0.0,
     window: FloatArray | None = None,
 ) -> FloatArray:
-    """The attention of queries to each row, averaged over the query heads of a group, summed over queries: float32
-    [KV heads, rows].
+    """The attention that each row receives, averaged over the query heads of a group, summed over queries: float32 [KV
+    heads, rows].
 
     rows: stored keys, [KV heads, rows, stored values], scales [KV heads, 1, head]. queries: float32 [heads, n, head],
-    rotated and scaled, those of the last n rows; each sees its own row and those before it. votes: count the queries
-    that pay a row more than the average of what they see. cap: scores become cap · tanh(score / cap), unless it is 0.
-    window: added to scores then, [1, heads or 1, n, rows].
+    rotated and scaled, of the last n rows; each sees its own row and those before it. votes: count the queries that pay
+    a row more than their average instead. cap: soft cap of scores, cap · tanh(score / cap); 0: none. window: a mask
+    added to capped scores, [1, heads or 1, n, rows].
     """
     kv_heads, count, seen = len(rows), queries.shape[1], rows.shape[1]
     queries = queries.reshape(kv_heads, -1, queries.shape[-1])

@@ -1,7 +1,7 @@
-"""Scales of int8 and int4 rows: one per channel, from the keys and values of some hundred tokens.
+"""Calibration of the scales of int8 and int4 rows: one per channel, from the keys and values of some hundred tokens.
 
-RoPE mixes the two values of a pair, so both channels of a key's pair have the largest length of the pair as their
-extreme: it holds at any position.
+RoPE mixes the two values of a pair, so both channels of a key's pair use the largest norm of the pair as their maximum,
+which holds at any position.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Engine(Protocol):
 
 
 def stored_scales(store: OnnxStore, key: str) -> FloatArray | None:
-    """float32 [2, layers, KV heads, 1, head], from the cache folder, or None."""
+    """Scales from the cache folder, float32 [2, layers, KV heads, 1, head], or None."""
     path = cache.find("weights", key, _suffix(store.dtype))
     return None if path is None else np.fromfile(path, np.float32).reshape(store.scales.shape)
 
@@ -52,14 +52,14 @@ def stored_scales(store: OnnxStore, key: str) -> FloatArray | None:
 def calibration_tokens(file: GGUFFile, vocab: int) -> IntArray:
     """The tokens to run, int32 [n]: a text, then random ones.
 
-    Call it before the model is loaded: it loads a tokenizer, whose memory is free again afterwards.
+    Call it before the model is loaded: it loads a tokenizer, whose memory is freed afterwards.
     """
     drawn = np.random.default_rng(1).integers(0, vocab, _RANDOM).astype(np.int32)
     return np.concatenate([Tokenizer(file).encode(TEXT)[:_MOST], drawn])
 
 
 def find_scales(engine: Engine, key: str, tokens: IntArray) -> FloatArray:
-    """Measure scales and keep them in the cache folder."""
+    """Measure scales and store them in the cache folder."""
     scales = _measure(engine, tokens)
     cache.find_or_make(
         "weights", key, _suffix(engine.kv.store.dtype), lambda target: _write(scales, target),
@@ -77,9 +77,9 @@ def _suffix(dtype: str) -> str:
 
 
 def _measure(engine: Engine, tokens: IntArray) -> FloatArray:
-    """Run the engine itself, so that nothing else is loaded, until the scales settle.
+    """Run the engine itself, so that nothing else is loaded, until the scales converge.
 
-    Rows that were rounded with bad scales disturb the layers above, so scales settle layer by layer.
+    Rows rounded with bad scales disturb the layers above, so scales converge layer by layer.
     """
     store, spec = engine.kv.store, engine.spec
     store.scales[:] = _FIRST_GUESS / LARGEST[store.dtype]
@@ -94,7 +94,7 @@ def _measure(engine: Engine, tokens: IntArray) -> FloatArray:
 
 def _scales_after(engine: Engine, tokens: IntArray) -> FloatArray:
     """Scales from the rows of these tokens, computed with the present scales. Raises EngineError if rows are not
-    finite: such scales must not be kept."""
+    finite."""
     kv, spec = engine.kv, engine.spec
     most = np.zeros((2, spec.layers, spec.kv_heads, spec.head_dim), np.float32)
     step = min(_AT_ONCE, engine.config.chunk, kv.capacity)
@@ -112,7 +112,7 @@ def _scales_after(engine: Engine, tokens: IntArray) -> FloatArray:
 
 
 def _extremes(shown: FloatArray, kv_heads: int, head: int) -> FloatArray:
-    """The largest length of each pair of keys, the largest |value|: [2, layers, KV heads, head]."""
+    """The largest norm of each pair of keys, and the largest |value|: [2, layers, KV heads, head]."""
     layers, count, _ = shown.shape
     both = shown[:, :, -2 * kv_heads * head :].reshape(layers, count, 2, kv_heads, head)
     keys, values = np.abs(both[:, :, 0]).max(axis=1), np.abs(both[:, :, 1]).max(axis=1)

@@ -1,8 +1,8 @@
-"""Passes of the graph of `graph/builder.py`, whose sizes are free: all arrays lie in our memory, bound by pointer."""
+"""Passes of the graph of `graph/builder.py`, whose sizes are variable: all arrays lie in our memory, bound by
+pointer."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from edge.types import FloatArray, IntArray
 
 
 class DynamicPasses:
-    """Passes protocol over one session, which `open` gives it."""
+    """The Passes protocol over one session, given to `open`."""
 
     def __init__(
         self, spec: ModelSpec, network: Network, config: EngineConfig, kv: HeadKV[OnnxStore], windows: Windows
@@ -75,14 +75,11 @@ class DynamicPasses:
         """Queries, keys and values before RoPE of the last pass, float32 [layers, count, all heads]."""
         return self._qkv[:, :count]
 
-    def end_trace(self) -> Path:
-        return Path(self._session.end_profiling())
-
     def close(self) -> None:
         self._session, self._step_binding = None, ((0, 0, 0, 0), None)
 
     def _binding(self, count: int, wanted: int, shown: int) -> Any:
-        """The binding of a pass's arrays. The last one is kept: in decode, the shape is always the same."""
+        """The binding of a pass's arrays. The last one is cached: in decode, shapes repeat."""
         shape = (count, wanted, shown)
         if self._step_binding[0] != (*shape, self._kv.capacity):
             self._step_binding = ((*shape, self._kv.capacity), self._make_binding(*shape))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 
 from edge.backends.base import EngineConfig
 from edge.backends.checks import check_positions, check_tokens
 from edge.backends.head_kv import HeadKV
-from edge.backends.onnx import CAPABILITIES, NAME
+from edge.backends.onnx import ENGINE
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
 from edge.backends.onnx.dynamic import DynamicPasses
 from edge.backends.onnx.inputs import Windows
@@ -39,15 +38,14 @@ _EMULATED_PARAMETERS = 7e6  # per second: a token of SmolLM2-135M takes QNN's em
 
 
 class OnnxEngine:
-    """Engine protocol over one session. The KV cache, tokens and logits lie in NumPy arrays that it works on."""
+    """The Engine protocol over one session. KV cache, tokens and logits lie in NumPy arrays that the session
+    accesses."""
 
-    capabilities = CAPABILITIES
+    capabilities = ENGINE.CAPABILITIES
 
     def __init__(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None,
-        *, trace: Path | None = None,
-    ) -> None:  # fmt: skip
-        """trace: see `open_session`; `end_trace` must be called, then."""
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
+    ) -> None:
         self.spec, self.config = spec, config
         provider = find_provider(config.provider).compiling_for(chip_of(spec))
         files = find_model_files(file, spec, progress)
@@ -64,7 +62,7 @@ class OnnxEngine:
             ringed = OnnxStore(spec, dtype, ring_rows, kinds.ringed, self._scales, observes=False, rows=ring_rows)
             ring = Ring(ringed, kinds.ringed, kinds.window)
         store = OnnxStore(spec, dtype, config.capacity, kinds.whole, self._scales, observes=config.observes, rows=rows)
-        key = f"{NAME}:{files.key}:{dtype}" + (f":{provider.name}" if form else "")
+        key = f"{ENGINE.NAME}:{files.key}:{dtype}" + (f":{provider.name}" if form else "")
         self._kv = HeadKV(store, kinds.whole, spec.kv_heads, rope, key, config.pinned, ring)
         self._windows = Windows(network.windows, spec.heads, spec.kv_heads)
         self._observed = 0
@@ -92,7 +90,7 @@ class OnnxEngine:
         scales = stored_scales(store, files.key) if quantized else None
         tokens = calibration_tokens(file, spec.vocab) if quantized and scales is None else None
         graph = find_graph(file, spec, files, dtype, config.observes)
-        self._passes.open(open_session(graph, files.folder, provider, config.threads, trace=trace))
+        self._passes.open(open_session(graph, files.folder, provider, config.threads))
         if quantized:
             self._scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
             self._kv.settings += f":{zlib.crc32(self._scales.tobytes())}"
@@ -114,24 +112,20 @@ class OnnxEngine:
 
     def forward(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.expect(tokens.size)
+        self._kv.announce(tokens.size)
         for part, shown in self._pieces(tokens, self.config.chunk):
             self._run(part, wanted=1, shown=shown)
         return np.asarray(self._passes.logits[0])
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.expect(tokens.size)
+        self._kv.announce(tokens.size)
         logits, done = np.empty((tokens.size, self.spec.vocab), np.float32), 0
         for part, shown in self._pieces(tokens, min(self._passes.most_logits, self.config.chunk)):
             self._run(part, wanted=part.size, shown=shown)
             logits[done : done + part.size] = self._passes.logits[: part.size]
             done += part.size
         return logits
-
-    def end_trace(self) -> Path:
-        """The file with the times of all nodes so far; nothing more is written to it."""
-        return self._passes.end_trace()
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
@@ -141,13 +135,14 @@ class OnnxEngine:
             store.close()
 
     def run_shown(self, tokens: IntArray) -> FloatArray:
-        """Run at most MOST_OBSERVED tokens; queries, keys and values before RoPE, float32 [layers, n, all heads]."""
+        """Run at most MOST_OBSERVED tokens; return queries, keys and values before RoPE, float32 [layers, n, all
+        heads]."""
         assert isinstance(self._passes, DynamicPasses)
         self._run(tokens, wanted=1, shown=tokens.size)
         return self._passes.shown(tokens.size)
 
     def _pieces(self, tokens: IntArray, step: int) -> Iterator[tuple[IntArray, int]]:
-        """Pieces that run at once, with the number of observed tokens at the end of each, which is bounded."""
+        """Pieces that run at once, with the bounded number of observed tokens at the end of each."""
         # Once heads keep different rows, each needs a window's mask of its own, which takes memory.
         alike = self._kv.alike or self._kv.ring or not self._windows.layers
         step = min(step, self._passes.most if alike else MOST_OBSERVED)

@@ -1,9 +1,9 @@
-"""A folder that `edge convert` made, checked before ONNX Runtime loads it.
+"""Checks of a folder that `edge convert` made, before ONNX Runtime loads it.
 
-A graph is a program, and whoever sends a folder can seal any graph with a hash of their own. So edge makes the graph
-again from the header, which its own readers have checked, and the folder's must be the same, byte by byte: no operator,
-attribute, shape or place of weights is left that our writer would not have chosen, and ONNX Runtime allocates what the
-plan counted. Hashes tell damage of the numbers, which no graph can tell.
+A graph is a program, and a folder's author can seal any graph with a matching hash. So edge regenerates the graph from
+the header, which its own readers have checked, and the folder's must be identical, byte by byte: it contains no
+operator, attribute, shape or place of weights that our writer would not have chosen, and ONNX Runtime allocates what
+the plan counted. Hashes detect damage to the weights, which a graph cannot reveal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edge.storage.fingerprint import fingerprint
 
 def check_folder(file: GGUFFile, spec: ModelSpec) -> Layout:
     """The layout of the folder's data file. Raises UnsupportedError for models that the graph cannot express,
-    ModelFormatError if the data file is not as long as that."""
+    ModelFormatError if the data file is shorter than the layout."""
     folder, manifest = _opened(file)
     layout = make_layout(file, spec, Method("", forms=_forms(folder, file, spec, manifest)))
     if layout.nbytes != manifest.files[WEIGHTS].bytes:
@@ -37,8 +37,10 @@ def check_folder(file: GGUFFile, spec: ModelSpec) -> Layout:
 
 
 def folder_graph(file: GGUFFile, spec: ModelSpec, layout: Layout, kv_dtype: str, observed: bool) -> bytes:
-    """The graph for these rows, made here from the folder's layout and compared with the folder's. Raises
-    ModelFormatError, and UnsupportedError if the folder has none."""
+    """The graph for this KV dtype, regenerated from the folder's layout and compared with the folder's.
+
+    Raises ModelFormatError, and UnsupportedError if the folder has none.
+    """
     folder, manifest = _opened(file)
     graph = make_graph(layout, spec, find_network(spec), kv_dtype, observed, WEIGHTS)
     name = manifest.graph(kv_dtype, observed)
@@ -57,9 +59,9 @@ def folder_graph(file: GGUFFile, spec: ModelSpec, layout: Layout, kv_dtype: str,
 
 
 def folder_key(file: GGUFFile, progress: Callable[[float], None] | None = None) -> str:
-    """32 hexadecimal digits of everything that a pass depends on, after a check of the weights.
+    """A hash, 32 hexadecimal digits, of everything that a pass depends on, after a check of the weights.
 
-    They are a hash of the files themselves, not of the hashes that the folder states. Raises ModelFormatError.
+    It is computed from the files themselves, not from the hashes that the folder states. Raises ModelFormatError.
     """
     folder, manifest = _opened(file)
     weights = fingerprint(folder / WEIGHTS, progress).sha256

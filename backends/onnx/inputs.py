@@ -1,4 +1,4 @@
-"""What a pass is given beside tokens and rows: rotary angles of the positions, masks of sliding windows.
+"""Inputs of a pass besides tokens and rows: RoPE angles, and masks of sliding windows.
 
 ONNX Runtime's own windows count rows, but ours lie in any order, with gaps. So a pass adds a mask of 0 and −inf to
 each token's scores.
@@ -20,7 +20,7 @@ _HIDDEN = np.float32(-np.inf)
 
 
 class Windows:
-    """sizes: [layers], positions that a token sees; 0: all."""
+    """Masks of sliding windows. sizes: [layers], positions that a token sees; 0: all."""
 
     def __init__(self, sizes: Sequence[int], heads: int, kv_heads: int) -> None:
         self._sizes, self._kv_heads, self._group = sizes, kv_heads, heads // kv_heads
@@ -29,9 +29,7 @@ class Windows:
     def added(self, positions: AnyArray, count: int, dtype: str = "float32") -> dict[int, FloatArray]:
         """The masks of the last `count` of these rows, by layer: [1, heads or 1, count, rows].
 
-        Layers that see the same rows share an array.
-
-        positions: by physical row, from `HeadKV.rope_positions`.
+        Layers that see the same rows share an array. positions: by physical row, from `HeadKV.rope_positions`.
         """
         if not self.layers:
             return {}
@@ -59,7 +57,7 @@ class AngleTables:
         self._from = self._known = 0
 
     def row(self, count: int) -> int:
-        """The row at which the tables have the next `count` positions."""
+        """The row of the tables where the next `count` positions begin."""
         first = self._kv.next_rope_position
         if self._rotation is not self._kv.rope.rotation:
             self._rotation, self._known = self._kv.rope.rotation, 0

@@ -1,6 +1,6 @@
-"""The ONNX engine's memory of KV rows: NumPy arrays that ONNX Runtime reads and writes.
+"""The ONNX engine's store of KV rows: NumPy arrays that ONNX Runtime reads and writes.
 
-Attention does not depend on the order in which rows lie.
+Attention does not depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 
 def row_bytes(spec: ModelSpec, dtype: str) -> int:
-    """Bytes of a token in one layer."""
+    """Bytes of a token's row in one layer."""
     width = row_values(spec.head_dim, dtype) * np.dtype(NUMPY_TYPE[dtype]).itemsize
     return 2 * spec.kv_heads * width
 
 
 class OnnxStore:
-    """RowStore protocol over some layers, which have equally many rows in all heads.
+    """The RowStore protocol over some layers, with the same number of rows in all heads.
 
     array: keys and values, [2, own layers, KV heads, capacity, stored values]. scales: of int8 and int4 rows of all
     layers, float32 [2, layers, KV heads, 1, head]. paid: attention by physical row, float32 [own layers, KV heads,
-    capacity or 0]. rows: that lie in memory where a graph says how many, whatever the capacity is; None: as many.
+    capacity or 0]. rows: allocated rows where a static graph fixes them, independent of the capacity; None: the
+    capacity.
     """
 
     level = True
@@ -77,16 +78,16 @@ class OnnxStore:
                     array[heads, targets] = array[heads, sources]
 
     def share_out(self) -> None:
-        """All heads have equally many rows."""
+        """Does nothing: all heads have the same number of rows."""
 
     def place(self, lists: RowLists) -> None:
-        """`Windows` asks for positions at every pass."""
+        """Does nothing: `Windows` reads positions at every pass."""
 
     def clear(self) -> None:
-        """Rows that are not in use are not read."""
+        """Does nothing: unused rows are not read."""
 
     def shrink(self, capacity: int) -> None:
-        """The same memory with fewer rows per head; the pages behind them return to the system."""
+        """Reduce the rows per head within the same memory, and return the freed pages to the system."""
         if self.fixed:
             self.paid, self.capacity = self.paid[:, :, :capacity].copy(), capacity
             return
@@ -131,7 +132,7 @@ class OnnxStore:
         self.array = self.array[:, :, :, :0].copy()
 
     def _keys(self, head: int | None) -> tuple[AnyArray, FloatArray]:
-        """Stored keys and their scales: of one head [capacity, …], or of all [heads, capacity, …]. Keys are a view."""
+        """Stored keys, a view, and their scales: of one head [capacity, …], or of all [heads, capacity, …]."""
         stored = self.array[0].reshape(len(self.lengths), *self.array.shape[3:])
         scales = self.scales[0, self.layers].reshape(len(self.lengths), 1, -1)
         return (stored, scales) if head is None else (stored[head], scales[head])

@@ -1,8 +1,9 @@
-"""The memory of the ONNX engine: counted where possible, otherwise measured."""
+"""The ONNX engine's memory: counted where possible, otherwise measured."""
 
 from __future__ import annotations
 
-from edge.backends.base import EngineConfig, Footprint
+from edge.backends.base import EngineConfig
+from edge.backends.counts import Footprint
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum
 from edge.backends.onnx.kv import row_bytes
 from edge.backends.onnx.npu.form import find_form, graph_bytes
@@ -63,8 +64,8 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
 
 
 def _count_static(spec: ModelSpec, config: EngineConfig, form: StaticForm) -> Footprint:
-    """Of the host's process. An NPU's driver keeps the context, the weights and the operators of two graphs; it is
-    counted here, since on these devices both share one memory."""
+    """The footprint of static graphs. The context of an NPU's driver, with weights and operators of two graphs, is
+    included, since host and NPU share one memory on these devices."""
     kinds, float_bytes = LayerKinds.of(find_network(spec).windows), 4
     heads, fixed = len(kinds.whole) * spec.kv_heads, row_bytes(spec, form.kv_dtype) * len(kinds.ringed) * form.ring_rows
     kv = row_bytes(spec, form.kv_dtype) * len(kinds.whole) * form.rows + fixed

@@ -1,4 +1,4 @@
-"""The ONNX files of a model: a folder's, or those of a GGUF file, which is converted once."""
+"""The ONNX files of a model: a folder's, or those converted once from a GGUF file."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ _WEIGHTS_SUFFIX = ".onnx.data"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Weights: the file `data` of `folder`, as `layout` says. key: what a saved KV state depends on."""
+    """The files of a model. Weights lie in the file `data` of `folder`, as `layout` says."""
 
     layout: Layout
     folder: Path
     data: str
-    key: str
+    key: str  # everything that a saved KV state depends on
 
 
 def find_model_files(file: GGUFFile, spec: ModelSpec, progress: Callable[[float], None] | None = None) -> ModelFiles:
-    """Raises CacheError if the cache folder cannot be written, ModelFormatError if weights are not numbers or a folder
-    is not edge's, UnsupportedError for models that the graph cannot express."""
+    """Find a model's files, or convert them.
+
+    Raises CacheError if the cache folder cannot be written, ModelFormatError if weights are not finite or a folder is
+    not edge's, UnsupportedError for models that the graph cannot express.
+    """
     if file.folder is not None:
         return ModelFiles(check_folder(file, spec), file.folder, WEIGHTS, folder_key(file, progress))
     layout, found = make_layout(file, spec), fingerprint(file.path)
@@ -50,15 +53,15 @@ def find_model_files(file: GGUFFile, spec: ModelSpec, progress: Callable[[float]
 
 
 def find_graph(file: GGUFFile, spec: ModelSpec, files: ModelFiles, kv_dtype: str, observed: bool) -> bytes:
-    """The graph for these rows. Raises UnsupportedError for a folder without it, ModelFormatError for a folder that has
-    another one."""
+    """The graph for this KV dtype. Raises UnsupportedError for a folder without it, ModelFormatError if the folder's
+    differs."""
     if file.folder is not None:
         return folder_graph(file, spec, files.layout, kv_dtype, observed)
     return make_graph(files.layout, spec, find_network(spec), kv_dtype, observed, files.data)
 
 
 def _key(file: GGUFFile, found: Fingerprint) -> str:
-    """A hash of the model and of the code that converts it."""
+    """A hash of the model and of the converting code."""
     digest = hashlib.sha256(repr((list(file.tensors.values()), found.sha256)).encode())
     for source in (*sorted(_GRAPH.glob("*.py")), Path(blocks.__file__)):
         digest.update(source.read_bytes())

@@ -1,6 +1,6 @@
-"""Attention of observed queries, computed for dozens together when it is read or before rows move.
+"""Batches attention scores of observed queries until they are read or rows move.
 
-That takes a fraction of the time that each on its own would: the keys are read once.
+A batch of dozens takes a fraction of the time of single queries: the keys are read once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Observer:
             self._votes = votes
 
     def add(self, queries: FloatArray) -> None:
-        """Those of the last tokens that ran, before RoPE: float32 [layers, n, heads · head], n at most `most`."""
+        """Add the queries, before RoPE, of the last tokens that ran: float32 [layers, n, heads · head], n at most
+        `most`."""
         count, length = queries.shape[1], self._kv.length
         if self._count and (self._end != length - count or self._count + count > self._queries.shape[1]):
             self.settle()
@@ -41,7 +42,7 @@ class Observer:
         self._count, self._end = new.stop, length
 
     def settle(self) -> None:
-        """Add the waiting queries' attention to each row's."""
+        """Add the waiting queries' attention to the rows' totals."""
         count, kv, store, self._count = self._count, self._kv, self._kv.store, 0
         if not count:
             return

@@ -1,9 +1,9 @@
-"""Execution providers: what ONNX Runtime runs a graph on.
+"""ONNX Runtime's execution providers, which run graphs on CPUs, GPUs and NPUs.
 
-Some are built into it. Others are plugins, in packages of their own (`onnxruntime_qnn`, …), which say where their
-library lies and what their providers are called; they are registered when one is asked for.
+Some are built in. Others are plugins, in packages of their own (`onnxruntime_qnn`, …), which name their library and
+providers; they are registered on demand.
 
-NPUs are static: a compiler of the vendor's makes a context of a graph, and wants every size fixed (graph/static.py).
+NPUs are static: a vendor's compiler makes a context of a graph, and needs every size fixed (graph/static.py).
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ _EMULATED = (57, "75")  # soc_model and htp_arch of the Snapdragon 8 Gen 3, unle
 
 @dataclass(frozen=True)
 class Provider:
-    """name: as `--provider` says it. ort_name: ONNX Runtime's. devices: of a plugin, `OrtEpDevice`s. options: of these
-    devices. static: it runs graphs of fixed sizes. emulated: it computes on the CPU what an NPU would."""
+    """An execution provider."""
 
-    name: str
-    ort_name: str
-    devices: tuple[Any, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
-    static: bool = False
-    emulated: bool = False
+    name: str  # as for `--provider`
+    ort_name: str  # ONNX Runtime's name
+    devices: tuple[Any, ...] = ()  # a plugin's `OrtEpDevice`s
+    options: Mapping[str, str] = field(default_factory=dict)  # of these devices
+    static: bool = False  # runs graphs of fixed sizes
+    emulated: bool = False  # computes on the CPU in place of an NPU
 
     def compiling_for(self, npu: Npu | None) -> Provider:
-        """With the options by which a compiler knows the chip; None: this device's own, or the one to emulate."""
+        """The provider with the compiler's options for a chip; None: this device's own, or the one to emulate."""
         if self.name != "qnn" or (npu is None and not self.emulated):
             return self
         soc, arch = (npu.soc, npu.arch) if npu else _EMULATED
@@ -54,16 +53,16 @@ STATIC_CPU = Provider("cpu-static", CPU.ort_name, static=True)
 
 
 def is_static(name: str | None) -> bool:
-    """Whether this provider runs graphs of fixed sizes. Raises as `find_provider` does, but for names of providers that
-    are known to be: these need not be installed."""
+    """Whether this provider runs graphs of fixed sizes. Raises as `find_provider`, except for known static providers,
+    which need not be installed."""
     if name is None or name.lower() == CPU.name:
         return False
     return name.lower() in _STATIC or find_provider(name).static
 
 
 def find_provider(name: str) -> Provider:
-    """The execution provider that `--provider` calls so. Raises InputError, MissingExtraError, EngineError if a plugin
-    cannot be loaded."""
+    """The execution provider of this `--provider`. Raises InputError, MissingExtraError, EngineError if a plugin cannot
+    be loaded."""
     import onnxruntime
 
     if (name := name.lower()) == STATIC_CPU.name:
@@ -79,7 +78,7 @@ def find_provider(name: str) -> Provider:
 
 
 def provider_names() -> list[str]:
-    """All that can be asked for here."""
+    """All providers available here."""
     import onnxruntime
 
     return sorted({*map(_short, onnxruntime.get_available_providers()), STATIC_CPU.name, *_plugin_names()})
@@ -91,7 +90,7 @@ def _short(ort_name: str) -> str:
 
 @cache
 def _plugin_names() -> dict[str, str]:
-    """Providers of the installed plugins, and the modules of these. No other module is imported."""
+    """Providers of installed plugins, with their modules. No other module is imported."""
     from importlib.metadata import packages_distributions
 
     found = {}
@@ -105,7 +104,7 @@ def _plugin_names() -> dict[str, str]:
 
 @cache
 def _plugin(module: str, name: str) -> Provider:
-    """Registered, with its devices: NPUs if there are any, else all."""
+    """Register a plugin; use its NPUs if there are any, else all devices."""
     import onnxruntime
 
     package = import_module(module)
@@ -127,7 +126,7 @@ def _plugin(module: str, name: str) -> Provider:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Raise ONNX Runtime's exceptions as EngineErrors."""
+    """Convert ONNX Runtime's exceptions into EngineErrors."""
     try:
         yield
     except Exception as error:  # some of its errors are RuntimeErrors, the others share no base class

@@ -1,4 +1,4 @@
-"""How ONNX Runtime stores rows of keys and values: floats, or whole numbers with a scale for every channel.
+"""ONNX Runtime's storage of KV rows: floats, or integers with a scale per channel.
 
 int8: quant · scale. int4: (quant − 8) · scale, two in a byte, the first low.
 """
@@ -14,17 +14,17 @@ LARGEST = {"int8": 127, "int4": 7}  # quantized value
 
 
 def row_values(head: int, dtype: str) -> int:
-    """Stored values of a row of one head."""
+    """Stored values per row of one head."""
     return head // 2 if dtype == "int4" else head
 
 
 def load_rows(stored: AnyArray, scales: FloatArray, dtype: str) -> FloatArray:
-    """Stored rows [..., n, width] as float32 [..., n, head]; scales [..., 1, head]. A view of them if they are that."""
+    """Dequantize rows [..., n, width] to float32 [..., n, head]; scales [..., 1, head]. A view if rows are float32."""
     return stored if dtype == "f32" else unscaled(stored, dtype) * (scales if dtype in LARGEST else np.float32(1))
 
 
 def unscaled(stored: AnyArray, dtype: str) -> FloatArray:
-    """Stored rows as float32, without their scales: whole numbers."""
+    """Stored rows as float32 without scales: integral values."""
     if dtype == "int4":
         both = np.stack([stored & 15, stored >> 4], axis=-1).astype(np.float32) - np.float32(8)
         return np.asarray(both.reshape(*stored.shape[:-1], -1))

@@ -1,4 +1,4 @@
-"""ONNX Runtime's sessions: options for speed and size, memory bound by pointer."""
+"""ONNX Runtime's sessions: options for speed and size, and memory bound by pointer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from edge.types import AnyArray
 
 
 def open_session(
-    graph: bytes | Path, folder: Path | None, provider: Provider, threads: int, *, trace: Path | None = None,
+    graph: bytes | Path, folder: Path | None, provider: Provider, threads: int, *,
     entries: Mapping[str, str] | None = None,
 ) -> Any:  # fmt: skip
-    """graph: a serialized model, whose weights lie in files of `folder`, or its file, beside which they lie. trace: the
-    beginning of the names of the files into which ONNX Runtime writes the times of nodes. entries: of the session's
-    configuration.
+    """Open a session.
+
+    graph: a serialized model, whose weights lie in files of `folder`, or its file, beside which they lie. entries: of
+    the session's configuration.
 
     Raises EngineError if it cannot load the model, InputError if the folder's path is not Unicode.
     """
@@ -37,8 +38,6 @@ def open_session(
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", utf8_path(folder))
     for name, value in (entries or {}).items():
         options.add_session_config_entry(name, value)
-    if trace:
-        options.enable_profiling, options.profile_file_prefix = True, str(trace)
     given = utf8_path(graph) if isinstance(graph, Path) else graph
     with explained(f"{folder or provider.name}: ONNX Runtime cannot load it"), _without_output(provider):
         if provider.devices:
@@ -53,7 +52,7 @@ def open_session(
 
 @contextmanager
 def _without_output(provider: Provider) -> Iterator[None]:
-    """QNN's emulator writes a line to standard output when it is first used."""
+    """Suppress a line that QNN's emulator writes to standard output on first use."""
     if not provider.emulated:
         yield
         return
@@ -72,6 +71,6 @@ def _without_output(provider: Provider) -> Iterator[None]:
 def bind(
     binding: Any, name: str, array: AnyArray, *, output: bool = False, shape: tuple[int, ...] | None = None
 ) -> None:
-    """Let an input or output of a session lie in the memory of an array, which must outlive the binding."""
+    """Bind an input or output of a session to the memory of an array, which must outlive the binding."""
     to = binding.bind_output if output else binding.bind_input
     to(name, "cpu", 0, array.dtype.type, list(array.shape if shape is None else shape), array.ctypes.data)

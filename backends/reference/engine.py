@@ -12,6 +12,7 @@ from edge.backends.reference.attention import attention
 from edge.backends.reference.context import At
 from edge.backends.reference.delta_net import delta_net
 from edge.backends.reference.dense import dense
+from edge.backends.reference.experts import experts
 from edge.backends.reference.functions import rms, soft_cap
 from edge.backends.reference.kv import ReferenceKV
 from edge.backends.reference.per_layer_input import make_inputs, per_layer_input
@@ -19,7 +20,7 @@ from edge.backends.reference.short_convolution import short_convolution
 from edge.backends.reference.weights import UNWARNED
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, DeltaNet, Dense, PerLayerInput, ShortConvolution
+from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network
@@ -28,7 +29,7 @@ from edge.types import FloatArray, IntArray
 NAME = "reference"
 CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False, lora=True)
 CORES: dict[type, Callable[..., FloatArray]] = {
-    Attention: attention, Dense: dense, DeltaNet: delta_net, ShortConvolution: short_convolution,
+    Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, ShortConvolution: short_convolution,
     PerLayerInput: per_layer_input,
 }  # fmt: skip
 
@@ -73,7 +74,7 @@ class ReferenceEngine:
         if not self.weights:
             raise EngineError("the engine is closed")
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
-        self.kv.expect(tokens.size)
+        self.kv.announce(tokens.size)
         chunks = [tokens[at : at + self.config.chunk] for at in range(0, tokens.size, self.config.chunk)]
         return np.concatenate([self._run_chunk(chunk) for chunk in chunks])
 
@@ -95,12 +96,13 @@ class ReferenceEngine:
         return np.asarray(x + self.weights["position_embd"][positions] if self.network.learned_positions else x)
 
     def run_core(self, block: Block, at: At, x: FloatArray) -> FloatArray:
-        """From the block's normalised rows, [n, hidden], to the input of its output projection, [n, width]."""
+        """From the block's normalised rows, [n, hidden], to the input of its output projection, [n, width]; experts
+        have projected already."""
         return CORES[type(block.core)](self, block.core, at, x)
 
     def add(self, x: FloatArray, block: Block, at: At, inner: FloatArray) -> FloatArray:
         """Add what a core's output projection makes of `inner` to the hidden states."""
-        added = self.project(inner, at, block.core.output)
+        added = inner if isinstance(block.core, Experts) else self.project(inner, at, block.core.output)
         if block.post_norm:
             added = self.norm(added, at.name(block.post_norm))
         total = np.asarray(x + added * np.float32(block.scale))

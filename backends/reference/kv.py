@@ -6,9 +6,10 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, KVState, RewindError, state_key
+from edge.backends.base import EngineConfig
 from edge.backends.checks import check_capacity, check_range, check_rows, check_state
 from edge.backends.fixed_state import FixedState
+from edge.backends.kv_cache import KVState, RewindError, state_key
 from edge.backends.rope import CacheRope, Rotation
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
@@ -35,7 +36,7 @@ class ReferenceKV:
         self._positions = np.zeros(config.capacity, np.int32)
         self._length = 0
         self.rope = CacheRope(file, network, config.capacity, halves=network.halves)
-        self._make_key = partial(state_key, name, file, spec, config)
+        self._make_key = partial(state_key, name, file, spec, config.kv_dtype)
         self.lora = ""  # names the adapters
 
     @property
@@ -59,7 +60,7 @@ class ReferenceKV:
     def foresight(self) -> int:
         return self.rope.foresight(self.next_position)
 
-    def expect(self, count: int) -> None:
+    def announce(self, count: int) -> None:
         if self.rope.is_outgrown_by(self.next_position + count):
             self._rotate(self.rope.lengthen(self._length), self.positions)
 

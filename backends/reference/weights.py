@@ -17,10 +17,12 @@ UNWARNED = np.errstate(all="ignore")  # damaged weights give values that are not
 def read_weights(
     file: GGUFFile, sources: Mapping[str, Source], progress: Callable[[float], None] | None = None
 ) -> dict[str, FloatArray]:
-    """Tensors in float32, matrices [rows, columns], by the names that `find_tensors` gives them."""
+    """Tensors in float32, matrices [rows, columns], by the names that `find_tensors` gives them; those of experts lie
+    one behind the other."""
     weights: dict[str, FloatArray] = {}
     for done, (name, source) in enumerate(sources.items(), start=1):
-        weights[name] = _dequantize(file, source.tensor)[source.index].copy()
+        values = _dequantize(file, source.tensor)
+        weights[name] = values[None] if source.is_row else values[source.index].copy()
         if progress:
             progress(done / len(sources))
     return weights
@@ -32,12 +34,11 @@ def _dequantize(file: GGUFFile, name: str) -> FloatArray:
     from gguf.quants import dequantize
 
     info = file.tensors[name]
-    rows = int(np.prod(info.shape[1:], dtype=np.int64))
-    data = file.tensor_bytes(info).reshape(rows, -1)
+    data = file.tensor_bytes(info).reshape(info.elements // info.shape[0], -1)
     try:
         values = dequantize(data, GGMLQuantizationType(info.type_id))
     except NotImplementedError:
         raise UnsupportedError(
             f"the reference engine cannot read {info.type} ({name}): use --backend=llamacpp"
         ) from None
-    return np.asarray(values, np.float32).reshape(tuple(reversed(info.shape)))
+    return np.asarray(values, np.float32).reshape((-1, info.shape[0]) if info.rows < info.elements else -1)

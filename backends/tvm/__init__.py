@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import (
-    Capabilities,
-    EngineConfig,
-    Footprint,
-    LoadProgress,
-    MostRows,
-    Operator,
-    Tuned,
-    all_positions,
-)
+from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
 from edge.backends.checks import check_cores, usual_cores
-from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
+from edge.backends.counts import Footprint, Tuned
+from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Core
@@ -25,16 +17,7 @@ from edge.model.spec import ModelSpec
 if TYPE_CHECKING:
     from edge.backends.tvm.engine import NativeEngine
 
-NAME = "cpu"
 KV_DTYPES = ("f16", "int8", "int4", "f32")  # f32 is the exact mode: float32 activations too, for tests
-CAPABILITIES = Capabilities(
-    "head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, tunable=True, lora=True
-)
-EFFICIENCY = Efficiency(
-    {"integers": Weights(0.93, 4.6, 0.57), "floats": Weights(0.93, 1.4)},
-    {"f16": Rows(0.60, 1.8), "int8": Rows(0.55, 1.8), "int4": Rows(0.27, 1.6)},
-    step_s=20e-6,
-)
 
 # Bytes for each row of a head: its physical row and position, and scratch of the policy.
 _BOOKKEEPING = 12 + 36
@@ -52,177 +35,161 @@ _PACKING_BYTES = 64 << 20  # of packing weights, beside those that are mapped th
 _LOADING = 0.5  # of the progress of `operators`
 
 
-def check_installed() -> None:
-    """A device without TVM runs passes that were compiled elsewhere; `check_supported` looks for the model's."""
-    from edge.backends.tvm.compiler.compiled import is_installed
-    from edge.storage.cache import entries
+class CPU(Backend):
+    """The native engine, on CPUs."""
 
-    if not is_installed() and not entries("kernels"):
-        raise MissingExtraError("apache-tvm", "tvm")
-
-
-def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """The engine needs an architecture with a network, block types with kernels, and a CPU among its targets."""
-    from edge.backends.tvm.compiler.compiled import is_compiled, is_installed
-    from edge.backends.tvm.design import Design
-    from edge.backends.tvm.packing.layout import make_layout
-    from edge.backends.tvm.targets import choose_target, with_tuning
-    from edge.backends.tvm.tuning.lookup import find_tuned
-
-    layout, target = make_layout(file, spec), choose_target()
-
-    def is_there(kv_dtype: str) -> bool:
-        found = find_tuned(spec, kv_dtype)
-        return is_compiled(Design.of(layout, kv_dtype, with_tuning(target, found.values if found else {})))
-
-    if not is_installed() and not any(map(is_there, KV_DTYPES)):
-        raise MissingExtraError("apache-tvm", "tvm")
-
-
-def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
-    """The engine needs block types with kernels; `export.py` checks the device's CPU."""
-    from edge.backends.tvm.packing.layout import make_layout
-
-    if system not in ("linux", "android", "ios", "web"):
-        how = "runs on macos in exported apps only" if system == "macos" else f"does not run on {system} yet"
-        raise UnsupportedError(f"the cpu engine {how}: use --backend=llamacpp")
-    make_layout(file, spec)
-
-
-def supports(core: Core) -> str | None:
-    from edge.backends.tvm.packing.shape import supports
-
-    return supports(core)
-
-
-def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
-    return "floats" if weight_type in FLOATS else "integers"
-
-
-def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
-    return all_positions(spec)
-
-
-def keeps_all(spec: ModelSpec) -> str | None:
-    return None
-
-
-def can_repack(spec: ModelSpec) -> bool:
-    return False
-
-
-def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
-    """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
-    from edge.backends.ring import LayerKinds
-    from edge.backends.row_lists import pinned_bytes
-    from edge.backends.tvm.adapters import adapter_bytes, padded_rank
-    from edge.backends.tvm.cpu.arguments import make_scratch
-    from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
-    from edge.backends.tvm.kv.regions import TILE, make_regions
-    from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
-    from edge.backends.tvm.packing.shape import Shape, round_up
-    from edge.backends.tvm.targets import choose_target, with_tuning
-    from edge.model.tensors import find_network
-
-    shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
-    network = find_network(spec)
-    if config.lora_rank:
-        check_cores("cpu engine with adapters", spec, usual_cores)
-    kinds = LayerKinds.of(network.windows, network.rowless)
-    core, apart = shape.attention, shape.ringed.kv_heads if shape.apart else 0
-    regions, rings = make_regions(kinds, core.kv_heads, config, spec.context, apart)
-    heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
-    observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
-    scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
-    per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
-    fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
-    per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
-    logits = config.logits_rows * shape.padded_vocab
-    tables = max(1, len(network.ropes))
-    rope = tables * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
-    by_head = 0
-    if config.per_head:  # keys are read layer by layer, and rotated head by head
-        at_once = 2 if config.observes else max(2, core.kv_heads)
-        by_head = longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
-    pinned = pinned_bytes(heads, shape.padded_head, config.pinned)
-    streaming = streaming_need(spec, config)
-    return Footprint(
-        weights=packed_bytes(spec),
-        kv=regions.size * per_whole + fixed,
-        scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head + pinned,
-        runtime=_RUNTIME_BYTES
-        + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
-        + _TABLE_BYTES * (shape.layer_inputs > 0),
-        streamed=streaming.streamed,
-        fixed_kv=fixed,
-        least_weights=streaming.least,
-        lora=adapter_bytes(shape, rank, exact=config.kv_dtype == "f32"),
-        on_disk=spec.table_bytes if shape.layer_inputs else 0,
+    NAME = "cpu"
+    CAPABILITIES = Capabilities(
+        "head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, tunable=True, lora=True
     )
+    EFFICIENCY = Efficiency(
+        {"integers": WeightEfficiency(0.93, 4.6, 0.57), "floats": WeightEfficiency(0.93, 1.4)},
+        {"f16": RowEfficiency(0.60, 1.8), "int8": RowEfficiency(0.55, 1.8), "int4": RowEfficiency(0.27, 1.6)},
+        step_s=20e-6,
+    )
+    PACKAGES = ("apache-tvm", "apache-tvm-ffi")
+
+    def check_installed(self) -> None:
+        """A device without TVM runs passes that were compiled elsewhere; `check_supported` looks for the model's."""
+        from edge.backends.tvm.compiler.compiled import is_installed
+        from edge.storage.cache import entries
+
+        if not is_installed() and not entries("kernels"):
+            raise MissingExtraError("apache-tvm", "tvm")
+
+    def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
+        """The engine needs an architecture with a network, block types with kernels, and a CPU among its targets."""
+        from edge.backends.tvm.compiler.compiled import is_compiled, is_installed
+        from edge.backends.tvm.design import Design
+        from edge.backends.tvm.packing.layout import make_layout
+        from edge.backends.tvm.targets import choose_target, with_tuning
+        from edge.backends.tvm.tuning.lookup import find_tuned
+
+        layout, target = make_layout(file, spec), choose_target()
+
+        def is_there(kv_dtype: str) -> bool:
+            found = find_tuned(spec, kv_dtype)
+            return is_compiled(Design.of(layout, kv_dtype, with_tuning(target, found.values if found else {})))
+
+        if not is_installed() and not any(map(is_there, KV_DTYPES)):
+            raise MissingExtraError("apache-tvm", "tvm")
+
+    def check_elsewhere(self, file: GGUFFile, spec: ModelSpec, system: str) -> None:
+        """The engine needs block types with kernels; `export.py` checks the device's CPU."""
+        from edge.backends.tvm.packing.layout import make_layout
+
+        if system not in ("linux", "android", "ios", "web"):
+            how = "runs on macos in exported apps only" if system == "macos" else f"does not run on {system} yet"
+            raise UnsupportedError(f"the cpu engine {how}: use --backend=llamacpp")
+        make_layout(file, spec)
+
+    def supports(self, core: Core) -> str | None:
+        from edge.backends.tvm.packing.shape import supports
+
+        return supports(core)
+
+    def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
+        """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
+        from edge.backends.ring import LayerKinds
+        from edge.backends.row_lists import pinned_bytes
+        from edge.backends.tvm.adapters import adapter_bytes, padded_rank
+        from edge.backends.tvm.cpu.arguments import make_scratch
+        from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
+        from edge.backends.tvm.kv.regions import TILE, make_regions
+        from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
+        from edge.backends.tvm.packing.shape import Shape, round_up
+        from edge.backends.tvm.targets import choose_target, with_tuning
+        from edge.model.tensors import find_network
+
+        shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
+        network = find_network(spec)
+        if config.lora_rank:
+            check_cores("cpu engine with adapters", spec, usual_cores)
+        kinds = LayerKinds.of(network.windows, network.rowless)
+        core, apart = shape.attention, shape.ringed.kv_heads if shape.apart else 0
+        regions, rings = make_regions(kinds, core.kv_heads, config, spec.context, apart)
+        heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
+        observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
+        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
+        per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
+        fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
+        per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
+        logits = config.logits_rows * shape.padded_vocab
+        tables = max(1, len(network.ropes))
+        rope = tables * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
+        by_head = 0
+        if config.per_head:  # keys are read layer by layer, and rotated head by head
+            at_once = 2 if config.observes else max(2, core.kv_heads)
+            by_head = longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
+        pinned = pinned_bytes(heads, shape.padded_head, config.pinned)
+        streaming = streaming_need(spec, config)
+        return Footprint(
+            weights=packed_bytes(spec),
+            kv=regions.size * per_whole + fixed,
+            scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head + pinned,
+            runtime=_RUNTIME_BYTES
+            + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
+            + _TABLE_BYTES * (shape.layer_inputs > 0),
+            streamed=streaming.streamed,
+            fixed_kv=fixed,
+            least_weights=streaming.least,
+            lora=adapter_bytes(shape, rank, exact=config.kv_dtype == "f32"),
+            on_disk=spec.table_bytes if shape.layer_inputs else 0,
+        )
+
+    def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
+        """Of the compiler, and of what this process does meanwhile."""
+        from edge.backends.tvm.compiler.compiled import FRUGAL_BYTES, QUICK_BYTES, is_compiled, is_installed
+        from edge.backends.tvm.cpu.streaming import packed_bytes
+        from edge.backends.tvm.design import Design
+        from edge.backends.tvm.packing.layout import make_layout
+
+        if not is_installed() or is_compiled(Design.here(make_layout(file, spec), config)):
+            return 0
+        meanwhile = 0 if config.frugal else packed_bytes(spec) + _PACKING_BYTES
+        return _RUNTIME_BYTES + meanwhile + (FRUGAL_BYTES if config.frugal else QUICK_BYTES)
+
+    def tuned(self, spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+        from edge.backends.tvm.tuning.lookup import find_tuned
+
+        return find_tuned(spec, kv_dtype)
+
+    def load(
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
+    ) -> NativeEngine:
+        """Compile and pack unless the cache folder has the results, map the weights, allocate the KV cache.
+
+        Raises EngineError if compiling fails, CacheError if the cache folder cannot be written.
+        """
+        from edge.backends.tvm.engine import NativeEngine
+
+        return NativeEngine(file, spec, config, progress)
+
+    def operators(
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
+        progress: Callable[[float], None] | None = None,
+    ) -> list[Operator]:  # fmt: skip
+        """The phases of a pass that is compiled with timestamps; see `cpu/timing.py`.
+
+        Raises MissingExtraError where TVM is not installed, EngineError if compiling fails.
+        """
+        from edge.backends.operators import check_pass
+        from edge.backends.tvm.cpu.timing import time_operators
+        from edge.backends.tvm.engine import NativeEngine
+        from edge.backends.tvm.packing.layout import make_layout
+
+        check_pass(config, tokens, context, passes)
+
+        def on_load(part: float, _doing: str = "") -> None:
+            if progress:
+                progress(_LOADING * part)
+
+        rest = progress and (lambda part: progress(_LOADING + (1 - _LOADING) * part))
+        engine = NativeEngine(file, spec, config, on_load, timed=True)
+        try:
+            return time_operators(engine, make_layout(file, spec), tokens, context, passes, rest)
+        finally:
+            engine.close()
 
 
-def first_run(file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
-    """Of the compiler, and of what this process does meanwhile."""
-    from edge.backends.tvm.compiler.compiled import FRUGAL_BYTES, QUICK_BYTES, is_compiled, is_installed
-    from edge.backends.tvm.cpu.streaming import packed_bytes
-    from edge.backends.tvm.design import Design
-    from edge.backends.tvm.packing.layout import make_layout
-
-    if not is_installed() or is_compiled(Design.here(make_layout(file, spec), config)):
-        return 0
-    meanwhile = 0 if config.frugal else packed_bytes(spec) + _PACKING_BYTES
-    return _RUNTIME_BYTES + meanwhile + (FRUGAL_BYTES if config.frugal else QUICK_BYTES)
-
-
-def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
-    from edge.backends.tvm.tuning.lookup import find_tuned
-
-    return find_tuned(spec, kv_dtype)
-
-
-def load(file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None) -> NativeEngine:
-    """Compile and pack unless the cache folder has the results, map the weights, allocate the KV cache.
-
-    Raises EngineError if compiling fails, CacheError if the cache folder cannot be written.
-    """
-    from edge.backends.tvm.engine import NativeEngine
-
-    return NativeEngine(file, spec, config, progress)
-
-
-def operators(
-    file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
-    progress: Callable[[float], None] | None = None,
-) -> list[Operator]:  # fmt: skip
-    """The phases of a pass that is compiled with timestamps; see `cpu/timing.py`.
-
-    Raises MissingExtraError where TVM is not installed, EngineError if compiling fails.
-    """
-    from edge.backends.operators import check_pass
-    from edge.backends.tvm.cpu.timing import time_operators
-    from edge.backends.tvm.engine import NativeEngine
-    from edge.backends.tvm.packing.layout import make_layout
-
-    check_pass(config, tokens, context, passes)
-
-    def on_load(part: float, _doing: str = "") -> None:
-        if progress:
-            progress(_LOADING * part)
-
-    rest = progress and (lambda part: progress(_LOADING + (1 - _LOADING) * part))
-    engine = NativeEngine(file, spec, config, on_load, timed=True)
-    try:
-        return time_operators(engine, make_layout(file, spec), tokens, context, passes, rest)
-    finally:
-        engine.close()
-
-
-def versions() -> dict[str, str]:
-    """The versions of TVM's packages, if they are installed."""
-    from importlib import metadata  # here, because it takes 20 ms and only reports need it
-
-    from edge.backends.tvm.compiler.compiled import is_installed
-
-    if not is_installed():
-        return {}
-    return {"apache-tvm": metadata.version("apache-tvm"), "apache-tvm-ffi": metadata.version("apache-tvm-ffi")}
+ENGINE = CPU()

@@ -1,8 +1,8 @@
 """LoRA adapters as the kernels read them: beside the packed weights, in memory of their own that is never streamed.
 
-Where activations are quantized anyway, A is packed in Q8_0 and B in bytes with a scale for each row: a step is bound by
-what it reads, and an adapter of rank 16 has 5 % of the parameters of a small model. Elsewhere both are floats. Ranks
-are padded with zeros to whole vectors. TVM is not needed.
+Where activations are quantized anyway, A is packed in Q8_0 and B as int8 with a scale per row: a step is bound by
+memory, and an adapter of rank 16 has 5 % of the parameters of a small model. Elsewhere both are floats. Ranks are
+zero-padded to whole vectors. TVM is not needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def padded_rank(rank: int) -> int:
 
 
 def adapter_bytes(shape: Shape, rank: int, *, exact: bool) -> int:
-    """Memory for adapters of all matrices of all layers. exact: in float32."""
+    """Bytes for adapters of all matrices of all layers. exact: in float32."""
     if not rank:
         return 0
     values = 0
@@ -47,9 +47,9 @@ def adapter_bytes(shape: Shape, rank: int, *, exact: bool) -> int:
 
 
 def pack_adapters(lora: Lora, layout: PackedLayout, out: AnyArray, *, exact: bool) -> list[Offsets]:
-    """Write the adapters of every layer to `out`, uint8; returns where.
+    """Write the adapters of every layer to `out`, uint8; return their offsets.
 
-    Raises ModelFormatError for values that are not finite, or beyond what float16 holds.
+    Raises ModelFormatError for values that are not finite, or beyond float16.
     """
     rank, at, found = padded_rank(lora.size.rank), ALIGNMENT, []
     for layer in range(layout.shape.layers):
@@ -93,7 +93,7 @@ def _pack_a(a: FloatArray, kind: str, rank: int) -> tuple[AnyArray, AnyArray]:
 
 
 def _pack_b(b: FloatArray, kind: str, rank: int, place: Place) -> AnyArray:
-    """B, [rows, rank], its rows in the order of the matrix; behind each tile of bytes, their scales."""
+    """B, [rows, rank], its rows in the order of the matrix; after each tile of bytes, their scales."""
     padded = np.zeros((len(b), rank), np.float32)
     padded[:, : b.shape[1]] = b
     if kind != "I8":
@@ -108,7 +108,7 @@ def _pack_b(b: FloatArray, kind: str, rank: int, place: Place) -> AnyArray:
 
 
 def _floats(values: FloatArray, kind: str) -> AnyArray:
-    """uint8 [rows, bytes of a row]."""
+    """Values as bytes, uint8 [rows, bytes of a row]."""
     with np.errstate(over="ignore"):
         stored = values if kind == "F32" else values.astype(np.float16)
     return np.ascontiguousarray(_finite(stored)).view(np.uint8)

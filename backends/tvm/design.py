@@ -1,4 +1,4 @@
-"""Everything that a compiled pass depends on, as data. TVM is not needed."""
+"""The design of a compiled pass: everything that it depends on, as data. TVM is not needed."""
 
 from __future__ import annotations
 
@@ -17,39 +17,35 @@ from edge.values import parse
 
 @dataclass(frozen=True)
 class Design:
-    """The parts of the key of a compiled pass.
+    """The key of a compiled pass.
 
-    variants, head, embedding, positions: names of block types; positions is None unless they are learned.
-    exact: all products are in float32, rather than with activations quantized to 8 bits.
-    timed: each thread records the times of its phases (`cpu/timing.py`).
-    lora: matrices may have adapters, of any rank (`cpu/phases/adapt.py`).
     exported: for the C runtime (edge/exporting/runtime), which runs passes of several targets in one library: the entry
     is `edge_run_TARGET`, with C's calling convention, waiting calls edge_doze, waking edge_wake, and no weights are
-    streamed. shared: units of it that another pass of the library has, by the names of its functions.
+    streamed.
     """
 
     shape: Shape
-    variants: dict[str, list[tuple[str, ...]]]
-    embedding: str
-    positions: str | None
-    head: str
+    variants: dict[str, list[tuple[str, ...]]]  # block types by group of matrices
+    embedding: str  # block type
+    positions: str | None  # block type of learned positions, if any
+    head: str  # block type
     kv_dtype: str
-    exact: bool
+    exact: bool  # all products in float32, not with activations quantized to 8 bits
     target: Target
-    timed: bool = False
-    lora: bool = False
+    timed: bool = False  # each thread records the times of its phases (`cpu/timing.py`)
+    lora: bool = False  # matrices may have adapters, of any rank (`cpu/phases/adapt.py`)
     exported: bool = False
-    shared: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)  # units that another pass of the library has, by function
 
     def symbol(self, name: str) -> str:
-        """The name of a function of C, unique within an app: of `run`, or of a unit such as step_qkv."""
+        """A C function name, unique within an app: of `run`, or of a unit such as step_qkv."""
         if name in self.shared:
             return self.shared[name]
         return f"edge_{name}_{self.target.name}" if self.exported else f"edge_{name}"
 
     @classmethod
     def of(cls, layout: PackedLayout, kv_dtype: str, target: Target) -> Design:
-        """float32 KV rows select the exact mode."""
+        """The design for a layout. float32 KV rows select the exact mode."""
         embedding, positions, head = (_name(layout, name) for name in ("token_embd", "position_embd", layout.head))
         assert embedding is not None
         assert head is not None
@@ -58,7 +54,7 @@ class Design:
 
     @classmethod
     def here(cls, layout: PackedLayout, config: EngineConfig) -> Design:
-        """Of a run on this machine."""
+        """The design of a run on this machine."""
         design = cls.of(layout, config.kv_dtype, with_tuning(choose_target(), config.tuning))
         return replace(design, lora=config.lora_rank > 0)
 
@@ -74,10 +70,10 @@ class Design:
 
 
 def low_rank_blocks(variants: Sequence[Sequence[str]], *, exact: bool) -> tuple[str, str]:
-    """How an adapter's A and B are stored, for matrices with these block types: block types, but for "I8", signed bytes
-    with a float32 scale for each row of B.
+    """The storage of an adapter's A and B for matrices with these block types: block types, or "I8", int8 with a
+    float32 scale per row of B.
 
-    A is multiplied with quantized activations where there are any: those of matrices of integers.
+    If the matrices are integers, activations are quantized, and A is multiplied by them.
     """
     if exact:
         return "F32", "F32"

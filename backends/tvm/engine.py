@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, LoadProgress, state_key
+from edge.backends.base import EngineConfig, LoadProgress
 from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
 from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
+from edge.backends.kv_cache import state_key
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.token_table import TokenTable
-from edge.backends.tvm import CAPABILITIES, NAME
+from edge.backends.tvm import ENGINE
 from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
 from edge.backends.tvm.cpu.arguments import LORA_SLOTS, Job, Table, fill_table, make_scratch
@@ -32,7 +33,7 @@ from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import TILE, make_regions
 from edge.backends.tvm.kv.row_formats import FORMATS
-from edge.backends.tvm.kv.rows import Rows
+from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout, make_layout
@@ -51,9 +52,9 @@ _COMPILING = "compiling for this CPU (first run only)"
 
 
 class NativeEngine:
-    """Engine protocol over compiled passes. All memory is allocated at load; steps allocate only temporaries."""
+    """The Engine protocol over compiled passes. All memory is allocated at load; steps allocate only temporaries."""
 
-    capabilities = CAPABILITIES
+    capabilities = ENGINE.CAPABILITIES
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None,
@@ -74,12 +75,8 @@ class NativeEngine:
         # Weights are packed so that pairs are neighbours.
         rope = CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
-        key = state_key(
-            f"{NAME} {source_hash('kv', 'cpu/kernels', 'cpu/phases')}",
-            file,
-            spec,
-            config,
-        )
+        name = f"{ENGINE.NAME} {source_hash('kv', 'cpu/kernels', 'cpu/phases')}"
+        key = state_key(name, file, spec, config.kv_dtype)
         network = layout.network
         kinds = LayerKinds.of(network.windows, network.rowless)
         apart = shape.ringed.kv_heads if shape.apart else 0
@@ -105,12 +102,12 @@ class NativeEngine:
         at = scratch.offsets["temperatures"]
         self._temperatures = self._floats[at : at + (tokens if self._temperature else 0)]
 
-        def rows_of(core: Attention, count: int, move: str) -> Rows:
+        def rows_of(core: Attention, count: int, move: str) -> HostRows:
             def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
                 Call(image, move, (*map(pointer, arrays), pointer(pairs), len(pairs)))()
 
             head = padded_head(core.head_dim)
-            return Rows(count, head, config.kv_dtype, normals[:, :head], move_rows)
+            return HostRows(count, head, config.kv_dtype, normals[:, :head], move_rows)
 
         here = regions.size + (0 if apart else rings.size)
         self._arena = Arena(shape, rows_of(shape.attention, here, "move"), observes=config.observes)
@@ -139,8 +136,8 @@ class NativeEngine:
     def observe(self, queries: int, *, votes: bool = False) -> None:
         """Accumulate the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.
 
-        0 observes nothing and costs nothing. votes: count instead how many of these queries pay a row more than
-        the average. Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
+        0 observes nothing and costs nothing. votes: count the queries that pay a row more than the average instead.
+        Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
         """
         if queries and not self.config.observes:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
@@ -148,11 +145,12 @@ class NativeEngine:
 
     @property
     def normals(self) -> FloatArray:
-        """Of the reflections of keys (kv/householder.py), float32 [heads of all layers, head]; else zeros."""
+        """Normals of the keys' Householder reflections (kv/householder.py), float32 [heads of all layers, head]; zeros
+        without."""
         return self._arena.rows.normals
 
     def set_lora(self, lora: Lora | None) -> None:
-        """See AdaptedEngine. Compiled code reads the table anew in every pass."""
+        """See AdaptedEngine. Compiled code reads the table again in every pass."""
         check_lora(lora, self.config)
         if self._workers is None:
             raise EngineError("the engine is closed")
@@ -172,12 +170,12 @@ class NativeEngine:
                 self._table[Table.place(layer, slot)] = found.get(slot, 0)
 
     @property
-    def kv(self) -> HeadKV[NativeStore[Rows]]:
+    def kv(self) -> HeadKV[NativeStore[HostRows]]:
         return self._kv
 
     def forward(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.expect(tokens.size)
+        self._kv.announce(tokens.size)
         for start in range(0, tokens.size, self.config.chunk):
             part = tokens[start : start + self.config.chunk]
             self._run(part, wanted=int(start + part.size == tokens.size))
@@ -185,7 +183,7 @@ class NativeEngine:
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.expect(tokens.size)
+        self._kv.announce(tokens.size)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = min(self.config.logits_rows, self.config.chunk)
         for start in range(0, tokens.size, step):
@@ -241,7 +239,7 @@ class NativeEngine:
             self._inputs[part, :, :size] = rows.reshape(-1, layers, size) * np.float32(math.sqrt(size / 2))
 
     def _angle_row(self, count: int) -> int:
-        """The row at which the table of rotary angles has the next `count` positions."""
+        """The row of the angle table where the next `count` positions begin."""
         first = self._kv.next_rope_position
         if self._rotation is not self._kv.rope.rotation:
             self._rotation, self._rope_rows = self._kv.rope.rotation, 0
@@ -276,7 +274,7 @@ def _prepare(
     file: GGUFFile, layout: PackedLayout, design: Design, resident: Ranges | None, progress: LoadProgress | None, *,
     frugal: bool,
 ) -> tuple[Image, AnyArray]:  # fmt: skip
-    """The compiled pass and the packed weights. A child process compiles while this one packs, or frugal: before."""
+    """Compile and pack: a child process compiles while this one packs; frugal: before."""
     if frugal or is_compiled(design):
         compiling = progress and (lambda part: progress(part, _COMPILING))
         packing = progress and (lambda part: progress(part, "packing weights (first run only)"))

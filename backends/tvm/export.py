@@ -1,8 +1,8 @@
-"""Passes compiled here for another device: a folder for an app's linker, or for the cache of edge on that device.
+"""Export of compiled passes to another device: a folder for an app's linker, or for edge's cache on that device.
 
 run.o        the object file, for an app's linker
 run.img      the linked image, which edge itself loads
-weights.bin  the packed weights, if wanted
+weights.bin  the packed weights, if requested
 design.json  a description of the others, with checksums; written last
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.backends.tuning import model_shape
-from edge.backends.tvm import KV_DTYPES, versions
+from edge.backends.tvm import ENGINE, KV_DTYPES
 from edge.backends.tvm.compiler.compiled import compile_design, install
 from edge.backends.tvm.compiler.folder import appearing, described
 from edge.backends.tvm.cpu.elf import MOST_BYTES, parse
@@ -41,7 +41,8 @@ def export(
     file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, folder: Path, *, kv_dtype: str = KV_DTYPES[0],
     weights: bool = False, force: bool = False, progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make `folder` for a device, tuned by the record of it if there is one; returns the content of design.json.
+    """Write `folder` for a device, with the values of its tuning record if there is one; return the content of
+    design.json.
 
     Raises InputError if the folder holds other files (unless `force`) or cannot be written, MissingExtraError
     without TVM, EngineError if its compiler fails.
@@ -63,7 +64,7 @@ def export(
             "device": asdict(profile),
             "design": json.loads(design.to_json()),
             "source": source_hash(*PASS),
-            "versions": own_versions() | versions(),
+            "versions": own_versions() | ENGINE.versions(),
             "files": described(made),
         }
         (made / DESIGN).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -71,11 +72,11 @@ def export(
 
 
 def add(folder: Path) -> Design:
-    """Add a folder that `export` made to the cache of this device, which then needs no compiler for that model.
+    """Add an exported folder to this device's cache, which then needs no compiler for that model.
 
-    Its code runs as this user from then on: the checksums detect damage, not whose code it is.
-    Raises InputError if the folder is damaged or from another version of edge, UnsupportedError if it is for another
-    instruction set than this CPU has, CacheError if the cache folder cannot be written.
+    Its code runs as this user from then on: checksums detect damage, not the author. Raises InputError if the folder is
+    damaged or from another version of edge, UnsupportedError if it is for another instruction set than this CPU has,
+    CacheError if the cache folder cannot be written.
     """
     try:
         about, image = json.loads(_read(folder / DESIGN)), _read(folder / IMAGE)
@@ -118,7 +119,7 @@ def target_of(profile: DeviceProfile) -> Target:
 
 
 def _read(path: Path) -> bytes:
-    """The content of a small file. Raises OSError, and ValueError for anything else."""
+    """Read a small file. Raises OSError, and ValueError for anything else."""
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
         raise ValueError(path)
     return path.read_bytes()

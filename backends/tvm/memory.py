@@ -1,4 +1,4 @@
-"""Arrays at addresses that compiled code may rely on."""
+"""Aligned arrays whose addresses are passed to compiled code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.types import AnyArray
 
 
 def aligned_zeros(count: int, dtype: str) -> AnyArray:
-    """[count] zeros whose address is a multiple of 64. Pages are allocated when they are first written."""
+    """Zeros [count] at an address that is a multiple of 64. Pages are allocated on first write."""
     size = count * np.dtype(dtype).itemsize
     block = np.zeros(size + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT

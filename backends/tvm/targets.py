@@ -1,4 +1,4 @@
-"""Targets that the native engine compiles for: instruction sets of CPUs, and which of them this CPU has.
+"""Targets of the native engine: CPUs' instruction sets, and the detection of this CPU's.
 
 A design names its target, so this file lies beside `design.py`. TVM is not needed.
 """
@@ -45,8 +45,8 @@ class Target:
 
     @property
     def returns(self) -> bool:
-        """Threads leave the compiled code after every job, and not only when they end: WebAssembly's engines cannot
-        replace a function that runs by a faster version of it."""
+        """Whether threads leave the compiled code after every job, not only at the end: WebAssembly's engines cannot
+        replace a running function by a faster version of it."""
         return self.machine == "wasm32"
 
     @property
@@ -97,7 +97,7 @@ TARGETS = (
 
 
 def choose_target(name: str | None = None) -> Target:
-    """The target called `name`, else EDGE_ISA, else the best of this CPU.
+    """The target called `name`, else EDGE_ISA, else this CPU's best.
 
     Raises InputError for an unknown name, UnsupportedError where the CPU lacks it, and off x86-64 and ARM64 Linux.
     """
@@ -115,12 +115,12 @@ def choose_target(name: str | None = None) -> Target:
 
 
 def app_targets(machine: str, system: str) -> list[Target]:
-    """The targets whose code the library of an app has, the best first: those of the machine with vector instructions
-    for dot products, or nearly so.
+    """The targets of an app's library, best first: the machine's sets with vector instructions for dot products, or
+    nearly so.
 
-    Every one keeps to its instruction set whatever the device's CPU is, and to registers that the system leaves it:
-    x18 belongs to Android and to Apple's systems. LLVM's level 2 makes code that is a tenth smaller and as fast.
-    Raises UnsupportedError for other machines.
+    Each uses only its own instruction set, whatever the device's CPU, and only registers that the system leaves it: x18
+    belongs to Android and to Apple's systems. LLVM's level 2 makes code that is a tenth smaller and as fast. Raises
+    UnsupportedError for other machines.
     """
     found = [target for target in TARGETS if target.machine == machine and target.name != "generic"]
     if not found or (system in ("ios", "macos") and machine != "aarch64"):
@@ -144,14 +144,14 @@ def target_named(name: str, problem: str) -> Target:
 
 
 def with_tuning(target: Target, values: Mapping[str, int]) -> Target:
-    """The target with the values that tuning chose. Values that are not fields of a target are ignored."""
+    """The target with tuned values. Values that are not fields of a target are ignored."""
     known = {field.name for field in fields(Target)}
     return replace(target, **{name: value for name, value in values.items() if name in known})  # type: ignore[arg-type]
 
 
 @lru_cache
 def _cpu_flags() -> frozenset[str]:
-    """Features that Linux lists for the first core. Elsewhere none, which leaves the machine's baseline target."""
+    """Features that Linux lists for the first core. Empty elsewhere, which selects the machine's baseline target."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):  # as x86 and ARM call them

@@ -38,7 +38,7 @@ class EdgeSteps(Steps):
         self._engine.kv.truncate(rows, self._end if rows else None)
 
     def remember_end(self) -> None:
-        from edge.backends.base import end_of
+        from edge.backends.kv_cache import end_of
 
         self._end = end_of(self._engine.kv)
 

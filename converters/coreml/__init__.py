@@ -1,1 +1,1 @@
-"""A model as a Core ML package: its weights, its program, and the files beside it."""
+"""Writer of Core ML packages: weights, program, and the files beside them."""

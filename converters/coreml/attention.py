@@ -1,4 +1,4 @@
-"""Softmax attention to the cached rows and the new ones."""
+"""The softmax attention core, over cached and new rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from edge.model.layers import Attention
 
 
 def attention(function: Context, core: Attention, layer: int, x: Value) -> Value:
-    """From normalised rows, [1, n, hidden], to the heads' outputs side by side, [1, n, width].
+    """Map normalized rows, [1, n, hidden], to the concatenated heads' outputs, [1, n, width].
 
-    The new keys and values, [1, KV heads, n, head], go to `function.kept`.
+    Appends the new keys and values, [1, KV heads, n, head], to `function.kept`.
     """
     at, n, head = f"blk.{layer}.", function.tokens, core.head_dim
     sizes = [core.heads, core.kv_heads, core.kv_heads]
@@ -38,7 +38,7 @@ def attention(function: Context, core: Attention, layer: int, x: Value) -> Value
 
 
 def _rotate(function: Context, layer: int, x: Value) -> Value:
-    """x [1, heads, n, head], of which value i pairs with value i + head / 2."""
+    """Apply RoPE to x [1, heads, n, head], pairing value i with value i + head / 2."""
     if not function.network.rotates(layer):
         return x
     cos, sin = (function.angles[name] for name in table_names(function.network.rope_of(layer)))

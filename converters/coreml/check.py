@@ -1,5 +1,5 @@
-"""Check a written package: coremltools reads it back and infers its types again, both functions use the same stored
-constants, and some rows of every matrix are compared with the source."""
+"""Check a written package: coremltools reads it back and infers its types, both functions share the stored constants,
+and sampled rows of every matrix match the source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WEIGHTS = "Data/com.apple.CoreML/weights"
 
 
 def check_package(constants: Constants, layout: Layout, package: Path) -> None:
-    """Raises ModelFormatError."""
+    """Check a package. Raises ModelFormatError."""
     model = load_spec(str(package))
     stored = {name: _stored(function) for name, function in model.mlProgram.functions.items()}
     if stored[CHUNK] != stored[STEP]:
@@ -41,7 +41,7 @@ def check_package(constants: Constants, layout: Layout, package: Path) -> None:
 
 
 def read_functions(package: Path, *names: str) -> dict[str, Any]:
-    """Functions of a package as coremltools reads them, with their weights. Raises ModelFormatError."""
+    """Functions of a package with their weights, as coremltools reads them. Raises ModelFormatError."""
     model = load_spec(str(package))
     for other in set(model.mlProgram.functions) - set(names):
         del model.mlProgram.functions[other]

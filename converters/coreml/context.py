@@ -1,4 +1,4 @@
-"""What a core finds when it adds its operations: the function's inputs, and the parts that all blocks share."""
+"""The context in which a core adds its operations: the function's inputs, and operations that all blocks share."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _DATA_TYPES = {(4, False): types.int4, (4, True): types.uint4, (8, False): types
 Value = Any  # a `Var` of coremltools, which has no types
 
 
-class Weights:
-    """Constants as values of the function under construction; the arrays are read once for both."""
+class ConstantValues:
+    """Constants as values of the function under construction; both functions share the arrays."""
 
     def __init__(self, constants: Constants, layout: Layout) -> None:
         self._constants, self._layout = constants, layout
@@ -50,10 +50,13 @@ class Weights:
 
 
 class Context:
-    """A function under construction. rows: of the cache. inputs, masks, angles: by their names, ready for attention;
-    kept: the new keys and values of layers that ran."""
+    """A function under construction.
 
-    def __init__(self, weights: Weights, layout: Layout, network: Network, rows: int, tokens: int) -> None:
+    rows: of the cache. inputs, masks, angles: by name, ready for attention. kept: new keys and values of the layers so
+    far.
+    """
+
+    def __init__(self, weights: ConstantValues, layout: Layout, network: Network, rows: int, tokens: int) -> None:
         self.weights, self.layout, self.network = weights, layout, network
         self.rows, self.tokens = rows, tokens
         self.factor = residual_factor(network)
@@ -70,9 +73,9 @@ class Context:
         return mb.linear(x=x, weight=self.weights.matrix(name), bias=shift)
 
     def norm(self, x: Value, name: str, factor: float = 1.0, *, of_residual: bool = False) -> Value:
-        """RMS norm, or layer norm, over the last axis: x / m over √(mean((x / m)²) + ε / m²) for m the largest |x|.
+        """RMS norm or layer norm over the last axis: x / m over √(mean((x / m)²) + ε / m²), with m the largest |x|.
 
-        factor: of the result. of_residual: x is the residual stream, which has a factor itself.
+        factor: of the result. of_residual: x is the residual stream, which has a factor of its own.
         """
         if self.network.norm == "layer":
             x = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[-1], keep_dims=True))
@@ -97,12 +100,12 @@ def mask_name(window: int) -> str:
 
 
 def plain(name: str) -> str:
-    """Names of values have letters, digits and underscores."""
+    """A valid name of a value: letters, digits and underscores."""
     return name.replace(".", "_")
 
 
 def shared(name: str, values: Any) -> Value:
-    """A constant that is stored once, whichever function it is in."""
+    """A constant that both functions store once."""
     constant = mb.const(val=values, name=plain(name))
     constant.op.weight_id = name
     return constant

@@ -1,4 +1,4 @@
-"""A feed-forward network."""
+"""The feed-forward core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.model.layers import Dense
 
 
 def dense(function: Context, core: Dense, layer: int, x: Value) -> Value:
-    """From normalised rows, [1, n, hidden], to the input of ffn_down, [1, n, ffn]."""
+    """Map normalized rows, [1, n, hidden], to the input of ffn_down, [1, n, ffn]."""
     up = function.multiply(f"blk.{layer}.ffn_up", x)
     if not core.gated:
         return _activate(core, up)

@@ -25,7 +25,7 @@ from coremltools.converters.mil.mil import Function, Program, types
 
 from edge.backends.onnx.graph.layout import Layout
 from edge.converters.coreml.attention import attention
-from edge.converters.coreml.context import Context, Value, Weights, mask_name, scaled, soft_cap, table_names
+from edge.converters.coreml.context import ConstantValues, Context, Value, mask_name, scaled, soft_cap, table_names
 from edge.converters.coreml.dense import dense
 from edge.converters.coreml.sizes import ProgramSizes
 from edge.converters.coreml.weights import Constants
@@ -39,8 +39,8 @@ CORES: dict[type, Callable[..., Value]] = {Attention: attention, Dense: dense}
 def make_program(
     constants: Constants, layout: Layout, spec: ModelSpec, network: Network, sizes: ProgramSizes
 ) -> Program:
-    """A program of both functions, whose constants are shared. Raises ModelFormatError for weights beyond float16."""
-    weights = Weights(constants, layout)
+    """Build a program of both functions, which share constants. Raises ModelFormatError for weights beyond float16."""
+    weights = ConstantValues(constants, layout)
     program = Program()
     for name, tokens in ((CHUNK, sizes.chunk), (STEP, 1)):
         program.add_function(name, _FunctionBuilder(weights, layout, spec, network, sizes.rows, tokens).build())
@@ -50,10 +50,10 @@ def make_program(
 
 
 class _FunctionBuilder(Context):
-    """A loop over layers and blocks."""
+    """Builds one function: a loop over layers and blocks."""
 
     def __init__(
-        self, weights: Weights, layout: Layout, spec: ModelSpec, network: Network, rows: int, tokens: int
+        self, weights: ConstantValues, layout: Layout, spec: ModelSpec, network: Network, rows: int, tokens: int
     ) -> None:
         super().__init__(weights, layout, network, rows, tokens)
         self.spec, self.group = spec, spec.heads // spec.kv_heads  # query heads that share a KV head
@@ -90,11 +90,11 @@ class _FunctionBuilder(Context):
         return [mask_name(window) for window in sorted(set(self.network.windows))]
 
     def _grouped(self, mask: Value) -> Value:
-        """The mask of all queries that share a KV head: group after group, each with all tokens."""
+        """The mask for all queries that share a KV head: group by group, each with all tokens."""
         return mb.concat(values=[mask] * self.group, axis=2) if self.group > 1 else mask
 
     def block(self, layer: int, block: Block, residual: Value) -> Value:
-        """The residual stream, with what the block adds."""
+        """The residual stream after a block."""
         at, last = f"blk.{layer}.", self.network.last_mixing == (layer, block)
         x = self.norm(residual, at + block.norm, of_residual=True)
         inner = CORES[type(block.core)](self, block.core, layer, x)
@@ -105,7 +105,7 @@ class _FunctionBuilder(Context):
         return mb.add(x=self.pick(residual) if last else residual, y=added)
 
     def pick(self, x: Value) -> Value:
-        """Behind the last attention only the last token goes on."""
+        """Drop all tokens but the last; called after the last attention."""
         if self.tokens == 1:
             return x
         begin, end = [0, self.tokens - 1, 0], [1, self.tokens, x.shape[-1]]

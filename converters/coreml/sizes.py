@@ -1,4 +1,4 @@
-"""The sizes of a Core ML program, in which nothing may vary."""
+"""The fixed sizes of a Core ML program."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from edge.plan.checks import check_static_sizes
 
 @dataclass(frozen=True)
 class ProgramSizes:
-    """rows: of the KV cache. chunk: tokens of a prompt that run at once."""
+    """The sizes of a program."""
 
-    rows: int
-    chunk: int
+    rows: int  # of the KV cache
+    chunk: int  # tokens of a prefill pass
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes as a user states them; None: the usual ones."""
+    """Sizes as the user gives them; None: the defaults."""
 
     rows: int | None = None
     chunk: int | None = None
 
     def fitted(self, spec: ModelSpec) -> ProgramSizes:
-        """For this model. Raises InputError for impossible sizes."""
+        """The sizes for this model. Raises InputError for impossible ones."""
         rows = self.rows or min(ROWS, spec.context)
         check_static_sizes(spec, rows, self.chunk)
         return ProgramSizes(rows, self.chunk or min(CHUNK, rows // 2))

@@ -1,8 +1,8 @@
 """Weights of a GGUF file as constants of a Core ML program.
 
 Blocks of 32 weights stay blocks: `constexpr_blockwise_shift_scale` computes scale · (data − offset), with data of 4
-or 8 bits and a float16 scale. Block types without a minimum have no offset; those with one get a float16 offset, in
-which their minimum keeps 11 bits. Unquantized weights become float16.
+or 8 bits and a float16 scale. Block types without a minimum have no offset; in those with one, a float16 offset keeps
+11 bits of the minimum. Unquantized weights become float16.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.backends.onnx.graph.forms import Blocks, Form, Rows, damaged
-from edge.backends.onnx.graph.layout import Layout, Part
+from edge.backends.onnx.graph.forms import Blocks, Form, RawRows, damaged
+from edge.backends.onnx.graph.layout import Layout, SourceRows
 from edge.backends.onnx.graph.matmul_nbits import is_exact, nearest, to_blocks
 from edge.backends.onnx.graph.weights import read_rows, slices
 from edge.errors import ModelFormatError
@@ -28,18 +28,15 @@ _LARGEST_OFFSET = 1 << 15  # beyond it, 15 steps are less than the rounding of t
 
 @dataclass(frozen=True)
 class Constant:
-    """data: float16 of any shape, or whole numbers [rows, columns] of `bits`, int8 or with offsets uint8.
+    """A constant of the program."""
 
-    scales, offsets: float16 [rows, columns / 32]; None where there are none.
-    """
-
-    data: AnyArray
+    data: AnyArray  # float16 of any shape, or integers [rows, columns]: int8, or uint8 with offsets
     bits: int = 16
-    scales: AnyArray | None = None
-    offsets: AnyArray | None = None
+    scales: AnyArray | None = None  # float16 [rows, columns / 32]
+    offsets: AnyArray | None = None  # float16 [rows, columns / 32]
 
     def part(self, first: int, count: int) -> Constant:
-        """Some rows of a matrix."""
+        """`count` rows of a matrix from `first` on."""
         here = slice(first, first + count)
         scales, offsets = (None if each is None else each[here] for each in (self.scales, self.offsets))
         return Constant(self.data[here], self.bits, scales, offsets)
@@ -55,34 +52,34 @@ class Constant:
 
 
 class Constants:
-    """The constants of a layout by name, read from an open file when they are asked for."""
+    """The constants of a layout by name, read from an open file on demand."""
 
     def __init__(self, file: GGUFFile, source: BinaryIO, layout: Layout) -> None:
         self._file, self._source, self._layout = file, source, layout
 
     def matrix(self, name: str) -> Constant:
-        """Raises ModelFormatError if weights are not finite, or beyond float16."""
+        """Read a matrix. Raises ModelFormatError for weights that are not finite in float16."""
         matrix = self._layout.matrices[name]
         return constant_of(self._rows(matrix.parts), (matrix.rows, matrix.columns), matrix.form)
 
     def bits(self, name: str) -> int:
-        """Of a matrix's weights as they are stored."""
+        """Bits per stored weight of a matrix."""
         form = self._layout.matrices[name].form
         return form.bits if isinstance(form, Blocks) else 16
 
     def vector(self, name: str) -> Constant:
-        """Raises as `matrix`."""
+        """Read a vector. Raises as `matrix`."""
         shape = self._layout.places[name].array.shape
         pieces = [to_float16(rows.values(), rows.name) for rows in self._rows(self._layout.vectors[name])]
         return Constant(np.concatenate(pieces).reshape(shape))
 
     def vector_rows(self, name: str) -> Iterator[FloatArray]:
-        """A vector of rows, float32 [some, columns], one slice behind the other."""
+        """Read a matrix of vectors in slices, float32 [some, columns]."""
         return (rows.values() for rows in self._rows(self._layout.vectors[name]))
 
     def samples(self, name: str) -> Iterator[tuple[int, int, FloatArray, FloatArray]]:
-        """The first, middle and last rows of every part of a matrix: where they begin, how many they are, their values
-        float32 [n, columns], and the largest error that each may have."""
+        """Sample the first, middle and last rows of every part of a matrix: their start, count, values float32 [n,
+        columns], and the largest error allowed for each."""
         matrix, before = self._layout.matrices[name], 0
         for part in matrix.parts:
             head = len(part.order) or 1
@@ -95,15 +92,15 @@ class Constants:
                 yield before + first, head, values, np.broadcast_to(slack, values.shape)
             before += part.source.rows
 
-    def _rows(self, parts: tuple[Part, ...]) -> Iterator[Rows]:
+    def _rows(self, parts: tuple[SourceRows, ...]) -> Iterator[RawRows]:
         """Slices of all parts."""
         return (rows for part in parts for rows in slices(self._file, self._source, self._layout, part))
 
 
-def constant_of(pieces: Iterable[Rows], shape: tuple[int, int], form: Form) -> Constant:
-    """All rows of a matrix, [rows, columns], as a constant. form: blocks, or anything else for float16.
+def constant_of(pieces: Iterable[RawRows], shape: tuple[int, int], form: Form) -> Constant:
+    """Assemble a matrix [rows, columns] from its rows. form: blocks; anything else gives float16.
 
-    Raises ModelFormatError if weights are not finite, or beyond float16.
+    Raises ModelFormatError for weights that are not finite in float16.
     """
     if not isinstance(form, Blocks):
         return Constant(np.concatenate([to_float16(rows.values(), rows.name) for rows in pieces]))
@@ -120,7 +117,7 @@ def constant_of(pieces: Iterable[Rows], shape: tuple[int, int], form: Form) -> C
 
 
 def to_float16(values: FloatArray, name: str) -> AnyArray:
-    """Raises ModelFormatError for values that float16 cannot hold."""
+    """Convert to float16. Raises ModelFormatError for values that it cannot hold."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float16)
     if not np.isfinite(rounded).all():
@@ -128,8 +125,8 @@ def to_float16(values: FloatArray, name: str) -> AnyArray:
     return rounded
 
 
-def _blocks(rows: Rows, form: Blocks) -> tuple[AnyArray, AnyArray, AnyArray | None]:
-    """Steps [rows, blocks, 32], scales [rows, blocks], and offsets where the form has minima."""
+def _blocks(rows: RawRows, form: Blocks) -> tuple[AnyArray, AnyArray, AnyArray | None]:
+    """Codes [rows, blocks, 32], scales [rows, blocks], and offsets where the form has minima."""
     blocks = to_blocks(rows.raw, rows.kind, form.bits) if is_exact(rows.kind, form.bits) else nearest(rows.values())
     rest = np.zeros_like(blocks.scales) if blocks.rest is None else blocks.rest
     if not (np.isfinite(blocks.scales) & np.isfinite(rest)).all():

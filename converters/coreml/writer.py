@@ -1,10 +1,10 @@
-"""A model for Core ML: a folder for apps on Apple's devices.
+"""Writer of Core ML models: a folder for apps on Apple's devices.
 
 model.mlpackage                 the program (see program.py); Xcode compiles it, and so does `MLModel.compileModel`
 embeddings.bin                  rows of `x`, already scaled, to be mapped into memory; see `embedding_bits`
 positions.bin                   float16 [context, hidden], of models with learned positions: to be added to them
 metadata.gguf, tokenizer.json   as beside a model in ONNX
-coreml.json                     what the app that owns the cache must know: sizes, windows, the frequencies of RoPE; and
+coreml.json                     for the app that owns the cache: sizes, windows, the frequencies of RoPE; and
                                 the names and hashes of all files
 """
 
@@ -49,8 +49,8 @@ Progress = Callable[[float], None]
 
 
 def check_target(folder: Path) -> None:
-    """Raises InputError for the name of a package, which would hide the files beside it, and MissingExtraError without
-    coremltools."""
+    """Raise InputError for a folder named like a package, which would hide the files beside it; MissingExtraError
+    without coremltools."""
     if folder.suffix == ".mlpackage":
         raise InputError(f"{folder} becomes a folder that holds {PACKAGE}: state a name without .mlpackage")
     if find_spec("coremltools") is None:
@@ -58,7 +58,7 @@ def check_target(folder: Path) -> None:
 
 
 def planned_files(file: GGUFFile, spec: ModelSpec) -> dict[str, int | None]:
-    """Names and bytes of what would be written, None where only writing tells. Raises UnsupportedError."""
+    """Names and bytes of the files that would be written; None: unknown until written. Raises UnsupportedError."""
     bits = embedding_bits(make_layout(file, spec))
     row = spec.hidden * bits // 8 + (spec.hidden // BLOCK * 2 if bits == 8 else 0)
     found: dict[str, int | None] = {PACKAGE: None, EMBEDDINGS: spec.vocab * row}
@@ -76,11 +76,11 @@ def write_coreml(
     force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Write the folder, whole or not at all; names and bytes of its files.
+    """Write the folder atomically; return names and bytes of its files.
 
-    force: a folder that edge wrote before may be replaced. Raises InputError if `folder` is in the way,
-    MissingExtraError without coremltools, UnsupportedError for models whose program is not known,
-    ModelFormatError for weights that are not finite in float16.
+    force: a folder that edge wrote may be replaced. Raises InputError if `folder` is in the way, MissingExtraError
+    without coremltools, UnsupportedError for models without a program, ModelFormatError for weights that are not finite
+    in float16.
     """
     check_target(folder)
     if file.folder is not None:
@@ -102,12 +102,12 @@ def write_coreml(
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Bytes of all files, by their paths within the folder."""
+    """Bytes of all files, by path within the folder."""
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
 
 
 def embedding_bits(layout: Layout) -> int:
-    """8: a row is `hidden` int8 values and a float16 scale for every 32 of them; 16: it is float16 values."""
+    """8: a row is `hidden` int8 values and a float16 scale for every 32 of them; 16: a row is float16 values."""
     return 8 if isinstance(layout.matrices["token_embd"].form, Blocks) else 16
 
 
@@ -195,7 +195,7 @@ def _files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without coremltools' warnings that this machine is no Mac."""
+    """Suppress coremltools' warnings that this machine is no Mac."""
     logger = logging.getLogger("coremltools")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,1 +1,1 @@
-"""Models in Hugging Face's layout, read and written: config.json, safetensors, the tokenizer."""
+"""Reader and writer of Hugging Face folders: config.json, safetensors, the tokenizer."""

@@ -1,4 +1,4 @@
-"""LoRA adapters of PEFT (adapter_config.json, adapter_model.safetensors) as GGUF adapters, as llama.cpp has them."""
+"""Convert PEFT's LoRA adapters (adapter_config.json, adapter_model.safetensors) into llama.cpp's GGUF adapters."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def is_adapter_folder(path: Path) -> bool:
 
 
 def convert_adapter(folder: Path, base: Model, target: Path) -> None:
-    """Write the adapter as GGUF, whole or not at all, and check it against its model.
+    """Write the adapter as GGUF, atomically, and check it against its base model in GGUF.
 
-    base: the model in GGUF that it belongs to. Raises InputError if it belongs to another, ModelFormatError for damaged
-    files, UnsupportedError for adapters that are more than pairs of matrices.
+    Raises InputError if it belongs to another model, ModelFormatError for damaged files, UnsupportedError for adapters
+    that are more than pairs of matrices.
     """
     config = Config(folder / CONFIG, read_object(folder / CONFIG))
     config.must_be("peft_type", "LORA")
@@ -67,7 +67,7 @@ def convert_adapter(folder: Path, base: Model, target: Path) -> None:
 
 
 def _parts(path: Path, base: Model) -> Iterator[tuple[str, Stored]]:
-    """Names in GGUF, and tensors."""
+    """GGUF names and tensors."""
     ours = {theirs: name for name, theirs in of_gguf(base.spec.architecture).names.items()}
     for name, stored in read_header(path).items():
         found = _NAME.fullmatch(name)
@@ -84,7 +84,7 @@ def _parts(path: Path, base: Model) -> Iterator[tuple[str, Stored]]:
 
 
 def _data(name: str, stored: Stored, base: Model) -> AnyArray:
-    """Rows of B are in the order of the matrix's."""
+    """The tensor, with B's rows in the order of the GGUF matrix."""
     array, stem = stored.read(), name.split(".")[2]
     if not is_finite(array, stored.dtype):
         raise ModelFormatError(f"{stored.path}: {stored.name} has values that are no numbers, or infinite")

@@ -1,4 +1,4 @@
-"""Which of GGUF's pre-tokenizers a byte-level `tokenizer.json` has: GGUF knows them by name only."""
+"""Map a byte-level `tokenizer.json` to the name of a GGUF pre-tokenizer: GGUF identifies them by name only."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _steps_of(rule: PreTokenizer) -> list[Any]:
 
 
 def _steps(said: Any) -> list[Any]:
-    """A pre-tokenizer as a flat list of steps, the same for all spellings of the same rule."""
+    """A pre-tokenizer as a flat list of steps, the same for all spellings of a rule."""
     if not isinstance(said, dict):
         return []
     kind = said.get("type")

@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder: one safetensors file, or several and an index of them."""
+"""The weights of a Hugging Face folder: one safetensors file, or several with an index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge.formats.safetensors import Stored, read_header
 from edge.types import AnyArray
 
 
-class Weights(Protocol):
+class CheckpointTensor(Protocol):
     """A tensor of a checkpoint."""
 
     @property

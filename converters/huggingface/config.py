@@ -1,4 +1,4 @@
-"""The figures of a `config.json`, read with bounds. Old and new files name some of them differently."""
+"""Bounded reads of the values of a `config.json`, some of which old and new files name differently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST, _MOST = 2.0**-126, 2.0**127  # GGUF keeps float32
 
 @dataclass(frozen=True)
 class Config:
-    """`values` are those of the text model, where a file describes several. Errors name the file."""
+    """A `config.json`, or its part for the text model. Errors name the file."""
 
     path: Path
     values: Mapping[str, Any]
@@ -29,7 +29,7 @@ class Config:
         return default if value is None else value
 
     def count(self, key: str, kind: str, default: int | None = None) -> int:
-        """A whole number from 1 to the limit of its kind. Raises ModelFormatError."""
+        """An integer from 1 to the limit of its kind. Raises ModelFormatError."""
         value = self.get(key, default)
         if value is None:
             raise ModelFormatError(f"{self.path}: {key} is missing")
@@ -51,13 +51,13 @@ class Config:
         return number
 
     def must_be(self, key: str, *allowed: Any) -> None:
-        """Refuse a setting that GGUF has no field for; absent and null are fine. Raises UnsupportedError."""
+        """Raise UnsupportedError for a setting that GGUF has no field for; absent and null are allowed."""
         value = self.get(key)
         if value is not None and value not in allowed:
             raise UnsupportedError(f"{self.path}: {key} is {brief(value)}, which is not supported")
 
     def part(self, key: str) -> Config | None:
-        """An object within this one, with errors that name the same file. Raises ModelFormatError."""
+        """A nested object; its errors name the same file. Raises ModelFormatError."""
         value = self.get(key)
         if value is None:
             return None
@@ -67,7 +67,7 @@ class Config:
 
 
 def read_config(folder: Path) -> Config:
-    """Raises InputError if the folder has none, ModelFormatError."""
+    """Read a folder's config.json. Raises InputError if there is none, ModelFormatError."""
     if not folder.is_dir():
         raise InputError(f"{folder}: " + ("not a folder" if folder.exists() else "no such folder"))
     path = folder / "config.json"

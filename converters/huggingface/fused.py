@@ -1,4 +1,4 @@
-"""Matrices that a checkpoint holds in one tensor, row behind row, and GGUF apart."""
+"""Split tensors that hold several matrices, stacked by rows, and that GGUF keeps apart."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.converters.huggingface.checkpoint import Weights
+from edge.converters.huggingface.checkpoint import CheckpointTensor
 from edge.types import AnyArray
 
 
@@ -14,7 +14,7 @@ from edge.types import AnyArray
 class Share:
     """The `index`-th of `count` equal shares of a tensor's rows."""
 
-    whole: Weights
+    whole: CheckpointTensor
     name: str
     index: int
     count: int
@@ -36,12 +36,12 @@ class Share:
         return self.whole.read()[first : first + self.shape[0]]
 
 
-def part(tensors: Mapping[str, Weights], fused: Mapping[str, tuple[str, ...]]) -> dict[str, Weights]:
-    """The tensors, with those of modules in `fused` under the names of their parts.
+def part(tensors: Mapping[str, CheckpointTensor], fused: Mapping[str, tuple[str, ...]]) -> dict[str, CheckpointTensor]:
+    """The tensors, with those of modules in `fused` replaced by their parts.
 
-    fused: names of parts by the end of the module's name. A tensor that has no equal shares stays as it is.
+    fused: names of parts by the module name's suffix. A tensor without equal shares stays as it is.
     """
-    found: dict[str, Weights] = {}
+    found: dict[str, CheckpointTensor] = {}
     for name, tensor in tensors.items():
         module, _, suffix = name.rpartition(".")
         end, parts = next(((end, parts) for end, parts in fused.items() if module.endswith(f".{end}")), ("", ()))

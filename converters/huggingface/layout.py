@@ -1,4 +1,4 @@
-"""Tensors between Hugging Face's layout and GGUF's, and between float types."""
+"""Convert tensors between Hugging Face's layout and GGUF's, and between float types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SLICE = 1 << 20  # values converted at a time, to keep memory beside the tensor
 
 
 def to_gguf(array: AnyArray, layout: Layout, heads: int) -> AnyArray:
-    """A tensor of any dtype in GGUF's layout; `plus one` is for floats. heads: of interleaved ones."""
+    """A tensor of any dtype in GGUF's layout; `plus one` requires floats. heads: the number of interleaved heads."""
     if layout == "interleaved":
         halves: AnyArray = array.reshape(heads, 2, len(array) // heads // 2, -1)
         return np.asarray(halves.swapaxes(1, 2).reshape(array.shape))
@@ -33,14 +33,14 @@ def to_hf(array: AnyArray, layout: Layout, heads: int) -> AnyArray:
 
 
 def to_float32(array: AnyArray, kind: str) -> FloatArray:
-    """Values of F32, F16, or of BF16 stored as uint16."""
+    """Convert F32, F16, or BF16 stored as uint16."""
     if kind == "BF16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32, copy=False)
 
 
 def to_kind(array: AnyArray, kind: str, wanted: str, name: str) -> AnyArray:
-    """The same values rounded to another float type, slice by slice. Raises ModelFormatError if one does not fit."""
+    """Round values to another float type, in slices. Raises ModelFormatError on overflow."""
     if kind == wanted:
         return array
     flat = np.ascontiguousarray(array).reshape(-1)

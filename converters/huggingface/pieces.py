@@ -1,7 +1,7 @@
-"""SentencePiece's vocabularies: pieces with scores, from its own file or from the merges of a `tokenizer.json`.
+"""SentencePiece vocabularies: pieces with scores, from a `tokenizer.model` or from the merges of a `tokenizer.json`.
 
 SentencePiece joins the neighbours whose union has the best score; a tokenizer.json lists the pairs instead, best
-first. Both mean the same if every way to split a piece is a merge, which is checked.
+first. They are equivalent if every way to split a piece is a merge, which is checked.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ _BPE = 2  # trainer_spec.model_type
 
 @dataclass(frozen=True)
 class Pieces:
-    """texts, scores and types of all pieces; space_prefix: a text gets a space in front; spaces: how, see SPACES in
-    edge/model/tokenizer.py."""
+    """A SentencePiece vocabulary."""
 
     texts: list[str]
     scores: AnyArray
     types: AnyArray
-    space_prefix: bool
-    spaces: str | None = None
+    space_prefix: bool  # a text gets a leading space
+    spaces: str | None = None  # see SPACES in edge/model/tokenizer.py
 
 
 def pieces_of_json(
     path: Path, said: Mapping[str, Any], texts: list[str], merges: list[tuple[str, str]], added: set[int]
 ) -> Pieces:
-    """Raises UnsupportedError if the merges, or what happens before them, are not SentencePiece's."""
+    """Convert a tokenizer.json. Raises UnsupportedError if its merges or normalization are not SentencePiece's."""
     prefix, spaces = _space_prefix(path, said)
     ids = {text: index for index, text in enumerate(texts)}
     types = np.array([_BYTE if _BYTE_PIECE.fullmatch(text) else _NORMAL for text in texts], np.int32)
@@ -65,7 +64,7 @@ def pieces_of_json(
 def _check_merges(
     path: Path, plain: dict[str, int], ids: dict[str, int], merges: set[tuple[str, str]], made: set[str]
 ) -> None:
-    """Every way to split a plain piece is a merge.
+    """Check that every way to split a plain piece is a merge.
 
     The exception is the first piece that training made: its score is 0, which the usual converter takes for a missing
     one. Here it keeps that score, the best one, as in the original vocabulary.
@@ -81,7 +80,7 @@ def _check_merges(
 
 
 def _space_prefix(path: Path, said: Mapping[str, Any]) -> tuple[bool, str | None]:
-    """Spaces become ▁ before merging, and nothing else happens to the text. Raises UnsupportedError."""
+    """Check that normalization only replaces spaces by ▁; return how. Raises UnsupportedError."""
     prefix, spaces, replaced = False, None, False
     for step in _steps(path, said.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend" and step.get("prepend") == "▁":
@@ -153,7 +152,7 @@ def _read_model(path: Path, data: bytes) -> Pieces:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: their numbers, and whole numbers or bytes. Raises ValueError, IndexError."""
+    """Parse a protobuf message: field numbers, with integers or bytes. Raises ValueError, IndexError."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

@@ -1,4 +1,4 @@
-"""Checkpoints that were quantized to integers: AWQ's and GPTQ's linear layers, converted to floats.
+"""Convert the integer-quantized linear layers of AWQ and GPTQ checkpoints to floats or GGUF blocks.
 
 Both keep, for every linear layer of `in` inputs and `out` outputs, words of 32 bits with 32 / bits values each
 (lowest bits first), and for every group of inputs a scale and a zero point per output:
@@ -32,11 +32,7 @@ _BLOCK = 32  # values in a block of GGUF's
 
 @dataclass(frozen=True)
 class Packed:
-    """A linear layer, read as a float matrix [out, in]: in float16 as its own kernels compute it, or float32.
-
-    block_type: the type of GGUF's blocks that hold the same values, if there is one: Q4_0 where the zero point is 8
-    everywhere, else Q4_1, whose offset is a float16.
-    """
+    """A quantized linear layer, read as a float matrix [out, in]: float16 as in its own kernels, or float32."""
 
     path: Path
     name: str
@@ -46,11 +42,11 @@ class Packed:
     bits: int
     group_size: int
     zeros_less_one: bool
-    block_type: str | None
+    block_type: str | None  # GGUF's type for the same values: Q4_0 if all zero points are 8, else Q4_1; None: none
     parts: dict[str, Stored]
 
     def read(self) -> AnyArray:
-        """Raises ModelFormatError."""
+        """The matrix, dequantized. Raises ModelFormatError."""
         scales, zeros = self._scales_and_zeros()
         groups, words = self._groups(len(scales)), self.parts["qweight"].read()
         result = np.empty(self.shape, np.float16 if self.dtype == "F16" else np.float32)
@@ -86,7 +82,7 @@ class Packed:
         return np.asarray(result.reshape(outputs, -1))
 
     def _quants(self, words: AnyArray, first: int) -> AnyArray:
-        """The integers of some outputs, [in, outputs]."""
+        """The quantized integers of some outputs, [in, outputs]."""
         if self.method == "awq":
             return _unpack(words[:, first // 8 : (first + _SLICE) // 8], self.bits, True)
         return np.asarray(_unpack(np.ascontiguousarray(words[:, first : first + _SLICE].T), self.bits, False).T)
@@ -104,7 +100,7 @@ class Packed:
         return scales, zeros
 
     def _groups(self, count: int) -> AnyArray:
-        """The group of every input, [in]. Raises ModelFormatError if there are no such groups."""
+        """The group of every input, [in]. Raises ModelFormatError for a group that does not exist."""
         inputs = self.shape[1]
         if "g_idx" in self.parts:
             groups = self.parts["g_idx"].read().astype(np.int64)
@@ -116,7 +112,7 @@ class Packed:
 
 
 def find_packed(tensors: dict[str, Stored], config: Config) -> dict[str, Packed]:
-    """The quantized linear layers by the names that their weights would have; they leave `tensors`.
+    """Remove the quantized linear layers from `tensors` and return them by the names of their float weights.
 
     Raises UnsupportedError for other methods and layouts, ModelFormatError if parts are missing or do not fit.
     """
@@ -157,7 +153,7 @@ def find_packed(tensors: dict[str, Stored], config: Config) -> dict[str, Packed]
 
 
 def _checked_shape(parts: dict[str, Stored], stem: str, method: str, bits: int, group_size: int) -> tuple[int, int]:
-    """Outputs and inputs of a layer whose parts fit each other. Raises ModelFormatError."""
+    """Outputs and inputs of a layer. Raises ModelFormatError if its parts do not fit each other."""
     path = parts["qweight"].path
     for part in _PARTS[:3]:
         if part not in parts:
@@ -180,7 +176,7 @@ def _checked_shape(parts: dict[str, Stored], stem: str, method: str, bits: int, 
 
 
 def _unpack(words: AnyArray, bits: int, awq: bool) -> AnyArray:
-    """int32 [rows, n] to the values in them, int32 [rows, n · 32 / bits]."""
+    """Unpack words, int32 [rows, n], into values, int32 [rows, n · 32 / bits]."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     values = ((words.view(np.uint32)[..., None] >> shifts) & ((1 << bits) - 1)).astype(np.int32)
     if awq:

@@ -1,7 +1,8 @@
-"""A Hugging Face folder as a GGUF file in its own float types: config.json, safetensors, a tokenizer, a chat template.
+"""Convert a Hugging Face folder into a GGUF file of its own float types: config.json, safetensors, tokenizer, chat
+template.
 
-Matrices keep their type (float32, float16, bfloat16), vectors become float32, which all readers of GGUF require.
-One tensor is in memory at a time.
+Matrices keep their type (float32, float16, bfloat16); vectors become float32, which all readers of GGUF require.
+Memory holds one tensor at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from edge.converters.huggingface.architectures import of_config
 from edge.converters.huggingface.architectures.common import Architecture, Layout, Sizes
 from edge.converters.huggingface.architectures.rope import kept_fields, rope_tensors
-from edge.converters.huggingface.checkpoint import Weights, read_checkpoint
+from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
 from edge.converters.huggingface.fused import part as part_fused
 from edge.converters.huggingface.layout import is_finite, to_gguf, to_kind
@@ -43,16 +44,16 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3}  # general.
 
 
 @dataclass(frozen=True)
-class Part:
-    """A tensor of the result, and where it comes from."""
+class ImportedTensor:
+    """A tensor of the GGUF file and its source."""
 
     planned: Planned
-    source: Weights
+    source: CheckpointTensor
     layout: Layout
     heads: int
 
     def data(self) -> AnyArray:
-        """The tensor in the form of the file. Raises ModelFormatError if it holds values that are not finite."""
+        """The tensor in GGUF's layout. Raises ModelFormatError for values that are not finite."""
         kind, wanted = self.source.dtype, self.planned.type
         if wanted not in FLOATS and isinstance(self.source, Packed):
             return to_gguf(self.source.read_blocks(), self.layout, self.heads)
@@ -65,17 +66,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Source:
-    """A folder whose headers were read: the header of the result, and its tensors."""
+    """An opened folder: the GGUF header and tensors that it becomes."""
 
     folder: Path
     architecture: Architecture
     fields: dict[str, Field]
-    parts: list[Part]
+    parts: list[ImportedTensor]
     factors: dict[str, AnyArray]  # of RoPE
 
     @property
     def planned(self) -> list[Planned]:
-        """The tensors of the result, in order."""
+        """The tensors of the GGUF file, in order."""
         factors = [Planned(name, (array.size,), "F32") for name, array in self.factors.items()]
         return factors + [part.planned for part in self.parts]
 
@@ -86,17 +87,18 @@ class Source:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether it looks like a Hugging Face model."""
+    """Whether a path looks like a Hugging Face model."""
     return (path / "config.json").is_file()
 
 
 def planned(folder: Path, *, type: str | None = None, blocks: bool = False) -> list[Planned]:
-    """The file that `convert_folder` would write; no weights are read. Raises the same errors."""
+    """The tensors that `convert_folder` would write; no weights are read. Raises the same errors."""
     return open_folder(folder, type, blocks=blocks).planned
 
 
 def outline_folder(folder: Path, path: Path, *, blocks: bool = False) -> GGUFFile:
-    """The file that `convert_folder` would write, without weights, for inspection and plans. Raises the same errors."""
+    """The GGUF file that `convert_folder` would write, without weights, for inspection and plans. Raises the same
+    errors."""
     source = open_folder(folder, blocks=blocks)
     return write_outline(path, source.fields, source.planned)
 
@@ -109,12 +111,12 @@ def convert_folder(
     type: str | None = None,
     blocks: bool = False,
 ) -> None:
-    """Write the GGUF file, whole or not at all.
+    """Write the GGUF file, atomically.
 
-    type: F32, F16 or BF16 for all matrices, else each keeps its own, and quantized ones become float16.
-    blocks: quantized ones keep their values, in Q4_0 or Q4_1, where these types can hold them.
+    type: F32, F16 or BF16 for all matrices; default: each keeps its own, and quantized ones become float16.
+    blocks: quantized matrices keep their values, in Q4_0 or Q4_1, where these types can hold them.
     Raises InputError if files are missing or the target cannot be written, ModelFormatError if they are damaged or
-    contradict each other, UnsupportedError for architectures, tokenizers and quantizations that are not known.
+    contradict each other, UnsupportedError for unknown architectures, tokenizers and quantizations.
     """
     source = open_folder(folder, type, blocks=blocks)
     with new_file(target) as temporary:
@@ -174,10 +176,10 @@ def _parts(
     architecture: Architecture,
     config: Config,
     sizes: Sizes,
-    tensors: dict[str, Weights],
+    tensors: dict[str, CheckpointTensor],
     kind: str | None,
-) -> list[Part]:
-    """All tensors in GGUF's order; every tensor of the checkpoint is accounted for."""
+) -> list[ImportedTensor]:
+    """All tensors in GGUF's order; every tensor of the checkpoint must be accounted for."""
     root = _root(folder, architecture, tensors)
     parts, used = [], set[str]()
     for ours, theirs in _names(architecture, sizes.layers):
@@ -224,7 +226,7 @@ def _names(architecture: Architecture, layers: int) -> Iterator[tuple[str, str]]
     yield from (pair for pair in others if pair[0].startswith("output"))
 
 
-def _root(folder: Path, architecture: Architecture, tensors: dict[str, Weights]) -> str:
+def _root(folder: Path, architecture: Architecture, tensors: dict[str, CheckpointTensor]) -> str:
     embedding = architecture.names["token_embd"]
     for root in _ROOTS:
         if f"{root}{embedding}.weight" in tensors:
@@ -233,18 +235,20 @@ def _root(folder: Path, architecture: Architecture, tensors: dict[str, Weights])
 
 
 def _is_tied(architecture: Architecture, config: Config, *, has_head: bool) -> bool:
-    """The head is the embedding. Old files do not always say so."""
+    """Whether the head is the embedding, which old files do not always say."""
     said = config.get("tie_word_embeddings")
     return bool(said) if said is not None else architecture.tied or not has_head
 
 
-def _equal(head: Weights, embedding: Weights) -> bool:
+def _equal(head: CheckpointTensor, embedding: CheckpointTensor) -> bool:
     return (head.dtype, head.shape) == (embedding.dtype, embedding.shape) and bool(
         np.array_equal(head.read(), embedding.read())
     )
 
 
-def _part(architecture: Architecture, sizes: Sizes, name: str, stem: str, source: Weights, wanted: str | None) -> Part:
+def _part(
+    architecture: Architecture, sizes: Sizes, name: str, stem: str, source: CheckpointTensor, wanted: str | None
+) -> ImportedTensor:
     shape = architecture.shape(stem, sizes)
     if name.endswith(".bias"):
         shape = shape[:1]
@@ -259,15 +263,15 @@ def _part(architecture: Architecture, sizes: Sizes, name: str, stem: str, source
         raise UnsupportedError(f"{where} is of type {source.dtype}: only {', '.join(FLOATS)} are read")
     kind = "F32" if len(shape) == 1 else wanted or source.dtype
     heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}.get(stem, 1)
-    return Part(Planned(name, shape[::-1], kind), source, layout, heads)
+    return ImportedTensor(Planned(name, shape[::-1], kind), source, layout, heads)
 
 
-def _as_blocks(part: Part) -> Part:
+def _as_blocks(part: ImportedTensor) -> ImportedTensor:
     kind = part.source.block_type if isinstance(part.source, Packed) else None
     return part if kind is None else replace(part, planned=replace(part.planned, type=kind))
 
 
-def _main_type(parts: list[Part]) -> str:
+def _main_type(parts: list[ImportedTensor]) -> str:
     """The type of most values."""
     counts = Counter[str]()
     for part in parts:
@@ -276,7 +280,8 @@ def _main_type(parts: list[Part]) -> str:
 
 
 def _name(folder: Path, swallows: bool) -> str:
-    """The folder's name. Readers expect certain control tokens of a model with `phi-3` in its name: see to it."""
+    """The folder's name, changed to contain `phi-3` if and only if control tokens absorb spaces: readers of GGUF rely
+    on that."""
     name = "".join(filter(str.isprintable, folder.resolve().name))[:90] or "model"
     claims = "phi-3" in name.lower() or "phi3" in name.lower()
     if swallows and not claims:

@@ -1,6 +1,7 @@
-"""A Hugging Face folder's tokenizer and chat template as GGUF's fields: the same ids for the same text.
+"""Convert a Hugging Face folder's tokenizer and chat template into GGUF fields that give the same ids for the same
+text.
 
-Two kinds are known: byte-level BPE, and SentencePiece's BPE with byte fallback, the latter also from its own
+Two kinds are supported: byte-level BPE, and SentencePiece's BPE with byte fallback, also from its own
 `tokenizer.model`.
 """
 
@@ -32,14 +33,15 @@ _PHI3 = {"<unk>", "<s>", "</s>", "<|endoftext|>"}  # llama.cpp crashes on a mode
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """fields: of the header. swallows: control tokens take the space after them."""
+    """A converted tokenizer."""
 
-    fields: dict[str, Field]
-    swallows: bool
+    fields: dict[str, Field]  # of the header
+    swallows: bool  # control tokens absorb the space after them
 
 
 def read_vocabulary(folder: Path, config: Config, size: int) -> Vocabulary:
-    """The tokenizer for `size` embeddings. Raises InputError if there is none, UnsupportedError, ModelFormatError."""
+    """Read the tokenizer for `size` embeddings. Raises InputError if there is none, UnsupportedError,
+    ModelFormatError."""
     settings = _settings(folder)
     path, model = folder / "tokenizer.json", folder / "tokenizer.model"
     if path.is_file():
@@ -62,7 +64,7 @@ def read_vocabulary(folder: Path, config: Config, size: int) -> Vocabulary:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json over special_tokens_map.json; both may be missing."""
+    """tokenizer_config.json, with special_tokens_map.json as defaults; both may be missing."""
     said: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
@@ -71,7 +73,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _added(path: Path, said: Mapping[str, Any], size: int) -> dict[int, dict[str, Any]]:
-    """Added tokens by their ids; those beyond the embeddings can mean nothing to the model. Raises ModelFormatError."""
+    """Added tokens by id; ids beyond the embeddings are dropped. Raises ModelFormatError."""
     found: dict[int, dict[str, Any]] = {}
     for each in items(path, said, "added_tokens"):
         if not isinstance(each, dict) or not isinstance(each.get("content"), str) or not _is_id(each.get("id")):
@@ -121,7 +123,7 @@ def _texts(path: Path, vocab: Mapping[str, Any], added: dict[int, dict[str, Any]
 
 
 def _merges(path: Path, model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Older files write a pair as one string."""
+    """The merges as pairs; older files write a pair as one string."""
     pairs = []
     for each in items(path, model, "merges"):
         pair = tuple(each.split(" ")) if isinstance(each, str) else tuple(each) if isinstance(each, list) else ()
@@ -132,7 +134,7 @@ def _merges(path: Path, model: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _types(types: Any, texts: list[str], added: dict[int, dict[str, Any]]) -> Any:
-    """Token types, with those of added tokens and of embeddings without a token."""
+    """Token types, extended by those of added tokens and of embeddings without a token."""
     for index, text in enumerate(texts):
         if index not in added and text == f"[PAD{index}]":
             types[index] = UNUSED
@@ -173,8 +175,8 @@ def _adds_bos(path: Path, said: Mapping[str, Any], settings: Mapping[str, Any]) 
 
 
 def _role_fields(folder: Path, settings: Mapping[str, Any], config: Config, ids: dict[str, int]) -> dict[str, Field]:
-    """bos, eos, unk and pad: by their texts, else by the ids in config.json; other tokens that end a turn; and those
-    that are never to be generated."""
+    """Fields for special tokens: bos, eos, unk and pad (by text, else by the ids in config.json), other end-of-turn
+    tokens, and tokens that must not be generated."""
     fields: dict[str, Field] = {}
     for role, name in _ROLES.items():
         text = settings.get(f"{role}_token")
@@ -198,12 +200,12 @@ def _role_fields(folder: Path, settings: Mapping[str, Any], config: Config, ids:
 
 
 def _ids(value: Any, size: int) -> list[int]:
-    """One id, or a list of ids; values of other types are left out."""
+    """Normalize an id or a list of ids to a list; values of other types are left out."""
     return [each for each in (value if isinstance(value, list) else [value]) if _is_id(each) and each < size]
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The chat template: a file of its own, or in the settings, where there may be several by name."""
+    """The chat template: from its own file, or from the settings, which may hold several by name."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:

@@ -1,7 +1,7 @@
-"""A GGUF model as a Hugging Face folder: config.json, model.safetensors, tokenizer and chat template.
+"""Convert a GGUF model into a Hugging Face folder: config.json, model.safetensors, tokenizer and chat template.
 
-The inverse of reader.py: float matrices keep their type, quantized ones become floats, vectors take the
-matrices' type where that loses nothing. A folder that was read and written again holds the same weights.
+The inverse of reader.py: float matrices keep their type, quantized ones become floats, vectors take the matrices' type
+where that is lossless. A folder read and written again holds the same weights.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SLICE = 1 << 20  # values converted to floats at a time
 
 
 @dataclass(frozen=True)
-class Part:
-    """A tensor of the folder, and where it comes from."""
+class ExportedTensor:
+    """A tensor of the folder and its source."""
 
     planned: Planned
     info: TensorInfo
@@ -59,11 +59,10 @@ def write_folder(
     progress: Callable[[float], None] | None = None,
     type: str = "F32",
 ) -> None:
-    """Write the folder, whole or not at all; it is read again before it appears. type: of matrices that
-    are quantized in the file.
+    """Write the folder atomically, after reading it back. type: of matrices that are quantized in the file.
 
-    Raises InputError if the folder is in the way or cannot be written, UnsupportedError for models that Hugging
-    Face's configurations do not describe.
+    Raises InputError if the folder is in the way or cannot be written, UnsupportedError for models that Hugging Face's
+    configurations cannot describe.
     """
     if type not in FLOATS:
         raise InputError(f"quantized weights become {', '.join(FLOATS)}, not {type}")
@@ -84,7 +83,7 @@ def write_folder(
         _check(file, temporary, folder)
 
 
-def _parts(file: GGUFFile, spec: ModelSpec, architecture: Architecture, type: str) -> list[Part]:
+def _parts(file: GGUFFile, spec: ModelSpec, architecture: Architecture, type: str) -> list[ExportedTensor]:
     """Every tensor under Hugging Face's name. Raises UnsupportedError if it has none."""
     found = []
     for name, info in file.tensors.items():
@@ -102,17 +101,17 @@ def _parts(file: GGUFFile, spec: ModelSpec, architecture: Architecture, type: st
         shape = info.shape if layout == "transposed" and len(info.shape) == 2 else info.shape[::-1]
         heads = {"attn_q": spec.heads, "attn_k": spec.kv_heads}.get(short, 1)
         kind = info.type if info.type in FLOATS else type
-        found.append(Part(Planned(f"{theirs}.{suffix}", kind, shape), info, layout, heads))
+        found.append(ExportedTensor(Planned(f"{theirs}.{suffix}", kind, shape), info, layout, heads))
     main = _main_type(found)
     return [_narrowed(file, part, main) for part in found]
 
 
-def _main_type(parts: list[Part]) -> str:
+def _main_type(parts: list[ExportedTensor]) -> str:
     return max(FLOATS, key=lambda kind: sum(part.planned.nbytes for part in parts if part.planned.dtype == kind))
 
 
-def _narrowed(file: GGUFFile, part: Part, kind: str) -> Part:
-    """A vector takes the matrices' type if reading it back gives the same float32."""
+def _narrowed(file: GGUFFile, part: ExportedTensor, kind: str) -> ExportedTensor:
+    """Give a vector the matrices' type if that is lossless."""
     if len(part.info.shape) > 1 or kind == "F32":
         return part
     values = file.tensor_bytes(part.info).view(np.float32)
@@ -123,11 +122,11 @@ def _narrowed(file: GGUFFile, part: Part, kind: str) -> Part:
     again = to_gguf(to_float32(narrow, kind), part.layout, part.heads)
     if not np.array_equal(again, values):
         return part
-    return Part(Planned(part.planned.name, kind, part.planned.shape), part.info, part.layout, part.heads)
+    return ExportedTensor(Planned(part.planned.name, kind, part.planned.shape), part.info, part.layout, part.heads)
 
 
-def _data(file: GGUFFile, part: Part) -> AnyArray:
-    """The tensor in the folder's form."""
+def _data(file: GGUFFile, part: ExportedTensor) -> AnyArray:
+    """The tensor in Hugging Face's layout."""
     info, kind, shape = part.info, part.planned.dtype, part.info.shape[::-1]
     data = file.tensor_bytes(info)
     if info.type in FLOATS:
@@ -153,13 +152,13 @@ def _config(
 
 
 def _generation(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Tokens that start and end a text: EOS first, then others that end a turn."""
+    """Tokens that start and end a text: EOS first, then other end-of-turn tokens."""
     ends = sorted(tokenizer.end_ids, key=lambda index: (index != tokenizer.eos_id, index))
     return {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends}
 
 
 def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """tokenizer.json, with the BOS that prompts start with, without names for embeddings that belong to no token."""
+    """tokenizer.json with the BOS that prompts start with, and without names for embeddings that have no token."""
     said = tokenizer_json(tokenizer)
     vocab = said["model"]["vocab"]
     said["model"]["vocab"] = {text: index for text, index in vocab.items() if text != f"[PAD{index}]"}
@@ -196,7 +195,7 @@ def _write_json(path: Path, said: dict[str, Any]) -> None:
 
 
 def _check(file: GGUFFile, written: Path, folder: Path) -> None:
-    """The folder written for `folder` must read as a model with the same tensors."""
+    """Check that `written`, the future `folder`, reads as a model with the same tensors."""
     try:
         again = {each.name: each.shape for each in open_folder(written).planned}
     except EdgeError as error:

@@ -1,1 +1,1 @@
-"""Weights in fewer bits, one method per file."""
+"""Quantization methods, one per file."""

@@ -1,9 +1,9 @@
-"""AWQ (arXiv:2306.00978): channels whose inputs are large get finer steps.
+"""AWQ (arXiv:2306.00978): channels with large inputs get finer steps.
 
 A matrix's columns are multiplied by s = mean|x|^α and its inputs divided by it, which changes nothing before rounding.
-α is searched on a grid, for the least error of outputs on the calibration data. The division is folded into the
-producer of the inputs: the norm before, the rows of attn_v for attn_output (query heads that share a KV head have to
-share its factors), those of ffn_up for ffn_down.
+α is searched on a grid for the least output error on the calibration data. The division is folded into the producer of
+the inputs: the preceding norm, the rows of attn_v for attn_output (query heads that share a KV head share its factors),
+those of ffn_up for ffn_down.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _LEAST = 1e-4  # mean |x|, below which a channel counts as this
 
 @dataclass
 class Folds:
-    """Factors by the names of `find_tensors`: columns are multiplied, rows and vectors divided. All float32."""
+    """AWQ's factors by the names of `find_tensors`, float32."""
 
-    columns: dict[str, FloatArray] = field(default_factory=dict)
-    rows: dict[str, FloatArray] = field(default_factory=dict)
+    columns: dict[str, FloatArray] = field(default_factory=dict)  # multiplied
+    rows: dict[str, FloatArray] = field(default_factory=dict)  # divided; vectors too
 
     def read(self, file: GGUFFile, sources: Mapping[str, Source]) -> dict[str, FloatArray]:
-        """As `read_weights`, with the factors."""
+        """Read weights like `read_weights`, with the factors applied."""
         weights = read_weights(file, sources)
         for name in weights:
             if name in self.columns:
@@ -45,7 +45,7 @@ class Folds:
         return weights
 
     def add(self, names: Sequence[str], maker: str, spec: ModelSpec, factors: FloatArray) -> None:
-        """Fold the factors of matrices that multiply what the tensor `maker` makes."""
+        """Add the factors of matrices that multiply the output of the tensor `maker`."""
         self.columns |= dict.fromkeys(names, factors)
         if names[0].endswith("attn_output"):  # query heads of a group carry the same factors
             factors = factors.reshape(spec.kv_heads, -1, spec.head_dim)[:, 0].reshape(-1)
@@ -53,8 +53,10 @@ class Folds:
 
 
 def makers(block: Block) -> dict[str, tuple[str, ...]]:
-    """Tensors of a layer whose rows can be divided, and the matrices that multiply what they make. What an activation
-    without a gate makes cannot."""
+    """Tensors of a block whose rows can be divided, with the matrices that multiply their output.
+
+    The output of an activation without a gate cannot be scaled.
+    """
     core, before = block.core, None
     if isinstance(core, Attention):
         before = "attn_v"
@@ -67,7 +69,7 @@ def find_factors(
     names: Sequence[str], weights: Sequence[FloatArray], mean: FloatArray, hessian: AnyArray, spec: ModelSpec,
     grid: Grid, group_size: int = BLOCK,
 ) -> FloatArray:  # fmt: skip
-    """The factors s, float32 [columns], of matrices that share inputs with this mean |x| and XᵀX."""
+    """Find s, float32 [columns], for matrices that share inputs with this mean |x| and XᵀX."""
     size = np.maximum(mean, _LEAST).astype(np.float64)
     if names[0].endswith("attn_output"):
         groups = size.reshape(spec.kv_heads, -1, spec.head_dim)
@@ -87,6 +89,6 @@ def find_factors(
 
 
 def output_error(weight: FloatArray, rounded: FloatArray, hessian: AnyArray) -> float:
-    """The mean over tokens of the squared error of all outputs, tr(ΔHΔᵀ)."""
+    """The squared error of all outputs, averaged over tokens: tr(ΔHΔᵀ)."""
     error = rounded - weight
     return float(np.einsum("rc,rc->", error @ hessian.astype(np.float32), error))

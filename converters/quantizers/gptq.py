@@ -1,8 +1,8 @@
-"""GPTQ (arXiv:2210.17323): columns are rounded one after the other, and the remaining ones compensate for each error.
+"""GPTQ (arXiv:2210.17323): round one column after the other, and let the remaining columns compensate for each error.
 
-With H = XᵀX, the Cholesky factor U of H⁻¹ = UᵀU holds the inverses of H without its first columns. A block gets its
-scales when its turn comes, from weights that already compensate for earlier errors; the cost of an error in a block,
-after later columns have compensated for it, is (UᵀU)⁻¹ of the block.
+With H = XᵀX, the Cholesky factor U of H⁻¹ = UᵀU holds the inverses of H without its first columns. A block's scales are
+fitted when the block is reached, to weights that already compensate for earlier errors. The cost of an error in the
+block, after later columns have compensated for it, is (UᵀU)⁻¹ of the block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEAST = 1e-4  # of its mean, for inputs that are always zero
 def gptq(
     weight: FloatArray, hessian: AnyArray, grid: Grid, *, act_order: bool = True, group_size: int = BLOCK
 ) -> QuantizedMatrix:
-    """weight: float32 [rows, columns]; hessian: XᵀX, float64 [columns, columns].
+    """Quantize weight, float32 [rows, columns], for inputs with hessian XᵀX, float64 [columns, columns].
 
     act_order: round the blocks with the largest inputs first, and the largest columns of each block first.
     """
@@ -49,10 +49,10 @@ def gptq(
 
 
 def shift(hessian: AnyArray, crossed: AnyArray) -> FloatArray:
-    """S, float32 [columns, columns]: with weights W·S, outputs on the rounded model's inputs are nearest to the exact
-    model's, in the manner of GPTAQ (arXiv:2504.02692).
+    """S, float32 [columns, columns]: W·S brings outputs on the rounded model's inputs nearest to the exact model's
+    outputs (GPTAQ, arXiv:2504.02692).
 
-    hessian: XᵀX of rounded inputs; crossed: XᵀY with the exact ones.
+    hessian: XᵀX of the rounded model's inputs; crossed: XᵀY with the exact model's Y.
     """
     extra = damping(hessian)
     return np.asarray(np.linalg.solve(hessian + extra, crossed + extra).T, np.float32)
@@ -67,7 +67,7 @@ def inverse_factor(hessian: AnyArray) -> FloatArray:
 
 
 def damping(hessian: AnyArray) -> AnyArray:
-    """The diagonal matrix that is added to a Hessian, so that it follows the calibration text only in part.
+    """The diagonal matrix added to a Hessian, against overfitting to the calibration text.
 
     The paper adds a share of the mean diagonal. A share of each input's own value damps small and large inputs alike,
     and generalizes better to other texts.
@@ -85,7 +85,7 @@ def _round_block(
     scales: FloatArray,
     minima: FloatArray,
 ) -> None:
-    """Round the BLOCK columns from `first` on: errors are compensated within the block, then in those behind it."""
+    """Round the BLOCK columns from `first` on, and compensate within the block, then in the columns behind it."""
     last = first + BLOCK
     part, own = left[first:last].copy(), factor[first:last, first:last]
     errors = np.empty_like(part)

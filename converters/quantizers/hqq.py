@@ -1,7 +1,7 @@
 """HQQ (Badri and Shaji, 2023, "Half-Quadratic Quantization of Large Machine Learning Models"): no calibration data.
 
-Errors are measured by |e|^p with p < 1, which forgives outliers. Two steps alternate: shrinkage
-finds the part e of the error that is due to outliers, and scales and zero points are fitted to the weights without e.
+Errors are measured by |e|^p with p < 1, which forgives outliers. Two steps alternate: shrinkage finds the part e of the
+error that is due to outliers; scales and zero points are fitted to the weights without e.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _shrink(error: FloatArray, beta: float) -> FloatArray:
 
 
 def _fitted(weight: FloatArray, rounded: QuantizedMatrix, group_size: int) -> tuple[FloatArray, FloatArray | None]:
-    """For codes as they are: the best zero points for the scales, then the best scales for these, by least squares."""
+    """Refit for fixed codes, by least squares: zero points for the scales, then scales for the zero points."""
     levels, top = rounded.grid.levels[rounded.codes], rounded.grid.levels[-1]
     if rounded.minima is None:
         scales = _sums(weight * levels, group_size) / np.maximum(_sums(levels * levels, group_size), np.float32(1))
@@ -69,7 +69,7 @@ def _loss(weight: FloatArray, rounded: QuantizedMatrix, group_size: int) -> Floa
 
 
 def _sums(values: FloatArray, group_size: int) -> AnyArray:
-    """Over the values that share a scale, for each of their blocks: [rows, blocks]."""
+    """Sums over the values that share a scale, repeated for each of their blocks: [rows, blocks]."""
     sums = values.reshape(len(values), -1, BLOCK).sum(axis=-1)
     starts = np.arange(0, sums.shape[1], group_size // BLOCK)
     return np.repeat(np.add.reduceat(sums, starts, axis=1), group_size // BLOCK, axis=1)[:, : sums.shape[1]]

@@ -1,6 +1,7 @@
-"""LLM.int8() (arXiv:2208.07339): a few input channels are so large that they spoil the rounding of all others.
+"""LLM.int8() (arXiv:2208.07339): keep the few input channels with outliers in float, since they spoil the rounding of
+the others.
 
-Those whose inputs exceed a threshold in calibration stay float; the others are multiplied in int8, with a scale for
+Channels whose inputs exceed a threshold in calibration stay float; the others are multiplied in int8, with a scale for
 every token and one for every row of the matrix.
 """
 
@@ -15,6 +16,6 @@ MOST = 0.1  # of all channels: the paper finds a thousandth, but some models' in
 
 
 def outliers_of(largest: FloatArray, threshold: float = THRESHOLD) -> tuple[int, ...]:
-    """Channels to be kept apart, the largest if they are too many. largest: max |input| of each, float32 [columns]."""
+    """Channels that stay float; the largest, if there are too many. largest: max |input| of each, float32 [columns]."""
     chosen = np.argsort(-largest, kind="stable")[: int(MOST * largest.size)]
     return tuple(sorted(int(index) for index in chosen if largest[index] > threshold))

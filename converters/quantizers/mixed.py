@@ -1,8 +1,8 @@
-"""A type for each stage of each layer: more bits where rounding hurts most, for a file of a given size or quality.
+"""Mixed types: more bits for the stages where rounding hurts most, for a file of a given size or quality.
 
-The cost of a stage is measured: the KL divergence of the model's predictions when only this stage is rounded, to the
-first of the types. The cost of other types is taken to be proportional to the squared error of the stage's outputs, and
-costs to add up. A greedy search starts from the smallest types and takes the step that saves most KL per byte.
+A stage's cost is measured: the KL divergence of the model's predictions when this stage alone is rounded to the first
+of the types. The cost of other types is taken to be proportional to the squared error of the stage's outputs, and costs
+to add up. A greedy search starts from the smallest types and takes the step that saves most KL per byte.
 """
 
 from __future__ import annotations
@@ -33,29 +33,28 @@ _SHRINKS = (1.0, 0.9, 0.8)  # enough to compare types
 
 @dataclass(frozen=True)
 class Stage:
-    """Tensors of the file that get the same type; for each type their bytes and its cost (estimated KL)."""
+    """Tensors that get the same type."""
 
     tensors: tuple[str, ...]
-    nbytes: Mapping[str, int]
-    cost: Mapping[str, float]
+    nbytes: Mapping[str, int]  # by type
+    cost: Mapping[str, float]  # by type: estimated KL
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """types: by tensor. kl: estimated, in nats per token. nbytes: of these tensors."""
+    """A choice of types."""
 
-    types: dict[str, str]
-    kl: float
-    nbytes: int
+    types: dict[str, str]  # by tensor
+    kl: float  # estimated, in nats per token
+    nbytes: int  # of these tensors
 
 
 def measure(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, types: Sequence[str] = TYPES, progress: Progress | None = None
 ) -> list[Stage]:
-    """The cost of each type in each stage, without stages whose rows are not whole blocks. tokens: int32 [n]. types:
-    the first is measured, the others are estimated.
+    """The cost of each type in each stage. Stages whose rows are not whole blocks are left out.
 
-    Raises InputError for too few tokens.
+    tokens: int32 [n]. types: the first is measured, the others are estimated. Raises InputError for too few tokens.
     """
     walk = Walk(file, spec, sequences(tokens[:_TOKENS]))
     before: list[FloatArray] = []
@@ -79,7 +78,7 @@ def measure(
 
 
 def allocate(stages: Sequence[Stage], *, nbytes: int | None = None, kl: float | None = None) -> Mixture:
-    """The types for at most `nbytes` of these tensors, or for at most this KL in as few bytes as possible.
+    """Choose types for at most `nbytes` bytes, or for at most a loss of `kl` in as few bytes as possible.
 
     Raises InputError if that is impossible.
     """
@@ -120,7 +119,7 @@ def _error(weights: Sequence[FloatArray], kind: str, hessian: AnyArray) -> float
 def _rounded(
     walk: Walk, spec: ModelSpec, before: Sequence[FloatArray], names: tuple[str, ...], kind: str
 ) -> FloatArray:
-    """Final states of the model in which only these matrices are rounded."""
+    """Final hidden states of the model with only these matrices rounded."""
     start = int(names[0].split(".")[1])
     walk.hidden = before[start]
     for layer in range(start, spec.layers):
@@ -133,7 +132,7 @@ def _rounded(
 
 
 def _divergence(walk: Walk, exact: FloatArray, other: FloatArray) -> float:
-    """The mean KL of predictions from final states, a few tokens at a time: vocabularies are large."""
+    """Mean KL of the predictions from final states, a few tokens at a time since vocabularies are large."""
     total = 0.0
     for at in range(0, len(exact), _SLICE):
         logits = (walk.logits_of(part[at : at + _SLICE]) for part in (exact, other))

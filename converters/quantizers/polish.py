@@ -1,7 +1,7 @@
 """Refine a quantized matrix: better scales for its codes, then better codes one column at a time.
 
-Both lower tr((W − Ŵ)H(W − Ŵ)ᵀ), the squared error of a matrix's outputs, and neither can raise it but by rounding
-scales to float16.
+Both steps lower tr((W − Ŵ)H(W − Ŵ)ᵀ), the squared error of the matrix's outputs; only rounding scales to float16 can
+raise it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from edge.types import AnyArray, FloatArray
 def polish(
     weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray, group_size: int = BLOCK
 ) -> QuantizedMatrix:
-    """weight: float32 [rows, columns]; hessian: XᵀX, float64 [columns, columns], damped as for rounding.
+    """Refine `quantized`. weight: float32 [rows, columns]; hessian: XᵀX, float64 [columns, columns], damped as for
+    rounding.
 
     group_size: values that share a scale; scales shared by several blocks stay.
     """
@@ -23,7 +24,7 @@ def polish(
 
 
 def refit(weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray) -> QuantizedMatrix:
-    """The best scales of all blocks of a row together, by least squares; codes and zero points stay."""
+    """Fit the scales of all blocks of a row jointly, by least squares; codes and zero points stay."""
     rows, blocks = quantized.scales.shape
     narrow = hessian.astype(np.float32)
     zeros = np.float32(0) if quantized.minima is None else np.repeat(_zeros(quantized), BLOCK, axis=1)
@@ -43,7 +44,7 @@ def refit(weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray) -> 
 
 
 def descend(weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray) -> QuantizedMatrix:
-    """Coordinate descent: each column is rounded to its best values while the others stay."""
+    """Coordinate descent over codes: each column is rounded to its best values while the others stay."""
     narrow, grid = hessian.astype(np.float32), quantized.grid
     values, codes = np.ascontiguousarray(quantized.values.T), np.ascontiguousarray(quantized.codes.T)
     pull = narrow @ (np.ascontiguousarray(weight.T) - values)  # the negative gradient of each weight, [columns, rows]
@@ -62,7 +63,7 @@ def descend(weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray) -
 
 
 def _zeros(quantized: QuantizedMatrix) -> FloatArray:
-    """Zero points, float32 [rows, blocks]: integers."""
+    """Zero points, float32 [rows, blocks], integral."""
     assert quantized.minima is not None
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(quantized.scales == 0, 0, np.rint(-quantized.minima / quantized.scales)), np.float32)

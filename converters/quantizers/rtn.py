@@ -1,7 +1,7 @@
 """Round to nearest: each weight alone, with the scale of each block that costs least.
 
-The cost of an error e of a block is eᵀHe, where H = XᵀX of its inputs, or Σ h·e² with H's diagonal
-(an importance matrix): errors may cost more in some columns than in others.
+The cost of an error e of a block is eᵀHe, where H = XᵀX of its inputs, or Σ h·e² with H's diagonal (an importance
+matrix), so that errors cost more in some columns than in others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Pair = tuple[FloatArray, FloatArray | None]
 
 
 def quantize(values: FloatArray, kind: str) -> AnyArray:
-    """Round float32 [rows, n] to the nearest values of a type: uint8 [rows, bytes of n values]. Raises
+    """Round float32 [rows, n] to the nearest values of a block type: uint8 [rows, bytes of n values]. Raises
     UnsupportedError."""
     if kind == "IQ4_NL":  # the one plain type that gguf does not round to
         return nearest(values, find_grid(kind), np.ones(values.shape[1])).data
@@ -45,10 +45,10 @@ def nearest(
 def fit_scales(
     weight: FloatArray, grid: Grid, cost: AnyArray, group_size: int = BLOCK, shrinks: Iterable[float] = SHRINKS
 ) -> Pair:
-    """Scales and minima (or None), float32 [rows, blocks], for weight [rows, columns].
+    """Fit scales and minima (or None), float32 [rows, blocks], to weight [rows, columns].
 
-    cost: [columns], or [blocks, BLOCK, BLOCK] for whole blocks. group_size: how many values share a scale, a multiple
-    of BLOCK; the last ones of a row may be fewer. shrinks: which parts of the values' range are tried.
+    cost: [columns], or [blocks, BLOCK, BLOCK] for whole blocks. group_size: values that share a scale, a multiple of
+    BLOCK; a row's last group may be smaller. shrinks: the fractions of the values' range that are tried.
     """
     rows, columns = weight.shape
     blocks = weight.reshape(rows, columns // BLOCK, BLOCK)
@@ -66,7 +66,7 @@ def fit_scales(
 
 
 def _losses(error: FloatArray, cost: AnyArray) -> FloatArray:
-    """Of each block, [rows, blocks]."""
+    """The cost of each block, [rows, blocks]."""
     if cost.ndim == 1:
         return np.asarray(np.einsum("rbc,bc->rb", error * error, cost.reshape(-1, BLOCK).astype(np.float32)))
     by_block = np.swapaxes(error, 0, 1)
@@ -74,7 +74,7 @@ def _losses(error: FloatArray, cost: AnyArray) -> FloatArray:
 
 
 def _candidates(blocks: FloatArray, grid: Grid, group_size: int, shrinks: Iterable[float]) -> Iterator[Pair]:
-    """In float16, of all blocks [rows, blocks] at once; neighbours that share a scale get the same."""
+    """Candidate scales of all blocks [rows, blocks], rounded to float16; blocks of a group get the same."""
     low, high = (_groups(getattr(blocks, what)(axis=-1), group_size, what) for what in ("min", "max"))
     bottom, top = grid.levels[0], grid.levels[-1]
     if grid.minima:
@@ -93,7 +93,7 @@ def _candidates(blocks: FloatArray, grid: Grid, group_size: int, shrinks: Iterab
 
 
 def _groups(numbers: FloatArray, group_size: int, what: str) -> FloatArray:
-    """[rows, blocks]: the least or greatest of all blocks that share a scale."""
+    """The least or greatest value among the blocks that share a scale, [rows, blocks]."""
     if group_size == BLOCK:
         return numbers
     starts = np.arange(0, numbers.shape[1], group_size // BLOCK)

@@ -1,8 +1,7 @@
-"""SmoothQuant (arXiv:2211.10438): inputs with outliers are hard to round to 8 bits, weights are easy, so that a part
-of the difficulty moves over.
+"""SmoothQuant (arXiv:2211.10438): move the difficulty of int8 rounding from inputs with outliers to the weights.
 
 Channel i of the inputs is divided by s_i = max|x_i|^α / max|w_i|^(1 − α), and column i of the weights multiplied by it:
-nothing else changes. The division is done beforehand, in whatever makes the inputs: the norm before attention and
+nothing else changes. The division is folded into the producer of the inputs: the norm before attention and
 feed-forward; the rows of `ffn_up` for `ffn_down`, where a gate is multiplied; the rows of `attn_v` for `attn_output`,
 with one factor for all query heads of a group.
 """
@@ -27,11 +26,10 @@ _SLICE = 1 << 20  # weights that are looked at at once
 
 @dataclass(frozen=True)
 class Smoothing:
-    """multiplied: columns of matrices, float32 [columns]; divided: values of norms, or rows of matrices, float32
-    [rows]; by the names of `find_tensors`."""
+    """Factors that smooth a model, by the names of `find_tensors`."""
 
-    multiplied: dict[str, FloatArray] = field(default_factory=dict)
-    divided: dict[str, FloatArray] = field(default_factory=dict)
+    multiplied: dict[str, FloatArray] = field(default_factory=dict)  # columns of matrices, float32 [columns]
+    divided: dict[str, FloatArray] = field(default_factory=dict)  # values of norms, or rows of matrices, float32 [rows]
 
 
 def smooth(
@@ -41,7 +39,8 @@ def smooth(
     alpha: float = ALPHA,
     progress: Callable[[float], None] | None = None,
 ) -> Smoothing:
-    """largest: max |input| of each matrix's columns in calibration, float32 [columns], by the names of `find_tensors`.
+    """Compute the factors. largest: max |input| of each matrix's columns in calibration, float32 [columns], by the
+    names of `find_tensors`.
 
     Raises UnsupportedError for weights that cannot be read.
     """
@@ -65,7 +64,7 @@ def smooth(
 
 
 def factors_of(inputs: FloatArray, weights: FloatArray, alpha: float = ALPHA) -> FloatArray:
-    """The paper's formula; 1 for channels that are never used. Both: max |…| of each channel, float32 [columns]."""
+    """The paper's formula; 1 for unused channels. Both arguments: max |…| of each channel, float32 [columns]."""
     used = (inputs > 0) & (weights > 0)
     factors = np.where(used, inputs, 1) ** alpha / np.where(used, weights, 1) ** (1 - alpha)
     return np.asarray(factors, np.float32)
@@ -82,11 +81,11 @@ def _column_sizes(file: GGUFFile, source: Source) -> FloatArray:
 
 
 def _of_group(sizes: FloatArray, spec: ModelSpec) -> FloatArray:
-    """The largest among the query heads that share a KV head: [KV heads · head]."""
+    """The largest of the query heads that share a KV head, [KV heads · head]."""
     return np.asarray(sizes.reshape(spec.kv_heads, -1, spec.head_dim).max(axis=1).reshape(-1))
 
 
 def _to_heads(factors: FloatArray, spec: ModelSpec) -> FloatArray:
-    """The same for each query head of the group: [heads · head]."""
+    """The factors repeated for each query head of the group, [heads · head]."""
     by_group = factors.reshape(spec.kv_heads, 1, spec.head_dim)
     return np.repeat(by_group, spec.heads // spec.kv_heads, axis=1).reshape(-1)

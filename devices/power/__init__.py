@@ -77,9 +77,8 @@ def find_meter(root: Path | None = None) -> Guarded:
 
 
 def measure_card(meter: object, card: nvml.Card) -> bool:
-    """Switch the meter to the counter of the NVIDIA card that runs the model; joules so far stay. False if the card has no
-    counter, or the meter is an app's own and continues.
-    """
+    """Switch the meter to the counter of the NVIDIA card that runs the model; joules so far stay. False if the card has
+    no counter, or the meter is an app's own and continues."""
     if not isinstance(meter, Guarded) or meter.stated:
         return False
     try:
@@ -90,7 +89,8 @@ def measure_card(meter: object, card: nvml.Card) -> bool:
 
 
 def app_meter(joules: Callable[[], float], source: str = "app", scope: Scope = "device") -> Guarded:
-    """A meter for `edge.load(meter=…)` that reads an app's own counter (see `AppCounter`), and the estimate once that fails.
+    """A meter for `edge.load(meter=…)` that reads an app's own counter (see `AppCounter`), and the estimate once that
+    fails.
 
     Raises InputError if the counter cannot be read now.
     """

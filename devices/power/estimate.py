@@ -1,4 +1,5 @@
-"""Estimated energy where no sensor measures it, from CPU time and memory traffic, and their costs in the device's profile.
+"""Estimated energy where no sensor measures it, from CPU time and memory traffic, and their costs in the device's
+profile.
 
 busy core-seconds × watts of a core + seconds × idle watts + bytes read from memory × joules per byte. Costs that the
 profile lacks count as 0. A child's CPU time counts once it has ended.

@@ -22,6 +22,7 @@ class Card:
 
 class Nvml:
     """The energy counter of a card."""
+
     source = "NVML"
     kind: MeterKind = "counter"
     scope: Scope = "package"

@@ -40,8 +40,8 @@ def chat(
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
     from edge.run.conversation import Conversation
+    from edge.run.loading import load
     from edge.run.opening import open_model
-    from edge.run.session import load
 
     limit, system, think = check_limit(answer.max_tokens), answer.system, Think.parse(answer.think)
     with progress(enabled=not quiet) as shown:

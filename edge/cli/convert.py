@@ -243,8 +243,6 @@ def _show(report: Report, *, quiet: bool) -> None:
             f"compiled for the NPU of {npu.device}: {form.rows} KV rows in {form.kv_dtype}; chunks of {form.chunk} "
             f"tokens and single ones share their weights; {how}"
         )
-    if report.tuned:
-        note(f"chunk, shards and head: {report.tuned}")
     if mix := report.mixture:
         note(f"{type_counts(mix.types.values())}; {mix.kl:.3f} nats are lost by plain rounding (estimated)")
     if cut := report.pruned:

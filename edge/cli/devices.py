@@ -286,11 +286,11 @@ def _gpu_as_json(adapter: Adapter, chosen: Adapter | None) -> dict[str, object]:
 
 def _providers() -> list[str]:
     """What --provider may be here."""
-    from edge.backends import onnx
+    from edge.backends import engine_named
     from edge.errors import MissingExtraError
 
     try:
-        onnx.check_installed()
+        engine_named("onnx").check_installed()
     except MissingExtraError:
         return []
     from edge.backends.onnx.providers import provider_names

@@ -57,8 +57,8 @@ def run(
     from edge.errors import BudgetError
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
+    from edge.run.loading import load
     from edge.run.opening import open_model
-    from edge.run.session import load
     from edge.storage.making import account
 
     limit, think = check_limit(answer.max_tokens), Think.parse(answer.think)

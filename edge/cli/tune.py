@@ -7,7 +7,6 @@ import time as clock
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from edge.budget import parse_seconds
@@ -38,15 +37,8 @@ def tune(
         str | None, o.flag("--target", help="The device's instruction set, with --tracker (default: ours).")
     ] = None,
     show: Annotated[bool, o.flag("--show", help="Explain the result, or list all records.")] = False,
-    plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg).")] = None,
     force: Annotated[bool, o.flag("--force", help="Repeat the trials of earlier tunings.")] = False,
     backend: Annotated[Engine, o.flag("--backend", help="The engine whose kernels are tuned.")] = Engine.CPU,
-    provider: Annotated[
-        str | None, o.flag("--provider", help="Tune what an NPU runs, by the onnx engine and this execution provider.")
-    ] = None,
-    max_kv_size: Annotated[
-        int | None, o.flag("--max-kv-size", help="With --provider: KV rows of the graphs (default: 512).")
-    ] = None,
     kv_dtype: o.NativeKVDtype = "f16",
     seed: Annotated[int, o.flag("--seed", help="Order of the trials.")] = 0,
     json: o.Json = False,
@@ -54,13 +46,11 @@ def tune(
 ) -> None:
     """Find the fastest settings of the native engine for this device and model; later runs use them.
 
-    Searched, then compared with the defaults end to end: if the gain is not beyond the noise, the defaults stay. With
-    --provider: the sizes of an NPU's graphs; those for an NPU that is not here are compiled and listed, not timed.
+    Searched, then compared with the defaults end to end: if the gain is not beyond the noise, the defaults stay.
     """
     if model is None and not show:
         raise InputError("no MODEL: give one, or --show to list all records")
-    _check_provider(provider, max_kv_size, backend, tracker or key or target, device, show=show)
-    if device != "host" and tracker is None and provider is None:
+    if device != "host" and tracker is None:
         raise InputError(f"tuning for {device} needs the device to measure on: give --tracker HOST:PORT and --key")
     if (tracker is None) != (key is None):
         raise InputError("--tracker and --key go together")
@@ -68,23 +58,14 @@ def tune(
         raise InputError("--tracker measures CPUs; --backend gpu tunes for a GPU of this device")
     if target is not None and tracker is None:
         raise InputError("--target goes with --tracker; for this device, set EDGE_ISA")
-    if plot is not None and not (show and model):
-        raise InputError("--plot goes with --show MODEL")
     if show:
-        _list(json) if model is None else _explain(model, backend, provider, kv_dtype, plot, json)
+        _list(json) if model is None else _explain(model, backend, kv_dtype, json)
         return
     assert model is not None
     seconds = parse_seconds(time, "--time")
-    if provider is not None:
-        from edge.cli.tune_provider import computes_here, show_forms
-
-        if not computes_here(provider, device):
-            show_forms(model, provider, device, max_kv_size, kv_dtype, trials, seconds, json=json, quiet=quiet)
-            return
     result = _tune(
-        model, device, trials, seconds, tracker, key, target, force, backend, provider, max_kv_size, kv_dtype, seed,
-        quiet or json,
-    )  # fmt: skip
+        model, device, trials, seconds, tracker, key, target, force, backend.value, kv_dtype, seed, quiet or json
+    )
     if result.late and not result.record.trials:
         raise BudgetError(
             f"{result.record.model}: no trial within --time {seconds:g}s, which must do for compiling, for measuring "
@@ -99,25 +80,9 @@ def tune(
         raise KeyboardInterrupt
 
 
-def _check_provider(
-    provider: str | None, rows: int | None, engine: Engine, remote: str | None, device: str, *, show: bool
-) -> None:
-    """Raises InputError for what does not go with --provider, or only with it."""
-    if provider is None:
-        if rows is not None:
-            raise InputError(f"--max-kv-size {rows} is for what an NPU runs: state --provider, too")
-        return
-    if engine is Engine.GPU:
-        raise InputError("--provider is for the onnx engine: leave --backend gpu out")
-    if remote is not None:
-        raise InputError("--tracker, --key and --target are for CPUs elsewhere: leave --provider out")
-    if show and device != "host":
-        raise InputError(f"--show is for records of this device: leave --device {device} out")
-
-
 def _tune(
     name: str, device: str, trials: int, seconds: float, tracker: str | None, key: str | None, target: str | None,
-    force: bool, chosen: Engine, provider: str | None, rows: int | None, kv_dtype: str, seed: int, quiet: bool,
+    force: bool, engine: str, kv_dtype: str, seed: int, quiet: bool,
 ) -> Result:  # fmt: skip
     from edge.backends import find_backend
     from edge.errors import UnsupportedError
@@ -125,22 +90,17 @@ def _tune(
 
     began = clock.monotonic()
     opened = open_model(name)
-    engine = chosen.value if provider is None else "onnx"
     backend = find_backend(engine, opened.file, opened.spec)
     if kv_dtype not in backend.CAPABILITIES.kv_dtypes:
         known = ", ".join(backend.CAPABILITIES.kv_dtypes)
         raise UnsupportedError(f"the {engine} engine has no KV dtype {kv_dtype!r}: choose {known}")
     from edge.tuning.tune import tune as search
 
-    if provider is not None:
-        from edge.tuning.static import static_setting
-
-        setting = static_setting(opened.file, opened.spec, provider.lower(), rows=rows, kv_dtype=kv_dtype)
-    elif tracker is not None and key is not None:
+    if tracker is not None and key is not None:
         from edge.backends.tvm.tuning.remote import remote_setting
 
         setting = remote_setting(opened.file, opened.spec, device, kv_dtype, tracker, key, target)
-    elif chosen is Engine.GPU:
+    elif engine == Engine.GPU.value:
         from edge.backends.tvm.gpu.tuning import gpu_setting
 
         setting = gpu_setting(opened.file, opened.spec, kv_dtype)
@@ -217,35 +177,23 @@ def _row(record: Record) -> list[str]:
     ]  # fmt: skip
 
 
-def _explain(name: str, engine: Engine, provider: str | None, kv_dtype: str, picture: Path | None, json: bool) -> None:
-    """Print the record, the effect of each value, and a chart of all trials."""
-    from edge.backends.onnx.npu.lookup import find_npu
-    from edge.backends.onnx.npu.lookup import find_record as find_record_of_npu
+def _explain(name: str, engine: Engine, kv_dtype: str, json: bool) -> None:
+    """Print the record, and the effect of each value."""
     from edge.backends.tvm.gpu.tuning import find_record as find_record_of_gpu
     from edge.backends.tvm.tuning.lookup import find_record
-    from edge.cli.tune_provider import computes_here
     from edge.devices.records import trials_path
-    from edge.report.tuning import chart, plot
     from edge.run.opening import open_model
     from edge.tuning.effects import effects, fates
     from edge.tuning.table import read_trials
 
     opened = open_model(name)
-    if provider is not None:
-        if not computes_here(provider):
-            raise InputError(f"--provider {provider} emulates an NPU here, which nothing is timed on: it has no record")
-        record = find_record_of_npu(opened.spec, provider.lower(), find_npu(provider.lower()), kv_dtype)
-    else:
-        record = (find_record_of_gpu if engine is Engine.GPU else find_record)(opened.spec, kv_dtype)
+    record = (find_record_of_gpu if engine is Engine.GPU else find_record)(opened.spec, kv_dtype)
     if record is None:
-        flag = "" if provider is None else f" --provider {provider}"
         what = f"{opened.spec.label} with {kv_dtype} KV here"
-        raise InputError(f"no tuning record fits {what}: run edge tune {name}{flag}")
+        raise InputError(f"no tuning record fits {what}: run edge tune {name}")
     tried = read_trials(trials_path(record.name))
     usual = tried[0].against if tried else record.values  # the first race is against the defaults
     found = effects(tried, usual)
-    if picture is not None:
-        plot(tried, f"{record.model}, {record.subject.cpu}", picture)
     if json:
         print_json({
             "record": asdict(record), "fates": fates(tried), "effects": [asdict(effect) for effect in found],
@@ -260,7 +208,4 @@ def _explain(name: str, engine: Engine, provider: str | None, kv_dtype: str, pic
              " and ".join(e.parts), "chosen" if record.values.get(e.field) == e.value else ""] for e in found
         ]  # fmt: skip
         print(table(["field", "value", "time / default's", "races", "of", ""], cells))
-        print("\ntrials: " + ", ".join(f"{count} {fate}" for fate, count in fates(tried).items()) + "\n")
-        from rich.console import Console
-
-        Console(highlight=False).print(chart(tried))
+        print("\ntrials: " + ", ".join(f"{count} {fate}" for fate, count in fates(tried).items()))

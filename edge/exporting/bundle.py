@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends import tvm
-from edge.backends.checks import check_cores, usual_cores
+from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm.compiler.exported import exported_designs
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.engine import NativeEngine
@@ -37,7 +36,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.exporting import model_file
 from edge.exporting.chat import chat_section
 from edge.exporting.model_file import Section, trusted_source, write_model
-from edge.exporting.planning import check_options, plan_bundle, prompt_rows
+from edge.exporting.planning import check_options, check_runtime, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
 from edge.exporting.site import describe_site
 from edge.exporting.vocabulary import tokenizer_sections
@@ -127,7 +126,7 @@ def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequen
     if model.file.folder is not None:
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
     try:
-        check_cores("C runtime of apps", model.spec, usual_cores)
+        check_runtime(model.spec)
         layout = make_layout(model.file, model.spec)
     except UnsupportedError as error:
         why = str(error).partition(": use ")[0]
@@ -199,7 +198,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
         },
         "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
         **web,
-        "versions": own_versions() | tvm.versions(),
+        "versions": own_versions() | CPU.versions(),
         "files": files,
     }  # fmt: skip
 

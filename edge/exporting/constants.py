@@ -19,13 +19,13 @@ from edge.backends.tvm.kv.rows import SPARE_ROWS
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.exporting import chat, model_file, vocabulary, words
 from edge.exporting.model_file import Section
+from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
 from edge.model import tokenizer
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
 from edge.run import governor, meters, reclaim, sampler
 
 CONSTANTS = "constants.h"
-MOST_STOPS, LONGEST_STOP = 16, 128  # stop strings of an answer; bytes of one
 
 # Where the names differ, Python's is short because its module says the rest.
 _INTEGERS = {
@@ -110,6 +110,7 @@ def constants_header() -> str:
         _enum("", (f"KIND_{name.upper()}" for name in vocabulary.KINDS)),
         f"typedef struct {{ int64_t {', '.join(Job.NAMES)}; }} pass_job;",
         *(_struct(name, fields) for name, fields in model_file.STRUCTS.items()),
+        range_tables(),
     ]
     return "\n".join(lines) + "\n"
 

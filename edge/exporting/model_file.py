@@ -67,7 +67,8 @@ CONFIG = _struct(
     **dict.fromkeys(("capacity", "chunk", "threads", "evict_step", "sinks", "pinned"), "<u4"),
     policy="<u4",  # POLICY_FULL …
     kv_dtype="<u4",  # KV_F32 …
-    # Layers without and with a ring; rows of each head of a ring. windowed: the pass reads positions.
+    # Layers without and with a ring, of those that keep rows; rows of each head of a ring. windowed: the pass reads
+    # positions.
     **dict.fromkeys(("whole", "ringed", "ring_rows", "ring_window", "windowed"), "<u4"),
     rope_kinds="<u4",  # tables of angles
     long_from="<u4",  # positions beyond which LongRoPE's long factors hold; 0: never
@@ -80,10 +81,11 @@ CONFIG = _struct(
     chat="<u4",  # 1 with a template
     **dict.fromkeys(("core_watts", "idle_watts", "joules_per_byte"), "<f8"),  # of the profile, for estimates
     weight_bytes="<u8",  # read for a token
+    states="<u8",  # float32 values of the fixed states of all layers
     **dict.fromkeys(("kv_bytes", "scratch_bytes"), "<u8"),  # of the plan
     peak="<u8",  # bytes that a process with one session is planned to hold
 )
-LAYER = _struct(window="<u4", rope="<u4", ringed="<u4", reserved="<u4")  # section LAYERS: one for each layer
+LAYER = _struct(window="<u4", rope="<u4", ringed="<u4", rowless="<u4")  # section LAYERS: one for each layer
 DESIGN = _struct(
     isa="S16",
     # tokens: rows of a chunk. rope_size: values of a table of angles. observed: rows with attention sums, or 0.
@@ -111,7 +113,7 @@ def config_section(
     if policy.name not in POLICIES:
         raise UnsupportedError(f"an exported model has no KV policy {policy.name}: choose {', '.join(POLICIES)}")
     spec, shape, network = model.spec, layout.shape, layout.network
-    kinds = LayerKinds.of(network.windows)
+    kinds = LayerKinds.of(network.windows, network.rowless)
     heavy = policy if isinstance(policy, H2O) else H2O()
     temper, sinks = network.temperature, getattr(policy, "sinks", 0)
     values = {
@@ -129,18 +131,21 @@ def config_section(
         "repeat_penalty": sampling.repeat_penalty, "top_k": min(sampling.top_k, shape.vocab),
         "chat": chat, "core_watts": power.core_watts, "idle_watts": power.idle_watts,
         "joules_per_byte": power.dram_pj_per_byte * 1e-12, "weight_bytes": spec.weight_bytes,
-        "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes, "peak": peak,
+        "states": sum(network.fixed_values), "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes, "peak": peak,
     }  # fmt: skip
     return _filled(CONFIG, values)
 
 
 def layers_section(layout: PackedLayout) -> bytes:
     network = layout.network
-    ringed = set(LayerKinds.of(network.windows).ringed)
+    ringed = set(LayerKinds.of(network.windows, network.rowless).ringed)
     rows = [
-        {"window": window, "rope": network.rope_of(layer), "ringed": layer in ringed}
+        {
+            "window": window, "rope": network.rope_of(layer), "ringed": layer in ringed,
+            "rowless": layer in network.rowless,
+        }
         for layer, window in enumerate(network.windows)
-    ]
+    ]  # fmt: skip
     return b"".join(_filled(LAYER, each) for each in rows)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
-from edge.backends import backend_elsewhere, tvm
-from edge.backends.base import Backend, EngineConfig, Footprint
+from edge.backends import backend_elsewhere
+from edge.backends.base import EngineConfig
 from edge.backends.checks import check_cores, usual_cores
+from edge.backends.counts import Footprint
+from edge.backends.tvm import CPU
 from edge.budget import format_bytes
 from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST
@@ -17,6 +17,7 @@ from edge.exporting.model_file import POLICIES
 from edge.formats.gguf import GGUFFile
 from edge.kv import make_policy
 from edge.kv.policy import Policy
+from edge.model.layers import Attention, Core, DeltaNet, ShortConvolution
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
@@ -58,20 +59,20 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
         return None
     try:
         check_options(replace(options, time=None, energy=None, power=None, max_temp=None))  # an app states them
-        backend_elsewhere(tvm.NAME, file, spec, profile.system)
-        check_cores("C runtime of apps", spec, usual_cores)
+        backend_elsewhere(CPU.NAME, file, spec, profile.system)
+        check_runtime(spec)
     except (UnsupportedError, InputError):
         if profile.system == "web":
             raise
         return None
     plan, _ = plan_bundle(profile, spec, options, _TABLES * spec.vocab + _TABLES_BYTES)
-    chosen = f"{tvm.NAME} is assumed, in an app that edge export makes" if profile.system != "web" else ""
+    chosen = f"{CPU.NAME} is assumed, in an app that edge export makes" if profile.system != "web" else ""
     return replace(plan, chosen=chosen if options.backend == AUTO else "")
 
 
 def _plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> tuple[Plan, Policy]:
-    options = replace(options, backend=tvm.NAME)
-    engine, process = _engine(options), _own_bytes(profile, spec) + tables
+    options = replace(options, backend=CPU.NAME)
+    engine, process = _Bundled(options), _own_bytes(profile, spec) + tables
     if profile.name == HOST:
         plan = make_plan(spec, engine, options, process=process)
     else:
@@ -110,19 +111,34 @@ def check_options(options: Options) -> None:
             raise UnsupportedError(f"an exported model cannot have {flag}: leave it out")
 
 
+def check_runtime(spec: ModelSpec) -> None:
+    """Raises UnsupportedError for a model with cores that the C runtime does not run."""
+    check_cores("C runtime of apps", spec, _supports)
+
+
+def _supports(core: Core) -> str | None:
+    """As `Backend.supports`."""
+    if isinstance(core, DeltaNet | ShortConvolution):
+        return None
+    return usual_cores(replace(core, gated=False) if isinstance(core, Attention) else core)
+
+
 def check_engine(options: Options) -> None:
     """Raises InputError for another engine than a bundle has."""
-    if options.backend not in (AUTO, tvm.NAME):
-        raise InputError(f"--backend={options.backend}: edge export compiles with the {tvm.NAME} engine")
+    if options.backend not in (AUTO, CPU.NAME):
+        raise InputError(f"--backend={options.backend}: edge export compiles with the {CPU.NAME} engine")
 
 
-def _engine(options: Options) -> Backend:
+class _Bundled(CPU):
     """The native engine, but for what it takes. The weights are mapped, and never streamed: on other devices the system
-    pages them as it likes. Room is kept for the keys of a system prompt."""
+    pages them as it likes. Room is kept for the keys of a system prompt, and for a copy of a recurrent state, to take
+    back the last turn."""
 
-    def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
-        pinned = max(config.pinned, prompt_rows(options, config.pinned, config.capacity))
-        need = tvm.footprint(spec, replace(config, pinned=pinned))
-        return replace(need, runtime=0, streamed=0, least_weights=None)
+    def __init__(self, options: Options) -> None:
+        self._options = options
 
-    return cast(Backend, SimpleNamespace(**(vars(tvm) | {"footprint": footprint})))
+    def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
+        pinned = max(config.pinned, prompt_rows(self._options, config.pinned, config.capacity))
+        need = super().footprint(spec, replace(config, pinned=pinned))
+        kv, fixed = need.kv + spec.state_bytes, need.fixed_kv + spec.state_bytes
+        return replace(need, kv=kv, fixed_kv=fixed, runtime=0, streamed=0, least_weights=None)

@@ -1,1 +1,1 @@
-"""File formats, read without trusting anything in them."""
+"""Readers and writers of file formats. Nothing in a file is trusted."""

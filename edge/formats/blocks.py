@@ -1,8 +1,7 @@
-"""Block formats of weights: their sizes, the values that a block can take, and its bytes.
+"""Block types of weights: their sizes, the values that a block can hold, and its bytes.
 
-This is the one definition: readers, converters and engines take sizes, code tables and layouts from here. All bytes are
-those that llama.cpp and the `gguf` package read and write. Damaged scales give values that are not finite, without
-NumPy's warnings: callers refuse them in one line.
+This is the one definition of sizes, code tables and layouts for readers, converters and engines. Bytes are those of
+llama.cpp and the `gguf` package. Damaged scales give non-finite values without NumPy's warnings; callers refuse them.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ def block_size(kind: str) -> int:
 
 
 def nbytes(kind: str, values: int) -> int:
-    """Bytes of a number of values, whole blocks of them."""
+    """Bytes of `values` values in whole blocks."""
     _, block, size = BLOCK_TYPES[_type_id(kind)]
     return values // block * size
 
 
 @np.errstate(all="ignore")
 def dequantize(data: AnyArray, kind: str) -> FloatArray:
-    """uint8 [rows, bytes] to float32 [rows, n], a view of the bytes if they are float32. Raises UnsupportedError."""
+    """Convert uint8 [rows, bytes] to float32 [rows, n]; a view if the bytes are float32. Raises UnsupportedError."""
     if kind == "F32":
         return np.asarray(data.view(np.float32))
     from gguf.constants import GGMLQuantizationType  # imported late: gguf costs 6 MB that most commands save
@@ -62,16 +61,12 @@ def dequantize(data: AnyArray, kind: str) -> FloatArray:
 
 @dataclass(frozen=True)
 class Grid:
-    """The values that a block can take: scale · level + minimum, where a code of 4, 5 or 8 bits selects the level.
-
-    levels: float32, rising, by code. minima: blocks have one; it is −scale · an integer, so that zero is a value.
-    uniform: levels are consecutive integers.
-    """
+    """The values that a block can hold: scale · level + minimum, where a code of 4, 5 or 8 bits selects the level."""
 
     kind: str
-    levels: FloatArray
-    minima: bool = False
-    uniform: bool = True
+    levels: FloatArray  # float32, ascending, indexed by code
+    minima: bool = False  # blocks have a minimum, −scale · an integer, so that zero is on the grid
+    uniform: bool = True  # levels are consecutive integers
 
     @property
     def bits(self) -> int:
@@ -79,7 +74,7 @@ class Grid:
 
     @np.errstate(all="ignore")
     def codes(self, values: FloatArray, scales: FloatArray, minima: FloatArray | None = None) -> AnyArray:
-        """The codes of the nearest levels, uint8; scales and minima as values or broadcast to them."""
+        """Codes of the nearest levels, uint8; scales and minima have the shape of `values` or broadcast to it."""
         inverse = np.where(scales == 0, np.float32(0), np.float32(1) / scales)
         x = (values if minima is None else values - minima) * inverse
         if self.uniform:
@@ -88,7 +83,7 @@ class Grid:
 
     @np.errstate(all="ignore")
     def values(self, codes: AnyArray, scales: FloatArray, minima: FloatArray | None = None) -> FloatArray:
-        """What codes stand for, float32."""
+        """Decode codes, to float32."""
         levels = codes.astype(np.float32) + self.levels[0] if self.uniform else self.levels[codes]
         return np.asarray(levels * scales if minima is None else levels * scales + minima, np.float32)
 
@@ -104,7 +99,7 @@ GRIDS = {
 
 
 def find_grid(kind: str) -> Grid:
-    """Raises UnsupportedError for types without one."""
+    """The grid of a block type. Raises UnsupportedError for types without one."""
     try:
         return GRIDS[kind]
     except KeyError:
@@ -113,23 +108,22 @@ def find_grid(kind: str) -> Grid:
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix in blocks of 32. codes: uint8 [rows, columns]; scales and minima (or None): float32 [rows, blocks],
-    values that float16 has."""
+    """A matrix in blocks of 32."""
 
     grid: Grid
-    codes: AnyArray
-    scales: FloatArray
-    minima: FloatArray | None = None
+    codes: AnyArray  # uint8 [rows, columns]
+    scales: FloatArray  # float32 [rows, blocks], representable in float16
+    minima: FloatArray | None = None  # like scales; None: the grid has none
 
     @property
     def values(self) -> FloatArray:
-        """float32 [rows, columns]."""
+        """The dequantized matrix, float32 [rows, columns]."""
         minima = None if self.minima is None else _spread(self.minima)
         return self.grid.values(self.codes, _spread(self.scales), minima)
 
     @property
     def data(self) -> AnyArray:
-        """The bytes as GGUF has them, uint8 [rows, bytes of a row]."""
+        """GGUF's bytes, uint8 [rows, bytes of a row]."""
         rows, blocks = self.scales.shape
         codes = self.codes.reshape(rows, blocks, BLOCK)
         numbers = [self.scales] if self.minima is None else [self.scales, self.minima]
@@ -147,17 +141,16 @@ class QuantizedMatrix:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """Blocks of 32 taken apart: a value is scale · quant + minimum. quants: integers, int8 [rows, blocks, 32]; scales
-    and minima (or None): float32 [rows, blocks]."""
+    """Unpacked blocks of 32: a value is scale · quant + minimum."""
 
-    quants: AnyArray
-    scales: FloatArray
-    minima: FloatArray | None = None
+    quants: AnyArray  # int8 [rows, blocks, 32]
+    scales: FloatArray  # float32 [rows, blocks]
+    minima: FloatArray | None = None  # float32 [rows, blocks]
 
 
 @np.errstate(all="ignore")
 def unpack(raw: AnyArray, kind: str) -> Unpacked:
-    """Rows of one of the types of GRIDS or of Q4_K, uint8 [rows, row bytes]."""
+    """Unpack rows, uint8 [rows, row bytes], of a type of GRIDS or of Q4_K."""
     if kind == "Q4_K":
         return _unpack_q4_k(raw)
     grid, (_, _, size) = find_grid(kind), BLOCK_TYPES[_type_id(kind)]
@@ -174,7 +167,7 @@ def unpack(raw: AnyArray, kind: str) -> Unpacked:
 
 
 def _unpack_q4_k(raw: AnyArray) -> Unpacked:
-    """Super-blocks of 256: 8 blocks whose scales and minima are whole numbers, times two floats."""
+    """Unpack super-blocks of 256: 8 blocks whose scales and minima are integers, times two floats."""
     from gguf.quants import Q4_K
 
     supers = raw.reshape(-1, nbytes("Q4_K", block_size("Q4_K")))
@@ -191,13 +184,13 @@ def _unpack_q4_k(raw: AnyArray) -> Unpacked:
 
 @np.errstate(over="ignore")
 def half(values: FloatArray) -> FloatArray:
-    """The nearest float16 values, in float32; infinite beyond them."""
+    """Round to float16 values, returned in float32; overflow gives infinity."""
     return values.astype(np.float16).astype(np.float32)
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def zero_scale(scales: FloatArray, levels: int) -> FloatArray:
-    """The nearest scales whose multiples up to `levels` are float16 values all, so that −scale · zero is exact."""
+    """The nearest scales all of whose multiples up to `levels` are float16 values, so that −scale · zero is exact."""
     fraction, exponent = np.frexp(scales)
     kept = np.float32(1 << 11 - (levels - 1).bit_length())
     return half(np.ldexp(np.rint(fraction * kept) / kept, exponent).astype(np.float32))
@@ -208,7 +201,7 @@ def _spread(numbers: FloatArray) -> FloatArray:
 
 
 def _nibbles(packed: AnyArray) -> AnyArray:
-    """[..., n] to [..., 2 n]: the low halves, then the high ones."""
+    """Unpack [..., n] to [..., 2 n]: low halves first, then high ones."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 

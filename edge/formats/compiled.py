@@ -1,4 +1,4 @@
-"""What a model was compiled for: the sizes of its static graphs, and the context binaries that a folder holds."""
+"""The static graphs that a model was compiled for, and the context binaries of a folder."""
 
 from __future__ import annotations
 
@@ -13,37 +13,30 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 Word = Annotated[str, Rule("letters, digits and _ . + - only", _WORD.fullmatch)]
 Size = Annotated[int, Rule("a whole number from 1 to 1048576", lambda size: 1 <= size <= 1 << 20)]
-Place = Literal["npu", "host"]
-Rows = Annotated[int, Rule("a whole number from 0 to 1048576", lambda size: 0 <= size <= 1 << 20)]
+RowCount = Annotated[int, Rule("a whole number from 0 to 1048576", lambda size: 0 <= size <= 1 << 20)]
 
 
 @dataclass(frozen=True)
 class StaticForm:
-    """The sizes of static graphs. rows: of the KV cache; ring_rows: of layers with a ring (0: none has one). chunk:
-    tokens that run at once in prefill. shards: into which the layers are cut. head: what multiplies by the last matrix,
-    the NPU or the host."""
+    """The sizes of static graphs."""
 
-    rows: Size
-    ring_rows: Rows
-    chunk: Size
+    rows: Size  # of the KV cache
+    ring_rows: RowCount  # rows of layers with a ring; 0: no such layer
+    chunk: Size  # tokens of a prefill pass
     kv_dtype: Literal["f16", "f32"] = "f16"
-    shards: Size = 1
-    head: Place = "npu"
+    shards: Size = 1  # number of parts that the layers are split into
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Context binaries of a folder. provider: of ONNX Runtime, as `--provider` says it. device: the profile's name, of
-    which soc and arch are (`edge.devices.profile.Npu`). compiler: the version of the vendor's. contexts: the file of
-    each shard. graphs: what the compiler called the shards' graphs, the chunk's and the step's. source: SHA-256 of the
-    static graphs that were compiled."""
+    """Context binaries of a folder."""
 
     form: StaticForm
-    provider: Word
-    device: Word
-    soc: Size | None
-    arch: Word | None
-    compiler: Word
-    contexts: tuple[Word, ...]
-    graphs: tuple[tuple[Word, Word], ...]
+    provider: Word  # ONNX Runtime's, as for `--provider`
+    device: Word  # name of the profile
+    soc: Size | None  # see edge.devices.profile.Npu
+    arch: Word | None  # see edge.devices.profile.Npu
+    compiler: Word  # version of the vendor's compiler
+    contexts: tuple[Word, ...]  # a file per shard
+    graphs: tuple[tuple[Word, Word], ...]  # names of each shard's graphs: the chunk's and the step's
     source: Annotated[str, Rule("a hash", _HASH.fullmatch)]

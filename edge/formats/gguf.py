@@ -1,9 +1,8 @@
-"""Read a GGUF header, trusting nothing in it.
+"""Reader of GGUF headers that trusts nothing in them.
 
-Every engine sees a file only after this reader has accepted it: magic, version, counts, string and array
-lengths, tensor shapes, offsets, alignment and the size of the file are checked here. The header is read in a
-sliding window and large arrays stay on disk until asked for, so that memory stays below 64 MiB whatever the
-file claims.
+Engines see a file only after this reader has accepted it: magic, version, counts, string and array lengths, tensor
+shapes, offsets, alignment and the size of the file are checked here. The header is read in a sliding window, and large
+arrays stay on disk until needed, so that memory stays below 64 MiB whatever the file claims.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -59,23 +58,28 @@ _SCALARS: dict[int, struct.Struct] = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of the file. `shape` is in ggml's order (innermost first); `offset` counts from the file's start."""
+    """A tensor of the file."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # in ggml's order, innermost first
     type: str
     type_id: int
-    offset: int
+    offset: int  # from the file's start
     nbytes: int
 
     @property
     def elements(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
+    @property
+    def rows(self) -> int:
+        """Of a matrix, or of all matrices of a tensor with more dimensions; of a vector, its values."""
+        return self.elements // self.shape[0] if len(self.shape) > 1 else self.elements
+
 
 @dataclass(frozen=True)
 class ArrayRef:
-    """An array of the header that was checked but left on disk. Read it with `GGUFFile.array`."""
+    """A header array that was checked but left on disk. Read it with `GGUFFile.array`."""
 
     type_id: int
     count: int
@@ -83,7 +87,7 @@ class ArrayRef:
 
 
 class CutHeaderError(ModelFormatError):
-    """The file ends within its header, although it has more bytes: those that follow are missing here."""
+    """The header is cut off: the file is incomplete here."""
 
 
 class _Cursor:
@@ -100,7 +104,7 @@ class _Cursor:
         return self._start + self._at
 
     def take(self, count: int) -> int:
-        """Make `count` bytes available and step over them; returns their index in `self.buffer`."""
+        """Make `count` bytes available and step over them; return their index in `self.buffer`."""
         end = self.offset + count
         if end > self._size:
             raise ModelFormatError(f"the file is truncated: its header continues past the end ({self._size} bytes)")
@@ -129,7 +133,7 @@ class _Cursor:
         return self._buffer[at : at + length].decode("utf-8", errors="replace")
 
     def keep_text(self, limit: int, what: str) -> str:
-        """As `text`, for what stays in memory as long as the file is open."""
+        """Like `text`, for a string that stays in memory while the file is open."""
         text = self.text(limit, what)
         self._kept += len(text.encode())
         if self._kept > MAX_TEXT:
@@ -151,9 +155,9 @@ class _Cursor:
             count -= step
 
     def spans(self, count: int, limit: int, what: str) -> Iterator[tuple[bytes, int, int]]:
-        """`count` strings in turn, each as a buffer, its start and its end there. Raises ModelFormatError.
+        """Iterate over `count` strings, each as a buffer, its start and its end there. Raises ModelFormatError.
 
-        Vocabularies hold a hundred thousand, so those that lie whole in the window are found without a call.
+        Vocabularies hold a hundred thousand; strings that lie entirely in the window are found without a call.
         """
         length_at = _SCALARS[10].unpack_from
         while count:
@@ -177,12 +181,12 @@ class _Cursor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A checked GGUF header: `metadata` values are Python scalars, strings or `ArrayRef`s."""
+    """A checked GGUF header."""
 
     path: Path
     size: int
     version: int
-    metadata: dict[str, Any]
+    metadata: dict[str, Any]  # Python scalars, strings or `ArrayRef`s
     tensors: dict[str, TensorInfo]
     data_offset: int
     spans: dict[str, tuple[int, int]]  # where a key's type and value lie in the file
@@ -190,7 +194,7 @@ class GGUFFile:
     compiled: Compiled | None = None  # the context binaries of that folder
 
     def count(self, key: str) -> int:
-        """Items of an array. Raises ModelFormatError if there is none."""
+        """The length of an array. Raises ModelFormatError if there is none."""
         return self._array_ref(key).count
 
     def strings(self, key: str) -> list[str]:
@@ -201,7 +205,7 @@ class GGUFFile:
         return texts if len(texts) == len(pieces) else [piece.decode("utf-8", errors="replace") for piece in pieces]
 
     def raw_strings(self, key: str) -> Iterator[bytes]:
-        """The strings of an array of strings one by one, as bytes. Raises ModelFormatError if it is not one."""
+        """Iterate over an array of strings as bytes. Raises ModelFormatError if it is not one."""
         ref = self._array_ref(key)
         if ref.type_id != _STRING:
             raise ModelFormatError(f"{self.path}: {key} is not a list of strings")
@@ -219,11 +223,11 @@ class GGUFFile:
             return np.fromfile(file, dtype=np.dtype(_SCALARS[ref.type_id].format), count=ref.count)
 
     def field_bytes(self, key: str) -> bytes:
-        """A key's type and value as they stand in the file."""
+        """A field's type and value in the file's encoding."""
         return b"".join(self.field_parts(key))
 
     def field_parts(self, key: str) -> Iterator[bytes]:
-        """The same, in parts of at most a MiB."""
+        """`field_bytes` in parts of at most a MiB."""
         start, end = self.spans[key]
         with open(self.path, "rb") as file:
             file.seek(start)
@@ -250,10 +254,9 @@ class GGUFFile:
 def read_gguf(path: str | Path, size: int | None = None) -> GGUFFile:
     """Read and check the header of a GGUF file (versions 2 and 3, little-endian, one file).
 
-    size: bytes of the whole file, where `path` holds only its beginning: weights cannot be read from it.
-
-    Raises ModelFormatError with one line that names the fault, UnsupportedError for valid files that edge
-    does not read (big-endian, split into several files, unknown tensor types).
+    size: bytes of the whole file if `path` holds only its beginning; weights cannot be read from it.
+    Raises ModelFormatError with one line that names the fault, UnsupportedError for valid files that edge does not read
+    (big-endian, split into several files, unknown tensor types).
     """
     path = Path(path)
     try:
@@ -273,8 +276,10 @@ def read_gguf(path: str | Path, size: int | None = None) -> GGUFFile:
 
 @contextmanager
 def at_full_size(file: GGUFFile) -> Iterator[Path]:
-    """The file's path; where only its beginning is here, that of a copy with holes for the weights, for readers that
-    check sizes. Raises InputError if it cannot be written."""
+    """The file's path; if only its beginning is here, a sparse copy of full size, for readers that check sizes.
+
+    Raises InputError if the copy cannot be written.
+    """
     if file.path.stat().st_size >= file.size:
         yield file.path
         return

@@ -1,4 +1,4 @@
-"""The figures of a GGUF header that belong to its architecture, read with bounds."""
+"""Bounded reads of a GGUF header's architecture fields."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LIMITS = {"layers": 512, "hidden": 1 << 17, "heads": 1024, "head_dim": 1024, "ff
 
 @dataclass(frozen=True)
 class Header:
-    """`key` is always without the architecture's name: `attention.head_count`."""
+    """The architecture's fields of a file. A `key` has no architecture prefix: `attention.head_count`."""
 
     file: GGUFFile
     architecture: str
 
     def value(self, key: str) -> Any:
-        """The figure as it is, None if absent. Raises UnsupportedError if it differs from layer to layer."""
+        """The unchecked value, None if absent. Raises UnsupportedError if it differs between layers."""
         name = f"{self.architecture}.{key}"
         value = self.file.metadata.get(name)
         if isinstance(value, ArrayRef):  # some architectures give one figure per layer
@@ -42,7 +42,7 @@ class Header:
         return str(self.file.metadata.get(f"{self.architecture}.{key}", default))
 
     def count(self, key: str, kind: str, default: int | None = None) -> int:
-        """A number from 1 to the limit for its kind. Raises ModelFormatError."""
+        """An integer from 1 to the limit for its kind. Raises ModelFormatError."""
         value = self.value(key)
         if value is None:
             value = default

@@ -1,4 +1,4 @@
-"""Write a GGUF file, tensor after tensor, so that one of them is in memory at a time.
+"""Writer of GGUF files, tensor by tensor: memory holds one at a time.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -32,10 +32,10 @@ _NUMBERS = {"uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32"
 
 @dataclass(frozen=True)
 class Planned:
-    """A tensor to be written. shape: in GGUF's order, the length of a row first."""
+    """A tensor to be written."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # in GGUF's order, innermost first
     type: str
 
     @property
@@ -44,12 +44,12 @@ class Planned:
 
 
 def fields_of(file: GGUFFile) -> dict[str, Field]:
-    """All of a file's header, to be written again with what has changed."""
+    """All header fields of a file, for a changed copy."""
     return {key: file.field_bytes(key) for key in file.metadata if key != "general.alignment"}
 
 
 def planned_as(infos: Iterable[TensorInfo]) -> list[Planned]:
-    """To be written as they are."""
+    """Plan to write tensors unchanged."""
     return [Planned(info.name, info.shape, info.type) for info in infos]
 
 
@@ -60,9 +60,9 @@ def write_gguf(
     data: Iterable[AnyArray],
     progress: Callable[[float], None] | None = None,
 ) -> None:
-    """Write the file, whole or not at all; data: the bytes of every tensor, in order, made on demand.
+    """Write the file atomically. data: the bytes of every tensor in order, produced on demand.
 
-    The checked reader then reads the file again. Raises InputError if it cannot be written.
+    The checked reader then reads the file back. Raises InputError if it cannot be written.
     """
     with new_file(path) as temporary:
         with open(temporary, "wb") as out:
@@ -81,13 +81,13 @@ def write_gguf(
 def copy_gguf(
     file: GGUFFile, path: Path, tensors: Iterable[TensorInfo], progress: Callable[[float], None] | None = None
 ) -> None:
-    """Write a file's header and some of its tensors again. Raises InputError."""
+    """Copy a file's header and some of its tensors. Raises InputError."""
     infos = list(tensors)
     write_gguf(path, fields_of(file), planned_as(infos), (file.tensor_bytes(info) for info in infos), progress)
 
 
 def write_outline(path: Path, fields: Mapping[str, Field], tensors: Sequence[Planned]) -> GGUFFile:
-    """A file as long as the real one, with its header and holes for tensors: to plan with. Raises InputError."""
+    """Write a sparse file of full size, with the header and holes for tensors, for planning. Raises InputError."""
     header = _header(fields, tensors)
     try:
         with open(path, "wb") as out:

@@ -1,4 +1,4 @@
-"""JSON files of other people: bounded, and refused in one line."""
+"""Bounded reading of foreign JSON files, with one-line errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_BYTES = 256 << 20  # the largest tokenizer.json have 35 MB
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelFormatError."""
+    """Read a JSON file that holds an object. Raises ModelFormatError."""
     try:
         data = read_regular(path, _MOST_BYTES + 1)
     except OSError as error:
@@ -26,7 +26,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """JSON text with an object in it, without the same key twice. Raises ModelFormatError that starts with `where`."""
+    """Parse a JSON object without duplicate keys. Raises ModelFormatError that starts with `where`."""
     try:
         said = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except UnicodeDecodeError:
@@ -41,7 +41,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def items(path: Path, said: Mapping[str, Any], key: str) -> list[Any]:
-    """The list under a key, empty if it is absent. Raises ModelFormatError if it is something else."""
+    """The list under a key, empty if absent. Raises ModelFormatError if it is something else."""
     value = said.get(key)
     if value is None:
         return []
@@ -51,7 +51,7 @@ def items(path: Path, said: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def shown(name: str) -> str:
-    """A name out of a file, for an error message: whole unless it is absurd."""
+    """A name from a file, for an error message: shortened only if absurdly long."""
     return repr(name if len(name) <= 120 else f"{name[:60]}…{name[-60:]}")
 
 

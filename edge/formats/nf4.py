@@ -1,6 +1,6 @@
 """NF4, the 4-bit NormalFloat of QLoRA (arXiv:2305.14314): sixteen levels, equally likely for normal weights.
 
-Every 64 weights share the largest of them as their scale. GGUF has no such type: there the values are stored in F16.
+Every 64 weights share their largest magnitude as their scale. GGUF has no such type and stores the values in F16.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _BETWEEN = (LEVELS[:-1] + LEVELS[1:]) / 2
 
 @np.errstate(all="ignore")  # of values that are not finite, or whose scales are not
 def quantize(values: FloatArray) -> tuple[AnyArray, FloatArray]:
-    """float32 [rows, n]: numbers of levels, uint8 [rows, n], and scales, float32 [rows, blocks]; a row's last block may
-    be shorter."""
+    """Quantize float32 [rows, n] to level numbers, uint8 [rows, n], and scales, float32 [rows, blocks]; a row's last
+    block may be shorter."""
     columns = values.shape[1]
     scales = np.maximum.reduceat(np.abs(values), np.arange(0, columns, BLOCK), axis=1)
     spread = np.repeat(np.where(scales == 0, np.float32(1), scales), BLOCK, axis=1)[:, :columns]
@@ -38,7 +38,7 @@ def dequantize(codes: AnyArray, scales: FloatArray) -> FloatArray:
 
 
 def pack(codes: AnyArray) -> AnyArray:
-    """Two in a byte, the first one high, as bitsandbytes has them."""
+    """Pack two codes a byte, the first in the high half, as bitsandbytes does."""
     return np.asarray(codes[..., 0::2] << 4 | codes[..., 1::2])
 
 

@@ -1,7 +1,7 @@
-"""A folder with a model in ONNX: its manifest, and whether it is complete.
+"""Reader of ONNX folders: the manifest, and the check that files are complete.
 
-`edge.json` lists the files with sizes and hashes and the source's tensors; `metadata.gguf` has the hyperparameters, the
-tokenizer and the chat template, and no weights, so that the readers of GGUF files serve here, too.
+`edge.json` lists the files with sizes and hashes, and the source's tensors. `metadata.gguf` holds the hyperparameters,
+tokenizer and chat template without weights, for the readers of GGUF files.
 """
 
 from __future__ import annotations
@@ -45,21 +45,16 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of `edge.json`.
-
-    tensors: by their names, without their bytes; a type is the source's, unless a method gave it another. outliers: the
-    input channels of matrices that LLM.int8() keeps in float32, by the names of `find_tensors`. npu: the context
-    binaries, if the folder has any.
-    """
+    """The content of `edge.json`."""
 
     files: dict[str, FileRecord]
-    tensors: dict[str, TensorInfo]
-    outliers: dict[str, tuple[int, ...]]
+    tensors: dict[str, TensorInfo]  # without bytes; types are the source's unless the method changed them
+    outliers: dict[str, tuple[int, ...]]  # columns that LLM.int8() keeps in float32, by names of `find_tensors`
     source: str
-    npu: Compiled | None = None
+    npu: Compiled | None = None  # context binaries, if any
 
     def graph(self, kv_dtype: str, observed: bool) -> str:
-        """The file for these rows. Raises UnsupportedError if the folder has none."""
+        """The graph file for this KV dtype. Raises UnsupportedError if the folder has none."""
         name = graph_name(kv_dtype, observed)
         if name not in self.files:
             raise UnsupportedError(f"the folder has no {name}: convert the model again")
@@ -67,9 +62,9 @@ class Manifest:
 
 
 def graph_name(kv_dtype: str, observed: bool) -> str:
-    """`model.onnx` keeps KV rows in float32; `model.f16.observed.onnx` in float16, and shows queries.
+    """`model.onnx` keeps KV rows in float32; `model.f16.observed.onnx` in float16, and outputs queries.
 
-    All graphs with integer rows do that.
+    Graphs with integer rows always output queries.
     """
     middle = ("" if kv_dtype == "f32" else f".{kv_dtype}") + (".observed" if observed and kv_dtype[0] == "f" else "")
     return f"model{middle}.onnx"
@@ -80,8 +75,11 @@ def is_model_folder(path: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises ModelFormatError if it is damaged or a file is missing or of another size; UnsupportedError for a format
-    of a later version."""
+    """Read the manifest and check the files' sizes.
+
+    Raises ModelFormatError if it is damaged or a file is missing or of another size; UnsupportedError for a format of a
+    later version.
+    """
     path = folder / MANIFEST
     try:
         manifest = _parsed(_read(path))
@@ -100,13 +98,13 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_content(folder: Path, manifest: Manifest, name: str, sha256: str) -> None:
-    """Raises ModelFormatError if a file's hash is not the one that it was written with."""
+    """Raise ModelFormatError unless a file has the hash that it was written with."""
     if sha256 != manifest.files[name].sha256:
         raise ModelFormatError(f"{folder / name}: not the file that was written (its hash differs): convert it again")
 
 
 def read_folder(folder: Path) -> GGUFFile:
-    """The header of the model that a folder was made of. Its tensors have no bytes, but for RoPE's factors."""
+    """The header of the folder's source model. Its tensors have no bytes, except RoPE's factors."""
     manifest = read_manifest(folder)
     file = read_gguf(folder / METADATA)
     check_content(folder, manifest, METADATA, fingerprint(folder / METADATA).sha256)
@@ -118,7 +116,7 @@ def read_folder(folder: Path) -> GGUFFile:
 
 
 class _DamagedError(ValueError):
-    """Says in which way edge.json is not what edge writes."""
+    """Why edge.json is not valid."""
 
 
 def _read(path: Path) -> bytes:
@@ -166,7 +164,7 @@ def _file(name: str, said: Any) -> FileRecord:
 
 
 def _tensor(said: Any) -> TensorInfo:
-    """Rows of whole blocks and a size that can be: what the reader of GGUF files checks of a header."""
+    """Parse a tensor, with the header checks of the GGUF reader: rows of whole blocks, and a possible size."""
     name, kind, shape = said
     if not isinstance(name, str) or not _TENSOR.fullmatch(name):
         raise _DamagedError(f"a tensor called {brief(name)}")

@@ -1,6 +1,6 @@
-"""The safetensors format: a JSON header that says where tensors lie, then their bytes.
+"""Reader and writer of safetensors: a JSON header with the tensors' places, then their bytes.
 
-Nothing the header says is believed: lengths, shapes and places must agree with each other and with the file.
+The header is not trusted: lengths, shapes and places must agree with each other and with the file.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -33,17 +33,17 @@ _DTYPES = {"I32": np.int32, "F16": np.float16, "F32": np.float32, "BF16": np.uin
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of a file; `offset` counts from the file's start, `shape` is outermost first."""
+    """A tensor of a file."""
 
     path: Path
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    offset: int
+    shape: tuple[int, ...]  # outermost first
+    offset: int  # from the file's start
     nbytes: int
 
     def read(self) -> AnyArray:
-        """The whole tensor, in memory; BF16 as the uint16 that it is stored in. Raises ModelFormatError."""
+        """Read the tensor; BF16 as uint16. Raises ModelFormatError."""
         if self.dtype not in _DTYPES:
             raise ModelFormatError(f"{self.path}: {self.name} is of type {self.dtype}, which no weights here have")
         try:
@@ -98,14 +98,14 @@ def _stored(path: Path, name: str, entry: Any, first: int) -> Stored:
 
 
 def _counts(value: Any) -> TypeGuard[list[int]]:
-    """A list of whole numbers that a file could hold."""
+    """Whether a value is a list of integers that a file could hold."""
     return isinstance(value, list) and all(
         isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1 << 48 for each in value
     )
 
 
 def _check_places(path: Path, found: dict[str, Stored], first: int, size: int) -> None:
-    """Tensors follow each other without gaps or overlaps, up to the file's end."""
+    """Check that tensors follow each other without gaps or overlaps, up to the file's end."""
     expected = first
     for each in sorted(found.values(), key=lambda stored: (stored.offset, stored.nbytes)):
         if each.offset != expected:
@@ -122,11 +122,11 @@ def _check_places(path: Path, found: dict[str, Stored], first: int, size: int) -
 
 @dataclass(frozen=True)
 class Planned:
-    """A tensor to be written: F32, F16 or BF16, `shape` outermost first."""
+    """A tensor to be written."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # F32, F16 or BF16
+    shape: tuple[int, ...]  # outermost first
 
     @property
     def nbytes(self) -> int:
@@ -139,7 +139,7 @@ def write_safetensors(
     data: Iterable[AnyArray],
     progress: Callable[[float], None] | None = None,
 ) -> None:
-    """data: every tensor in order, made on demand, BF16 as uint16. Raises OSError."""
+    """Write the file. data: every tensor in order, produced on demand, BF16 as uint16. Raises OSError."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for tensor in tensors:

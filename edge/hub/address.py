@@ -1,4 +1,4 @@
-"""Addresses from outside, such as HF_ENDPOINT, a redirect or a listing's next page: all are parsed here."""
+"""Parser of addresses from outside, such as HF_ENDPOINT, redirects and a listing's next page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _HOST = re.compile(r"[\w.:-]+")
 
 
 def parse_address(text: str, base: str = "") -> SplitResult:
-    """The parts of an address of http or https that can be asked for. base: the absolute address that named it.
+    """Parse an http or https address. base: the absolute address that a relative one refers to.
 
-    Raises DownloadError for what is no such address: asking again would not help.
+    Raises DownloadError for an invalid one: a retry would not help.
     """
     try:
         # urllib reads headers as Latin-1, and takes bytes beyond ASCII for those of a path

@@ -29,18 +29,18 @@ _LONGEST_REF = 200  # bytes of a file that holds a commit
 
 @dataclass(frozen=True)
 class CachedFile:
-    """A GGUF file in the cache. path: the link in its snapshot. last_used: seconds since 1970."""
+    """A GGUF file in the cache."""
 
     repository: str
     commit: str
     file: str
-    path: Path
+    path: Path  # the link in its snapshot
     bytes: int
-    last_used: float
+    last_used: float  # seconds since 1970
 
 
 def find_cached(reference: Reference) -> Path | None:
-    """The file that a name means, of what is in the cache; the best of several, without asking the Hub."""
+    """The best cached file that matches a reference, or None; the Hub is not asked."""
     folder = _snapshot(reference)
     if folder is None:
         return None
@@ -54,7 +54,7 @@ def find_cached(reference: Reference) -> Path | None:
 
 
 def cached_files() -> list[CachedFile]:
-    """All GGUF files in the cache, whichever tool downloaded them; the last used first."""
+    """All GGUF files in the cache, from any tool; last used first."""
     found = []
     for folder in hub_cache().glob("models--*--*"):
         name = folder.name.removeprefix("models--").replace("--", "/")
@@ -70,17 +70,17 @@ def cached_files() -> list[CachedFile]:
 
 
 def pointer_of(repository: Repository, file: RemoteFile) -> Path:
-    """Where a file of a snapshot lies."""
+    """The path of a file in its snapshot."""
     return _folder(repository.name) / "snapshots" / repository.commit / file.path
 
 
 def blob_of(repository: Repository, file: RemoteFile) -> Path:
-    """Where its content lies."""
+    """The path of a file's content."""
     return _folder(repository.name) / "blobs" / file.hash
 
 
 def link(repository: Repository, file: RemoteFile) -> Path:
-    """Put a blob into its snapshot, and say what its branch means now; returns its path there. Raises OSError."""
+    """Link a blob into its snapshot, and update its branch's ref; return its path there. Raises OSError."""
     pointer, blob = pointer_of(repository, file), blob_of(repository, file)
     pointer.parent.mkdir(parents=True, exist_ok=True)
     with _beside(pointer) as temporary:
@@ -101,7 +101,7 @@ def link(repository: Repository, file: RemoteFile) -> Path:
 
 @contextmanager
 def locked(repository: Repository, file: RemoteFile, waiting: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a blob, which huggingface_hub takes, too. waiting: is told once of another process.
+    """Hold the lock of a blob, shared with huggingface_hub. waiting: called once with another process that holds it.
 
     Raises CacheError, OSError.
     """
@@ -113,7 +113,7 @@ def locked(repository: Repository, file: RemoteFile, waiting: Callable[[str], No
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn OSErrors of the cache folder into a CacheError."""
+    """Convert OSErrors of the cache folder into a CacheError."""
     try:
         yield
     except OSError as error:
@@ -128,7 +128,7 @@ def _folder(name: str) -> Path:
 
 
 def _snapshot(reference: Reference) -> Path | None:
-    """The folder of the commit that a reference means, as far as the cache knows it."""
+    """The folder of a reference's commit, if the cache knows it."""
     folder, commit = _folder(reference.repository), reference.revision
     if not is_commit(commit):
         with suppress(OSError, ValueError), open(folder / "refs" / reference.revision, encoding="ascii") as file:
@@ -142,7 +142,7 @@ def _gguf_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A free name beside `path`, for a file that takes its place."""
+    """A free name beside `path`, for a file that will replace it."""
     temporary = path.with_name(f".{secrets.token_hex(4)}.tmp")
     try:
         yield temporary

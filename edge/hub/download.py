@@ -1,4 +1,4 @@
-"""Downloads a file into the Hub's cache: resumed by Range, hashed as it streams, one process at a time."""
+"""Download of a file into the Hub's cache: resumed by Range, hashed while streaming, one process at a time."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def download(
     progress: Progress = lambda done, total: None,
     notice: Notice = lambda line: None,
 ) -> Path:
-    """The file's path in its snapshot. What is there is not downloaded again; what began is continued.
+    """Download a file, or continue an interrupted download; return its path in its snapshot. A file that is there is
+    kept.
 
-    Interrupted, it leaves a part that the next call continues. A file with another hash than the Hub lists is deleted.
+    An interruption leaves a part that the next call continues. A file whose hash differs from the Hub's is deleted.
     Raises DownloadError, CacheError.
     """
     pointer, blob = cache.pointer_of(repository, file), cache.blob_of(repository, file)
@@ -57,12 +58,12 @@ def download(
 
 
 def is_here(path: Path, file: RemoteFile) -> bool:
-    """Whether a file of that size is there; edge and huggingface_hub put only whole ones there."""
+    """Whether a file of that size exists; edge and huggingface_hub move only complete ones there."""
     return path.is_file() and path.stat().st_size == file.size
 
 
 def read_bytes(repository: Repository, file: RemoteFile, start: int, stop: int, out: IO[bytes]) -> None:
-    """Append the bytes from `start` to `stop` of a remote file to `out`. Raises DownloadError, OSError of `out`."""
+    """Append bytes `start` to `stop` of a remote file to `out`. Raises DownloadError, and OSError of `out`."""
     at = start
 
     def step() -> None:
@@ -82,7 +83,7 @@ def read_bytes(repository: Repository, file: RemoteFile, start: int, stop: int, 
 
 
 def _fetch(repository: Repository, file: RemoteFile, blob: Path, progress: Progress, notice: Notice) -> None:
-    """Fill `blob`, through `blob`.incomplete. Raises as `download`, OSError, RefusedError."""
+    """Fill `blob` by way of `blob`.incomplete. Raises as `download`, OSError, RefusedError."""
     path = blob.with_name(f"{blob.name}.incomplete")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     with os.fdopen(descriptor, "r+b") as out:
@@ -108,7 +109,7 @@ def _fetch(repository: Repository, file: RemoteFile, blob: Path, progress: Progr
 
 
 class _Part:
-    """The beginning of a file, on disk and hashed."""
+    """The downloaded beginning of a file, on disk and hashed."""
 
     def __init__(self, repository: Repository, file: RemoteFile, out: BinaryIO, progress: Progress) -> None:
         self._url, self._file, self._out, self._progress = repository.url_of(file), file, out, progress
@@ -120,7 +121,7 @@ class _Part:
         self.done, self.digest = 0, _digest_of(self._file)
 
     def read(self) -> None:
-        """Take over what an earlier download left."""
+        """Hash the part that an earlier download left."""
         self._out.seek(0)
         while block := self._out.read(_BLOCK):
             self.digest.update(block)
@@ -128,7 +129,7 @@ class _Part:
         self._progress(min(self.done, self._file.size), self._file.size)
 
     def receive(self) -> None:
-        """Go on from here to the end. Raises CutError if the connection ends before, DownloadError, RefusedError."""
+        """Receive the rest of the file. Raises CutError if the connection ends early, DownloadError, RefusedError."""
         size = self._file.size
         if self.done > size:
             self._begin()
@@ -168,7 +169,7 @@ class _Part:
 
 
 def _digest_of(file: RemoteFile) -> hashlib._Hash:
-    """SHA-256, or git's hash of a blob: SHA-1 of its length and content."""
+    """A SHA-256 hash, or git's blob hash: SHA-1 of length and content."""
     if len(file.hash) == _SHA256_DIGITS:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)

@@ -1,4 +1,4 @@
-"""The header of a GGUF file that is still on the Hub: read by Range, so that a plan can judge before the download."""
+"""Reader of a remote GGUF file's header by HTTP Range, so that a plan can be made before the download."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _FACTORS, _MOST_FACTORS = "rope_", 1 << 16  # tensors that belong to the archite
 
 
 def read_header(repository: Repository, file: RemoteFile) -> GGUFFile:
-    """The checked header, and with it the factors of RoPE, which are tensors; no other weights can be read.
+    """Read and check the header, including RoPE's factors, which are tensors; other weights cannot be read.
 
-    It stays in edge's cache folder, under the file's hash. Raises DownloadError, CacheError, ModelFormatError,
+    It is cached in edge's cache folder under the file's hash. Raises DownloadError, CacheError, ModelFormatError,
     UnsupportedError.
     """
     name = f"{repository.name}/{file.path}"
@@ -41,7 +41,7 @@ def read_header(repository: Repository, file: RemoteFile) -> GGUFFile:
 
 
 def _write(repository: Repository, file: RemoteFile, target: Path) -> None:
-    """The header, and behind it the factors."""
+    """Write the header, followed by the factors."""
     have, upto = 0, min(_FIRST, file.size)
     while True:
         with open(target, "ab") as out:

@@ -1,7 +1,7 @@
-"""Requests to the Hub: what may be followed, what is tried again, and words for what fails.
+"""HTTP requests to the Hub: redirects, retries, and readable errors.
 
-The standard library serves: it knows proxies and the system's certificates, and is imported in a tenth of the time that
-huggingface_hub takes. Redirects are checked here, since urllib would send the token along with them.
+This uses the standard library, which knows proxies and the system's certificates and imports in a tenth of
+huggingface_hub's time. Redirects are checked here, since urllib would send the token along with them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CutError(Exception):
 
 
 class RefusedError(Exception):
-    """The server's answer is an error that will not pass. code: the Hub's own word for it, such as GatedRepo."""
+    """A permanent error from the server. code: the Hub's own word for it, such as GatedRepo."""
 
     def __init__(self, status: int, code: str, url: str) -> None:
         super().__init__(f"{parse_address(url).netloc} answers {status} for {url[:300]}")
@@ -52,7 +52,7 @@ class RefusedError(Exception):
 
 @contextmanager
 def opened(url: str, start: int = 0, stop: int | None = None) -> Iterator[HTTPResponse]:
-    """A response, to be read with `blocks`. start, stop: bytes of the file, by Range.
+    """Open a response, to be read with `blocks`. start, stop: byte range of the file.
 
     Raises CutError, RefusedError, DownloadError.
     """
@@ -70,7 +70,7 @@ def opened(url: str, start: int = 0, stop: int | None = None) -> Iterator[HTTPRe
 
 
 def blocks(response: HTTPResponse) -> Iterator[bytes]:
-    """The body in pieces, as they come. Raises CutError."""
+    """Read the body in pieces as they arrive. Raises CutError."""
     while True:
         with _explained(response.url):
             block = response.read1(_BLOCK)
@@ -80,7 +80,7 @@ def blocks(response: HTTPResponse) -> Iterator[bytes]:
 
 
 def get_json(url: str) -> tuple[Any, str | None]:
-    """An answer in JSON, and the address of its next page. Raises as `opened`, and DownloadError for other answers."""
+    """Fetch JSON, and the address of its next page. Raises as `opened`, and DownloadError if the answer is not JSON."""
 
     def once() -> tuple[bytes, str | None]:
         with opened(url) as response:
@@ -102,10 +102,10 @@ def get_json(url: str) -> tuple[Any, str | None]:
 def patiently(
     work: Callable[[], Result], done: Callable[[], int] = lambda: 0, notice: Callable[[str], None] = lambda line: None
 ) -> Result:
-    """Try again after a CutError, after longer and longer pauses. done: bytes so far; new ones renew the patience.
-    notice: is told of pauses that a person would notice.
+    """Retry `work` after each CutError, with growing pauses. done: bytes so far; progress resets the retries. notice:
+    called with a line about long pauses.
 
-    Raises DownloadError once patience is over, and what else `work` raises.
+    Raises DownloadError when retries are exhausted, and other errors of `work`.
     """
     failures, before = 0, done()
     while True:
@@ -126,8 +126,8 @@ def patiently(
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows to https, and to http only from http; the token stays with the endpoint's host. Python 3.10 knows no
-    308."""
+    """Follows redirects to https, and to http only from http; the token stays with the endpoint's host. Python 3.10
+    lacks 308."""
 
     max_redirections = 6
 
@@ -155,7 +155,7 @@ class _Redirects(HTTPRedirectHandler):
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Turn the errors of a request into CutError, RefusedError or DownloadError."""
+    """Convert a request's errors into CutError, RefusedError or DownloadError."""
     host = parse_address(url).netloc
     try:
         yield
@@ -181,5 +181,5 @@ def _explained(url: str) -> Iterator[None]:
 
 
 def _seconds(stated: str | None) -> float:
-    """Retry-After in seconds; as a date it counts as a short wait."""
+    """Retry-After in seconds; a date counts as a short wait."""
     return float(stated) if stated and stated.isascii() and stated.isdigit() and len(stated) < 8 else 0.0

@@ -1,4 +1,4 @@
-"""Names of models on the Hub: hf.co/USER/REPO:QUANT, hf:USER/REPO@REVISION, USER/REPO, and addresses of pages."""
+"""Parser of model names on the Hub: hf.co/USER/REPO:QUANT, hf:USER/REPO@REVISION, USER/REPO, and addresses of pages."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Reference:
-    """A model on the Hub. repository: USER/REPO. revision: a branch, tag or commit. quant: in capitals, as Q4_K_M.
+    """A model on the Hub."""
 
-    file: its path in the repository, where a name or an address states it.
-    """
-
-    repository: str
-    revision: str = "main"
-    quant: str | None = None
-    file: str | None = None
+    repository: str  # USER/REPO
+    revision: str = "main"  # a branch, tag or commit
+    quant: str | None = None  # in capitals, as Q4_K_M
+    file: str | None = None  # path in the repository, if given
 
     def __str__(self) -> str:
         at = "" if self.revision == "main" else f"@{self.revision}"
@@ -39,12 +36,12 @@ class Reference:
 
 
 def names_a_site(name: str) -> bool:
-    """Whether a name says that its model lies on the Hub; others can be paths."""
+    """Whether a name explicitly refers to the Hub; others can be paths."""
     return _SITE.match(name) is not None
 
 
 def parse_reference(name: str) -> Reference:
-    """Raises InputError for a name that no repository can have."""
+    """Parse a name. Raises InputError for one that no repository can have."""
     bare = unquote(_SITE.sub("", name, count=1).partition("?")[0].partition("#")[0])
     match = _NAME.fullmatch(bare)
     revision = match and (match["revision"] or match["branch"])
@@ -57,7 +54,7 @@ def parse_reference(name: str) -> Reference:
 
 
 def is_repository(name: object) -> bool:
-    """Whether it has the form USER/REPO, whose folder in the cache then is no other's."""
+    """Whether a name has the form USER/REPO, which gives it an unambiguous folder in the cache."""
     plain = isinstance(name, str) and re.fullmatch(rf"{_PART}/{_PART}", name, re.ASCII) is not None
     return plain and "--" not in str(name) and ".." not in str(name)
 
@@ -67,7 +64,7 @@ def is_commit(name: object) -> bool:
 
 
 def check_path(path: str) -> None:
-    """Raises InputError unless a file of that path stays within its folder, on every system."""
+    """Raise InputError unless a file of that path stays within its folder, on every system."""
     parts = path.split("/")
     if not path.isprintable() or len(path) > 500 or any(each in ("", ".", "..") or "\\" in each for each in parts):
         raise InputError(f"{path[:200]!r} is no path of a file in a repository")

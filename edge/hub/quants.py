@@ -1,4 +1,4 @@
-"""GGUF files of a repository by their quantization, which their names state."""
+"""Selection of a repository's GGUF files by the quantization in their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOUR_BITS, _EIGHT_BITS = 4, 8
 
 
 def label_of(path: str) -> str | None:
-    """The quantization in a file's name, in capitals, such as Q4_K_M; None if it states none."""
+    """The quantization in a file's name, in capitals, such as Q4_K_M; None if there is none."""
     found = _LABEL.findall(path.rpartition("/")[2]) or _LABEL.findall(path)
     return _plain(found[-1]) if found else None
 
@@ -33,23 +33,23 @@ def _plain(label: str) -> str:
 
 
 def runnable(path: str) -> bool:
-    """Whether a file is a model by its name: a GGUF file, whole, and neither a projector nor an adapter."""
+    """Whether a file name denotes a model: a GGUF file, unsplit, and neither a projector nor an adapter."""
     return path.lower().endswith(".gguf") and not _OTHER.search(path.rpartition("/")[2]) and not _PART.search(path)
 
 
 def is_part(path: str) -> bool:
-    """Whether a file is one of several that a model was split into."""
+    """Whether a file is one part of a split model."""
     return _PART.search(path) is not None
 
 
 def best_first(files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    """From 8 to 4 bits a weight, the largest first; then fewer bits; then 16 and more, which cost twice the bytes of 8
-    and are hardly better."""
+    """Sort by preference: 8 to 4 bits a weight, largest first; then fewer bits; then 16 and more, which cost twice the
+    bytes of 8 and are hardly better."""
     return sorted(files, key=lambda file: (_rank(file), -file.size, file.path))
 
 
 def usual(files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    """Those to choose from unasked, the best first: from 8 to 4 bits a weight, all where there are none of these."""
+    """The default candidates, best first: files with 8 to 4 bits a weight, or all if there are none."""
     ranked = best_first(files)
     return [file for file in ranked if _rank(file) == 0] or ranked
 

@@ -1,4 +1,4 @@
-"""Removal of a file from the Hub's cache folder, which other tools use, too: only what no other snapshot links goes."""
+"""Removal of files from the Hub's cache folder, shared with other tools: blobs that other snapshots link stay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from edge.storage.lock import file_lock
 
 
 def remove_cached(path: Path) -> tuple[tuple[Path, ...], int]:
-    """Remove a file from its snapshot, and its blob unless another snapshot links it: paths, and bytes freed.
+    """Remove a file from its snapshot, and its blob unless another snapshot links it; return the paths and the bytes
+    freed.
 
     Raises InputError while the file is being downloaded, CacheError if it cannot be removed.
     """
@@ -34,7 +35,7 @@ def _is_linked(blob: Path, snapshots: Path) -> bool:
 
 
 def _sweep(repository: Path, folder: Path) -> None:
-    """Remove folders that became empty, and with the last snapshot what the repository's branches meant."""
+    """Remove empty folders; with the last snapshot, also the repository's refs."""
     snapshots, blobs = repository / "snapshots", repository / "blobs"
     with suppress(OSError):  # not empty
         while folder != repository:

@@ -1,4 +1,4 @@
-"""What a repository on the Hub holds: its commit, licence and files, with sizes and hashes."""
+"""A repository on the Hub: its commit, licence and files, with sizes and hashes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository. size: bytes. hash: SHA-256 of its content, or, for small files, git's SHA-1 of a blob."""
+    """A file of a repository."""
 
     path: str
-    size: int
-    hash: str
+    size: int  # bytes
+    hash: str  # SHA-256 of its content; for small files git's SHA-1 of a blob
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository at one commit. revision: the branch or tag that led there. licence: None if it states none."""
+    """A repository at one commit."""
 
     name: str
-    revision: str
+    revision: str  # the branch or tag that the commit was found by
     commit: str
-    licence: str | None
+    licence: str | None  # None if it states none
     files: tuple[RemoteFile, ...]
 
     def url_of(self, file: RemoteFile) -> str:
@@ -43,7 +43,7 @@ class Repository:
 
 
 def look_up(reference: Reference, near: Sequence[str] = ()) -> Repository:
-    """Ask the Hub. near: similar names, for the message where there is no such repository.
+    """Look up a repository on the Hub. near: similar names, suggested if there is no such repository.
 
     Raises DownloadError, InputError.
     """
@@ -59,7 +59,7 @@ def look_up(reference: Reference, near: Sequence[str] = ()) -> Repository:
 
 @contextmanager
 def explained(repository: str, revision: str = "main", near: Sequence[str] = ()) -> Iterator[None]:
-    """Turn refusals into words for people. Raises DownloadError, InputError."""
+    """Convert refusals into readable errors. Raises DownloadError, InputError."""
     try:
         yield
     except RefusedError as error:
@@ -79,7 +79,7 @@ def explained(repository: str, revision: str = "main", near: Sequence[str] = ())
 
 
 def _files(url: str) -> Iterator[RemoteFile]:
-    """All files of a listing, page by page. Raises DownloadError for one that is not well-formed."""
+    """All files of a paginated listing. Raises DownloadError if it is malformed."""
     count, following = 0, url
     for _ in range(_MOST_PAGES):
         entries, after = get_json(following)
@@ -112,7 +112,7 @@ def _file(entry: dict[str, Any], url: str) -> RemoteFile:
 
 
 def _licence(about: dict[str, Any]) -> str | None:
-    """As the repository's card states it, or its tag."""
+    """The licence in the repository's card, or its tag."""
     card = about.get("cardData")
     stated = [card.get("license_name"), card.get("license")] if isinstance(card, dict) else []
     tags = about.get("tags") if isinstance(about.get("tags"), list) else []

@@ -1,6 +1,6 @@
-"""The environment variables of the Hub's own tools, with their meaning there.
+"""The environment variables of Hugging Face's tools, with the same meaning.
 
-Read when they are used: huggingface_hub reads them once, when it is imported, and takes 0.3 s to be.
+They are read on use; huggingface_hub reads them on import, which takes 0.3 s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONGEST_TOKEN = 4096  # bytes of a token's file
 
 
 def endpoint() -> str:
-    """HF_ENDPOINT, or the Hub, without a slash at the end. Raises InputError for what is no address."""
+    """HF_ENDPOINT, or the Hub, without a trailing slash. Raises InputError if it is no address."""
     chosen = (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
     try:
         parts = parse_address(chosen)
@@ -31,9 +31,9 @@ def endpoint() -> str:
 
 
 def token_for(url: str) -> str | None:
-    """The token that may be sent to `url`: HF_TOKEN, or that of `hf auth login`.
+    """The token to send to `url`: HF_TOKEN, or that of `hf auth login`; None unless `url` is the endpoint's.
 
-    It goes to the endpoint alone, and never unencrypted over a network.
+    It is never sent unencrypted over a network.
     """
     parts = parse_address(url)
     secret = parts.scheme == "https" or parts.hostname in _LOOPBACK
@@ -41,13 +41,13 @@ def token_for(url: str) -> str | None:
 
 
 def hub_cache() -> Path:
-    """The folder of repositories: HF_HUB_CACHE, or `hub` in HF_HOME. It need not exist."""
+    """The Hub's cache folder: HF_HUB_CACHE, or `hub` in HF_HOME. It may not exist."""
     chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return _expanded(chosen) if chosen else _home() / "hub"
 
 
 def is_offline() -> bool:
-    """HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) forbids connections."""
+    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids connections."""
     chosen = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return chosen.upper() in _YES
 
@@ -62,7 +62,7 @@ def _expanded(path: str) -> Path:
 
 
 def _token() -> str | None:
-    """Raises InputError for one that no header can hold."""
+    """The token. Raises InputError for one that is no valid header value."""
     found = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or ""
     if not found:
         place = os.environ.get("HF_TOKEN_PATH")

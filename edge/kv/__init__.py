@@ -1,4 +1,4 @@
-"""KV policies by name: each is one file that reads like its paper."""
+"""KV policies by name, each in one file that reads like its paper."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ DEFAULT_SINKS = 4  # StreamingLLM's own figure
 
 
 def make_policy(text: str, sinks: int = DEFAULT_SINKS, keep: int = 0) -> Policy:
-    """The policy that `NAME[:key=value,…]` describes. Raises InputError for unknown names, keys and values.
+    """Create the policy that `NAME[:key=value,…]` describes. Raises InputError for unknown names, keys and values.
 
     sinks: first rows that are never evicted, unless the text states them; `window` has none. keep: pinned rows, such as
-    those of a system prompt: sinks of every policy, whatever the text says.
+    those of a system prompt: at least as many sinks, for every policy and whatever the text says.
     """
     if keep < 0:
         raise InputError(f"--keep must be 0 or more, not {keep}")
@@ -68,5 +68,5 @@ def make_policy(text: str, sinks: int = DEFAULT_SINKS, keep: int = 0) -> Policy:
 
 
 def pinned_rows(policy: Policy) -> int:
-    """First rows that the policy never evicts; 0 where it evicts none."""
+    """The number of first rows that the policy never evicts; 0 if it evicts none."""
     return int(getattr(policy, "sinks", 0))

@@ -1,8 +1,8 @@
-"""Ada-KV: SnapKV that shares a layer's rows out over its heads by their attention.
+"""Ada-KV: SnapKV with a layer's rows distributed over its heads by attention.
 
 Feng et al., "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation for Efficient LLM Inference",
-arXiv:2407.11550. Some heads look at few rows, others at many. The best rows of all heads of a layer stay, whichever
-head they belong to; a floor for every head keeps the concentrated ones from losing all.
+arXiv:2407.11550. Some heads attend to few rows, others to many. The best rows among all heads of a layer stay; a floor
+for every head keeps concentrated ones from losing all.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 @dataclass(frozen=True)
 class AdaKV(SnapKV):
-    """floor: the share of the mean that every head is sure to get."""
+    """The Ada-KV policy."""
 
-    floor: float = 0.2
+    floor: float = 0.2  # guaranteed rows of every head, as a share of the mean
     name: ClassVar[str] = "adakv"
 
     def __post_init__(self) -> None:
@@ -42,9 +42,9 @@ class AdaKV(SnapKV):
 
 
 def allocate(scores: FloatArray, most: IntArray, mean: int) -> IntArray:
-    """How many of the best `mean` · heads rows of a layer each head has; scores [heads, rows], at most `most` [heads].
+    """The number of rows of each head among the best `mean` · heads rows of a layer. scores: [heads, rows].
 
-    A head's own best count first: those beyond its limit are not counted at all.
+    most: limits per head, [heads]. A head competes with only as many of its best rows.
     """
     ordered = -np.sort(-scores, axis=-1)
     ordered[np.arange(scores.shape[-1]) >= most[:, None]] = -1

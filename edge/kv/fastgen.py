@@ -1,10 +1,10 @@
-"""FastGen: every head gets the cheapest cache that still recovers its attention.
+"""FastGen: give every head the cheapest cache that still recovers its attention.
 
-Ge et al., "Model Tells You What to Discard: Adaptive KV Cache Compression for LLMs", arXiv:2310.01801. Heads differ:
-some look at near rows, some at a few heavy rows, some at everything. Each is profiled by its own attention and gets
-the cheaper of two: recent rows only, or heavy rows and a few recent ones; sinks are kept by both. The paper states
-what share of the attention must be recovered and takes the memory that this needs; here memory is stated, so the share
-is the largest that fits. Its rule for punctuation needs the text and is left out.
+Ge et al., "Model Tells You What to Discard: Adaptive KV Cache Compression for LLMs", arXiv:2310.01801. Some heads
+attend to near rows, some to a few heavy rows, some to all. Each is profiled by its own attention and gets the cheaper
+of two: recent rows only, or heavy rows and a few recent ones; both keep sinks. The paper fixes the share of attention
+to recover and takes the memory that this needs; here memory is fixed, and the share is the largest that fits. Its rule
+for punctuation needs the text and is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HALVINGS = 12  # of the interval in which the share lies
 
 @dataclass(frozen=True)
 class FastGen(ScoredAndRecent):
-    """recent: rows that are always kept, as a share of the mean number of rows."""
+    """The FastGen policy. recent: rows that always stay, as a share of the mean number of rows."""
 
     name: ClassVar[str] = "fastgen"
     needs: ClassVar[Needs] = Needs(queries=EVERY, uneven="head")
@@ -44,7 +44,7 @@ class FastGen(ScoredAndRecent):
 
 
 def newest_first(scores: FloatArray, lengths: IntArray, sinks: int) -> FloatArray:
-    """Scores [heads, rows] in the order in which recency would keep them: sinks, then from the newest back."""
+    """Sort scores [heads, rows] by the recency rule: sinks, then from the newest back."""
     rows = np.arange(scores.shape[-1])
     back = lengths[:, None] - 1 - (rows - sinks)
     order = np.where(rows < sinks, rows, np.where(back >= sinks, back, rows))
@@ -52,7 +52,7 @@ def newest_first(scores: FloatArray, lengths: IntArray, sinks: int) -> FloatArra
 
 
 def heaviest_first(scores: FloatArray, lengths: IntArray, sinks: int, recent: int) -> FloatArray:
-    """Scores [heads, rows] in the order in which attention would keep them, behind those that are always kept."""
+    """Sort scores [heads, rows] by the attention rule: rows that always stay, then the heaviest."""
     rows = np.arange(scores.shape[-1])
     always = (rows < sinks) | ((rows >= lengths[:, None] - recent) & (rows < lengths[:, None]))
     order = np.argsort(-np.where(always, np.float32(np.inf), scores), axis=-1)
@@ -60,18 +60,18 @@ def heaviest_first(scores: FloatArray, lengths: IntArray, sinks: int, recent: in
 
 
 def recovered(ordered: FloatArray) -> AnyArray:
-    """The share of a head's attention that its first 1, 2, … rows have, [heads, rows]."""
+    """The share of a head's attention in its first 1, 2, … rows, [heads, rows]."""
     sums = np.cumsum(ordered, axis=-1, dtype=np.float64)
     return np.asarray(sums / np.maximum(sums[:, -1:], 1e-30))
 
 
 def rows_for(shares: AnyArray, share: float) -> AnyArray:
-    """How many rows recover `share`, [heads]."""
+    """The number of rows that recover `share`, [heads]."""
     return np.asarray((shares < share).sum(axis=-1) + 1)
 
 
 def largest_share(local: AnyArray, heavy: AnyArray, least: int, most: AnyArray, total: int) -> float:
-    """What all heads can recover with `total` rows between them, each from `least` to its `most`."""
+    """The largest share that all heads can recover with `total` rows, each head between `least` and its `most`."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

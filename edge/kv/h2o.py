@@ -1,7 +1,7 @@
 """H2O: heavy hitters and recent rows.
 
-Zhang et al., "H₂O: Heavy-Hitter Oracle for Efficient Generative Inference", arXiv:2306.14048. A few rows get most of
-the attention, and go on to. Half of the cache is for the most recent rows, half for those with most attention from all
+Zhang et al., "H₂O: Heavy-Hitter Oracle for Efficient Generative Inference", arXiv:2306.14048. A few rows receive most
+of the attention, persistently. Half of the cache holds the most recent rows, half those with most attention from all
 queries so far: here per query that could see the row, or old rows would win for being old.
 """
 
@@ -19,11 +19,10 @@ from edge.types import FloatArray
 
 @dataclass(frozen=True)
 class H2O(ScoredAndRecent):
-    """aging: attention is divided by age to this power: 0 is the paper's sum, 1 the mean over all queries that could
-    see the row."""
+    """The H2O policy."""
 
     recent: float = 0.5
-    aging: float = 1.0
+    aging: float = 1.0  # attention / age ** aging: 0 is the paper's sum, 1 the mean over queries that saw the row
     name: ClassVar[str] = "h2o"
     needs: ClassVar[Needs] = Needs(queries=EVERY)
 

@@ -1,7 +1,7 @@
-"""KeyDiff: rows whose keys are least like the others.
+"""KeyDiff: keep the rows whose keys differ most from the others.
 
 Park et al., "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference", arXiv:2504.15364. Keys
-that point where most do are interchangeable; distinctive ones attract attention. No scores are needed.
+near the mean direction are interchangeable; distinctive ones attract attention. It needs no attention scores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""K-norm: rows whose keys are short.
+"""K-norm: keep the rows whose keys have the smallest norms.
 
 Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression", arXiv:2406.11430. Keys of small
-norm get high attention, so the longest go. No scores are needed.
+norm get high attention, so the largest are evicted. It needs no attention scores.
 """
 
 from __future__ import annotations

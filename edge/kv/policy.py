@@ -1,8 +1,7 @@
-"""Which rows of the KV cache stay when it is full: the protocol that every policy follows.
+"""The protocol of KV policies, which choose the rows that stay when the KV cache is full.
 
-A policy knows nothing of engines. It is told what rows there are and how many may stay, and names those that do. The
-session asks it after every chunk of prefill and during decode, so that `rows + incoming tokens ≤ capacity` holds at
-every moment.
+A policy knows nothing of engines. Given the rows and a budget, it names the rows to keep. The session asks it after
+every chunk of prefill and during decode, so that `rows + incoming tokens ≤ capacity` always holds.
 """
 
 from __future__ import annotations
@@ -23,44 +22,36 @@ Selection = IntArray | Sequence[IntArray]
 
 @dataclass(frozen=True)
 class KVView:
-    """What a policy may look at: the rows in use, oldest first.
+    """The state that a policy sees: the rows in use, oldest first.
 
-    lengths: rows in use of each head. attention: what the observed queries paid to each row, float32 [layers, KV heads,
-    rows], mean over the query heads of a group. ages: tokens since each row came, in the same shape. keys: a function
-    that gives a layer's keys as they are stored, float32 [KV heads, rows, head], because those of all layers together
-    would be larger than the cache. All are 0 behind a head's last row, and empty if the policy does not need them.
-    longest: rows that one head may keep, where heads may differ.
+    Arrays are 0 behind a head's last row, and empty if the policy does not need them.
     """
 
-    length: int  # of the head that has most
-    lengths: IntArray = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [layers, KV heads]
+    length: int  # rows in use of the head with most
+    lengths: IntArray = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [layers, KV heads]: rows in use
     attention: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
-    ages: IntArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.int32))
+    ages: IntArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.int32))  # likewise: tokens since arrival
     keys: Callable[[int], FloatArray] | None = None
-    longest: int = 0
+    longest: int = 0  # most rows that one head may keep, where heads may differ
 
     def by_keys(self, score: Callable[[FloatArray], FloatArray]) -> FloatArray:
-        """`score` of each layer's keys: float32 [layers, KV heads, rows]."""
+        """Apply `score` to each layer's keys: float32 [layers, KV heads, rows]."""
         assert self.keys is not None
         return np.stack([score(self.keys(layer)) for layer in range(len(self.lengths))])
 
 
 @dataclass(frozen=True)
 class Needs:
-    """queries: how many of the last ones are observed before an eviction, EVERY for all that ever ran; keys: read.
+    """A policy's requirements on the engine."""
 
-    votes: attention is the number of these queries that paid a row more than average, instead of the sum. uneven: the
-    finest unit that gets a number of rows of its own.
-    """
-
-    queries: int = 0
-    votes: bool = False
-    keys: bool = False
-    uneven: Granularity = "token"
+    queries: int = 0  # number of last queries observed before an eviction; EVERY: all that ever ran
+    votes: bool = False  # attention counts the queries that paid a row more than average, instead of summing
+    keys: bool = False  # stored keys are read
+    uneven: Granularity = "token"  # finest unit with a row count of its own
 
     @property
     def looks(self) -> bool:
-        """More than the number of rows matters: the engine must be a `HeadKVCache`."""
+        """Whether the policy needs more than row counts: the engine's cache must be a `HeadKVCache`."""
         return bool(self.queries) or self.keys
 
 
@@ -69,7 +60,7 @@ NOTHING = Needs()
 
 
 class Policy(Protocol):
-    """name: as in --kv-policy. evicts: whether it ever evicts a row. close_gaps: see `KVCache.keep`.
+    """Chooses the rows that stay in the KV cache.
 
     A policy that evicts has an option `sinks`: the first rows, which it never evicts from any head as long as the
     budget is no smaller.
@@ -88,7 +79,8 @@ class Policy(Protocol):
     def needs(self) -> Needs: ...
 
     def rows_to_keep(self, view: KVView, budget: int) -> Selection:
-        """At most `budget` rows of each head, or on average over all heads where `needs.uneven` is finer than "token".
+        """Choose at most `budget` rows of each head, or on average over heads where `needs.uneven` is finer than
+        "token".
 
         Called only if `view.length > budget`.
         """
@@ -97,7 +89,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Scored(ABC):
-    """A policy that keeps, for each head, its sinks, its newest rows, and of the rest those with the highest scores."""
+    """A policy that keeps each head's sinks, its newest rows, and the remaining rows with the highest scores."""
 
     sinks: int = 4
     evicts: ClassVar[bool] = True
@@ -109,15 +101,14 @@ class Scored(ABC):
 
     @abstractmethod
     def score(self, view: KVView) -> FloatArray:
-        """[layers, KV heads, rows]."""
+        """Scores, [layers, KV heads, rows]; the highest stay."""
 
     @abstractmethod
     def newest(self, budget: int) -> int:
-        """Of the rows that a head may keep, those that stay because they are the newest."""
+        """The number of newest rows that stay in a head's budget."""
 
     def share_out(self, scores: FloatArray, view: KVView, budget: int) -> tuple[int | AnyArray, int | AnyArray]:
-        """Rows to keep, and how many of them because they are the newest: for every head alike, or one number each,
-        [layers · KV heads]."""
+        """Rows to keep and newest rows among them: one number for all heads, or one per head, [layers · KV heads]."""
         return budget, self.newest(budget)
 
     def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
@@ -128,7 +119,8 @@ class Scored(ABC):
 
 @dataclass(frozen=True)
 class ScoredAndRecent(Scored):
-    """recent: the share of the cache that is for the newest rows."""
+    """A `Scored` policy that reserves a part of the cache for the newest rows. recent: that part, as a share of the
+    budget."""
 
     recent: float = 0.25
 
@@ -137,7 +129,7 @@ class ScoredAndRecent(Scored):
 
 
 def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int = 1) -> None:
-    """Raises InputError for options that no policy can work with."""
+    """Raise InputError for options that no policy can work with."""
     if sinks < 0:
         raise InputError(f"--sinks must be 0 or more, not {sinks}")
     if not 0 <= recent <= 1:
@@ -149,7 +141,7 @@ def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int 
 
 
 def first_and_last(length: int, budget: int, sinks: int) -> IntArray:
-    """Of `length` rows, the first `sinks` and as many of the last as the budget leaves room for."""
+    """The first `sinks` of `length` rows, and the last ones for the rest of the budget."""
     sinks = min(sinks, budget)
     recent = length - (budget - sinks)
     return np.concatenate([np.arange(sinks), np.arange(recent, length)]).astype(np.int32)
@@ -158,10 +150,10 @@ def first_and_last(length: int, budget: int, sinks: int) -> IntArray:
 def best_rows(
     scores: AnyArray, view: KVView, budget: int | AnyArray, sinks: int, recent: int | AnyArray
 ) -> list[IntArray]:
-    """For each head the first `sinks` rows, the last `recent`, and of the rest those with the highest scores.
+    """Each head's first `sinks` rows, its last `recent`, and the remaining rows with the highest scores.
 
-    scores: [layers, KV heads, rows]. budget, recent: for all heads, or one for each, [layers · KV heads]. If sinks and
-    recent rows exceed the budget, the latter give way.
+    scores: [layers, KV heads, rows]. budget, recent: for all heads, or one per head, [layers · KV heads]. If sinks and
+    recent rows exceed the budget, the latter are cut.
     """
     heads = scores.reshape(-1, scores.shape[-1])
     lengths = view.lengths.reshape(-1)
@@ -176,7 +168,7 @@ def best_rows(
 
 
 def best(ranked: AnyArray, count: int) -> IntArray:
-    """The `count` rows that come first, of equal ones the older, in the order in which they came to the cache."""
+    """The `count` first-ranked rows, the older on ties, in order of their arrival in the cache."""
     if count == 0:
         return np.zeros(0, np.int32)
     last = np.partition(ranked, count - 1)[count - 1]

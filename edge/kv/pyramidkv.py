@@ -1,8 +1,8 @@
 """PyramidKV: SnapKV with more rows for the lower layers.
 
 Cai et al., "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling", arXiv:2406.02069. Low
-layers spread their attention, high ones gather it in a few rows. So the number of rows, apart from the observed window,
-falls linearly from the first layer to the last, with the same total.
+layers spread their attention, high ones concentrate it on a few rows. So the number of rows, apart from the observed
+window, falls linearly from the first layer to the last, at the same total.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
-    """slope: the last layer gets 1 / slope of the mean; 20 in the paper, 1 is SnapKV."""
+    """The PyramidKV policy."""
 
-    slope: float = 20
+    slope: float = 20  # the last layer gets 1 / slope of the mean; 20 in the paper, 1 is SnapKV
     name: ClassVar[str] = "pyramidkv"
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class PyramidKV(SnapKV):
 
 
 def pyramid(layers: int, mean: int, window: int, slope: float, most: int) -> IntArray:
-    """Rows for each layer, int32 [layers]: `window` for all, the rest falling linearly, at most `most`."""
+    """Rows for each layer, int32 [layers]: `window` plus a linearly falling number, at most `most`."""
     least = (mean - window) / slope
     reach = min(mean - window - least, most - mean) if layers > 1 else 0.0
     return (mean + np.linspace(reach, -reach, layers)).astype(np.int32)

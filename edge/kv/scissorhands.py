@@ -1,8 +1,8 @@
-"""Scissorhands: rows that were important lately stay important.
+"""Scissorhands: rows that were important recently stay important.
 
 Liu et al., "Scissorhands: Exploiting the Persistence of Importance Hypothesis for LLM KV Cache Compression at Test
-Time", arXiv:2305.17118. Within a window of recent queries, count how often each row got more attention than average;
-those that seldom did are dropped, many at once, and the most recent rows always stay.
+Time", arXiv:2305.17118. Within a window of recent queries, count how often each row got more attention than average.
+The rows with the lowest counts are evicted, many at once; the most recent rows always stay.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from edge.types import FloatArray
 
 @dataclass(frozen=True)
 class Scissorhands(ScoredAndRecent):
-    """window: queries whose attention counts."""
+    """The Scissorhands policy."""
 
-    window: int = 64
+    window: int = 64  # recent queries whose attention counts
     name: ClassVar[str] = "scissorhands"
 
     @property

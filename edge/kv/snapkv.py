@@ -1,4 +1,4 @@
-"""SnapKV: what the last queries look at, and its neighbours.
+"""SnapKV: keep rows that the last queries attend to, and their neighbours.
 
 Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", arXiv:2404.14469. The last queries vote for
 rows by their attention; votes are pooled over neighbouring rows, so that kept passages stay readable; the observed
@@ -18,10 +18,10 @@ from edge.types import FloatArray
 
 @dataclass(frozen=True)
 class SnapKV(Scored):
-    """window: queries that vote; kernel: rows over which votes are pooled (the largest counts), an odd number."""
+    """The SnapKV policy."""
 
-    window: int = 32
-    kernel: int = 7
+    window: int = 32  # queries that vote
+    kernel: int = 7  # odd width of the max pooling of votes, in rows
     name: ClassVar[str] = "snapkv"
 
     @property
@@ -36,7 +36,7 @@ class SnapKV(Scored):
 
 
 def pooled(votes: FloatArray, kernel: int) -> FloatArray:
-    """The largest of each value and its neighbours, `kernel // 2` on either side."""
+    """Max-pool votes over `kernel // 2` neighbours on either side."""
     most: FloatArray = votes.copy()
     for step in range(1, min(kernel // 2, votes.shape[-1] - 1) + 1):
         np.maximum(most[..., step:], votes[..., :-step], out=most[..., step:])

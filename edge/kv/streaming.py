@@ -1,8 +1,8 @@
 """StreamingLLM: a few attention sinks and a sliding window.
 
 Xiao et al., "Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453. Models pour surplus
-attention into their first tokens; keep those (`sinks`, 4 in the paper) and the most recent rows, with positions
-relative to the cache, and decoding stays stable for as long as one likes.
+attention into their first tokens. Keeping those (`sinks`, 4 in the paper) and the most recent rows, with positions
+relative to the cache, keeps decoding stable for any length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""TOVA: the row with the least attention from the last query goes.
+"""TOVA: evict the row with the least attention from the last query.
 
-Oren et al., "Transformers are Multi-State RNNs", arXiv:2401.06104. No recency, no sinks by rule: what the newest token
-does not look at is dropped. Ours evicts several rows at once, and head by head rather than layer by layer.
+Oren et al., "Transformers are Multi-State RNNs", arXiv:2401.06104. Neither recent rows nor sinks are protected by rule:
+a row that the newest token does not attend to is evicted. Ours evicts several rows at once, and per head rather than
+per layer.
 """
 
 from __future__ import annotations

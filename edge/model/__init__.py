@@ -1,1 +1,1 @@
-"""A model as data: its architecture, tokenizer, chat template and prompts. No weights."""
+"""A model as data, without weights: its architecture, tokenizer, chat template and prompts."""

@@ -1,5 +1,5 @@
-"""Finds MODEL: a GGUF file, a folder that `edge convert` wrote, a model in an installed package, or one that was
-downloaded from the Hub, by edge or another tool."""
+"""Resolution of MODEL: a GGUF file, a folder that `edge convert` wrote, a model in an installed package, or one that
+edge or another tool downloaded from the Hub."""
 
 from __future__ import annotations
 
@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model file in installed Python packages: in one, or in parts, which are joined once in the cache folder.
+    """A model file in installed Python packages, whole or in parts, which are joined once in the cache folder."""
 
-    files: package and path of each part, in order. sha256: of the file that several parts make.
-    """
-
-    files: tuple[tuple[str, str], ...]
+    files: tuple[tuple[str, str], ...]  # package and path of each part, in order
     extra: str
-    sha256: str = ""
+    sha256: str = ""  # of the joined file
 
 
 _LIKE_A_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w.-]+)?(?::[\w.-]+)?", re.ASCII)
@@ -52,7 +49,7 @@ PACKAGED = {
 
 
 def find_model(name: str | Path) -> Path:
-    """The file or folder behind MODEL.
+    """Resolve MODEL to a file or folder.
 
     Raises InputError, MissingExtraError (known name, package absent), UnsupportedError; for a model in parts also
     ModelFormatError if they are damaged, CacheError if they cannot be joined in the cache folder.
@@ -63,7 +60,7 @@ def find_model(name: str | Path) -> Path:
 
 
 def find_local(name: str | Path) -> Path | None:
-    """As `find_model`; None for a model that the Hub may have, and that is not here."""
+    """Like `find_model`, but None for a model that is not here and may be on the Hub."""
     check_path("model", name, "a path or a name")
     path = Path(name)
     try:
@@ -83,12 +80,12 @@ def find_local(name: str | Path) -> Path | None:
 
 
 def installed_parts(name: str) -> list[Path]:
-    """The files of a packaged model, in order; fewer than it has if packages are absent."""
+    """The installed parts of a packaged model, in order; some are missing if packages are absent."""
     return [part for part in (_installed(*each) for each in PACKAGED[name].files) if part]
 
 
 def packaged_name(path: Path) -> str | None:
-    """The name of the packaged model that this file is; a model in parts is a file of the cache folder."""
+    """The name of the packaged model with this file; joined parts lie in the cache folder."""
     for name, packaged in PACKAGED.items():
         if packaged.sha256 in path.name if packaged.sha256 else path in installed_parts(name):
             return name
@@ -96,9 +93,9 @@ def packaged_name(path: Path) -> str | None:
 
 
 def hub_reference(name: str) -> Reference | None:
-    """The model of the Hub that a name means: a short name of the table, with `:QUANT` if it matters, or USER/REPO.
+    """The Hub model of a name: a short name of the table, with an optional `:QUANT`, or USER/REPO.
 
-    None for other names. Raises InputError for malformed ones of the Hub.
+    None for other names. Raises InputError for malformed names of the Hub.
     """
     from edge.hub.names import Reference, names_a_site, parse_reference
     from edge.model.known import known_models
@@ -115,7 +112,7 @@ def hub_reference(name: str) -> Reference | None:
 
 
 def _downloaded(name: str) -> Path | None:
-    """Raises InputError for a name that means nothing."""
+    """A downloaded model. Raises InputError for an unknown name."""
     from edge.hub.cache import find_cached
     from edge.model.known import known_models
 
@@ -135,7 +132,7 @@ def _installed(package: str, file: str) -> Path | None:
 
 
 def _joined(name: str, parts: Sequence[Path], sha256: str) -> Path:
-    """One file of several, in the cache folder; checked when it is made."""
+    """Join parts into one file in the cache folder, checking its hash once."""
 
     def write(target: Path) -> None:
         digest = hashlib.sha256()
@@ -153,7 +150,7 @@ def _joined(name: str, parts: Sequence[Path], sha256: str) -> Path:
 
 
 def _misplaced(path: Path) -> str | None:
-    """Advice for a file or folder that edge cannot run, or that is a part of a model; None: it may be a model."""
+    """Advice about a file or folder that edge cannot run, or that is one part of a model; None: it may be a model."""
     folder = path if path.is_dir() else path.parent
     if is_model_folder(folder):
         a_part = path.is_file() and (path.suffix != ".gguf" or path.name == METADATA)

@@ -1,11 +1,11 @@
-"""Chat templates: from the turns of a conversation to the text format that a model was trained on.
+"""Chat templates: convert a conversation's turns to the text format that a model was trained on.
 
-A template comes from the model file, so it is untrusted code. It runs once, when the model is opened: in minijinja
-(Jinja2's language without Python, its work limited by fuel), in a forked child with limited memory. It never sees the
+A template comes from the model file, so it is untrusted code. It is rendered once, when the model is opened: by
+minijinja (Jinja2's language without Python, limited by fuel), in a forked child with limited memory. It never sees the
 user's text: it renders placeholders, which are replaced afterwards. Special tokens are recognized only in the
 template's own text, so a user who types `<|im_end|>` does not end a turn.
 
-Templates of models that think are rendered for each choice that they may know: thinking on, off, or with an effort.
+Templates of thinking models are rendered for each mode that they may support: thinking on, off, or with an effort.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ _DEFAULT = Think()
 
 
 class ChatTemplate:
-    """The `tokenizer.chat_template` of a model, rendered once. Raises ModelFormatError when used if it is broken.
+    """A model's `tokenizer.chat_template`, rendered once. Methods raise ModelFormatError if it is broken.
 
-    family: how the model thinks, None if it does not. think: a user's choice; methods raise UnsupportedError for one
-    that the model does not have.
+    family: how the model marks thoughts, None if it does not think. think: the thinking mode; methods raise
+    UnsupportedError for one that the model lacks.
     """
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
@@ -84,8 +84,8 @@ class ChatTemplate:
     def first_turn(
         self, user: str | Iterable[str], system: str | None = None, think: Think = _DEFAULT, *, answered: bool = False
     ) -> list[Segment]:
-        """The prompt of a conversation's first turn, up to the beginning of the assistant's answer, or of an `answered`
-        one, to which the template gives no thoughts."""
+        """The prompt of a conversation's first turn, up to the beginning of the answer; `answered`: as the template
+        writes an earlier turn, without thoughts."""
         rendered = self._form("first" if system is None else "system", think)
         contents = {_USER: user} if system is None else {_USER: user, _SYSTEM: system}
         return _fill(self._with_opening(rendered, think, answered), contents)
@@ -98,15 +98,15 @@ class ChatTemplate:
         return _fill(self._with_opening(rest, think, answered), {_USER: user})
 
     def beginning(self, system: str | None, think: Think) -> str:
-        """The text before a conversation's first question, with a mark for the system prompt."""
+        """The text before a conversation's first question, with a placeholder for the system prompt."""
         return self._form("first" if system is None else "system", think).partition(_USER)[0]
 
     def opening(self, think: Think = _DEFAULT, *, answered: bool = False) -> str:
-        """The text between a user's words and the answer, or an `answered` turn's reply."""
+        """The text between a user's words and the answer; `answered`: of an earlier turn."""
         return self._with_opening(self._form("first", think), think, answered).rpartition(_USER)[2]
 
     def begins_thinking(self, think: Think = _DEFAULT) -> bool:
-        """Whether the model is thinking when its answer begins, before any mark of its own."""
+        """Whether the answer begins inside a thought, before any mark of the model's own."""
         if self.family is None:
             return False
         state = self.family.state(self.opening(think))
@@ -149,7 +149,7 @@ class ChatTemplate:
 
 
 def _fill(rendered: str, contents: dict[str, str | Iterable[str]]) -> list[Segment]:
-    """Replace the placeholders in the rendered text by the contents."""
+    """Replace placeholders in the rendered text by contents."""
     for mark, what in ((_USER, "user's text"), (_SYSTEM, "system prompt")):
         if mark in contents and mark not in rendered:
             raise ModelFormatError(f"the model's chat template drops the {what}: use --raw to prompt without it")
@@ -211,7 +211,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers defines the filter: Jinja2's own would escape `<` and the like for HTML."""
+    """The JSON filter as transformers defines it; Jinja2's own would escape `<` and the like for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

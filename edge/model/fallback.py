@@ -1,8 +1,8 @@
 """ModelSpec of models that only llama.cpp runs: mixtures of experts, hybrids, layers of several kinds.
 
-Their figures are counted from tensors, so that most new architectures need nothing here. What llama.cpp would abort on
-is not known for them all: it tries the header in a process of its own before anything is loaded
-(`backends/llamacpp/trial.py`), and then the plan counts by llama.cpp's own figures.
+Figures are counted from tensors, so that most new architectures need nothing here. Since not all causes of aborts in
+llama.cpp are known, it first loads the header in a child process (`backends/llamacpp/trial.py`), and the plan then uses
+llama.cpp's own figures.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ _MOST_DIMENSIONS, _MOST_SECTIONS = 4, 4
 
 
 def is_dense(header: Header) -> bool:
-    """Whether a header of an architecture that `reader.py` checks in full says nothing that needs `read_fallback`."""
+    """Whether `reader.py` can check this header in full, without `read_fallback`."""
     counts = ("expert_count", "expert_used_count", "expert_group_count", "nextn_predict_layers")
     return all(header.value(key) in (None, 0) for key in counts)
 
 
 def read_fallback(header: Header) -> ModelSpec:
-    """Raises ModelFormatError if figures are missing, impossible or contradict the tensors; UnsupportedError if the
-    model does not generate text."""
+    """Read the spec of any model that llama.cpp may run.
+
+    Raises ModelFormatError if figures are missing, impossible or contradict the tensors; UnsupportedError if the
+    model does not generate text.
+    """
     file = header.file
     check_finite(header)
     if header.value("attention.causal") not in (None, True):
@@ -125,7 +128,7 @@ def check_finite(header: Header) -> None:
 
 
 def _check_types(file: GGUFFile) -> None:
-    """As of dense models, but with tensors of more dimensions, and vectors that belong to no matrix."""
+    """The checks of dense models, extended to tensors of more dimensions, and vectors that belong to no matrix."""
     for name, tensor in file.tensors.items():
         stem, _, kind = name.rpartition(".")
         if len(tensor.shape) > _MOST_DIMENSIONS:
@@ -136,7 +139,7 @@ def _check_types(file: GGUFFile) -> None:
 
 
 def _check_rope(header: Header, head_dim: int) -> int:
-    """Values of a head that RoPE rotates. llama.cpp looks at them only when it runs: it aborts if heads, or those of
+    """The number of rotated values per head. llama.cpp checks them only when it runs: it aborts if heads, or those of
     layers with a window, have fewer."""
     rope_dim = figure(header, "rope.dimension_count", "head_dim", head_dim)
     windowed = figure(header, "rope.dimension_count_swa", "head_dim", rope_dim)
@@ -165,7 +168,7 @@ def _names(file: GGUFFile, layers: int) -> list[set[str]]:
 
 
 def per_layer(header: Header, key: str, kind: str, layers: int, default: int) -> list[int]:
-    """A figure that is one for all layers or one for each, 0 included; [layers]. Raises ModelFormatError."""
+    """A number that is one for all layers or one per layer, possibly 0; [layers]. Raises ModelFormatError."""
     file, name = header.file, f"{header.architecture}.{key}"
     value = file.metadata.get(name)
     if not isinstance(value, ArrayRef):
@@ -179,7 +182,7 @@ def per_layer(header: Header, key: str, kind: str, layers: int, default: int) ->
 
 
 def figure(header: Header, key: str, kind: str, default: int) -> int:
-    """One figure that may be 0, which architectures write for what they do not have; the largest of several."""
+    """A number that may be 0, which architectures write for absent parts; the largest of several."""
     value = header.file.metadata.get(f"{header.architecture}.{key}")
     if isinstance(value, ArrayRef):
         return max(per_layer(header, key, kind, value.count, default), default=default)
@@ -191,7 +194,7 @@ def figure(header: Header, key: str, kind: str, default: int) -> int:
 def _row_values(
     file: GGUFFile, kv_heads: list[int], head_dim: int, layers: int, recurrent: list[bool]
 ) -> tuple[int, ...]:
-    """By the widths of the matrices that make keys and values; DeltaNet's fused one makes none."""
+    """KV values per row, from the widths of the key and value matrices; DeltaNet's fused matrix makes none."""
 
     def width(layer: int, name: str) -> int:
         tensor = file.tensors.get(f"blk.{layer}.{name}.weight")
@@ -207,7 +210,7 @@ def _row_values(
 
 
 def _windows(header: Header, window: int, layers: int) -> tuple[int, ...]:
-    """Where the header has a flag for each layer; else nothing is known, and rows count as seen by all."""
+    """Windows by the header's flags per layer; without flags unknown, and all rows count as visible."""
     name = f"{header.architecture}.attention.sliding_window_pattern"
     if not isinstance(pattern := header.file.metadata.get(name), ArrayRef) or pattern.count < layers:
         return (0,) * layers
@@ -215,7 +218,7 @@ def _windows(header: Header, window: int, layers: int) -> tuple[int, ...]:
 
 
 def _state_bytes(header: Header, hidden: int) -> int:
-    """Of one layer and sequence: what the convolution remembers, and the state itself."""
+    """Bytes of state per layer and sequence: the convolution's memory, and the recurrent state."""
     short = figure(header, "shortconv.l_cache", "context", 0)
     if short:
         return 4 * hidden * (short - 1)
@@ -226,7 +229,7 @@ def _state_bytes(header: Header, hidden: int) -> int:
 
 
 def _widest(file: GGUFFile, used: int) -> int:
-    """Values between gate and down of a token, in the layer that has most, those of all its experts together."""
+    """Values per token between gate and down, in the widest layer, over all its active experts."""
     by_layer: Counter[str] = Counter()
     for name, tensor in file.tensors.items():
         if ".ffn_down" in name and name.endswith(".weight") and len(tensor.shape) > 1:

@@ -1,4 +1,4 @@
-"""The table of current models, models.toml: short names, where their files lie, and their shapes."""
+"""The table of current models, models.toml: short names, repositories, and shapes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from edge.formats.gguf import GGUFFile
-from edge.formats.gguf_writer import Field, write_outline
-from edge.model.layout import tensors_of
+from edge.formats.gguf_writer import Field, Planned, write_outline
+from edge.model.layout import list_tensors
 from edge.model.mixtures import plan_types
 from edge.values import parse
 
@@ -28,51 +28,66 @@ MIXTURES = ("Q8_0", "Q6_K", "Q4_K_M", "Q4_0")  # of a model that states none, th
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A line of the table. repository: USER/REPO on the Hub, with GGUF files. parameters: as its publisher states them.
-    architecture, figures, untied, factors: as `edge.model.layout` takes them. tokenizer, pre: its kind. types: mixtures
-    of its files.
-    """
+    """A row of the table."""
 
     name: str
-    repository: str
+    repository: str  # USER/REPO on the Hub, with GGUF files
     licence: str
-    parameters: int
+    parameters: int  # as the publisher states them
     source: str
     architecture: str
-    figures: dict[str, Any]
+    figures: dict[str, Any]  # of the header of its GGUF file
     tokenizer: str = "gpt2"
-    pre: str = "default"
-    untied: bool = False
-    factors: tuple[str, ...] = ()
-    types: tuple[str, ...] = field(default=MIXTURES)
+    pre: str = "default"  # the kind of pre-tokenizer
+    untied: bool = False  # whether the output head is a matrix of its own
+    factors: tuple[str, ...] = ()  # names of RoPE's
+    types: tuple[str, ...] = field(default=MIXTURES)  # mixtures of its files
 
     @property
     def header(self) -> dict[str, Any]:
-        """The parts of the header that plans depend on, with the keys that GGUF has."""
+        """The header fields that plans depend on, with GGUF's keys."""
         figures = {_EPSILON: 1e-5, **_flat(self.figures)}
+        figures |= {key.replace("key", "value"): size for key, size in figures.items() if ".key_length" in key}
         own = {f"{self.architecture}.{key}": value for key, value in figures.items()}
         words = {"tokenizer.ggml.model": self.tokenizer, "tokenizer.ggml.pre": self.pre}
         return {"general.architecture": self.architecture, "general.name": self.name, **own, **words}
 
+    @property
+    def stated(self) -> list[Planned]:
+        """The tensors that no header implies; their sizes matter for the embedding only."""
+        embedding = self.figures["embedding_length"], self.figures["vocab_size"]
+        shapes: dict[str, tuple[int, ...]] = {"token_embd": embedding}
+        shapes |= dict.fromkeys((*self.factors, "output") if self.untied else self.factors, (1,))
+        return [Planned(f"{name}.weight", shape, "F32") for name, shape in shapes.items()]
+
 
 @cache
 def known_models() -> dict[str, KnownModel]:
-    """The table by names, which are in lower case."""
+    """The table by lower-case name: a family's values, overridden by those of its size."""
     text = (Path(__file__).parent / "models.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
-    return {name: parse(KnownModel, {"name": name, **fields}, name, strict=True) for name, fields in table.items()}
+    models = {name: _with(table.get(name.split(":")[0], {}), fields) for name, fields in table.items() if ":" in name}
+    return {name: parse(KnownModel, {"name": name, **fields}, name, strict=True) for name, fields in models.items()}
 
 
 def outline_model(model: KnownModel, mixture: str, path: Path, *, loadable: bool = False) -> GGUFFile:
-    """A file with the header that the model's GGUF file in a mixture has, and holes for its tensors: to plan with. It
-    lacks the vocabulary; loadable: says so, as llama.cpp demands, instead of naming the tokenizer."""
+    """A file for planning: the header of the model's GGUF file in a mixture, and holes for tensors, without vocabulary.
+
+    loadable: mark the vocabulary as absent, which llama.cpp requires, instead of naming the tokenizer.
+    """
     header = model.header | ({"tokenizer.ggml.model": _NO_VOCABULARY} if loadable else {})
-    tensors = plan_types(tensors_of(header, untied=model.untied, factors=model.factors), mixture)
-    return write_outline(path, {key: _field(value) for key, value in header.items()}, tensors)
+    fields = {key: _field(value) for key, value in header.items()}
+    bare = write_outline(path, fields, model.stated)
+    return write_outline(path, fields, plan_types(list_tensors(bare), mixture))
+
+
+def _with(family: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    nested = {key: _with(family[key], value) for key, value in own.items() if isinstance(family.get(key), dict)}
+    return {**family, **own, **nested}
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """TOML's dotted keys, as one table."""
+    """Flatten a TOML table to dotted keys."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}

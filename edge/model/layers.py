@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu"]
+Router = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,19 @@ class Tensor:
     """A matrix [rows, columns] or, with 0 columns, a vector of `rows` values.
 
     name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. exact: a matrix that stays in float32.
+    experts: so many matrices or vectors of this shape, one behind the other; 0: one.
     """
 
     name: str
     rows: int
     columns: int = 0
     exact: bool = False
+    experts: int = 0
+
+    @property
+    def all_rows(self) -> int:
+        """Of all experts."""
+        return self.rows * max(1, self.experts)
 
 
 @dataclass(frozen=True)
@@ -161,6 +169,64 @@ class Dense:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts: feed-forward networks, of which a router chooses `used` for each token. No state.
+
+    With logits r = `ffn_gate_inp` · x, the chosen experts are those of the largest scores, of equal ones the first. A
+    score is the logit or, for a sigmoid router, sigmoid(r) plus `exp_probs_b`, which counts for the choice only. Shares
+    are e^r or sigmoid(r), divided by their sum over the chosen and multiplied by `scale`. (A softmax of all logits that
+    is normalised again over the chosen is the softmax of their logits.)
+
+        y = Σ share_e · down_e(activation(gate_e · x) ⊙ up_e · x)
+
+    A shared expert serves every token: its output is multiplied by sigmoid(`ffn_gate_inp_shexp` · x) and added.
+    """
+
+    number: int
+    used: int
+    ffn: int  # of each
+    router: Router = "softmax"
+    choice_bias: bool = False  # there is an `exp_probs_b`
+    scale: float = 1.0
+    shared: int = 0  # values between gate and up, and down, of the shared expert; 0: there is none
+    activation: Activation = "silu"
+
+    output, kind = "ffn_down_exps", "mixtures of experts"
+    row_values, fixed_values = 0, 0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("ffn_gate_exps", "ffn_up_exps", *(("ffn_gate_shexp", "ffn_up_shexp") if self.shared else ()))
+
+    @property
+    def routers(self) -> tuple[str, ...]:
+        """What decides which experts run, and how much each counts."""
+        return ("ffn_gate_inp", *(("ffn_gate_inp_shexp",) if self.shared else ()))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.output, *(("ffn_down_shexp",) if self.shared else ()))
+
+    @property
+    def width(self) -> int:
+        """Values that an expert hands to its output projection, at most."""
+        return max(self.ffn, self.shared)
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("ffn_gate_inp", self.number, hidden)
+        if self.choice_bias:
+            yield Tensor("exp_probs_b.bias", self.number)
+        for name in ("ffn_gate_exps", "ffn_up_exps"):
+            yield Tensor(name, self.ffn, hidden, experts=self.number)
+        yield Tensor(self.output, hidden, self.ffn, experts=self.number)
+        if self.shared:
+            yield Tensor("ffn_gate_inp_shexp", 1, hidden)
+            yield Tensor("ffn_gate_shexp", self.shared, hidden)
+            yield Tensor("ffn_up_shexp", self.shared, hidden)
+            yield Tensor("ffn_down_shexp", hidden, self.shared)
+
+
+@dataclass(frozen=True)
 class DeltaNet:
     """A gated delta net (arXiv:2412.06464). State: the last inputs of its convolution, and a matrix for each head.
 
@@ -265,8 +331,9 @@ class PerLayerInput:
         yield Tensor(self.output, hidden, self.size)
 
 
-Core = Attention | Dense | DeltaNet | ShortConvolution | PerLayerInput
-OneCore = TypeVar("OneCore", Attention, Dense, DeltaNet, ShortConvolution, PerLayerInput)
+# In JSON, experts have the fields of Dense, too.
+Core = Attention | Experts | Dense | DeltaNet | ShortConvolution | PerLayerInput
+OneCore = TypeVar("OneCore", Attention, Dense, Experts, DeltaNet, ShortConvolution, PerLayerInput)
 
 
 @dataclass(frozen=True)
@@ -374,7 +441,8 @@ class Network:
         """The last block in which tokens see others, and its layer: what is behind it can leave out tokens whose
         logits are not wanted."""
         blocks = ((layer, block) for layer, blocks in enumerate(self.layers) for block in blocks)
-        return [(layer, block) for layer, block in blocks if not isinstance(block.core, Dense | PerLayerInput)][-1]
+        own = Dense | Experts | PerLayerInput  # in which a token sees itself alone
+        return [(layer, block) for layer, block in blocks if not isinstance(block.core, own)][-1]
 
     @cached_property
     def row_values(self) -> tuple[int, ...]:

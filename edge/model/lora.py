@@ -1,7 +1,7 @@
-"""LoRA adapters (arXiv:2106.09685) in GGUF: low-rank changes of a model's matrices, applied as they are run.
+"""LoRA adapters (arXiv:2106.09685) in GGUF: low-rank changes of a model's matrices, applied at run time.
 
-An adapter has two matrices for each matrix W that it changes: A, `NAME.lora_a` [rank, columns of W], and B,
-`NAME.lora_b` [rows of W, rank]. The model then computes y = W x + scale · (alpha / rank) · B (A x).
+For each changed matrix W, an adapter has A, `NAME.lora_a` [rank, columns of W], and B, `NAME.lora_b` [rows of W, rank].
+The model then computes y = W x + scale · (alpha / rank) · B (A x).
 
 Format: the adapters that llama.cpp's `convert_lora_to_gguf.py` writes. As in llama.cpp, an alpha of 0 stands for a
 factor of 1, and the rank of each pair is its own.
@@ -35,7 +35,7 @@ _A, _B = ".lora_a", ".lora_b"
 
 @dataclass(frozen=True)
 class Pair:
-    """The two matrices of an adapter that change one matrix of the model, on disk."""
+    """The matrices A and B for one matrix of the model, on disk."""
 
     a: TensorInfo
     b: TensorInfo
@@ -47,17 +47,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One file, its header checked. pairs: by the tensor of the model that they change."""
+    """An adapter file with its header checked."""
 
     file: GGUFFile
     architecture: str
     name: str
     alpha: float
-    pairs: dict[str, Pair]
+    pairs: dict[str, Pair]  # by the model's tensor
 
     @property
     def rank(self) -> int:
-        """The largest."""
+        """The largest rank of its pairs."""
         return max(pair.rank for pair in self.pairs.values())
 
     @property
@@ -70,14 +70,14 @@ class Adapter:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the file, which is read whole for it."""
+        """The file's hash, for which all of it is read."""
         return fingerprint(self.file.path).sha256
 
     def factor(self, pair: Pair) -> float:
         return self.alpha / pair.rank if self.alpha else 1.0
 
     def read(self, info: TensorInfo) -> FloatArray:
-        """One matrix, float32 [rows, columns]. Raises ModelFormatError for values that are not finite."""
+        """Read a matrix, float32 [rows, columns]. Raises ModelFormatError for values that are not finite."""
         data = self.file.tensor_bytes(info).reshape(info.shape[1], -1)
         values = dequantize(data, info.type)
         if not np.isfinite(values).all():
@@ -85,7 +85,7 @@ class Adapter:
         return values
 
     def check_model(self, file: GGUFFile, spec: ModelSpec) -> None:
-        """Raises InputError if the adapter belongs to another model."""
+        """Raise InputError if the adapter belongs to another model."""
         path = self.file.path
         if self.architecture != spec.architecture:
             other = brief(self.architecture)
@@ -106,7 +106,7 @@ def is_adapter(file: GGUFFile) -> bool:
 
 
 def read_adapter(path: Path) -> Adapter:
-    """Check the header of an adapter.
+    """Read and check the header of an adapter.
 
     Raises ModelFormatError for damaged files and other kinds of file, UnsupportedError for other kinds of adapter.
     """
@@ -167,19 +167,19 @@ class Lora:
 
     @cached_property
     def key(self) -> str:
-        """Names the adapters by all of their files, and their scales."""
+        """A key of the adapters, by all of their files, and their scales."""
         parts = [f"{adapter.sha256} {scale!r}" for adapter, scale in zip(self.adapters, self.scales, strict=True)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
     def changes(self, source: Source) -> bool:
-        """Whether some adapter changes the tensor of a matrix that `find_tensors` found."""
+        """Whether an adapter changes the tensor of a matrix that `find_tensors` found."""
         return any(source.tensor in adapter.pairs for adapter in self.adapters)
 
     def matrices(self, source: Source) -> tuple[FloatArray, FloatArray]:
-        """What the adapters add to a matrix, all factors in B: A float32 [ranks, columns], B float32 [rows, ranks].
+        """The change of a matrix, with all factors in B: A float32 [ranks, columns], B float32 [rows, ranks].
 
-        source: a matrix that some adapter changes; of a fused one, its rows of B. Raises ModelFormatError, also for
-        products that are not finite.
+        source: a matrix that some adapter changes; for a part of a fused one, B has its rows. Raises ModelFormatError,
+        also for products that are not finite.
         """
         lows, highs = [], []
         for adapter, scale in zip(self.adapters, self.scales, strict=True):
@@ -194,19 +194,19 @@ class Lora:
 
 
 def adapted_values(spec: ModelSpec) -> int:
-    """Values of A and B for each rank, if all matrices of all layers are adapted."""
+    """Values of A and B per rank, if all matrices of all layers are adapted."""
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     attention = (spec.hidden + queries) * 2 + (spec.hidden + keys) * 2
     return spec.layers * (attention + 3 * (spec.hidden + spec.ffn))
 
 
 def size_of(files: Iterable[LoraFile]) -> LoraSize:
-    """What adapters need, without their model. Raises ModelFormatError, UnsupportedError."""
+    """The size of adapters, for plans, without their model. Raises ModelFormatError, UnsupportedError."""
     return _size_of([read_adapter(each.path) for each in files])
 
 
 def open_lora(files: Sequence[LoraFile], file: GGUFFile, spec: ModelSpec) -> Lora | None:
-    """The adapters, checked against the header of their model; matrices are read later. None if there are none.
+    """Open adapters and check them against their model's header; matrices are read later. None if there are none.
 
     Raises InputError for adapters of another model, ModelFormatError, UnsupportedError.
     """

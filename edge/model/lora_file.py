@@ -1,4 +1,4 @@
-"""LoRA adapters as `--lora` names them: files and scales, without numpy, which `edge --help` does not need."""
+"""LoRA adapters as `--lora` names them, files and scales, without numpy, which `edge --help` does not need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SCALE = 1e6
 
 @dataclass(frozen=True)
 class LoraFile:
-    """An adapter file, and the factor of what it adds."""
+    """An adapter file, and the factor of its change."""
 
     path: Path
     scale: float = 1.0
@@ -54,7 +54,7 @@ def _checked(file: LoraFile) -> LoraFile:
 
 @dataclass(frozen=True)
 class LoraSize:
-    """rank: the largest of a matrix, all adapters together. nbytes: of all their tensors, as in the files."""
+    """The size of all adapters together."""
 
-    rank: int = 0
-    nbytes: int = 0
+    rank: int = 0  # largest sum over a matrix
+    nbytes: int = 0  # of all tensors, as in the files

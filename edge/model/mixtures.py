@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from edge.errors import InputError
 from edge.formats.blocks import block_size
 from edge.formats.gguf_writer import Planned
-from edge.model.layout import Shape, Tensor
+from edge.model.layout import Listed
 
 MIXTURES = {  # the type of most matrices, by name; the best first
     "F16": "F16", "Q8_0": "Q8_0", "Q6_K": "Q6_K", "Q5_K_M": "Q5_K", "Q4_K_M": "Q4_K", "Q4_1": "Q4_1", "Q4_0": "Q4_0",
@@ -25,7 +25,7 @@ _KEPT = ("*_norm.weight", "*ffn_gate_inp.weight", "*ssm_conv1d.weight", "*shortc
 _EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 
 
-def plan_types(tensors: Sequence[Tensor], mixture: str) -> list[Planned]:
+def plan_types(tensors: Sequence[Listed], mixture: str) -> list[Planned]:
     """The tensors with their types. MXFP4: experts are in it, other matrices in Q8_0. Raises InputError."""
     if mixture not in MIXTURES:
         raise InputError(f"unknown mixture {mixture!r}: choose {', '.join(MIXTURES)}")
@@ -40,7 +40,7 @@ def plan_types(tensors: Sequence[Tensor], mixture: str) -> list[Planned]:
     return planned
 
 
-def _type(name: str, shape: Shape, mixture: str, sensitive: str | None, *, tied: bool) -> str:
+def _type(name: str, shape: tuple[int, ...], mixture: str, sensitive: str | None, *, tied: bool) -> str:
     """sensitive: what the matrix is, if it gets more bits in its layer."""
     if len(shape) < 2 or stays_exact(name):
         return "F32"

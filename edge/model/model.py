@@ -1,4 +1,4 @@
-"""A model file, checked and opened but not loaded: its architecture, its tokenizer, its chat template."""
+"""An opened model file, not loaded: its architecture, tokenizer and chat template, checked."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _HASH = re.compile(r"[0-9a-f]{32,}")
 
 
 class Model:
-    """A model file, checked and opened but not loaded: its architecture, tokenizer and chat template.
+    """An opened model file, not loaded: its architecture, tokenizer and chat template, checked.
 
-    tokenize: makes its tokenizer.
+    tokenize: creates its tokenizer.
     """
 
     def __init__(self, file: GGUFFile, tokenize: Callable[[GGUFFile], TokenizerLike] = Tokenizer) -> None:
@@ -53,17 +53,17 @@ class Model:
 
     @property
     def name(self) -> str:
-        """For people: the file's name, or the model's if the file is one of the cache folder, whose name is a hash."""
+        """The display name: the file's, or the model's if the file lies in the cache folder under a hash."""
         return self.spec.name if _HASH.fullmatch(self.path.stem) else self.path.name
 
     def prompt(
         self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False, think: Think = _DEFAULT
     ) -> Prompt:
-        """A first prompt, through the chat template unless `raw` or there is none. Text in parts is read as its tokens
-        are needed. raw: control tokens are recognized, too. think: the choice of the template's form.
+        """Create a first prompt, through the chat template unless `raw` or there is none. Text in parts is read on
+        demand.
 
-        Raises InputError for a prompt without text, also while it is being read, and UnsupportedError for a choice that
-        the model does not have.
+        raw: control tokens in the text are recognized. think: the thinking mode. Raises InputError for a prompt without
+        text, also while it is being read, and UnsupportedError for a mode that the model lacks.
         """
         if text == "":
             raise InputError("the prompt is empty")
@@ -76,8 +76,8 @@ class Model:
         return Prompt(self._with_bos(self._encode_segments(segments)), self.template.begins_thinking(think))
 
     def system_rows(self, system: str | None = None, think: Think = _DEFAULT) -> int:
-        """Number of tokens before the text of a conversation's first turn: the system prompt (by default the template's
-        own) and the opening of the turn. 0 without a template."""
+        """The number of tokens before the text of a conversation's first turn: the system prompt (by default the
+        template's own) and the opening of the turn. 0 without a template."""
         if self.template is None:
             return 0
         user = "user"
@@ -85,18 +85,18 @@ class Model:
         return Prompt(self._with_bos(self._encode_segments(list(opening)))).first(None).size
 
     def sampling(self, **chosen: Any) -> SamplingParams:
-        """Sampling parameters: the chosen fields (None: not chosen), the others as the model's file says."""
+        """Sampling parameters: the chosen fields, and for None the values that the model's file recommends."""
         return choose_sampling(self.file.metadata, **chosen)
 
     def follow_up(self, text: str | Iterable[str], think: Think = _DEFAULT) -> Prompt:
-        """A prompt that continues a conversation after the assistant's reply. Raises InputError for no text."""
+        """Create a prompt that continues a conversation after the assistant's reply. Raises InputError without text."""
         template = self._needed_template()
         segments = template.next_turn(_some(text), think)
         return Prompt(self._encode_segments(segments), template.begins_thinking(think))
 
     def past(self, turns: Sequence[tuple[str, str]], *, system: str | None = None, think: Think = _DEFAULT) -> IntArray:
-        """Token ids of earlier turns, (user's text, answer), as the template writes them when another follows: without
-        the thoughts. int32 [n], up to the end of the last answer."""
+        """Token ids of earlier turns, (user's text, answer), as the template writes them when another follows, without
+        thoughts. int32 [n], up to the end of the last answer."""
         template, parts = self._needed_template(), list[IntArray]()
         for user, answer in turns:
             if parts:
@@ -107,7 +107,7 @@ class Model:
         return joined(parts)
 
     def openings(self, think: Think = _DEFAULT) -> tuple[IntArray, IntArray]:
-        """Token ids between a user's text and the answer, and between those of an earlier turn."""
+        """Token ids between a user's text and the answer; and the same for an earlier turn."""
         template, encode = self._needed_template(), self.tokenizer.encode
         return (
             encode(template.opening(think), special=True, start=False),
@@ -122,7 +122,8 @@ class Model:
     def encode_prompt(
         self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False, most: int | None = None
     ) -> IntArray:
-        """Token ids of a first prompt, int32 [n]; the first `most` only, without reading more text than they need."""
+        """Token ids of a first prompt, int32 [n]; at most the first `most`, without reading more text than they
+        need."""
         return self.prompt(text, system=system, raw=raw).first(most)
 
     def _encode_segments(self, segments: list[Segment]) -> Iterator[IntArray]:
@@ -139,7 +140,7 @@ class Model:
 
 
 def _some(text: str | Iterable[str]) -> Iterator[str]:
-    """The parts of a text. Raises InputError at its end if it was empty."""
+    """The parts of a text. Raises InputError at the end if it was empty."""
     empty = True
     for part in [text] if isinstance(text, str) else text:
         empty = empty and not part
@@ -149,9 +150,9 @@ def _some(text: str | Iterable[str]) -> Iterator[str]:
 
 
 def open_model(model: str | Path, tokenize: Callable[[GGUFFile], TokenizerLike] = Tokenizer) -> Model:
-    """Check and open MODEL: a GGUF path, a folder or an installed name. tokenize: makes its tokenizer; runs use
-    `edge.run.opening.open_model`, which also knows llama.cpp's.
+    """Open MODEL and check it: a GGUF path, a folder or an installed name.
 
+    tokenize: creates its tokenizer; runs use `edge.run.opening.open_model`, which also knows llama.cpp's.
     Raises InputError, ModelFormatError, UnsupportedError.
     """
     with _uncollected():

@@ -1,12 +1,12 @@
-"""How byte-level vocabularies cut text into words before merging, by the names that GGUF files have for it.
+"""Pre-tokenizers: how byte-level vocabularies split text into words before merging, by their names in GGUF files.
 
-A rule is a list of regular expressions, each of which cuts what the one before it has left whole. The names in
-PRE_TOKENIZERS stand for what llama.cpp does under them, so that a file means the same in both. For a few, that differs
-from the rule which the model was trained with; PUBLISHED holds the latter, for models that edge itself converts.
+A rule is a list of regular expressions, each splitting what the previous ones left whole. The names in PRE_TOKENIZERS
+mean what they mean in llama.cpp, so that a file gives the same tokens in both. In a few cases that differs from the
+rule that the model was trained with; PUBLISHED holds the latter, for models that edge itself converts.
 
-To add one: its name and its rule. Every rule cuts between a letter and a space before a letter (`_SAFE_CUT` in
-tokenizer.py needs that), and in linear time. For apps, `edge/exporting/words.py` makes tables of the expressions, and
-refuses syntax that it does not know; `tests/exporting/test_runtime_tokens.py` compares the words.
+To add one: its name and its rule. Every rule must split between a letter and a space before a letter (`_SAFE_CUT` in
+tokenizer.py needs that), and run in linear time. For apps, `edge/exporting/words.py` makes tables of the expressions,
+and refuses syntax that it does not know; `tests/exporting/test_runtime_tokens.py` compares the words.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ _QWEN2_WORDS = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_REST}"
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """splits: applied in this order. whole_words: a word that is in the vocabulary is not merged. adds_bos: a prompt
-    starts with BOS unless the file says otherwise."""
+    """A rule for splitting text into words."""
 
-    splits: tuple[str, ...]
-    whole_words: bool = False
-    adds_bos: bool = False
+    splits: tuple[str, ...]  # applied in this order
+    whole_words: bool = False  # words in the vocabulary are not merged
+    adds_bos: bool = False  # prompts start with BOS unless the file says otherwise
 
     def build(self) -> Any:
-        """The same of the `tokenizers` library; its words are in the alphabet that stands for bytes."""
+        """The rule as an object of the `tokenizers` library; its words are in the byte alphabet."""
         splits = [pre_tokenizers.Split(Regex(each), behavior="isolated") for each in self.splits]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([*splits, byte_level])
@@ -47,7 +46,7 @@ def _rule(*splits: str, **settings: bool) -> PreTokenizer:
 
 
 def _cased(upper: str, lower: str, contractions: str, digits: str) -> PreTokenizer:
-    """Words end where upper case follows lower case; contractions belong to the word before them."""
+    """A rule by which words end where upper case follows lower case; contractions belong to the word before them."""
     words = "|".join(
         rf"[^\r\n\p{{L}}\p{{N}}]?{each}{contractions}" for each in (f"{upper}*{lower}+", f"{upper}+{lower}*")
     )

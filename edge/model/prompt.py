@@ -1,4 +1,4 @@
-"""A prompt whose token ids are made while it runs, so that a bounded part of it is in memory."""
+"""A prompt tokenized while it runs, so that memory holds a bounded part of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edge.types import IntArray
 
 
 class Prompt:
-    """Token ids, int32, from blocks that are read when they are needed.
+    """Token ids, int32, from blocks that are read on demand.
 
-    taken: number of tokens that have been run. waiting: number of tokens that have been read but not run. ended: all
-    have been read. thinks: whether the answer begins with thoughts; None for prompts without a chat template, after
-    which marks of thoughts mean nothing. Reading a block may raise the errors of its source, such as InputError for an
+    taken: number of tokens that have been run. waiting: number of tokens that were read but not run. ended: all blocks
+    have been read. thinks: whether the answer begins with thoughts; None for prompts without a chat template, in which
+    marks of thoughts mean nothing. Reading a block may raise the errors of its source, such as InputError for an
     unreadable file.
     """
 
@@ -29,12 +29,12 @@ class Prompt:
 
     @property
     def known(self) -> int:
-        """Number of tokens that have been read: the prompt's length once it has `ended`."""
+        """The number of tokens read so far: the prompt's length once it has `ended`."""
         return self.taken + self.waiting
 
     @property
     def size(self) -> str:
-        """The number of tokens as text: `636`, or `more than 8192` until it has been read to its end."""
+        """The number of tokens as text: `636`, or `more than 8192` before its end has been read."""
         return f"{self.known}" if self.ended else f"more than {self.known}"
 
     def read(self) -> bool:
@@ -49,7 +49,7 @@ class Prompt:
         return True
 
     def peek(self, count: int) -> IntArray:
-        """The first `count` waiting tokens, or all if they are fewer."""
+        """At most `count` waiting tokens, from the first."""
         parts, missing = [], count
         for block in self._read:
             parts.append(block[:missing])
@@ -76,14 +76,14 @@ class Prompt:
         return joined(self._read)[:count]
 
     def rest(self) -> Iterator[IntArray]:
-        """Hand over all tokens that have not been run; this prompt then has none."""
+        """Take over all tokens that have not been run; this prompt is then empty."""
         waiting, self._read, self.waiting = self._read, deque(), 0
         blocks, self._blocks = self._blocks, iter(())
         return chain(waiting, blocks)
 
 
 def joined(blocks: Iterable[IntArray]) -> IntArray:
-    """All tokens of the blocks in one array, int32 [n]; the blocks are not kept beside it."""
+    """Concatenate blocks, int32 [n], without keeping them beside the result."""
     tokens = array("i")
     for block in blocks:
         tokens.frombytes(block.tobytes())

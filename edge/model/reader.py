@@ -1,4 +1,4 @@
-"""ModelSpec: a model's architecture as data, read from a checked GGUF header."""
+"""Reader of ModelSpec, a model's architecture as data, from a checked GGUF header."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ def read_spec(file: GGUFFile) -> ModelSpec:
 
 
 def _with_network(header: Header, spec: ModelSpec) -> ModelSpec:
-    """A model that llama.cpp certainly runs, with its pass if our own engines know that, too."""
+    """The spec of a model that llama.cpp can run, with its layers if our own engines know the architecture."""
     with suppress(UnsupportedError):
         return replace(spec, network=find_network(header, spec))
     return spec
 
 
 def _check_hyperparameters(header: Header, layers: int) -> None:
-    """Refuse settings that the plan does not count, and those that make llama.cpp abort."""
+    """Refuse settings that the plan does not account for, and those that make llama.cpp abort."""
     file, architecture = header.file, header.architecture
     prefix = f"{architecture}."
     ours = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
@@ -143,7 +143,7 @@ def _check_hyperparameters(header: Header, layers: int) -> None:
 
 
 def _check_types(file: GGUFFile) -> None:
-    """Vectors must be float32, as in every GGUF file; matrices must have a type that engines can multiply by."""
+    """Check types: vectors must be float32, as in every GGUF file; engines must be able to multiply by matrices."""
     for name, tensor in file.tensors.items():
         stem, _, kind = name.rpartition(".")
         if len(tensor.shape) > 2:
@@ -156,7 +156,8 @@ def _check_types(file: GGUFFile) -> None:
 
 
 def _check_shapes(file: GGUFFile, layers: int, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Every layer has attention, no tensor belongs to another layer, and tensors have the `shapes` of their names."""
+    """Check that every layer has attention, that no tensor belongs to another layer, and that tensors have their
+    `shapes`."""
     for layer in range(layers):
         missing = [name for name in ("attn_q", "attn_k", "attn_v") if f"blk.{layer}.{name}.weight" not in file.tensors]
         if missing and f"blk.{layer}.attn_qkv.weight" not in file.tensors:

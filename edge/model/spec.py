@@ -1,7 +1,4 @@
-"""A model in figures: its sizes, and its pass as data (`layers.py`).
-
-Engines and plans work from these; `edge/model/reader.py` reads them from a header.
-"""
+"""ModelSpec: a model's sizes, and its pass as data (`layers.py`), read from a header by `edge/model/reader.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from edge.model.layers import Network
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The figures of a model that engines and plans need. Counts are numbers of values, sizes are bytes."""
+    """The description of a model for engines and plans. Counts are numbers of values, sizes are bytes."""
 
     architecture: str
     name: str
@@ -43,8 +40,8 @@ class ModelSpec:
     proven: bool = True  # False: the header was not checked in full, so llama.cpp tries it in a process of its own
     layer_values: tuple[int, ...] = ()  # [layers]: values of K and V in a row; empty: the same in all of them
     layer_windows: tuple[int, ...] = ()  # [layers], where there is no network: positions that a token sees, 0: all
-    recurrent: bool = False  # a state sums up all tokens, from which none can be taken back
-    state_bytes: int = 0  # of that state, in float32, whatever the number of tokens
+    recurrent: bool = False  # some state sums up all tokens and cannot be rolled back by a token
+    state_bytes: int = 0  # size of that state in float32, for any number of tokens
     experts: int = 0  # of each layer that has them, of which `experts_used` run for a token
     experts_used: int = 0
     expert_parameters: int = 0  # of all experts together
@@ -70,12 +67,12 @@ class ModelSpec:
         return self.network.windows if self.network else self.layer_windows or (self.window,) * self.layers
 
     def experts_read(self, tokens: int) -> float:
-        """The share of all experts that a pass needs, if the router likes them all equally."""
+        """The expected share of experts that a pass of this many tokens reads, if the router is uniform."""
         return 1 - (1 - self.experts_used / self.experts) ** tokens if self.experts else 1.0
 
     @property
     def label(self) -> str:
-        """How benchmarks name the model: `llama 135M Q4_1`."""
+        """The model's name in benchmarks: `llama 135M Q4_1`."""
         return f"{self.architecture} {format_count(self.parameters)} {self.weight_type}"
 
 
@@ -87,7 +84,7 @@ def format_count(count: int) -> str:
 
 
 def model_key(spec: ModelSpec) -> str:
-    """The same for models of one shape and the same block types."""
+    """A key shared by models of the same shape and block types."""
     shape = (spec.architecture, spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn,
              spec.vocab, spec.type_bytes)  # fmt: skip
     return hashlib.sha256(repr(shape).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Where our own engines find a model's tensors, whatever the file fuses."""
+"""The tensors of a model as our own engines see them, independent of fusing in the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.model.layers import Attention, Network, Tensor
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray
 
-_FUSED = {  # matrices that may lie in one, row behind row
+FUSED = {  # matrices that may lie in one, row behind row
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
     "ffn_up": ("ffn_gate", "ffn_up"),
 }
@@ -22,45 +22,42 @@ _FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of a tensor of the file; of a vector, its values.
-
-    The rows lie in runs: the first from row `first` on, the next `stride` rows further. rows: of all runs. run: of one;
-    0 stands for all, so that there is one.
-    """
+    """Rows of a tensor of the file, or values of a vector: runs of rows at equal distances. Rows of experts lie one
+    behind those of another."""
 
     tensor: str
-    first: int
-    rows: int
-    run: int = 0
-    stride: int = 0
+    first: int  # row of the first run
+    rows: int  # of all runs
+    run: int = 0  # rows of a run; 0: a single run of all
+    stride: int = 0  # rows between the starts of runs
+    is_row: bool = False  # a matrix of one row, which the file has as a vector
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """The first row of each run, and how many it has."""
+        """Start and length of each run."""
         if not self.run:
             return [(self.first, self.rows)]
         return [(self.first + number * self.stride, self.run) for number in range(self.rows // self.run)]
 
     @property
     def index(self) -> slice | AnyArray:
-        """What selects the rows of the tensor, as an array's index."""
+        """The array index that selects the rows."""
         if not self.run:
             return slice(self.first, self.first + self.rows)
         return np.concatenate([np.arange(first, first + count) for first, count in self.runs])
 
 
 def find_network(spec: ModelSpec) -> Network:
-    """Raises UnsupportedError for architectures that have none."""
+    """The model's description of layers. Raises UnsupportedError for architectures that have none."""
     if spec.network is None:
         raise UnsupportedError(f"{spec.architecture} models run on llama.cpp only: use --backend=llamacpp")
     return spec.network
 
 
 def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
-    """Every tensor of the model: `blk.0.attn_q` is a matrix or norm, `blk.0.attn_q.bias` its bias.
+    """The sources of every tensor of the model: `blk.0.attn_q` is a matrix or norm, `blk.0.attn_q.bias` its bias.
 
-    Raises UnsupportedError if tensors are missing or unknown, ModelFormatError if one has another shape than the
-    figures of the header say.
+    Raises UnsupportedError if tensors are missing or unknown, ModelFormatError for a shape that contradicts the header.
     """
     network = find_network(spec)
     stored = {name.removesuffix(".weight"): name for name in file.tensors}
@@ -72,13 +69,15 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
         if core and core.gated:
             found.update(_split_gate(stored, layer, core))
     for prefix in (f"blk.{layer}" for layer in range(len(network.layers))):
-        for fused, parts in _FUSED.items():
+        for fused, parts in FUSED.items():
             if f"{prefix}.{parts[0]}" in wanted and f"{prefix}.{parts[0]}" not in stored:
                 found |= _split(file, wanted, prefix, fused, parts)
     taken = {source.tensor for source in found.values()}
     for name, stored_name in stored.items():
         if stored_name not in taken:
-            found[name] = Source(stored_name, 0, file.tensors[stored_name].shape[-1])
+            info = file.tensors[stored_name]
+            is_row = name in wanted and wanted[name].rows == 1 and info.shape == (wanted[name].columns,)
+            found[name] = Source(stored_name, 0, 1 if is_row else info.rows, is_row=is_row)
     wanted |= {name: Tensor(name, spec.rope_dim // 2) for name in _FACTORS if name in found}
     if missing := sorted(set(wanted) - set(found)):
         name = missing[0] if missing[0].endswith(".bias") else f"{missing[0]}.weight"
@@ -91,10 +90,11 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
 
 
 def _check_shape(file: GGUFFile, tensor: Tensor, source: Source) -> None:
-    """Engines read by the description, so each tensor must have just this shape."""
+    """Check that a tensor has exactly the described shape, by which engines read."""
     shape = file.tensors[source.tensor].shape
-    expected = (tensor.columns, tensor.rows) if tensor.columns else (tensor.rows,)
-    if (*shape[:-1], source.rows) != expected:
+    expected = tuple(extent for extent in (tensor.columns, tensor.rows, tensor.experts) if extent)
+    width = shape if source.is_row else shape[:-1]
+    if (shape if tensor.experts else (*width, source.rows)) != expected:
         raise ModelFormatError(f"{file.path}: {source.tensor} has shape {shape} instead of {expected}")
 
 
@@ -117,7 +117,7 @@ def _split(
 
 
 def _split_gate(stored: dict[str, str], layer: int, core: Attention) -> Iterator[tuple[str, Source]]:
-    """Each head's rows of queries are followed by those of its gate."""
+    """Sources of queries and their gate, whose rows alternate head by head."""
     tensor = stored.get(f"blk.{layer}.attn_q")
     if tensor:
         for number, name in enumerate(("attn_q", "attn_q_gate")):

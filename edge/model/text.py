@@ -10,8 +10,7 @@ from edge.errors import InputError
 def well_formed(text: str) -> str:
     """The text without lone surrogates, which neither tokenizers nor files accept.
 
-    Python represents undecodable bytes of arguments by such surrogates (PEP 383): these bytes are decoded as UTF-8.
-    The rest becomes U+FFFD.
+    Surrogates from undecodable bytes of arguments (PEP 383) are decoded as UTF-8; the rest becomes U+FFFD.
     """
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -20,7 +19,7 @@ def well_formed(text: str) -> str:
 
 
 def utf8_path(path: Path) -> str:
-    """The absolute path, as ONNX takes it. Raises InputError."""
+    """The absolute path as text for ONNX Runtime. Raises InputError if it is not UTF-8."""
     text = str(path.absolute())
     if well_formed(text) != text:
         raise InputError(f"{text!a}: ONNX Runtime opens only paths that are Unicode: rename the folder")

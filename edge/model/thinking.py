@@ -1,4 +1,4 @@
-"""How models think before they answer: the marks around their thoughts, and what a user may choose of it.
+"""Thinking models: the marks around their thoughts, and the user's thinking options.
 
 A family is found by its closing mark in the chat template. To add one: an entry in FAMILIES.
 """
@@ -17,35 +17,29 @@ EFFORTS = ("low", "medium", "high")
 
 @dataclass(frozen=True)
 class Family:
-    """Marks that are written the same way.
+    """Models whose thoughts have the same marks."""
 
-    opening, closing: around a thought. empty: a thought without words, after which the model answers at once; None if
-    the family knows none. cut: ends a thought early. others: further marks, with True if thoughts follow. headed: every
-    part has an opening, so text before the first one is not the answer. end: ends an answer, but not a thought.
-    farewells: a sentence before `cut` that models of an architecture, by the beginning of its name, know.
-    """
-
-    opening: str
-    closing: str
-    empty: str | None
-    cut: str
-    others: Mapping[str, bool] = field(default_factory=dict)
-    headed: bool = False
-    end: str | None = None
-    farewells: Mapping[str, str] = field(default_factory=dict)
+    opening: str  # before a thought
+    closing: str  # after a thought
+    empty: str | None  # an empty thought, after which the model answers at once; None if unknown
+    cut: str  # ends a thought early
+    others: Mapping[str, bool] = field(default_factory=dict)  # further marks; True: thoughts follow
+    headed: bool = False  # every part has an opening, so text before the first one is not the answer
+    end: str | None = None  # ends an answer, but not a thought
+    farewells: Mapping[str, str] = field(default_factory=dict)  # sentence before `cut`, by architecture
 
     @property
     def marks(self) -> dict[str, bool]:
-        """All marks, with whether thoughts follow."""
+        """All marks, with whether thoughts follow them."""
         return {self.opening: True, self.closing: False, **self.others}
 
     def state(self, text: str) -> bool | None:
-        """Whether the model is thinking after a text of its template's, by the last mark in it; None without marks."""
+        """Whether the last mark in a template's text leaves the model thinking; None without marks."""
         found = [(at, opens) for mark, opens in self.marks.items() if (at := text.rfind(mark.rstrip())) >= 0]
         return max(found)[1] if found else None
 
     def emptied(self, text: str) -> str | None:
-        """The same text with an empty thought at its end."""
+        """The text with an empty thought at its end."""
         if self.empty is None:
             return None
         begun, opening = text.rstrip(), self.opening.rstrip()
@@ -98,17 +92,16 @@ def find_family(template: str) -> Family | None:
 
 @dataclass(frozen=True)
 class Think:
-    """A user's choice. enabled: None is the template's default. tokens, joules: a budget, after which the model is made
-    to answer. effort: one of EFFORTS, for templates that know them."""
+    """The user's thinking options."""
 
-    enabled: bool | None = None
-    tokens: int | None = None
-    joules: float | None = None
-    effort: str | None = None
+    enabled: bool | None = None  # None: the template's default
+    tokens: int | None = None  # budget, after which the model is made to answer
+    joules: float | None = None  # budget, likewise
+    effort: str | None = None  # one of EFFORTS, for templates that know them
 
     @classmethod
     def parse(cls, value: Think | str | bool | int | None) -> Think:
-        """`on`, `off`, `256` or 256 (tokens), `5J`, `low`; True, False and None, too. Raises InputError."""
+        """Parse `on`, `off`, `256` or 256 (tokens), `5J`, `low`; True, False and None, too. Raises InputError."""
         if isinstance(value, cls):
             return value
         text = "" if value is None else {True: "on", False: "off"}[value] if isinstance(value, bool) else f"{value}"
@@ -128,12 +121,12 @@ class Think:
 
     @property
     def chosen(self) -> bool:
-        """Whether anything was chosen."""
+        """Whether any option was chosen."""
         return self != Think()
 
     @property
     def mode(self) -> str:
-        """How a template is rendered: `on`, `off`, an effort, or `default`."""
+        """The mode for rendering a template: `on`, `off`, an effort, or `default`."""
         return self.effort or {None: "default", True: "on", False: "off"}[self.enabled]
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
-"""Text to token ids and back, from the tokenizer fields of a GGUF file.
+"""Text to token ids and back, by the tokenizer fields of a GGUF file.
 
-Words are cut by the `tokenizers` library and merged by the tables of `vocabulary.py`. Around them: the pre-tokenizer
-that the file names, special tokens (which never match inside text that a user typed), and encoding in blocks, so that
-a prompt of any length can be run as it is read.
+The `tokenizers` library splits text into words; the tables of `vocabulary.py` merge them. This module adds the
+pre-tokenizer that the file names, special tokens (which never match inside text that a user typed), and encoding in
+blocks, so that a prompt of any length can be run while it is read.
 """
 
 from __future__ import annotations
@@ -51,17 +51,14 @@ LONGEST_BLOCK = 64 << 10  # text without a safe place (no spaces at all) is cut 
 
 
 class TokenizerLike(Protocol):
-    """What runs need of a tokenizer: `Tokenizer`, or llama.cpp's own (`backends/llamacpp/tokenizer.py`).
-
-    end_ids end a turn; add_bos says whether prompts start with bos_id; suppressed are never to be generated.
-    """
+    """The tokenizer interface of runs: `Tokenizer`, or llama.cpp's own (`backends/llamacpp/tokenizer.py`)."""
 
     size: int
     bos_id: int | None
     eos_id: int | None
-    add_bos: bool
-    end_ids: frozenset[int]
-    suppressed: frozenset[int]
+    add_bos: bool  # prompts start with bos_id
+    end_ids: frozenset[int]  # tokens that end a turn
+    suppressed: frozenset[int]  # tokens that must not be generated
 
     def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray: ...
 
@@ -81,7 +78,7 @@ class TokenizerLike(Protocol):
 
 
 def check_known(file: GGUFFile) -> None:
-    """Raise UnsupportedError for a tokenizer or pre-tokenizer that `Tokenizer` does not know."""
+    """Raise UnsupportedError for a tokenizer or pre-tokenizer that `Tokenizer` does not support."""
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama", "gemma4"):
         raise UnsupportedError(f"{file.path}: tokenizer {brief(kind)} is not supported yet")
@@ -101,7 +98,7 @@ def read_suppressed(file: GGUFFile) -> frozenset[int]:
 
 
 class Tokenizer:
-    """Token ids of one model. `end_ids` end a turn; `add_bos` says whether prompts start with `bos_id`."""
+    """The tokenizer of one model. `end_ids` end a turn; `add_bos` says whether prompts start with `bos_id`."""
 
     def __init__(self, file: GGUFFile) -> None:
         fields = file.metadata
@@ -154,9 +151,9 @@ class Tokenizer:
         self.piece = lru_cache(maxsize=4096)(self._piece)
 
     def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray:
-        """Token ids of `text`, int32 [n]. Text may come in parts, which are joined.
+        """Token ids of `text`, int32 [n]. Text in parts is joined.
 
-        special: recognize `<|im_end|>` and the like (templates); otherwise they are plain text (from users).
+        special: recognize `<|im_end|>` and the like (for templates); otherwise they are plain text (from users).
         start: the text opens a prompt (SentencePiece models then put a space before it).
         """
         return joined(self.encode_blocks(text, special=special, start=start))
@@ -164,7 +161,7 @@ class Tokenizer:
     def encode_blocks(
         self, text: str | Iterable[str], *, special: bool = False, start: bool = True
     ) -> Iterator[IntArray]:
-        """The same ids in blocks, each made on demand from a few thousand characters of the text."""
+        """`encode` in blocks, each produced on demand from a few thousand characters of the text."""
         for block, first in cut_blocks([text] if isinstance(text, str) else text):
             yield np.array(self._encode_block(block, special, start and first), np.int32)
 
@@ -190,15 +187,15 @@ class Tokenizer:
         return ids
 
     def _cut(self, text: str) -> list[str]:
-        """Words that no merge joins: of byte-level models those of the pre-tokenizer, in the alphabet that stands for
-        bytes; SentencePiece merges a text as one word, which is cut here so that tokens of words can be remembered."""
+        """Split into words that no merge crosses. Byte-level models: the pre-tokenizer's words, in the byte alphabet.
+        SentencePiece merges a text as one word; it is split here so that tokens of words can be cached."""
         if self._pre_tokenizer is None:
             return (_GEMMA4_CUT if self.kind == "gemma4" else _SPM_CUT).split(text.replace(" ", "▁"))
         composed = normalizers.NFC().normalize_str(text) if self.composes else text
         return [word for word, _ in self._pre_tokenizer.pre_tokenize_str(composed)]
 
     def _merge(self, word: str) -> list[int]:
-        """The tokens of a word; callers must not change the list."""
+        """The tokens of a word, a shared list: do not change it."""
         whole_word = self.whole_words or (self.kind == "gemma4" and word.startswith("\n"))
         if whole_word and (whole := self.vocabulary.find_plain(word)) is not None:
             return [whole]
@@ -210,7 +207,7 @@ class Tokenizer:
         return self.vocabulary.merge(ids)
 
     def _find_symbols(self, char: str) -> list[int]:
-        """The tokens of a character before any merging: its own, those of its bytes, the unknown one, or none."""
+        """The initial tokens of a character: its own, those of its bytes, the unknown token, or none."""
         if (own := self.vocabulary.find_plain(char)) is not None:
             return [own]
         if self.kind == "gpt2":
@@ -220,22 +217,22 @@ class Tokenizer:
         return known if len(known) == len(parts) else [] if self.unknown_id is None else [self.unknown_id]
 
     def _wants_space(self, part: str, *, first: bool) -> bool:
-        """Whether a space goes before text that opens a prompt (`first`) or follows a control token."""
+        """Whether a space is inserted before text that opens a prompt (`first`) or follows a control token."""
         if self.spaces is None:
             return self._space_prefix
         return self._space_prefix and (first or self.spaces == "always") and not part.startswith((" ", "▁"))
 
     @property
     def space_prefix(self) -> bool:
-        """Whether a space is put before a prompt."""
+        """Whether a space is inserted before a prompt."""
         return self._space_prefix
 
     def special_tokens(self) -> dict[str, tuple[int, bool]]:
-        """Tokens that match whole, before any merging: their ids, and whether they control the model."""
+        """Tokens that match whole, before any merging: ids, and whether they are control tokens."""
         return {text: (index, index in self._control) for text, index in self._special_ids.items()}
 
     def library_form(self) -> Merger:
-        """The same tokenizer as the `tokenizers` library stores it; control tokens have names that no text has."""
+        """The tokenizer as the `tokenizers` library stores it; control tokens get names that match no text."""
         names = [_HIDDEN + self.text(i) if i in self._control else self.text(i) for i in range(self.size)]
         merges = [(names[left], names[right]) for left, right in self.vocabulary.merges()]
         options: dict[str, Any] = {"ignore_merges": self.whole_words}
@@ -251,7 +248,7 @@ class Tokenizer:
         return merger
 
     def text(self, token: int) -> str:
-        """The token as it is written in the vocabulary. Raises IndexError for ids outside it."""
+        """A token's text in the vocabulary. Raises IndexError for ids outside it."""
         return self.vocabulary.text(token)
 
     def _piece(self, token: int) -> bytes:
@@ -268,18 +265,19 @@ class Tokenizer:
         return bytes(BYTE_OF_CHAR[char] for char in text if char in BYTE_OF_CHAR)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Text of token ids; bytes that are no valid UTF-8 become U+FFFD."""
+        """Decode token ids to text; invalid UTF-8 becomes U+FFFD."""
         return b"".join(self.piece(int(token)) for token in tokens).decode("utf-8", errors="replace")
 
     def stream_decoder(self) -> codecs.IncrementalDecoder:
-        """Joins the bytes of successive tokens; holds back a character until all of its bytes are there."""
+        """A decoder of successive tokens that holds back a character until all of its bytes have arrived."""
         return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
 def cut_blocks(parts: Iterable[str], longest: int = LONGEST_BLOCK) -> Iterator[tuple[str, bool]]:
-    """Cut a text into blocks that can be encoded one by one; the flag marks the first.
+    """Split a text into blocks that can be encoded independently; the flag marks the first.
 
-    longest: characters of a block without a safe place, which is cut anywhere."""
+    longest: characters of a block without a safe place, which is then cut anywhere.
+    """
     rest, wanted, first = "", BLOCK, True
     for part in parts:
         for start in range(0, len(part), longest):  # so that cutting a long text takes linear time
@@ -342,7 +340,8 @@ def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes, inverted: printable Latin-1 stands for itself, the rest follow 255."""
+    """GPT-2's printable stand-ins for bytes, inverted: printable Latin-1 characters stand for themselves, the rest
+    follow 255."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))

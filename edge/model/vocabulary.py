@@ -92,7 +92,7 @@ _FIELDS = ("tokens", "token_type", "merges", "scores")
 
 
 class Vocabulary:
-    """The tables of one tokenizer. A token of kind CONTROL has a text, but no text becomes one by merging."""
+    """The tables of one tokenizer. A token of kind CONTROL has a text, but merging never yields it."""
 
     def __init__(self, tables: bytes | mmap.mmap) -> None:
         view = memoryview(tables)
@@ -148,13 +148,13 @@ class Vocabulary:
         return list(zip(lefts[order].tolist(), rules[order, 0].tolist(), strict=True))
 
     def merge_table(self) -> tuple[AnyArray, AnyArray]:
-        """The merges of left token i are the rows firsts[i] to firsts[i + 1] of the second array: right token, rank and
-        result, uint32 [m, 3]."""
+        """The merges by left token: those of token i are rows firsts[i] to firsts[i + 1] of the second array, uint32
+        [m, 3]: right token, rank and result."""
         firsts, *columns = (np.frombuffer(each, np.uint32) for each in self._merge_table)
         return firsts, np.stack(columns, axis=1)
 
     def merge(self, ids: list[int]) -> list[int]:
-        """Byte pair encoding: the best merge first, of equal ones the leftmost, until none is left. Changes `ids`."""
+        """Byte pair encoding: apply the best merge, leftmost on ties, until none is left. Changes `ids`."""
         count = len(ids)
         following = list(range(1, count + 1))
         previous = list(range(-1, count - 1))
@@ -190,9 +190,10 @@ class Vocabulary:
 
 
 def open_vocabulary(file: GGUFFile, kind: str) -> Vocabulary:
-    """The tables of a file's tokenizer, from the cache folder or made and put there. kind: gpt2, llama or gemma4.
+    """The tables of a file's tokenizer, from the cache folder, where they are made if missing. kind: gpt2, llama or
+    gemma4.
 
-    Raises ModelFormatError for a vocabulary that is damaged.
+    Raises ModelFormatError for a damaged vocabulary.
     """
     digest = hashlib.sha256(_MAGIC + repr((kind, END_NAMES)).encode())
     for name in _FIELDS:
@@ -215,7 +216,7 @@ def open_vocabulary(file: GGUFFile, kind: str) -> Vocabulary:
 
 
 def _make_tables(file: GGUFFile, kind: str) -> Iterator[bytes]:
-    """The whole file, in parts. No string becomes a Python object or a key of a dictionary: those take the memory."""
+    """The whole file, in parts. No string becomes a Python object or a dictionary key: those take the memory."""
     texts, starts = _read_texts(file)
     size = starts.size - 1
     hashes = np.concatenate([_Sums(*chunk).whole() for chunk in _chunks(texts, starts)] or [np.zeros(0, np.uint64)])
@@ -250,8 +251,8 @@ def _make_tables(file: GGUFFile, kind: str) -> Iterator[bytes]:
 
 
 def _read_texts(file: GGUFFile) -> tuple[Bytes, AnyArray]:
-    """The tokens' texts as UTF-8, one after the other, and their starts. Like llama.cpp, it reads a text up to a zero
-    byte and names those that are empty."""
+    """The tokens' texts as UTF-8, concatenated, and their starts. As in llama.cpp, a text ends at a zero byte, and
+    empty ones get names."""
     texts, starts = bytearray(), array("q", [0])
     for index, piece in enumerate(file.raw_strings("tokenizer.ggml.tokens")):
         text = piece.partition(b"\0")[0] or b"[EMPTY_%d]" % index
@@ -274,7 +275,7 @@ def _chunks(texts: Bytes, starts: AnyArray) -> Iterator[tuple[Bytes, AnyArray]]:
 
 
 class _Sums:
-    """Hashes of all prefixes and suffixes of some texts: Σ (byte i + 1) · P^i is a difference of running sums."""
+    """Hashes of substrings of texts: Σ (byte i + 1) · P^i is a difference of running sums."""
 
     def __init__(self, texts: Bytes, starts: AnyArray) -> None:
         lengths = np.diff(starts)
@@ -296,7 +297,7 @@ class _Sums:
 
 
 class _Finder:
-    """Tokens by the hashes of their texts."""
+    """Finds tokens by the hashes of their texts."""
 
     def __init__(self, hashes: Hashes, tokens: AnyArray) -> None:
         self._hashes, self._tokens = hashes, tokens
@@ -317,8 +318,8 @@ def _check_distinct(file: GGUFFile, texts: Bytes, starts: AnyArray, hashes: Hash
 
 
 def _read_kinds(file: GGUFFile, size: int, everything: _Finder) -> Bytes:
-    """The kind of each token. Unknown tokens count as control tokens, and so do those that end a turn, which some files
-    list as ordinary words (</s> is one in a few vocabularies)."""
+    """The kind of each token. Unknown tokens count as control tokens; so do end-of-turn tokens, which some files list
+    as ordinary words (</s> is one in a few vocabularies)."""
     kinds = np.full(size, NORMAL, np.uint8)
     if "tokenizer.ggml.token_type" in file.metadata:
         types = file.numbers("tokenizer.ggml.token_type")
@@ -336,7 +337,7 @@ def _read_kinds(file: GGUFFile, size: int, everything: _Finder) -> Bytes:
 
 
 def _listed_merges(file: GGUFFile, plain: _Finder, everything: _Finder, kinds: Bytes) -> tuple[AnyArray, ...]:
-    """Merges as byte-level files and Gemma 4's list them, "left right", but none with a control token."""
+    """Merges as listed by byte-level files and Gemma 4's, "left right", without those of control tokens."""
     found: list[AnyArray] = []
     lines = file.raw_strings("tokenizer.ggml.merges")
     while chunk := list(islice(lines, _CHUNK)):
@@ -371,7 +372,7 @@ def _unknown_merge(file: GGUFFile, line: bytes) -> ModelFormatError:
 def _scored_merges(
     file: GGUFFile, texts: Bytes, starts: AnyArray, kinds: Bytes, plain: _Finder
 ) -> tuple[AnyArray, ...]:
-    """SentencePiece joins the neighbours whose union scores best; as merges: every split of a token, best first."""
+    """SentencePiece's scores as merges: every split of a token into two, best score first."""
     size = kinds.size
     scores = file.numbers("tokenizer.ggml.scores")
     if scores.size != size or np.isnan(scores).any():

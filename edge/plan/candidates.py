@@ -11,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast
 
-from edge.backends.base import Backend, EngineConfig, GPUBackend, GPUMemory, ProviderBackend, Tuned
+from edge.backends.base import Backend, EngineConfig
+from edge.backends.counts import GPUMemory, Tuned
 from edge.budget import format_bytes
 from edge.devices.host import usable_cores
 from edge.errors import InputError, UnsupportedError
@@ -81,19 +81,15 @@ def find_choices(spec: ModelSpec, backend: Backend, options: Options, *, elsewhe
 
     Raises InputError for impossible options, UnsupportedError for what the engine lacks.
     """
-    choices, fixed = [], None
-    if backend.CAPABILITIES.providers:
-        fixed = cast(ProviderBackend, backend).fixed_sizes(
-            spec, options.provider, options.kv_dtype, elsewhere=elsewhere
-        )
+    choices = []
+    fixed = backend.fixed_sizes(spec, options.provider, elsewhere=elsewhere)
     options = with_fixed_sizes(options, fixed) if fixed else options
-    on_gpu = backend.CAPABILITIES.gpu and not elsewhere
-    gpu = cast(GPUBackend, backend).gpu_memory() if on_gpu else None
+    gpu = None if elsewhere else backend.gpu_memory()
     for choice in _alternatives(spec, backend, options):
         check_request(spec, backend, choice.options, elsewhere=elsewhere)
         choice = replace(choice, options=_rows_for_bytes(choice), gpu=gpu, emulated=bool(fixed and fixed.emulated))
         kv_dtype = choice.options.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
-        tuned = fixed.tuned if fixed else None if elsewhere else backend.tuned(spec, kv_dtype)
+        tuned = None if elsewhere else backend.tuned(spec, kv_dtype)
         choices.append(replace(choice, tuned=tuned))
     return choices
 

@@ -8,7 +8,8 @@ from reprlib import repr as brief
 import numpy as np
 
 from edge.backends import engines_with
-from edge.backends.base import Backend, Capabilities, FixedSizes
+from edge.backends.base import Backend, Capabilities
+from edge.backends.counts import FixedSizes
 from edge.devices.host import logical_cores
 from edge.errors import InputError, UnsupportedError
 from edge.kv import DEFAULT_SINKS, Needs, pinned_rows

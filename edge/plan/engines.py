@@ -11,10 +11,9 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import cast
 
 from edge.backends import engine_named, engines_with, find_backend
-from edge.backends.base import Backend, GPUBackend
+from edge.backends.base import Backend
 from edge.devices.graphics import VARIABLE, is_off, seen_gpus
 from edge.devices.host import processor, usable_cores
 from edge.devices.memory import MemoryLimit, memory_use
@@ -89,7 +88,7 @@ def plan_here(file: GGUFFile, spec: ModelSpec, options: Options, more: int = 0) 
 def _unseen(spec: ModelSpec, options: Options, more: int) -> tuple[Backend, Plan]:
     """Raises BudgetError for a GPU that no driver has shown yet: as one that shares main memory, since a card needs
     less of it."""
-    engine = cast(GPUBackend, engine_named(ON_GPU))
+    engine = engine_named(ON_GPU)
     engine.check_installed()
     options, limit = replace(options, gpu_memory=None), MemoryLimit(options.memory or 0, "budget")
     return engine, make_plan(
@@ -114,13 +113,13 @@ def may_use_gpu(file: GGUFFile, options: Options) -> bool:
 
 def _has_room(options: Options) -> bool:
     """Whether the budget has room for drivers of GPUs, which even a refusal would load."""
-    driver = cast(GPUBackend, engine_named(ON_GPU)).DRIVER_BYTES
+    driver = engine_named(ON_GPU).DRIVER_BYTES
     return options.memory is None or memory_use().rss + driver <= options.memory
 
 
-def gpu_rival(file: GGUFFile, spec: ModelSpec, options: Options) -> GPUBackend | None:
+def gpu_rival(file: GGUFFile, spec: ModelSpec, options: Options) -> Backend | None:
     """The engine on the GPU, if there is a GPU and it runs this model."""
-    engine = cast(GPUBackend, engine_named(ON_GPU))
+    engine = engine_named(ON_GPU)
     try:
         engine.check_installed()
         engine.check_supported(file, spec)

@@ -15,7 +15,7 @@ from edge.devices.profile import DeviceProfile, Npu
 from edge.devices.profiles import HOST
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError, worded
 from edge.formats.blocks import BLOCK
-from edge.formats.compiled import Compiled, Place
+from edge.formats.compiled import Compiled
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 
@@ -31,15 +31,13 @@ _MORE_FOR_MINIMA = 2  # bytes of a block in a context, beyond its zero point; me
 class NpuUse:
     """device: the profile's name. npu: None if the device has none. context: bytes of the compiled weights and of the
     graphs over them, a chunk's and a step's; 0: unknown.
-    shards: contexts that they are cut into. head: what multiplies by the last matrix, "npu" or "host". compiled: the
-    model's folder has the contexts; otherwise their size is estimated. reasons: why the NPU does not run the model;
-    empty: it does."""
+    shards: contexts that they are cut into. compiled: the model's folder has the contexts; otherwise their size is
+    estimated. reasons: why the NPU does not run the model; empty: it does."""
 
     device: str
     npu: Npu | None
     context: int = 0
     shards: int = 1
-    head: str = "npu"
     compiled: bool = False
     reasons: tuple[str, ...] = ()
 
@@ -51,7 +49,7 @@ class NpuUse:
         """In words."""
         parts = "1 context" if self.shards == 1 else f"{self.shards} contexts"
         size = format_bytes(self.context) + (" (compiled)" if self.compiled else " (estimated)")
-        return f"{parts}, {size}" + (", the head on the host" if self.head == "host" else "")
+        return f"{parts}, {size}"
 
 
 def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
@@ -72,7 +70,7 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
         return NpuUse(profile.name, profile.npu, reasons=(*whose, f"it has no graph for an ONNX engine ({why})"))
     layers, head = _layers(layout), layout.matrices[_HEADS[spec.tied_head]]
     graphs = graph_bytes(spec) + sum(map(_for_minima, layers))
-    reasons, context = [*whose, *_wide(layers)], weights_bytes(layout, spec, "npu") + graphs
+    reasons, context = [*whose, *_wide(layers)], _weights_bytes(layout, spec) + graphs
     shards, limit = 1, profile.value("npu_context")
     if limit is not None and context > limit:
         # The layers are as equal as they can be, and the head goes with the last ones.
@@ -92,10 +90,10 @@ def no_provider(npu: Npu) -> str:
     return f"edge knows no compiler for NPUs of {npu.vendor}"
 
 
-def weights_bytes(layout: Layout, spec: ModelSpec, head: Place) -> int:
+def _weights_bytes(layout: Layout, spec: ModelSpec) -> int:
     """Of the weights in compiled contexts: packed, with scales, and values that were floats, in float16."""
-    nbytes = sum(map(_nbytes, _layers(layout))) + _vectors(layout)
-    return nbytes + (_nbytes(layout.matrices[_HEADS[spec.tied_head]]) if head == "npu" else 0)
+    matrices = [*_layers(layout), layout.matrices[_HEADS[spec.tied_head]]]
+    return sum(map(_nbytes, matrices)) + _vectors(layout)
 
 
 def check_npu(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, provider: str) -> NpuUse:
@@ -123,7 +121,7 @@ def _compiled(folder: Path, found: Compiled, device: str, npu: Npu) -> NpuUse:
     if any(a != b for a, b in zip(own, its, strict=True) if a and b):
         chip = f"{found.device} ({found.provider} v{found.arch})" if found.arch else found.device
         reasons.append(f"it was compiled for {chip}: convert it again with --npu --device {device}")
-    return NpuUse(device, npu, size, found.form.shards, found.form.head, True, tuple(reasons))
+    return NpuUse(device, npu, size, found.form.shards, True, tuple(reasons))
 
 
 def _no_npu(profile: DeviceProfile) -> str:

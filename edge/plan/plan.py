@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edge.backends.base import Backend, EngineConfig, GPUMemory
+from edge.backends.base import Backend, EngineConfig
+from edge.backends.counts import GPUMemory
 from edge.budget import format_bytes
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.devices.power import memory_root

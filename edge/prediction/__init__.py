@@ -1,1 +1,1 @@
-"""How fast a plan will run, and what it will spend: counted work, a device's ceilings, earlier runs."""
+"""Prediction of a plan's speed and energy, from counted work, a device's ceilings, and earlier runs."""

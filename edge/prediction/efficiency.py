@@ -1,4 +1,4 @@
-"""What an engine makes of a device's ceilings: its own figures, on the device's instruction set."""
+"""Engines' efficiency: the shares of a device's ceilings that they reach on its instruction set."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _SLOWER = {"avx2": 0.5, "neon": 0.35, "generic": 0.25}
 
 
 def efficiency_of(backend: str, isa: str | None = None) -> Efficiency:
-    """Of an engine on a target of the native engine; isa None: one with a dot product of bytes, as where it was
-    measured."""
+    """The efficiency of an engine on a target; isa None: a target with int8 dot products, as where it was measured."""
     found, slower = engine_named(backend).EFFICIENCY, _SLOWER.get(isa or "", 1.0)
     weights = {
         kind: replace(each, float32=each.float32 * slower) if kind == "integers" else each
@@ -26,7 +25,7 @@ def efficiency_of(backend: str, isa: str | None = None) -> Efficiency:
 
 
 def weight_shares(spec: ModelSpec, backend: str, config: EngineConfig) -> Shares:
-    """Of the kinds of weights that the engine makes of a model's, those that there are."""
+    """The share of each kind of weights in this model's bytes, by the kinds that the engine makes of block types."""
     engine, shares = engine_named(backend), dict[Kind, float]()
     total = sum(size for _, size in spec.type_bytes)
     for name, size in spec.type_bytes:

@@ -1,4 +1,4 @@
-"""Which of today's small models fit a device and a budget, and how they would run there: `edge models --fits`.
+"""`edge models --fits`: the known small models that fit a device and a budget, with their predicted speed.
 
 For every model of the table (edge/model/models.toml) and every mixture that its files come in, the header that the file
 would have is written, read and planned like any other; nothing is downloaded. All figures are estimates.
@@ -34,15 +34,12 @@ _CONTEXT = 512  # rows in the cache when decoding is predicted
 
 @dataclass(frozen=True)
 class Try:
-    """One mixture of a model. weights: bytes of the file's tensors. memory: predicted peak of the process, bytes.
-    streamed: bytes of weights that every token reads from the disk, because not all fit. unknown: what is not
-    predicted, and why. reason: why it does not fit. needs: the smallest budget that would do, bytes, if known.
-    """
+    """The plan of one mixture of a model."""
 
     type: str
-    weights: int
-    memory: int | None = None
-    streamed: int = 0
+    weights: int  # bytes of the file's tensors
+    memory: int | None = None  # predicted peak of the process, bytes
+    streamed: int = 0  # bytes of weights that every token reads from the disk, because not all fit
     rows: int | None = None
     kv_dtype: str | None = None
     engine: str | None = None
@@ -50,9 +47,9 @@ class Try:
     tok_s: Guess | None = None
     joules: Guess | None = None  # of a token
     energy_tokens: Guess | None = None
-    unknown: tuple[str, ...] = ()
-    reason: str | None = None
-    needs: int | None = None
+    unknown: tuple[str, ...] = ()  # figures that are not predicted, and why
+    reason: str | None = None  # why it does not fit
+    needs: int | None = None  # smallest sufficient budget in bytes, if known
 
     @property
     def fits(self) -> bool:
@@ -60,26 +57,23 @@ class Try:
 
     @property
     def is_good(self) -> bool:
-        """Whole in memory, at a readable or unknown speed."""
+        """Whether it fits in memory without streaming, at a readable or unknown speed."""
         return self.fits and not self.streamed and (self.tok_s is None or self.tok_s.value >= READABLE)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A model of the table. parameters: counted. best: its best mixture that fits, at a readable speed if there is one;
-    None: none fits. reason: why a better one, or any, does not; why: the same in a few words. tried: mixtures, the best
-    first, up to a good one.
-    """
+    """A model of the table, judged."""
 
     name: str
     repository: str
     licence: str
-    parameters: int
+    parameters: int  # counted
     context: int
-    best: Try | None
-    reason: str | None
-    why: str | None
-    tried: tuple[Try, ...]
+    best: Try | None  # best mixture that fits, at a readable speed if possible; None: none fits
+    reason: str | None  # why a better mixture, or any, does not fit
+    why: str | None  # the reason in a few words
+    tried: tuple[Try, ...]  # mixtures, best first, up to a good one
 
 
 @takes_options
@@ -91,12 +85,12 @@ def fits(
     progress: Callable[[float, float], None] = lambda done, total: None,
     **keywords: Any,
 ) -> list[Fit]:
-    """Models of the table, best first: those that fit and reach `READABLE`, by parameters, then by speed; those whose
-    speed is unknown; those that are slower; those that fit only with weights streamed; those that do not fit.
+    """Judge the models of the table and sort them, best first: those that fit and reach `READABLE`, by parameters, then
+    by speed; those of unknown speed; slower ones; those that fit only with streamed weights; those that do not fit.
 
-    device: its name in `edge devices list`. names: judge these models only. progress: is told models that were judged,
-    and their number. expected_tokens: 4,096 unless stated. The keywords are options, as people write them, and go
-    before those of `options`:
+    device: its name in `edge devices list`. names: judge these models only. progress: called with the number of models
+    judged, and of all. expected_tokens: 4,096 unless stated. The keywords are options, as people write them, and take
+    precedence over `options`:
 
     OPTIONS
 
@@ -119,7 +113,7 @@ def fits(
 
 
 def _judge(model: KnownModel, profile: DeviceProfile, options: Options, path: Path) -> Fit:
-    """Mixtures are tried from the best on, until one is whole in memory and fast enough."""
+    """Try mixtures from the best on, until one fits in memory and is fast enough."""
     tried: list[Try] = []
     parameters = 0
     for mixture in model.types:
@@ -162,7 +156,7 @@ def _plan(model: KnownModel, mixture: str, file: GGUFFile, profile: DeviceProfil
 
 
 def _room(profile: DeviceProfile, options: Options) -> int | None:
-    """Bytes that a process may hold there; None if unknown."""
+    """Bytes that a process may hold on that device; None if unknown."""
     device = memory_limit(memory_root()).bytes if profile.name == HOST else profile.memory
     return min((each for each in (device, options.memory) if each), default=None)
 
@@ -188,8 +182,8 @@ def _try(mixture: str, weights: int, found: Outlook) -> Try:
 
 
 def _best(tried: list[Try]) -> Try | None:
-    """The best mixture that is whole in memory, at a readable or unknown speed; otherwise the fastest of these; else
-    the one that reads least from the disk."""
+    """The best mixture that fits in memory, at a readable or unknown speed; else the fastest that fits; else the one
+    that reads least from the disk."""
     fitting = [each for each in tried if each.fits]
     whole = [each for each in fitting if not each.streamed]
     if not whole:
@@ -199,7 +193,7 @@ def _best(tried: list[Try]) -> Try | None:
 
 
 def _why(other: Try, best: Try | None, *, short: bool = False) -> str:
-    """Why the next better mixture is not taken; if none is whole in memory, why even the smallest is not."""
+    """Why the next better mixture is not taken; if none fits in memory, why even the smallest does not."""
     if best and best.streamed:
         return f"not all weights fit: {format_bytes(best.streamed)} are read from the disk for every token"
     if short and other.needs:
@@ -225,7 +219,7 @@ def _order(fit: Fit) -> tuple[float, ...]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the log's lines about engines that do not run a model: the table shows the one that does."""
+    """Suppress log lines about engines that do not run a model: the table shows the one that does."""
     log = logging.getLogger("edge")
     before = log.level
     log.setLevel(logging.ERROR)

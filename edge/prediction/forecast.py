@@ -1,4 +1,4 @@
-"""How a model would run within options, here or on another device: its plan, and what that plan leads one to expect."""
+"""Forecast of a model under given options, here or on another device: its plan and predicted speed."""
 
 from __future__ import annotations
 
@@ -35,19 +35,18 @@ _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full
 
 @dataclass(frozen=True)
 class Forecast:
-    """streaming: what weights that are read anew by every pass cost; None where all stay in memory. npu: what is
-    compiled, for a plan that is for an NPU."""
+    """A model's plan and prediction."""
 
     model: Model
     plan: Plan
-    streaming: Streaming | None
+    streaming: Streaming | None  # cost of weights that every pass reads again; None: all stay in memory
     prediction: Prediction
-    npu: NpuUse | None = None
+    npu: NpuUse | None = None  # the compiled form, for a plan on an NPU
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a plan of a model leads one to expect. streaming, npu: as in `Forecast`."""
+    """A plan with its prediction; fields as in `Forecast`."""
 
     plan: Plan
     streaming: Streaming | None
@@ -67,9 +66,9 @@ def forecast(
 ) -> Forecast:
     """Plan a run and predict its speed and joules, without loading weights.
 
-    model: of one on the Hub that is not here, only the header is read. device: its name in `edge devices list`. prompt:
-    tokens of the prompt to predict by (default: 512, or half of expected_tokens). contexts: rows in the cache to
-    predict decoding at. The keywords are options, as people write them, and go before those of `options`:
+    model: if it is on the Hub and not here, only its header is read. device: its name in `edge devices list`. prompt:
+    tokens of the prompt (default: 512, or half of expected_tokens). contexts: rows in the cache at which decode is
+    predicted. The keywords are options, as people write them, and take precedence over `options`:
 
     OPTIONS
 
@@ -86,8 +85,8 @@ def look_ahead(
     file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, options: Options, *, prompt: int | None = None,
     contexts: Sequence[int] | None = None, began: float | None = None, outline: bool = False,
 ) -> Outlook:  # fmt: skip
-    """As `forecast`. began: process time at which preparations began. outline: `file` has a model's header, but no
-    vocabulary and no weights: its tokenizer is estimated, and what streaming costs remains unknown."""
+    """Like `forecast`, for an open file. began: process time at which preparations began. outline: `file` is a header
+    without vocabulary and weights: the tokenizer's memory is estimated, and the cost of streaming unknown."""
     open_lora(options.lora or (), file, spec)  # checks them
     plan = plan_app(profile, file, spec, options)
     if plan is None:
@@ -113,7 +112,7 @@ def look_ahead(
 
 
 def _open(model: str | Path, options: Options, device: str) -> Model:
-    """Of a model on the Hub that is not here, what its header says."""
+    """Open a model; of one on the Hub that is not here, its header."""
     if found := find_local(model):
         return open_model(found)
     from edge.pulling import offer  # here: local models need no client for HTTP
@@ -124,7 +123,8 @@ def _open(model: str | Path, options: Options, device: str) -> Model:
 def _predict(
     spec: ModelSpec, plan: Plan, profile: DeviceProfile, wanted: Wanted, prepared: float, streaming_s: float | None
 ) -> Prediction:
-    """On this device by earlier runs and by the meter that runs would have; elsewhere by the profile alone."""
+    """Predict, on this device with earlier runs and the meter that runs would have, elsewhere from the profile
+    alone."""
     if profile.name != HOST:
         return predict(spec, plan, profile, wanted, streaming_s=streaming_s)
     runs, meter = earlier_runs(Setting.of(spec, plan.backend, plan.config)), find_meter().read()

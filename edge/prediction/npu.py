@@ -1,20 +1,20 @@
-"""What a model makes of an NPU's ceilings: shares that follow from speeds which others published.
+"""NPU efficiency: shares of the ceilings that follow from published speeds.
 
-Nothing of ours has run on an NPU. `benchmarks/npu_prediction.py` predicts published speeds of other programs on
-Hexagon and shows how far each is from its prediction: these shares put the predictions of decoding in their middle.
-Prompts of programs with integer inputs are faster than predicted, since ours are in float16.
+Nothing of ours has run on an NPU. `benchmarks/npu_prediction.py` predicts published speeds of other programs on Hexagon
+and shows the error of each: these shares put the predictions of decode in their middle. Prefill of programs with
+integer inputs is faster than predicted, since ours are in float16.
 """
 
 from __future__ import annotations
 
-from edge.backends.efficiency import Efficiency, Rows, Weights
+from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.devices.profile import DeviceProfile
 from edge.plan.plan import Plan
 
-_WEIGHTS = Weights(reading=0.77, float32=0.9)
+_WEIGHTS = WeightEfficiency(reading=0.77, float32=0.9)
 EFFICIENCY = Efficiency(
     {"integers": _WEIGHTS, "others": _WEIGHTS, "floats": _WEIGHTS},
-    {"f16": Rows(reading=0.77, float32=0.4)},
+    {"f16": RowEfficiency(reading=0.77, float32=0.4)},
     step_s=300e-6,  # a call of the driver, the embedding before it and the new rows behind it: an assumption
 )
 SPREAD = (0.7, 2.1)  # published speeds, as multiples of their predictions
@@ -30,7 +30,7 @@ def is_on_npu(plan: Plan, device: DeviceProfile) -> bool:
 
 
 def npu_basis(device: DeviceProfile) -> list[str]:
-    """The figures of the NPU that estimates follow from, in words."""
+    """The NPU's figures that estimates rest on, in words."""
     bandwidth, rate, watts = (device.figures.get(f"npu_{name}") for name in ("read_bandwidth", "f16_flops", "watts"))
     said = [f"the NPU reads {bandwidth.value / 1e9:.3g} GB/s of memory ({bandwidth.kind})"] if bandwidth else []
     if device.npu_flops:

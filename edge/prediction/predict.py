@@ -1,8 +1,8 @@
-"""How fast a plan will run on a device, and what it will spend, before anything runs.
+"""Prediction of a plan's speed and energy on a device, before anything runs.
 
-A pass takes as long as memory needs for its bytes or the cores for its arithmetic, whichever is longer, and a fixed
-time besides (the roofline model, Williams et al. 2009), with what our engines reach of a device's ceilings. On this
-device, earlier runs of the same setting go before that: their seconds per token against their context.
+A pass takes as long as memory needs for its bytes or the cores for its arithmetic, whichever is longer, plus a fixed
+time (the roofline model, Williams et al. 2009), with the shares of the ceilings that our engines reach. On this device,
+earlier runs of the same setting take precedence: their seconds per token against their context.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from edge.backends import engine_named
-from edge.backends.base import Footprint
+from edge.backends.counts import Footprint
 from edge.backends.efficiency import Efficiency, Shares
 from edge.devices.power.base import certainty
 from edge.devices.profile import DeviceProfile, Power
@@ -33,15 +33,14 @@ _SLOPE_BOUNDS = (0.25, 4.0)  # of the roofline's: noise makes slopes that no mem
 
 @dataclass(frozen=True)
 class Wanted:
-    """prompt: tokens. contexts: rows at which decoding is predicted. energy: joules, power: watts, time: seconds that
-    may be spent; None: no limit. spent: joules that loading takes of the energy."""
+    """The figures to predict, and limits; None: no limit."""
 
-    prompt: int = 512
-    contexts: tuple[int, ...] = (128,)
-    energy: float | None = None
-    power: float | None = None
-    time: float | None = None
-    spent: float = 0.0
+    prompt: int = 512  # tokens
+    contexts: tuple[int, ...] = (128,)  # rows in the cache at which decode is predicted
+    energy: float | None = None  # joules
+    power: float | None = None  # watts
+    time: float | None = None  # seconds
+    spent: float = 0.0  # joules of the energy that loading takes
 
 
 @dataclass(frozen=True)
@@ -54,17 +53,16 @@ class Guess:
 
 @dataclass(frozen=True)
 class Decode:
-    """One token when `context` rows are in the cache. joules: per token."""
+    """Decode speed with `context` rows in the cache."""
 
     context: int
     tok_s: Guess
-    joules: Guess | None
+    joules: Guess | None  # per token
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """None: unknown; `unknown` says which figures of the device are missing. *_tokens: of an answer behind the prompt.
-    limited_tok_s: decoding under the limit of watts. basis: the figures that estimates follow from."""
+    """Predicted figures; None: unknown."""
 
     device: str
     prompt: int
@@ -73,11 +71,11 @@ class Prediction:
     prompt_joules: Guess | None
     decode: tuple[Decode, ...]
     watts: Guess | None
-    energy_tokens: Guess | None
-    time_tokens: Guess | None
-    limited_tok_s: Guess | None
-    basis: tuple[str, ...]
-    unknown: tuple[str, ...]
+    energy_tokens: Guess | None  # tokens that the energy allows after the prompt
+    time_tokens: Guess | None  # tokens that the time allows after the prompt
+    limited_tok_s: Guess | None  # decode speed under the limit of watts
+    basis: tuple[str, ...]  # the device's figures that estimates rest on
+    unknown: tuple[str, ...]  # figures that the device's profile lacks
 
 
 _Cost = Callable[[float], Guess]
@@ -86,7 +84,7 @@ _Cost = Callable[[float], Guess]
 
 @dataclass(frozen=True)
 class _Line:
-    """Seconds of a token: at no context, and more for every row."""
+    """Seconds per token as a linear function of context."""
 
     start: float
     slope: float
@@ -100,9 +98,12 @@ def predict(
     spec: ModelSpec, plan: Plan, device: DeviceProfile, wanted: Wanted, runs: Sequence[Run] = (),
     power: Power | None = None, streaming_s: float | None = 0.0, meter: str | None = None,
 ) -> Prediction:  # fmt: skip
-    """runs: earlier ones of the same setting on this device, if it is this one. power: instead of the profile's.
-    streaming_s: seconds that streamed weights add to a pass (`edge.prediction.work`); None: unknown, as
-    is then the speed. meter: the source of joules that a run will have; those of other sources say nothing of it."""
+    """Predict a plan's speed and energy.
+
+    runs: earlier ones of the same setting, if `device` is this one. power: replaces the profile's. streaming_s: seconds
+    that streamed weights add to a pass (`edge.prediction.work`); None: unknown, and so is the speed. meter: the energy
+    source that a run will have; joules of earlier runs count only if they are from the same source.
+    """
     roof = _Roof.of(spec, plan, device, streaming_s or 0.0)
     line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)
     if streaming_s is None:
@@ -136,28 +137,26 @@ def predict(
 
 
 def is_on_cpu(plan: Plan) -> bool:
-    """Of a GPU's ceilings, and of what execution providers make of a device, no share was measured, so that only
-    earlier runs tell how fast they are. NPUs have estimates of their own."""
+    """Whether the plan runs on the CPU. For GPUs and execution providers no share of the ceilings was measured, so only
+    earlier runs predict their speed; NPUs have estimates of their own."""
     return plan.config.provider.lower() == "cpu" and not engine_named(plan.backend).CAPABILITIES.gpu
 
 
 @dataclass(frozen=True)
 class _Roof:
-    """What memory and cores of the device, or its NPU, give this engine. bandwidth, flops, int8_ops: None if unknown.
-    shares: of kinds of weights. watts: drawn at work, if known. static: a pass has as many tokens, and reads as many
-    rows, as there is room for."""
+    """The ceilings that this engine reaches on the device's memory and cores, or its NPU; None: unknown."""
 
     spec: ModelSpec
     plan: Plan
     reach: Efficiency
-    shares: Shares
+    shares: Shares  # by kind of weights
     bandwidth: float | None
     flops: float | None
     int8_ops: float | None
     source: str
     streaming_s: float
-    watts: Guess | None = None
-    static: bool = False
+    watts: Guess | None = None  # drawn at work
+    static: bool = False  # every pass has the full number of tokens, and reads the full number of rows
 
     @classmethod
     def of(cls, spec: ModelSpec, plan: Plan, device: DeviceProfile, streaming_s: float) -> _Roof:
@@ -186,7 +185,7 @@ class _Roof:
         return work_of(self.spec, self.plan.config, footprint, tokens, context)
 
     def seconds(self, tokens: int, context: int, bandwidth: float, flops: float | None) -> float:
-        """Of one pass; without a rate of arithmetic, as though it took no time."""
+        """Seconds of a pass; arithmetic of unknown rate counts as free."""
         work = self.work(tokens, context)
         reading = self._reading(work, bandwidth)
         if flops is not None:
@@ -196,7 +195,7 @@ class _Roof:
         return reading + self.reach.step_s + self.streaming_s
 
     def reading_share(self) -> float:
-        """Of the bandwidth, while weights are read."""
+        """The share of the bandwidth reached while weights are read."""
         return self.reach.together(self.shares, lambda each: each.reading)
 
     def _reading(self, work: Work, bandwidth: float) -> float:
@@ -210,7 +209,7 @@ class _Roof:
         return (work.flops - work.attention_flops) / linear + work.attention_flops / (flops * rows.float32)
 
     def prompt_seconds(self, prompt: int, start: int, bandwidth: float, flops: float) -> float:
-        """Chunk by chunk, behind `start` rows."""
+        """Seconds to prefill a prompt in chunks, after `start` rows."""
         chunk, last = self.plan.config.chunk, max(0, self.plan.config.capacity - self.plan.config.chunk)
         if self.static:
             return math.ceil(prompt / chunk) * self.seconds(chunk, last, bandwidth, flops)
@@ -247,8 +246,8 @@ def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
 
 
 def fit_slope(phases: Sequence[Phase], expected: float) -> float:
-    """Seconds per token and row: the median over pairs of runs whose contexts lie apart (Theil and Sen), otherwise
-    `expected`; never far from it."""
+    """Seconds per token and row: the median over pairs of runs at different contexts (Theil–Sen), else `expected`;
+    never far from it."""
     pairs = [(one, other) for one in phases for other in phases if other.context - one.context >= _APART]
     if len(pairs) < _LINES:
         return expected
@@ -258,7 +257,7 @@ def fit_slope(phases: Sequence[Phase], expected: float) -> float:
 
 
 def _prefill_seconds(roof: _Roof, runs: Sequence[Run], prompt: int) -> Guess | None:
-    """The roofline's, times what earlier prompts took of it: those alike in length, if there are any."""
+    """The roofline's estimate, scaled by earlier prompts' ratio to it, preferably prompts of similar length."""
     phases = [run.prefill for run in runs if run.prefill]
     if roof.bandwidth is not None and roof.flops is not None and not phases:
         return Guess(roof.prompt_seconds(prompt, 0, roof.bandwidth, roof.flops), roof.source)
@@ -281,7 +280,7 @@ def earlier(runs: int, how: str = "measured") -> str:
 
 
 def _watts(runs: Sequence[Run], name: str) -> Guess | None:
-    """What earlier runs drew in a phase."""
+    """Watts that earlier runs drew in a phase."""
     phases: list[Phase] = [phase for run in runs if (phase := getattr(run, name)) and phase.joules]
     if not phases:
         return None
@@ -290,12 +289,12 @@ def _watts(runs: Sequence[Run], name: str) -> Guess | None:
 
 
 def _spent(power: Power, threads: int, seconds: float, read: float) -> float:
-    """Joules, by the same account as edge.devices.power.estimate."""
+    """Joules, by the formula of edge.devices.power.estimate."""
     return seconds * (threads * power.core_watts + power.idle_watts) + read * power.dram_pj_per_byte * 1e-12
 
 
 def _token_cost(roof: _Roof, line: _Line, watts: Guess | None, power: Power | None) -> _Cost | None:
-    """Joules of a token at a context."""
+    """A function from context to joules per token."""
     if watts is not None:
         drawn, source = watts.value, watts.source
         return lambda context: Guess(drawn * line.at(context), source)
@@ -331,7 +330,7 @@ def _draw(points: Sequence[Decode]) -> Guess | None:
 
 
 def _bought(wanted: Wanted, cost: _Cost | None, prompt: Guess | None, capacity: int) -> Guess | None:
-    """Tokens of an answer that the energy pays for, behind the prompt."""
+    """Tokens of an answer that the energy pays for after the prompt."""
     if wanted.energy is None or cost is None or prompt is None:
         return None
     left = wanted.energy - wanted.spent - prompt.value
@@ -345,7 +344,7 @@ def _in_time(wanted: Wanted, line: _Line | None, prefill: Guess | None, capacity
 
 
 def _count(budget: float, cost: Callable[[float], float], start: int, capacity: int) -> int:
-    """How many tokens a budget pays for, when each costs more than the one before, until the cache is full."""
+    """The number of tokens that a budget pays for, at rising costs, until the cache is full."""
     if budget <= 0:
         return 0
     start = min(start, capacity)
@@ -359,7 +358,7 @@ def _count(budget: float, cost: Callable[[float], float], start: int, capacity: 
 
 
 def _limited(wanted: Wanted, points: Sequence[Decode], power: Power | None) -> Guess | None:
-    """Decoding with pauses that keep the average at the limit; while it pauses, the device still idles."""
+    """Decode speed with pauses that keep the average at the limit; pauses cost idle watts."""
     drawn = _draw(points)
     if wanted.power is None or drawn is None:
         return None
@@ -369,7 +368,7 @@ def _limited(wanted: Wanted, points: Sequence[Decode], power: Power | None) -> G
 
 
 def _basis(device: DeviceProfile, plan: Plan, predicted: Sequence[_Line | Guess | None]) -> list[str]:
-    """Nothing, where all was measured earlier."""
+    """The figures that estimates rest on; empty if all was measured earlier."""
     threads = plan.config.threads
     bandwidth, flops = device.bandwidth(threads), device.figures.get("f32_flops")
     if not any(each and each.source.startswith("estimated") for each in predicted):

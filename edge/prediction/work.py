@@ -1,4 +1,4 @@
-"""What one pass of a model asks of a device: bytes that memory must deliver, and arithmetic."""
+"""The work of one pass of a model: bytes read from memory, and arithmetic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from edge.backends.base import EngineConfig, Footprint
+from edge.backends.base import EngineConfig
+from edge.backends.counts import Footprint
 from edge.devices.paging import measure_paging
 from edge.model.spec import ModelSpec
 from edge.storage.cache import cache_folder, entries
@@ -14,13 +15,12 @@ from edge.storage.cache import cache_folder, entries
 
 @dataclass(frozen=True)
 class Work:
-    """weight_bytes, kv_bytes: read from memory, each once. flops: additions and multiplications, as of unquantized
-    weights; attention_flops: those of them that multiply queries with keys and weights with values."""
+    """The work of a pass."""
 
-    weight_bytes: float
-    kv_bytes: float
-    flops: float
-    attention_flops: float = 0.0
+    weight_bytes: float  # read from memory, each once
+    kv_bytes: float  # read from memory, each once
+    flops: float  # additions and multiplications, as with unquantized weights
+    attention_flops: float = 0.0  # part of flops: products of queries with keys, and of scores with values
 
     @property
     def bytes(self) -> float:
@@ -36,7 +36,7 @@ class Work:
 
 
 def work_of(spec: ModelSpec, config: EngineConfig, footprint: Footprint, tokens: int, context: int) -> Work:
-    """Of one pass of `tokens` tokens when `context` rows are in the cache. footprint: the engine's for `config`.
+    """The work of a pass of `tokens` tokens with `context` rows in the cache. footprint: the engine's for `config`.
 
     The head runs for the last token alone. A pass reads every row once, whatever the number of its tokens.
     """
@@ -53,7 +53,8 @@ def work_of(spec: ModelSpec, config: EngineConfig, footprint: Footprint, tokens:
 
 
 def _looked_up(spec: ModelSpec, config: EngineConfig, footprint: Footprint) -> float:
-    """Bytes of tables, of which a pass reads a few rows: nothing. The token embedding is one unless it is the head."""
+    """Bytes of lookup tables, of which a pass reads a negligible number of rows: the token embedding, unless it is the
+    head."""
     tables = spec.table_bytes - footprint.on_disk
     if spec.tied_head:  # llama.cpp keeps the embedding in both layouts
         return tables + (spec.embedding_bytes if config.repack else 0.0)
@@ -62,7 +63,7 @@ def _looked_up(spec: ModelSpec, config: EngineConfig, footprint: Footprint) -> f
 
 
 def _idle_bytes(spec: ModelSpec, tokens: int) -> float:
-    """Of the experts that no token of a pass needs."""
+    """Bytes of the experts that no token of a pass uses."""
     return spec.expert_bytes * (1 - spec.experts_read(tokens))
 
 
@@ -83,7 +84,7 @@ def _readers(spec: ModelSpec) -> list[_Reader]:
 
 
 def _kv_bytes(spec: ModelSpec, config: EngineConfig, footprint: Footprint, rows: int) -> float:
-    """Of so many rows, as far back as each layer sees, and of a recurrent state."""
+    """Bytes of the rows that each layer sees of `rows`, and of recurrent states."""
     values = list(zip(spec.windows, spec.kv_values, strict=True))
     in_rings = bool(footprint.fixed_kv) and not spec.recurrent  # rows of layers with windows are not in every row
     stored = sum(count for window, count in values if not (in_rings and window))
@@ -93,37 +94,34 @@ def _kv_bytes(spec: ModelSpec, config: EngineConfig, footprint: Footprint, rows:
 
 
 def _pairs(window: int, tokens: int, context: int) -> float:
-    """Tokens × rows that they see in a layer: token i sees context + i + 1 rows, or its window."""
+    """Pairs of a token and a row that it sees in a layer: token i sees context + i + 1 rows, or its window."""
     whole = tokens if not window else max(0, min(tokens, window - context))  # tokens that see all there is
     return whole * context + whole * (whole + 1) / 2 + (tokens - whole) * window
 
 
 @dataclass(frozen=True)
 class Streaming:
-    """bytes: read anew by every pass, that is for every token of an answer and every chunk of a prompt.
+    """The cost of weights that every pass reads again: each token of an answer, each chunk of a prompt."""
 
-    cached_s: seconds that this adds to a pass as long as the system keeps the file in its page cache; disk_s: if it
-    does not. Both measured here; None where they cannot be. from_disk: the system's memory leaves no room for them.
-    """
-
-    bytes: int
-    cached_s: float | None
-    disk_s: float | None
-    from_disk: bool
+    bytes: int  # read by each pass
+    cached_s: float | None  # seconds added to a pass while the page cache holds the file; measured here, or None
+    disk_s: float | None  # the same, if it does not
+    from_disk: bool  # the system's memory has no room for them
 
     @property
     def added_s(self) -> float | None:
-        """Seconds that are to be expected."""
+        """The expected seconds that a pass takes longer."""
         return self.disk_s if self.from_disk else self.cached_s
 
 
 def streaming_cost(
     streamed: int, threads: int, model: str = "", *, room: int | None = None, here: bool = True
 ) -> Streaming | None:
-    """Of a plan's `bytes.streamed`; None if that is nothing. Measured in the cache folder, where such weights lie.
+    """The cost of a plan's `bytes.streamed`; None if there are none. Measured in the cache folder, where such weights
+    lie.
 
-    model: the name of its file; if it has been packed already, the packed file is measured. room: bytes that the system
-    has besides what the plan needs; None: enough. here: the plan is for this device; of others nothing is known.
+    model: name of its file; if it has been packed already, the packed file is measured. room: bytes that the system has
+    beyond the plan's needs; None: enough. here: whether the plan is for this device; for others the cost is unknown.
     """
     if not streamed:
         return None
@@ -135,6 +133,6 @@ def streaming_cost(
 
 
 def _packed(model: str) -> Path | None:
-    """The newest packed weights of a model."""
+    """The newest packed weights file of a model."""
     found = [entry for entry in entries("weights") if entry.about == model]
     return max(found, key=lambda entry: entry.last_used).path if found else None

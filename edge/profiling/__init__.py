@@ -1,1 +1,1 @@
-"""What `edge profile` measures, one file per thing; `collect.py` puts it together, `limits.py` draws the conclusion."""
+"""Measurements of `edge profile`, one kind per file; `collect.py` combines them, `verdict.py` draws the conclusion."""

@@ -1,4 +1,4 @@
-"""How fast a model runs here: prompt processing (pp) and token generation (tg), at depths of context.
+"""Benchmarks: prompt processing (pp) and token generation (tg), at depths of context.
 
 Tests are named as llama-bench names them: `pp512`, `tg128`, `tg128 @ d4096`.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import end_of
+from edge.backends.kv_cache import end_of
 from edge.errors import InputError
 from edge.run.history import Phase, remember_phase
 from edge.run.meters import EnergyMeter
@@ -43,7 +43,7 @@ class BenchTest:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One result. speed and sd are tokens per second, measured: mean and standard deviation over repetitions."""
+    """The result of a test."""
 
     model: str
     size: int
@@ -51,14 +51,14 @@ class BenchRow:
     backend: str
     threads: int
     test: str
-    speed: float
-    sd: float
+    speed: float  # measured tokens per second: mean over repetitions
+    sd: float  # standard deviation over repetitions
     joules: float | None = None  # per token
     energy_kind: str | None = None  # "counter", "integrated" or "estimate"
     energy_source: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """With llama-bench's column names, but for its t/s."""
+        """With llama-bench's column names, except for its t/s."""
         energy = {} if self.joules is None else {"J/token": round(self.joules, 6), "energy": self.energy_kind}
         return {
             "model": self.model,
@@ -74,7 +74,7 @@ class BenchRow:
 
 
 def make_tests(prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]) -> list[BenchTest]:
-    """Every prompt length and every generation length at every depth; zeros are left out."""
+    """All prompt lengths and generation lengths at every depth; zeros are left out."""
     tests = []
     for depth in depths:
         tests += [BenchTest(n, 0, depth) for n in prompts if n]
@@ -91,11 +91,11 @@ def run_bench(
     on_step: Callable[[str], None] | None = None,
     meter: EnergyMeter | None = None,
 ) -> Iterator[BenchRow]:
-    """Run the tests on a session with policy full; yields a row as soon as it is measured. meter: the session's own,
-    for joules per token.
+    """Run the tests on a session with policy full, yielding each row as measured. meter: the session's own, for joules
+    per token.
 
-    The context of a depth is filled once and truncated back to after every repetition. One warm-up run before the
-    first test is not counted.
+    The context of a depth is filled once, and the cache truncated to it after every repetition. One warm-up run before
+    the first test is not counted.
     """
     rng = np.random.default_rng(0)
     longest = max(test.rows for test in tests)
@@ -130,7 +130,7 @@ def run_bench(
 
 
 def remember_bench(session: Session, test: BenchTest, row: BenchRow) -> None:
-    """Keep a result for later predictions."""
+    """Record a result for later predictions."""
     tokens = test.prompt or test.generate
     joules = None if row.joules is None else row.joules * tokens
     phase = Phase(tokens, tokens / row.speed, test.depth + tokens / 2, joules)
@@ -139,7 +139,7 @@ def remember_bench(session: Session, test: BenchTest, row: BenchRow) -> None:
 
 
 def _fill(session: Session, context: IntArray) -> None:
-    """Bring the cache to exactly this context, reusing its rows."""
+    """Fill the cache with exactly this context, reusing its rows."""
     kv = session.engine.kv
     kept = min(kv.length, context.size)
     kv.truncate(kept if kept == kv.length or kept >= kv.earliest else 0)

@@ -1,4 +1,4 @@
-"""This device's profile, measured: its processor's ceilings, and its GPU's where it has one."""
+"""Measured ceilings of this device: of its processor, and of its GPU if it has one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GPU_SHARE = 0.2  # of the seconds
 
 
 def measure_gpu(seconds: float = 1.0, on_progress: Callable[[float], None] | None = None) -> GPUCeiling:
-    """How fast the GPU that runs would be on (`EDGE_GPU`) reads its memory.
+    """Measure the memory bandwidth of the GPU that a run would use (`EDGE_GPU`).
 
     Raises UnsupportedError without one, MissingExtraError without TVM, EngineError if its driver fails.
     """
@@ -29,7 +29,7 @@ def measure_gpu(seconds: float = 1.0, on_progress: Callable[[float], None] | Non
 def probe_device(
     seconds: float = 8.0, on_progress: Callable[[float], None] | None = None
 ) -> tuple[DeviceProfile, str | None]:
-    """This device's profile, and why it says nothing of a GPU, if so. Raises the errors of measure_ceilings."""
+    """This device's profile, and the reason why it lacks a GPU, if so. Raises the errors of measure_ceilings."""
     said = on_progress or (lambda part: None)
     profile = probe_profile(seconds * (1 - _GPU_SHARE), lambda part: said(part * (1 - _GPU_SHARE)))
     try:

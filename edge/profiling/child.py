@@ -1,6 +1,6 @@
-"""Measures one engine in a process of its own, so that its peak memory, and its crash, are its own.
+"""Measures one engine in a child process, which isolates its peak memory and crashes.
 
-The child is asked for a job, reports every step (see edge.devices.child), and answers as `run_job` does.
+The child receives a job, reports every step (see edge.devices.child), and answers as `run_job` does.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from edge.values import parse
 
 @dataclass(frozen=True)
 class Job:
-    """stage "load" loads and closes the engine, which compiles or converts missing files; "measure" profiles it;
-    "operators" runs an instrumented one, guided by `measured`, the profile that "measure" made."""
+    """A job for the child process. Stage "load" loads and closes the engine, which compiles or converts missing
+    files."""
 
-    stage: Literal["load", "measure", "operators"]
+    stage: Literal["load", "measure", "operators"]  # operators: instrumented
     model: str
     engine: str
     settings: Settings
-    measured: EngineProfile | None = None
+    measured: EngineProfile | None = None  # result of stage "measure", for stage "operators"
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Operators:
-    """The answer of stage "operators". peak: resident bytes of the process, at most."""
+    """The answer of stage "operators"."""
 
     phases: list[PhaseOperators]
-    peak: int
+    peak: int  # of the process's resident set, bytes
 
 
 def run_in_child(job: Job, on_step: OnStep) -> dict[str, Any]:
-    """The child's answer. Raises its EdgeError, or EngineError if it died."""
+    """Run a job in a child and return its answer. Raises the child's EdgeError, or EngineError if it died."""
     result: dict[str, Any] = run_child(
         "edge.profiling.child",
         asdict(job),
@@ -76,7 +76,7 @@ def run_in_child(job: Job, on_step: OnStep) -> dict[str, Any]:
 
 
 def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
-    """A Loaded, EngineProfile or Operators, as JSON has it. Raises EdgeError."""
+    """Run a job: a Loaded, EngineProfile or Operators, as JSON. Raises EdgeError."""
     settings, model = job.settings, open_model(job.model)
     backend = find_backend(job.engine, model.file, model.spec, settings.kv_dtype)
     if job.stage == "operators":

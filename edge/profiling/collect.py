@@ -1,4 +1,4 @@
-"""Measures a model on this device, engine after engine, and puts a profile together."""
+"""Measures a model on this device with one engine after the other, and assembles a profile."""
 
 from __future__ import annotations
 
@@ -38,15 +38,17 @@ _CEILINGS_S, _QUICK_CEILINGS_S = 4.0, 1.0
 
 @dataclass(frozen=True)
 class Engines:
-    """names: those to measure, what `auto` takes first. missing: why the others are not."""
+    """The engines to measure."""
 
-    names: list[str]
-    missing: dict[str, str]
+    names: list[str]  # the choice of `auto` first
+    missing: dict[str, str]  # why the others are not measured, by name
 
 
 def choose_engines(model: Model, wanted: Sequence[str], kv_dtype: str | None) -> Engines:
-    """All that can run this model, or those of `wanted`. Raises the error of a wanted one that cannot, and of the
-    last one if none can."""
+    """All engines that can run this model, or those of `wanted`.
+
+    Raises the error of a wanted engine that cannot, and of the last one if none can.
+    """
     names = [each for each in backend_names() if each != ORACLE] if not wanted else list(dict.fromkeys(wanted))
     able, missing, last = [], dict[str, str](), None
     for name in names:
@@ -67,8 +69,10 @@ def choose_engines(model: Model, wanted: Sequence[str], kv_dtype: str | None) ->
 def collect(
     model: Model, called: str, engines: Engines, settings: Settings, *, quick: bool, again: str, on_step: OnStep
 ) -> Profile:
-    """called: what the user says for the model. again: what they say to measure the same once more. Engines that fail
-    are left out, with the reason; the error of the last one is raised if none is left."""
+    """Measure the engines. called: the user's name for the model. again: the user's command for the same measurement.
+
+    Engines that fail are left out, with the reason; if none is left, the last one's error is raised.
+    """
     started, host = time.perf_counter(), probe_host()
     missing, found, failure = dict(engines.missing), list[EngineProfile](), None
     ceilings_s = _QUICK_CEILINGS_S if quick else _CEILINGS_S
@@ -99,7 +103,7 @@ def collect(
 
 
 def _measure(model: Model, name: str, settings: Settings, on_step: OnStep) -> EngineProfile:
-    """One engine: loaded once for what has to be compiled or converted, measured, and taken apart."""
+    """Measure one engine: load it once to compile or convert, then measure it, then its operators."""
     stages, parts = ("load", "measure", "operators"), (LOAD_S, sum(settings.stages_s), settings.operators_s)
 
     def ask(stage: Literal["load", "measure", "operators"], measured: EngineProfile | None = None) -> dict[str, Any]:
@@ -117,7 +121,7 @@ def _measure(model: Model, name: str, settings: Settings, on_step: OnStep) -> En
 
 
 def _roofs(threads: int, seconds: float, on_step: OnStep, *, on_gpu: bool) -> Roofs | None:
-    """None where they cannot be measured: the rest of the profile is worth having."""
+    """The ceilings; None where they cannot be measured, since the rest of the profile is still worth having."""
     what = "what this device can do at most"
     on_step(what, 0.0)
     try:

@@ -1,4 +1,4 @@
-"""Two profiles side by side: every figure of both, and their ratio."""
+"""Comparison of two profiles: every figure of both, and their ratio."""
 
 from __future__ import annotations
 
@@ -18,34 +18,30 @@ Unit = Literal["s", "tok/s", "B", "J", "B/s", "flop/s", ""]
 
 @dataclass(frozen=True)
 class Compared:
-    """ratio: second / first; None where a figure is missing or the two do not match. better: the better direction.
-
-    sure: whether p10 to p90 of one lie apart from those of the other; None: without a spread, as for a single
-    measurement, nothing tells a difference from noise.
-    """
+    """A figure of both profiles."""
 
     what: str
     first: float | None
     second: float | None
-    ratio: float | None
-    better: Literal["more", "less"]
-    sure: bool | None
+    ratio: float | None  # second / first; None: a figure is missing or they do not match
+    better: Literal["more", "less"]  # direction of improvement
+    sure: bool | None  # whether the ranges p10 to p90 are disjoint; None: no spread to judge by
     unit: Unit
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """differences: other things that differ, which ratios reflect, too. notes: what disturbed figures."""
+    """The comparison of two profiles."""
 
     first: str
     second: str
     rows: list[Compared]
-    differences: list[str]
-    notes: list[str]
+    differences: list[str]  # other differences between the profiles, which affect ratios, too
+    notes: list[str]  # disturbances of the figures
 
 
 def compare_profiles(first: Profile, second: Profile, first_name: str, second_name: str) -> Comparison:
-    """Of the engines that both have, and the devices' ceilings."""
+    """Compare the engines that both profiles have, and the devices' ceilings."""
     rows = list(_ceilings(first, second))
     others = {each.engine: each for each in second.engines}
     for engine in first.engines:
@@ -57,7 +53,7 @@ def compare_profiles(first: Profile, second: Profile, first_name: str, second_na
 
 
 def _notes(profile: Profile, name: str, compared: Container[str]) -> Iterator[str]:
-    """What other programs took."""
+    """Notes on CPU time of other processes."""
     for engine in profile.engines:
         if engine.engine not in compared:
             continue
@@ -104,7 +100,7 @@ def _ceilings(first: Profile, second: Profile) -> Iterator[Compared]:
 def _row(
     what: str, first: float | None, second: float | None, better: Literal["more", "less"], unit: Unit
 ) -> Compared:  # fmt: skip
-    """Of single values."""
+    """Compare single values."""
     ratio = second / first if first and second is not None else None
     if ratio is not None and not math.isfinite(ratio):
         ratio = None
@@ -112,12 +108,12 @@ def _row(
 
 
 def _speed(what: str, first: Spread, second: Spread) -> Compared:
-    """Of seconds per token."""
+    """Compare seconds per token."""
     return replace(_row(what, 1 / first.p50, 1 / second.p50, "more", "tok/s"), sure=_apart(first, second))
 
 
 def _apart(first: Spread, second: Spread) -> bool | None:
-    """None: too few values."""
+    """Whether p10 to p90 are disjoint; None: too few values."""
     if min(first.count, second.count) < _LEAST:
         return None
     return first.p90 < second.p10 or second.p90 < first.p10
@@ -150,7 +146,7 @@ def _differences(first: Profile, second: Profile, one: str, other: str) -> Itera
 
 
 def _said(name: str, value: object) -> str:
-    """A setting."""
+    """A setting in words."""
     if value is None:
         return "not stated"
     if name == "memory" and isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Speed of prompts and answers, token by token: at growing contexts, in a long run, and operator by operator."""
+"""Speed of prefill and decode: token by token, at growing contexts, in a long run, and operator by operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.backends.base import Backend, end_of
+from edge.backends.base import Backend
+from edge.backends.kv_cache import end_of
 from edge.backends.operators import by_name
 from edge.devices.load import others_from_now
 from edge.model.model import Model
@@ -54,7 +55,7 @@ class Speeds:
 
 
 def part_of(on_step: OnStep, seconds: Sequence[float], number: int) -> OnStep:
-    """Progress of one part as progress of all. seconds: about what each part takes."""
+    """Map the progress of part `number` to the progress of the whole. seconds: approximate duration of each part."""
     before, total = sum(seconds[:number]), sum(seconds)
     return lambda what, share: on_step(what, (before + seconds[number] * min(1.0, share)) / total)
 
@@ -79,7 +80,7 @@ class Runner:
         return logits, passes
 
     def answer(self, logits: FloatArray, count: int, limit: float = math.inf) -> list[float]:
-        """Seconds of every token, with its choice; fewer tokens if `limit` seconds are over."""
+        """Seconds of every token, including sampling; fewer tokens once `limit` seconds are over."""
         session, seconds, step = self.session, list[float](), np.zeros(1, np.int32)
         for _ in range(count):
             if len(seconds) >= _LEAST_TOKENS and sum(seconds) > limit:
@@ -92,17 +93,17 @@ class Runner:
         return seconds
 
     def work(self, tokens: int, context: int) -> Work:
-        """The work of one pass, counted."""
+        """The counted work of one pass."""
         return work_of(self.session.spec, self.session.plan.config, self._footprint, tokens, context)
 
     def random_tokens(self, count: int) -> IntArray:
-        """The same every time."""
+        """Pseudo-random tokens, the same every time."""
         return np.random.default_rng(0).integers(0, self.session.spec.vocab, count, dtype=np.int32)
 
 
 def measure_speeds(runner: Runner, prompt: int, settings: Settings, on_step: OnStep) -> Speeds:
-    """A prompt of random tokens and an answer, `repetitions` times, or as often as `speed_s` seconds allow, but at
-    least once. A short run before them is not counted."""
+    """Measure a prompt of random tokens and an answer, `repetitions` times or for `speed_s` seconds, at least once. A
+    short warm-up is not counted."""
     session, meter, sampler = runner.session, runner.meter, runner.sampler
     tokens, answer, limit = runner.random_tokens(prompt), settings.answer, settings.speed_s
     first, passes, steps = list[float](), list[tuple[int, float]](), list[float]()
@@ -166,8 +167,8 @@ def measure_speeds(runner: Runner, prompt: int, settings: Settings, on_step: OnS
 def measure_curve(
     runner: Runner, contexts: Sequence[int], settings: Settings, on_step: OnStep
 ) -> tuple[list[Point], str | None]:
-    """Answers at growing contexts, each filled once; and why not all of them were reached in `curve_s` seconds, or
-    None. Answers are shorter where an even part of the seconds is not enough for all of their tokens."""
+    """Measure answers at growing contexts, each filled once; also return why not all were reached in `curve_s` seconds,
+    or None. Answers are shortened where an equal part of the time does not suffice."""
     session, seconds, points = runner.session, settings.curve_s, list[Point]()
     tokens, started, per_token = runner.random_tokens(max(contexts, default=0)), time.perf_counter(), 0.0
     session.reset()
@@ -187,7 +188,7 @@ def measure_curve(
 
 
 def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on_step: OnStep) -> Sustained:
-    """Answers of up to `most` tokens to the same prompt, run once, for this number of seconds without a pause."""
+    """Measure repeated answers of up to `most` tokens to the same prompt, run once, for `seconds` without a pause."""
     session, sampler = runner.session, runner.sampler
     length = min(_WINDOW_S, seconds / _LEAST_WINDOWS)
     session.reset()
@@ -229,9 +230,8 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
 def measure_operators(
     model: Model, backend: Backend, measured: EngineProfile, seconds: float, on_step: OnStep
 ) -> list[PhaseOperators]:
-    """Operators of a prompt's first pass, and of an answer's token behind a context, in an instrumented engine, for
-    about `seconds` if the fewest passes allow it. measured: has the times of passes. Raises UnsupportedError.
-    """
+    """Measure the operators of a prompt's first pass and of a decoded token, in an instrumented engine, for about
+    `seconds` if the minimum of passes allows. measured: has the times of passes. Raises UnsupportedError."""
     config, found = measured.plan.config, []
     longest = min(config.chunk, _LONGEST_PASS, config.capacity)
     context = max(0, min(_OPERATOR_CONTEXT, measured.prefill.tokens, config.capacity - 1))

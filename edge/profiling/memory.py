@@ -1,4 +1,4 @@
-"""Memory, temperature and clock while an engine runs; and every sample of memory split into what it was for."""
+"""Memory, temperature and clock while an engine runs, and memory samples split by purpose."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _WEIGHTS_AT_LEAST = 1 << 16  # bytes: smaller files that are mapped are no weigh
 
 
 class Sampler:
-    """A thread that samples while it is entered. Times are seconds since it was made. `rows`: of the KV cache, set by
-    the code that fills it."""
+    """A thread that samples while it is entered. Times are seconds since its construction. `rows`: KV rows in use, set
+    by the code that fills the cache."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or sensors_root()
@@ -48,7 +48,7 @@ class Sampler:
         self.sample_memory()
 
     def mark(self, what: str) -> None:
-        """From now on the run does `what`."""
+        """Record that the run does `what` from now on."""
         if not self.marks or self.marks[-1].what != what:
             self.marks.append(Mark(self.now(), what))
             self.sample_memory()
@@ -82,10 +82,10 @@ class Sampler:
 
 
 @dataclass(frozen=True)
-class Split:
-    """Bytes of a sample, by what they are for. interpreter: with all libraries."""
+class MemorySplit:
+    """Bytes of a sample by purpose."""
 
-    interpreter: int
+    interpreter: int  # with all libraries
     weights: int
     kv: int
     scratch: int
@@ -94,13 +94,13 @@ class Split:
 def memory_base(
     plan: Plan, before: MemorySample, warm: MemorySample, files_before: dict[str, Mapped], files: dict[str, Mapped]
 ) -> MemoryBase | None:
-    """How to split the samples of a run; None where the system does not tell kinds of pages apart. before: a sample
-    before loading. warm: after the first passes. files: those mapped at the end.
+    """The basis for splitting a run's samples; None where the system does not distinguish kinds of pages. before: a
+    sample before loading. warm: after the first passes. files: those mapped at the end.
 
-    Weights are the files mapped since then that have no code in them. Where less than half of the weights' bytes is
-    mapped, they were copied. The cache takes all of its memory at once, or as its rows are used: whichever is nearer to
-    the private memory that loading and the first passes took, with half of the planned scratch, since they may not have
-    touched all of it. (An engine may clear its whole cache; with huge pages, a few rows touch all of it, too.)
+    Weights are the files mapped since `files_before` that have no code in them. If less than half of the weights' bytes
+    is mapped, they were copied. The cache takes all of its memory at once, or as its rows are used: whichever is nearer
+    to the private memory that loading and the first passes took, with half of the planned scratch, since they may not
+    have touched all of it. (An engine may clear its whole cache; with huge pages, a few rows touch all of it, too.)
     """
     if before.anonymous is None or warm.anonymous is None or warm.file is None or not files:
         return None
@@ -124,9 +124,9 @@ def memory_base(
     )
 
 
-def split(sample: MemorySample, base: MemoryBase) -> Split:
-    """Parts of `sample.rss`, which is measured, as mapped weights are. The cache is what its used rows take (all of it,
-    if it took its memory at once), copied weights are what the plan counted, scratch is the rest."""
+def split(sample: MemorySample, base: MemoryBase) -> MemorySplit:
+    """Split `sample.rss`, which is measured, as mapped weights are. The cache is the memory of its used rows (or all of
+    it, if taken at once), copied weights are as planned, scratch is the rest."""
     file, anonymous = sample.file or 0, sample.anonymous or 0
     libraries = min(file, base.libraries)
     weights = file - libraries
@@ -138,4 +138,4 @@ def split(sample: MemorySample, base: MemoryBase) -> Split:
     rows = base.capacity if base.kv_at_once else min(sample.rows, base.capacity)
     kv = min(left, base.kv * rows // base.capacity)
     shared = max(0, sample.rss - file - anonymous)  # memory that the system calls neither
-    return Split(interpreter + libraries, weights, kv, left - kv + shared)
+    return MemorySplit(interpreter + libraries, weights, kv, left - kv + shared)

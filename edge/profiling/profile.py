@@ -1,4 +1,4 @@
-"""A device profile: measurements of one model on one device. The names are an interface, see docs/profile.md.
+"""The schema of a device profile: measurements of one model on one device. Names are an interface, see docs/profile.md.
 
 Times are seconds, sizes bytes, energy joules. None: not measured, or unknown on this device.
 """
@@ -29,18 +29,16 @@ _LEAST = 1e-12  # seconds: nothing takes less
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure. prompt, answer: tokens. contexts: rows of the curve, growing. speed_s, curve_s, operators_s:
-    approximate seconds for prompts and answers, the curve, and operators. sustained_s: of the long run; 0: none.
-    The rest as in `edge run`."""
+    """The measurements to make; the fields below `memory` are as in `edge run`."""
 
-    prompt: int
-    answer: int
-    contexts: list[int]
+    prompt: int  # tokens
+    answer: int  # tokens
+    contexts: list[int]  # rows at the points of the curve, ascending
     repetitions: int
-    speed_s: float
-    curve_s: float
-    sustained_s: float
-    operators_s: float
+    speed_s: float  # approximate seconds for prompts and answers
+    curve_s: float  # approximate seconds for the curve
+    sustained_s: float  # seconds of the long run; 0: none
+    operators_s: float  # approximate seconds for operators
     memory: int | None = None
     kv_policy: str = "streaming"
     sinks: int = 4
@@ -67,7 +65,7 @@ class Settings:
         return max([self.prompt, *self.contexts]) + self.answer
 
     def options(self) -> Options:
-        """Those of every engine's plan."""
+        """The options of every engine's plan."""
         shared = {name: getattr(self, name) for name in _SHARED}
         size = None if self.kv_memory is None else parse_bytes(self.kv_memory, "--kv-memory")
         return Options(**shared | {"kv_memory": size, "expected_tokens": self.rows})
@@ -84,7 +82,7 @@ _SHARED = {each.name for each in fields(Options)} & {each.name for each in field
 
 @dataclass(frozen=True)
 class Spread:
-    """Of `count` measurements: the values that 10, 50 and 90 % of them do not pass."""
+    """The 10th, 50th and 90th percentiles of `count` measurements."""
 
     p10: float
     p50: float
@@ -97,7 +95,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Of at least one value."""
+        """The spread of at least one value."""
         found = list(values)
         if len(found) == 1:
             return cls(found[0], found[0], found[0], 1)
@@ -107,22 +105,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class Phase:
-    """A prompt ("prefill") or an answer ("decode"), several times over. watts: joules of all answers / their seconds.
+    """A prompt ("prefill") or an answer ("decode"), measured repeatedly.
 
-    context: rows in the cache before it. at_once: tokens of a pass. per_token: seconds, over passes. bytes_per_s,
-    flops_per_s: what such passes must read and compute (counted) over the median time they took (measured).
-    intensity: flops per byte.
+    bytes_per_s, flops_per_s: counted reads and operations of such passes / their measured median time.
     """
 
     name: Literal["prefill", "decode"]
     tokens: int
-    context: int
-    at_once: int
-    per_token: Spread
+    context: int  # rows in the cache before it
+    at_once: int  # tokens of a pass
+    per_token: Spread  # seconds, over passes
     joules_per_token: float | None = None
     bytes_per_s: float | None = None
     flops_per_s: float | None = None
-    watts: float | None = None
+    watts: float | None = None  # joules of all answers / their seconds
 
     @property
     def tok_s(self) -> float:
@@ -131,38 +127,38 @@ class Phase:
 
     @property
     def intensity(self) -> float | None:
+        """flops per byte."""
         return self.flops_per_s / self.bytes_per_s if self.bytes_per_s and self.flops_per_s else None
 
 
 @dataclass(frozen=True)
 class Point:
-    """With `context` rows in the cache: seconds per token of the answer; and of the prompt's part that led there."""
+    """Speed with `context` rows in the cache."""
 
     context: int
-    decode: Spread
-    prefill: float
+    decode: Spread  # seconds per token
+    prefill: float  # seconds per token of the prefill that led there
 
 
 @dataclass(frozen=True)
 class MemorySample:
-    """This process at a moment, measured. rows: of the KV cache, the most that have been in use so far."""
+    """Memory of this process at a moment, measured."""
 
     seconds: float
     rss: int
     anonymous: int | None
     file: int | None
-    rows: int
+    rows: int  # peak number of KV rows in use so far
 
 
 @dataclass(frozen=True)
 class MemoryBase:
-    """What samples are split by. anonymous, file: before the engine was loaded. libraries: file pages that are not
-    weights; mapped: whether weights are file pages. kv_at_once: the whole cache takes memory as soon as it is used."""
+    """The basis for splitting samples."""
 
-    anonymous: int
-    libraries: int
-    mapped: bool
-    kv_at_once: bool
+    anonymous: int  # before the engine was loaded
+    libraries: int  # file pages that are not weights
+    mapped: bool  # weights are file pages
+    kv_at_once: bool  # the whole cache takes memory as soon as it is used
     weights: int
     kv: int
     capacity: int
@@ -170,7 +166,7 @@ class MemoryBase:
 
 @dataclass(frozen=True)
 class Mark:
-    """From this moment on, the run did `what`."""
+    """The moment from which the run did `what`."""
 
     seconds: float
     what: str
@@ -178,20 +174,20 @@ class Mark:
 
 @dataclass(frozen=True)
 class Climate:
-    """celsius: of the processor. hertz: of its fastest core. allowed: share of the top clock that it may use."""
+    """Temperature and clock at a moment."""
 
     seconds: float
-    celsius: float | None
-    hertz: float | None
-    allowed: float | None
+    celsius: float | None  # of the processor
+    hertz: float | None  # of its fastest core
+    allowed: float | None  # clock limit / top clock
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """peak: of the resident set. base: None where the system does not tell anonymous pages from file pages."""
+    """Samples over an engine's run."""
 
-    peak: int
-    base: MemoryBase | None
+    peak: int  # of the resident set
+    base: MemoryBase | None  # None: the system does not tell anonymous pages from file pages
     samples: list[MemorySample]
     marks: list[Mark]
     climate: list[Climate]
@@ -201,12 +197,12 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Energy:
-    """Where joules come from; kind "estimate": nothing was measured. load: joules of loading."""
+    """The source of joules."""
 
     source: str
-    kind: MeterKind
+    kind: MeterKind  # "estimate": nothing was measured
     scope: Scope
-    load: float
+    load: float  # joules of loading
 
     @property
     def certainty(self) -> Certainty:
@@ -215,23 +211,21 @@ class Energy:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """All layers together. phase: which part of the model's step it belongs to, the same words in every engine.
-    calls, seconds, bytes, flops: of a pass; share: of all operators' seconds. waited: share of all threads' time that
-    went by in waiting for each other."""
+    """An operator's time, all layers together, per pass."""
 
     name: str
-    phase: str
+    phase: str  # part of the model's step, named alike in every engine
     calls: int
     seconds: float
-    share: float
+    share: float  # of all operators' seconds
     bytes: int | None
     flops: int | None
-    waited: float | None
+    waited: float | None  # share of all threads' time spent waiting for each other
 
 
 @dataclass(frozen=True)
 class PhaseOperators:
-    """Passes of `tokens` tokens with `context` rows in the cache, in an instrumented engine."""
+    """Operator times of passes of `tokens` tokens with `context` rows in the cache, in an instrumented engine."""
 
     name: Literal["prefill", "decode"]
     tokens: int
@@ -241,15 +235,15 @@ class PhaseOperators:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a long run. start: seconds since it began. seconds: that it took. others: as in EngineProfile."""
+    """A part of a long run."""
 
-    start: float
-    seconds: float
+    start: float  # seconds since the run began
+    seconds: float  # duration
     per_token: Spread
     joules_per_token: float | None
     celsius: float | None
     hertz: float | None
-    others: float | None
+    others: float | None  # as in EngineProfile
 
     def __post_init__(self) -> None:
         if not _LEAST <= self.seconds <= 1 / _LEAST or not 0 < self.per_token.count <= 1 / _LEAST:
@@ -257,13 +251,13 @@ class Window:
 
     @property
     def tok_s(self) -> float:
-        """Tokens by time: a median would not see the slow ones."""
+        """Tokens / time, since a median would hide slow tokens."""
         return self.per_token.count / self.seconds
 
 
 @dataclass(frozen=True)
 class Sustained:
-    """A long answer, window after window of `length` seconds."""
+    """A long answer, in windows of `length` seconds."""
 
     length: float
     windows: list[Window]
@@ -287,37 +281,34 @@ class Sustained:
 
     @property
     def others(self) -> float:
-        """The most of all cores' time that other programs took in one of the windows."""
+        """The largest share of all cores' time that other processes took in a window."""
         return max(each.others or 0.0 for each in self.windows)
 
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """One engine, in a process of its own. first_load_s: when all was new, with what had
-    to be compiled or converted. ttft: seconds from a prompt to its first token, loading left out. curve_end: why the
-    curve ends before the contexts that were asked for. notes: what else is not as it was asked for. operators_peak: of
-    the instrumented engine's process, bytes resident."""
+    """Measurements of one engine, in a process of its own."""
 
     engine: str
     versions: dict[str, str]
     plan: Plan
-    first_load_s: float
+    first_load_s: float  # including one-time compiling and converting
     load_s: float
-    ttft: Spread
+    ttft: Spread  # time to first token, without loading
     prefill: Phase
     decode: Phase
     curve: list[Point]
-    curve_end: str | None
+    curve_end: str | None  # why the curve lacks some of the requested contexts
     timeline: Timeline
     energy: Energy
     kv_dtypes: list[str]  # that the engine has
-    others: float | None  # share of all cores' time that other programs took while prompts and answers were timed
-    integers: float = 0.0  # of the weights' bytes, the share that it multiplies as integers, by its best kernels
+    others: float | None  # share of all cores' time of other processes during prompts and answers
+    integers: float = 0.0  # share of the weights' bytes that its best kernels multiply as integers
     operators: list[PhaseOperators] = field(default_factory=list)
     operators_reason: str | None = None  # why there are none
-    operators_peak: int | None = None
+    operators_peak: int | None = None  # resident bytes of the instrumented engine's process
     sustained: Sustained | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # other departures from the request
     on_gpu: bool = False
 
     def __post_init__(self) -> None:
@@ -331,33 +322,32 @@ class EngineProfile:
 
 @dataclass(frozen=True)
 class GPUCeiling:
-    """read_bytes_per_s: of the GPU from the memory that its buffers are in. host: the driver that ran the kernel."""
+    """Measured memory bandwidth of a GPU."""
 
     name: str
-    host: str
-    read_bytes_per_s: float
+    host: str  # the driver that ran the kernel
+    read_bytes_per_s: float  # from the memory that holds its buffers
 
 
 @dataclass(frozen=True)
 class Roofs:
-    """What this device can do, measured: bytes read per second, and operations per second. gpu: None where no engine of
-    the profile ran on a GPU, or it could not be measured."""
+    """Measured ceilings of this device: bytes and operations per second."""
 
     read_bytes_per_s: float
     f32_flops: float
     int8_ops: float | None
     threads: int
-    gpu: GPUCeiling | None = None
+    gpu: GPUCeiling | None = None  # None: no engine ran on a GPU, or it could not be measured
 
     def reading(self, engine: EngineProfile) -> float | None:
-        """Bytes per second that the engine may reach; None if unknown."""
+        """The ceiling of bytes per second for an engine; None if unknown."""
         if engine.on_gpu:
             return self.gpu.read_bytes_per_s if self.gpu else None
         return self.read_bytes_per_s
 
     def computing(self, engine: EngineProfile) -> float | None:
-        """Operations per second that the engine may reach, on bytes if it multiplies most weights as integers; None if
-        unknown, as of GPUs."""
+        """The ceiling of operations per second for an engine, int8 if it multiplies most weights as integers; None if
+        unknown, as for GPUs."""
         if engine.on_gpu:
             return None
         return self.int8_ops if self.int8_ops and engine.integers > 0.5 else self.f32_flops
@@ -392,16 +382,16 @@ Limit = Literal[
 
 @dataclass(frozen=True)
 class Verdict:
-    """sentence: the limit for people, with its figures. advice: (why, command) pairs."""
+    """The conclusion."""
 
     limit: Limit
-    sentence: str
-    advice: list[tuple[str, str]]
+    sentence: str  # the limit in words, with its figures
+    advice: list[tuple[str, str]]  # (reason, command) pairs
 
 
 @dataclass(frozen=True)
 class Profile:
-    """engines: what `auto` would take is the first. missing: engines that were not measured, and why."""
+    """A device profile."""
 
     date: str
     seconds: float
@@ -410,20 +400,20 @@ class Profile:
     device: DeviceFacts
     model: ModelFacts
     roofs: Roofs | None
-    engines: list[EngineProfile]
-    missing: dict[str, str]
+    engines: list[EngineProfile]  # the choice of `auto` first
+    missing: dict[str, str]  # why engines were not measured, by name
     verdict: Verdict
     versions: dict[str, str]
     kind: str = KIND
     schema: int = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The profile as JSON data."""
         return asdict(self)
 
 
 def read_profile(path: Path) -> Profile:
-    """Raises InputError for a file that is no profile, or one of another schema."""
+    """Read a profile. Raises InputError for a file that is no profile, or one of another schema."""
     try:
         text = read_regular(path, _MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:

@@ -1,8 +1,8 @@
-"""The limit of this device in one sentence, and commands to try: concluded from measurements by the rules below.
+"""The verdict: what limits this device, in one sentence, and commands to try, concluded by the rules below.
 
-The first rule that applies decides: weights that do not stay in memory, heat, a cache smaller than the run asked for,
-an engine that is not made to be fast; then memory bandwidth or arithmetic, where an answer comes near a measured
-ceiling; then cores that other programs take, and threads that wait for each other. The rest is called overhead.
+The first rule that applies decides: weights that do not stay in memory, heat, a cache smaller than requested, an engine
+that is not built for speed; then memory bandwidth or arithmetic, if decode comes near a measured ceiling; then CPU time
+of other processes, and threads that wait for each other. The rest is called overhead.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _nothing(found: Evidence) -> _Found:
 
 
 def _general(found: Evidence, limit: Limit) -> Iterator[tuple[str, str]]:
-    """Advice whatever the limit is; none that rests on figures which other programs disturbed."""
+    """Advice that holds for any limit; none that rests on figures disturbed by other processes."""
     if limit == "other programs":
         return
     if found.faster and found.faster[1] >= _FASTER:
@@ -265,7 +265,7 @@ def _more_memory(found: Evidence, why: str) -> tuple[str, str]:
 
 
 def _other_threads(found: Evidence) -> Iterator[tuple[str, str]]:
-    """More where cores are idle, else fewer; no advice for a single thread."""
+    """Advice for more threads if cores are idle, else fewer; none for a single thread."""
     if found.threads < found.cores:
         yield f"this device has {found.cores} cores", _bench(found, found.cores)
     elif found.threads > 1:
@@ -293,7 +293,8 @@ def _name(found: Evidence) -> str:
 
 
 def evidence_of(profile: Profile, again: str = "") -> Evidence:
-    """Evidence of the first engine, which a run would choose. again: the command that repeats the measurement."""
+    """The evidence about the first engine, which a run would choose. again: the command that repeats the
+    measurement."""
     engine, roofs = profile.engines[0], profile.roofs
     decode, plan = engine.decode, engine.plan
     climate, sustained = engine.timeline.climate, engine.sustained
@@ -342,7 +343,7 @@ def _share(value: float | None, most: float | None) -> float | None:
 
 
 def _kv_share(engine: EngineProfile, context: int) -> float:
-    """The KV rows' share of the bytes that a token of an answer reads at this context, counted."""
+    """The share of KV rows in the bytes that a decoded token reads at this context, counted."""
     decode, plan = engine.decode, engine.plan
     read = (decode.bytes_per_s or 0.0) * decode.per_token.p50
     fixed = plan.bytes.fixed_kv
@@ -368,7 +369,7 @@ def _wanted(profile: Profile) -> int:
 
 
 def _needed(profile: Profile) -> int:
-    """Bytes that the first engine would take with all of these rows."""
+    """Bytes that the first engine would take with all wanted rows."""
     plan = profile.engines[0].plan
     count = plan.bytes
     weights = profile.model.weight_bytes if plan.config.resident else 0  # of which only a part was planned for
@@ -377,7 +378,7 @@ def _needed(profile: Profile) -> int:
 
 
 def _waited(engine: EngineProfile) -> float | None:
-    """The share of threads' time spent waiting in an answer's token; None where the engine does not tell."""
+    """The share of threads' time spent waiting while a token is decoded; None where the engine does not tell."""
     for phase in engine.operators:
         told = [each for each in phase.operators if each.waited is not None]
         seconds = sum(each.seconds for each in told)
@@ -387,7 +388,7 @@ def _waited(engine: EngineProfile) -> float | None:
 
 
 def _faster(profile: Profile) -> tuple[str, float] | None:
-    """The engine with the fastest answers and how many times as fast it is, unless it is the first."""
+    """The engine with the fastest decode and its speed-up, unless it is the first."""
     first, best = profile.engines[0], max(profile.engines, key=lambda each: each.decode.tok_s)
     times = best.decode.tok_s / first.decode.tok_s
     return (best.engine, times) if best is not first else None

@@ -1,1 +1,1 @@
-"""The prompt cache: the prefix that a prompt shares with earlier ones is not run again."""
+"""The prompt cache: reuses the KV rows of a prefix shared with earlier prompts."""

@@ -1,12 +1,12 @@
-"""The prompt cache: the prefix that a prompt shares with earlier ones is not run again.
+"""The prompt cache: reuses the KV rows of a prefix shared with earlier prompts.
 
     cache = PromptCache("~/.cache/prompts", size="1GiB")
     reused = cache.restore(kv, tokens, most)   # before prefill, into an empty KV cache
     cache.store(kv, tokens)                    # afterwards, as long as nothing has been evicted
 
-Blocks are searched in memory (`tree.py`), then in the folder (`disk.py`). Where an engine has a tail (`KVState.tail`),
-rows alone are not enough to go on: it is stored as one more block, behind whole blocks that `ends` names. The folder
-holds the prompts' tokens and their keys and values: who can read it can read the prompts.
+Blocks are searched in memory (`tree.py`), then in the folder (`disk.py`). An engine with a tail (`KVState.tail`) cannot
+continue from rows alone: tails are stored as additional blocks, after the whole blocks that `ends` names. The folder
+holds the prompts' tokens, keys and values: whoever can read it can read the prompts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.backends.base import CapacityError, KVCache, KVState
+from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.budget import parse_bytes
 from edge.devices.output import check_path
 from edge.errors import EdgeError, InputError
@@ -34,9 +34,9 @@ _log = logging.getLogger("edge")
 
 
 class PromptCache:
-    """KV rows of earlier prompts, in a folder or in memory or both; several sessions and processes may share them.
+    """KV rows of earlier prompts, in a folder, in memory, or both; several sessions and processes may share it.
 
-    size: the most bytes of files in the folder. memory: the most bytes of blocks in this process.
+    size: limit of the folder in bytes. memory: limit of the blocks in this process, in bytes.
     Raises InputError for a folder that cannot be used.
     """
 
@@ -56,7 +56,7 @@ class PromptCache:
         self._lock = threading.Lock()
 
     def restore(self, kv: KVCache, tokens: IntArray, most: int) -> int:
-        """Restore rows of a prompt's first tokens into an empty cache, at most `most`. Returns their number."""
+        """Restore the rows of at most `most` first tokens into an empty cache. Returns their number."""
         parent, length = root_name(kv.key), 0
         with self._lock, self._holding() as hold:
             tail = None
@@ -90,8 +90,8 @@ class PromptCache:
         return length
 
     def ends(self, kv: KVCache, tokens: IntArray) -> list[int]:
-        """Numbers of `tokens` behind which to call `store` while they run, so that tails are where they are wanted:
-        behind the last whole block, for the same prompt, and where earlier prompts begin to differ."""
+        """The numbers of `tokens` after which prefill should pause and call `store`, so that tails are stored: after
+        the last whole block, for the same prompt, and where earlier prompts diverge."""
         if not kv.has_tail:
             return []
         parent, shared = root_name(kv.key), 0
@@ -104,7 +104,7 @@ class PromptCache:
         return sorted({shared, tokens.size // BLOCK * BLOCK} - {0})
 
     def store(self, kv: KVCache, tokens: IntArray) -> None:
-        """Store a copy of the cache's first rows, those of `tokens`; blocks that exist are only marked as used.
+        """Store a copy of the cache's first rows, those of `tokens`; existing blocks are only marked as used.
 
         Nothing may have been evicted. Failures are logged: they must not fail an answer.
         """
@@ -130,7 +130,7 @@ class PromptCache:
             _log.warning("the prompt cache could not be written: %s", error)
 
     def shrink(self, memory: int) -> None:
-        """Reduce the limit of blocks in memory; files stay."""
+        """Reduce the memory limit, in bytes; files stay."""
         if memory < self.memory and self._lock.acquire(timeout=_WAIT_S):
             self._tree.shrink(memory)
             self.memory = memory
@@ -143,7 +143,8 @@ class PromptCache:
                 tier.put(Block(parent, part, tail))
 
     def _find_tail(self, parent: str, tokens: IntArray) -> tuple[int, bytes | memoryview | None]:
-        """The most of these tokens behind which there is a tail, and that; 0 and None if there is none."""
+        """The longest prefix of these tokens with a stored tail: its length and the tail; 0 and None if there is
+        none."""
         blocks = [tokens[at : at + BLOCK] for at in range(0, tokens.size // BLOCK * BLOCK, BLOCK)]
         parents = [parent]
         for block in blocks:
@@ -155,7 +156,7 @@ class PromptCache:
         return 0, None
 
     def _find(self, parent: str, tokens: IntArray) -> tuple[PrefixTree | BlockFiles, Block] | None:
-        """The block that agrees with most tokens, and its place."""
+        """The block that shares the longest prefix with the tokens, and its place."""
         best, most = None, 0
         for tier in self._tiers:
             block = tier.find(parent, tokens) if most < min(tokens.size, BLOCK) else None
@@ -165,7 +166,7 @@ class PromptCache:
 
     @contextmanager
     def _holding(self) -> Iterator[Callable[[str], None]]:
-        """A function that keeps a prompt's blocks in memory while others are put there."""
+        """Yield a function that holds a prompt's blocks in memory until the context ends."""
         held: list[str] = []
 
         def hold(name: str) -> None:
@@ -182,5 +183,5 @@ class PromptCache:
 
 
 def _tail_name(parent: str) -> str:
-    """In place of a block's parent: that of the tail behind this block."""
+    """The parent name under which the tail after a block is stored."""
     return root_name(f"{parent} tail")

@@ -1,4 +1,4 @@
-"""The blocks of `tree.py` in a folder, one file each, so that a prompt's rows outlive the process.
+"""The blocks of `tree.py` on disk, one file each, so that a prompt's rows outlive the process.
 
 A file is named `PARENT-NAME.kv` after the prefix before the block and the prefix that ends with it, so a lookup needs
 no index. Files are not trusted: a block is used only if its lengths and checksum are right. Files are written
@@ -48,7 +48,7 @@ class _Entry:
 
 
 class BlockFiles:
-    """The folder, made for this user alone if it is not there. Its files hold at most `limit` bytes.
+    """A folder of blocks, at most `limit` bytes, created for this user alone.
 
     Raises InputError if the folder cannot be made or read.
     """
@@ -63,7 +63,7 @@ class BlockFiles:
             raise InputError(f"the prompt cache {folder} cannot be used: {error.strerror}") from None
 
     def find(self, parent: str, tokens: IntArray) -> Block | None:
-        """The block after `parent` that agrees with most of `tokens`, if any agrees with one. Counts as a use."""
+        """The block after `parent` that shares the longest prefix with `tokens`, or None. Counts as a use."""
         whole = self._path(parent, tokens[:BLOCK])
         if block := self._read(whole):
             return block
@@ -73,7 +73,8 @@ class BlockFiles:
         return None
 
     def has(self, parent: str, tokens: IntArray) -> bool:
-        """Whether a block after `parent` begins with all of up to BLOCK `tokens`. Counts as a use; not checked."""
+        """Whether a block after `parent` begins with all of `tokens` (at most BLOCK). Counts as a use; content is not
+        checked."""
         path = self._path(parent, tokens)
         if not is_private_file(status_of(path)):
             longer = [path for path, same in self._alike(parent, tokens) if same == tokens.size]
@@ -87,7 +88,7 @@ class BlockFiles:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Keep other writers out while one prompt's blocks are put there. Raises OSError."""
+        """Lock out other writers while a prompt's blocks are stored. Raises OSError."""
         with file_lock(self.folder / _LOCK):
             self._kept = set()
             for each in os.listdir(self.folder):  # the folder is locked, so these are left over from crashes
@@ -97,7 +98,7 @@ class BlockFiles:
             yield
 
     def put(self, block: Block) -> bool:
-        """Write a block, with `writing`. False if the limit leaves no room for it. Raises OSError."""
+        """Write a block; requires `writing`. False if the limit leaves no room for it. Raises OSError."""
         tokens = np.ascontiguousarray(block.tokens, np.int32)
         size = _HEAD.size + tokens.nbytes + len(block.data)
         siblings = [each for each in self._entries() if each.parent == block.parent]
@@ -132,7 +133,8 @@ class BlockFiles:
         return found
 
     def _alike(self, parent: str, tokens: IntArray) -> list[tuple[Path, int]]:
-        """Files after `parent` that begin with some of the tokens, and how many: the most first. Not checked yet."""
+        """Files after `parent` that share a prefix with the tokens, with its length, longest first; content is not
+        checked."""
         with contextlib.suppress(OSError):
             paths = [self.folder / each for each in os.listdir(self.folder) if each.startswith(f"{parent}-")]
             found = [(path, agreement(_tokens_of(path), tokens)) for path in paths[:_MOST_TRIED]]
@@ -140,7 +142,7 @@ class BlockFiles:
         return []
 
     def _read(self, path: Path) -> Block | None:
-        """The block in a file; None if there is none. A damaged file is removed, with a warning."""
+        """Read a block; None if there is none. A damaged file is removed, with a warning."""
         match, status = _FILE.fullmatch(path.name), status_of(path)
         if match is None or status is None:
             return None
@@ -174,7 +176,7 @@ class BlockFiles:
 
 
 def _parse(content: bytes, parent: str) -> Block | None:
-    """The block that a file holds; None unless every length and the checksum are right."""
+    """Parse a file; None unless every length and the checksum are right."""
     if not _is_sound(content, len(content)):
         return None
     _, checksum, count, _ = _HEAD.unpack_from(content)
@@ -184,7 +186,7 @@ def _parse(content: bytes, parent: str) -> Block | None:
 
 
 def _is_sound(head: bytes, length: int) -> bool:
-    """Whether a file that begins with `head` and has `length` bytes has the lengths that it states."""
+    """Whether a file that begins with `head` has the length that its header implies."""
     if len(head) < _HEAD.size:
         return False
     magic, _, count, size = _HEAD.unpack_from(head)
@@ -194,8 +196,8 @@ def _is_sound(head: bytes, length: int) -> bool:
 def _checksum(block: Block) -> bytes:
     """The checksum of a block.
 
-    Data are first summed by rows and by columns, which takes a tenth of the time of a checksum of every byte.
-    Accidental damage does not leave both kinds of sums unchanged.
+    Data are first summed by rows and by columns, which takes a tenth of the time of checksumming every byte. Accidental
+    damage does not leave both kinds of sums unchanged.
     """
     words = np.frombuffer(block.data, np.uint64, len(block.data) // 8)
     lines = words[: words.size // _LINE * _LINE].reshape(-1, _LINE)
@@ -207,7 +209,7 @@ def _checksum(block: Block) -> bytes:
 
 
 def _tokens_of(path: Path) -> IntArray:
-    """The tokens in a file, which may be damaged: then there may be none."""
+    """The tokens of a file; empty if it is damaged."""
     head = _content(path, _HEAD.size + 4 * BLOCK)
     if len(head) < _HEAD.size:
         return np.zeros(0, np.int32)
@@ -216,7 +218,7 @@ def _tokens_of(path: Path) -> IntArray:
 
 
 def _content(path: Path, most: int) -> bytes:
-    """The first bytes of a file of this user; none if there is no such file."""
+    """At most `most` bytes from the start of a private file; empty if there is none."""
     with contextlib.suppress(OSError):
         return read_private(path, most)
     return b""

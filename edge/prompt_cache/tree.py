@@ -1,9 +1,9 @@
-"""A radix tree over token ids: KV rows of prompts in memory, shared as far as the prompts agree.
+"""A radix tree over token ids that holds KV rows of prompts in memory, shared between prompts with a common prefix.
 
-Rows depend on the tokens before them and on nothing else, as long as nothing has been evicted. So they are kept in
-blocks of up to BLOCK tokens, each named by the prefix that it ends: two prompts share the blocks of their common
-prefix, and where they part, each has blocks of its own. A block never changes (copy on write). Only the last
-one of a prompt is shorter than BLOCK; a prompt that continues it gets a longer copy, which replaces it.
+Without eviction, rows depend only on the tokens before them. They are kept in blocks of up to BLOCK tokens, each named
+by the prefix that it ends: prompts share the blocks of their common prefix, and have blocks of their own after it. A
+block never changes (copy on write). Only a prompt's last block is shorter than BLOCK; a prompt that continues it gets a
+longer copy, which replaces it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NAME_BYTES = 12
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The rows of 1 to BLOCK tokens, int32 [n], behind the prefix that `parent` names."""
+    """The rows of 1 to BLOCK tokens after a prefix."""
 
-    parent: str
-    tokens: IntArray
+    parent: str  # name of the prefix
+    tokens: IntArray  # int32 [n]
     data: bytes | memoryview  # `KVState.data`
 
     @cached_property
@@ -43,12 +43,12 @@ class Block:
 
 
 def root_name(key: str) -> str:
-    """The empty prefix of the model, engine and settings that `key` (`KVCache.key`) names."""
+    """The name of the empty prefix for `key` (`KVCache.key`): a model, engine and settings."""
     return hashlib.blake2b(key.encode(), digest_size=_NAME_BYTES).hexdigest()
 
 
 def prefix_name(parent: str, tokens: IntArray) -> str:
-    """The prefix that ends with `tokens` behind the prefix `parent`, in hexadecimal digits."""
+    """The name, in hexadecimal, of the prefix `parent` followed by `tokens`."""
     content = bytes.fromhex(parent) + np.ascontiguousarray(tokens, np.int32).tobytes()
     return hashlib.blake2b(content, digest_size=_NAME_BYTES).hexdigest()
 
@@ -61,8 +61,8 @@ def agreement(one: IntArray, other: IntArray) -> int:
 
 
 class PrefixTree:
-    """Blocks in memory, at most `limit` bytes. The least recently used are evicted first, leaves before their
-    parents; held blocks stay."""
+    """Blocks in memory, at most `limit` bytes. The least recently used are evicted first, leaves before their parents;
+    held blocks stay."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.nbytes = limit, 0
@@ -74,7 +74,7 @@ class PrefixTree:
         return len(self._blocks)
 
     def find(self, parent: str, tokens: IntArray) -> Block | None:
-        """The block after `parent` that agrees with most of `tokens`, if any agrees with one. Counts as a use."""
+        """The block after `parent` that shares the longest prefix with `tokens`, or None. Counts as a use."""
         best = max(self._children.get(parent, ()), key=lambda block: block.agreement(tokens), default=None)
         if best is None or not best.agreement(tokens):
             return None
@@ -82,12 +82,12 @@ class PrefixTree:
         return best
 
     def has(self, parent: str, tokens: IntArray) -> bool:
-        """Whether a block after `parent` begins with all of up to BLOCK `tokens`. Counts as a use."""
+        """Whether a block after `parent` begins with all of `tokens` (at most BLOCK). Counts as a use."""
         block = self.find(parent, tokens)
         return block is not None and block.agreement(tokens) == tokens.size
 
     def put(self, block: Block) -> bool:
-        """Insert a block. False if there is no room: all others are held or have children."""
+        """Insert a block. False if there is no room, because all others are held or have children."""
         if self.has(block.parent, block.tokens):
             return True
         if not self._make_room(block.nbytes, block.parent):
@@ -106,7 +106,7 @@ class PrefixTree:
         self._make_room(0)
 
     def _make_room(self, nbytes: int, keep: str = "") -> bool:
-        """Evict blocks other than `keep` until this many bytes fit. False if they do not."""
+        """Evict blocks other than `keep` until this many bytes fit. False if that is impossible."""
         while self.nbytes + nbytes > self.limit:
             free = (each for each in self._blocks.values() if not self.references(each.name))
             victim = next((each for each in free if each.name != keep), None)
@@ -116,11 +116,11 @@ class PrefixTree:
         return True
 
     def references(self, name: str) -> int:
-        """References to a block: its holders and its children."""
+        """The number of references to a block: its holders and its children."""
         return self._holders[name] + len(self._children.get(name, ()))
 
     def hold(self, name: str) -> None:
-        """Hold a block until it is released as often as it was held."""
+        """Hold a block until it has been released as often."""
         self._holders[name] += 1
 
     def release(self, names: Iterable[str]) -> None:

@@ -1,1 +1,1 @@
-"""What a KV setting costs in quality: perplexity, repeated segments, retrieval, and the table of them all."""
+"""Quality of KV settings: perplexity, repeated segments, retrieval, and a matrix of them all."""

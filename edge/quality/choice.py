@@ -1,4 +1,4 @@
-"""The KV setting to choose, where measurements can tell settings apart."""
+"""The recommended KV setting, where measurements can distinguish settings."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _DOES = {"ratio": "lose{s} least", "streamed": "find{s} most of what was read"}
 
 @dataclass(frozen=True)
 class Choice:
-    """The setting to take for a cache of one size, and why. size: as in `Cell`."""
+    """The recommended setting for a cache size, with the reason."""
 
-    size: str
+    size: str  # as in `Cell`
     row: Row
     sentence: str
 
 
 def choices(rows: Sequence[Row]) -> list[Choice]:
-    """For every size with a measurement that tells, in their order."""
+    """A choice for every size at which measurements distinguish settings, in order."""
     found = [(size, _candidates(rows, size)) for size in dict.fromkeys(row.cell.size for row in rows) if size]
     return [_choose(size, candidates) for size, candidates in found if candidates]
 
@@ -35,20 +35,21 @@ def title(row: Row) -> str:
 
 
 def figure_words(row: Row, name: str) -> str:
-    """A figure with its standard error; perplexity against the full cache, or digits."""
+    """A figure with its standard error: perplexity relative to the full cache, or digits."""
     figure = row.figures[name]
     value = f"{figure.value - 1:+.1%}" if name == "ratio" else f"{figure.value:.0%} of digits"
     return value if figure.stderr is None else f"{value} ± {figure.stderr:.{int(name == 'ratio')}%}"
 
 
 def leaders(rows: Sequence[Row], name: str) -> list[Row]:
-    """The best setting, and those that noise does not tell from it. More digits are better, and lower ratios."""
+    """The best setting, and those within its noise. Higher is better for digits, lower for ratios."""
     best, *others = sorted(rows, key=lambda row: row.figures[name].value, reverse=name != "ratio")
     return [best, *(row for row in others if not apart(best, row, name))]
 
 
 def apart(one: Row, other: Row, name: str) -> bool:
-    """Whether two figures differ by more than chance, at 95 %: of the differences, as all read the same texts."""
+    """Whether two figures differ significantly at 95 %, by paired differences, since all settings read the same
+    texts."""
     mine, others = one.samples[name], other.samples[name]
     if len(mine) != len(others):
         return False
@@ -63,7 +64,7 @@ def apart(one: Row, other: Row, name: str) -> bool:
 
 
 def _candidates(rows: Sequence[Row], size: str) -> list[Row]:
-    """All that can be compared; `auto` is not counted beside the setting that it chose."""
+    """All comparable rows; `auto` is dropped where it chose a setting that is listed."""
     for name in _DOES:
         found: list[Row] = []
         for row in rows:
@@ -98,7 +99,7 @@ def _choose(size: str, rows: Sequence[Row]) -> Choice:
 
 
 def _lead(where: str, name: str, best: Sequence[Row], of: int) -> str:
-    """Which settings lead, or that noise hides it."""
+    """A sentence that names the leading settings, or says that noise hides them."""
     last = sorted(best, key=lambda row: row.figures[name].value)[0 if name != "ratio" else -1]
     figures = "perplexity " if name == "ratio" else ""
     figures += figure_words(best[0], name) + (f" to {figure_words(last, name)}" if last is not best[0] else "")
@@ -112,7 +113,7 @@ def _lead(where: str, name: str, best: Sequence[Row], of: int) -> str:
 
 
 def _instead(pick: Row, streaming: Row, name: str) -> str:
-    """When to stay with the simplest."""
+    """A sentence about when to prefer the simplest setting."""
     costs = f"perplexity {figure_words(streaming, name)}" if name == "ratio" else figure_words(streaming, name)
     faster = streaming.tok_s / pick.tok_s if streaming.tok_s and pick.tok_s else 1.0
     if faster >= _FASTER:

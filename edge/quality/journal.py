@@ -1,4 +1,4 @@
-"""Measurements in a file, one JSON line each behind a line of settings, so that an interrupted run can be resumed."""
+"""A resumable file of measurements: a line of settings, then one JSON line per measurement."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 class Journal(Generic[K, T]):
-    """Measurements by key. `parse` makes a key and a measurement of a record, the JSON values of one line, and raises
-    ValueError, TypeError, KeyError or AttributeError for a wrong one.
+    """Measurements by key. `parse` converts a line's record into a key and a measurement, and raises ValueError,
+    TypeError, KeyError or AttributeError for an invalid one.
 
     path: None keeps nothing on disk. Without `resume`, an existing file is replaced. Raises InputError for a file that
     was made with other settings, has other content, or cannot be written.
@@ -47,7 +47,7 @@ class Journal(Generic[K, T]):
         return self._found.get(key)
 
     def add(self, key: K, measured: T, record: Mapping[str, Any]) -> None:
-        """On disk before it returns. record: what `parse` reads. Raises InputError."""
+        """Add a measurement, on disk before this returns. record: the input of `parse`. Raises InputError."""
         self._found[key] = measured
         if self._path is None:
             return
@@ -61,14 +61,14 @@ class Journal(Generic[K, T]):
 
 
 def are_numbers(value: object) -> bool:
-    """Whether a value is a number, or lists of nothing else."""
+    """Whether a value is a number, or nested lists of numbers."""
     if isinstance(value, list):
         return all(map(are_numbers, value))
     return isinstance(value, int | float)
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """All lines but a last one without an end."""
+    """All complete lines; a last one without a line end is dropped."""
     try:
         return [line[:-1] for line in read_regular(path).decode().splitlines(keepends=True) if line[-1] == "\n"]
     except (OSError, UnicodeDecodeError):

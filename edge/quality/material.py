@@ -1,4 +1,4 @@
-"""The texts that every cell of the quality matrix reads, and the settings by which its figures can be compared."""
+"""The texts that every cell of the quality matrix reads, and the settings that make its figures comparable."""
 
 from __future__ import annotations
 
@@ -29,65 +29,64 @@ LONGEST_CHUNK = 64  # of the default
 
 @dataclass(frozen=True)
 class Setup:
-    """What all cells share. chunk: tokens that run at once in a cell's own cache; None: as many as the plan of a cell
-    takes, up to `LONGEST_CHUNK`."""
+    """Settings shared by all cells."""
 
     model: Model
     backend: str
-    chunk: int | None = None
+    chunk: int | None = None  # tokens of a pass; None: by the cell's plan, up to LONGEST_CHUNK
     sinks: int = DEFAULT_SINKS
     threads: int | None = None
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text in tokens, int32 [n], all of it."""
+    """A whole text in tokens."""
 
     name: str
-    tokens: IntArray
+    tokens: IntArray  # int32 [n]
 
 
 @dataclass(frozen=True)
 class Amounts:
-    """tokens: scored per document. trials: keys to find. length: tokens around each key."""
+    """The amount of text to measure."""
 
-    tokens: int = 4000
-    trials: int = 20
-    length: int = 2048
+    tokens: int = 4000  # scored per document
+    trials: int = 20  # keys to find
+    length: int = 2048  # tokens of each trial's context
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Material:
-    """Texts in tokens, by task. A task without any is left out."""
+    """Tokenized texts by task. A task without texts is skipped."""
 
     documents: Sequence[IntArray] = ()
     repeats: Sequence[IntArray] = ()
     trials: Sequence[Trial] = ()
 
     def tokens(self, task: str) -> int:
-        """How many tokens the task runs in a cell."""
+        """The number of tokens that the task runs in a cell."""
         if task == "retrieval":
             return 3 * sum(trial.tokens for trial in self.trials)  # one for each protocol
         return sum(text.size - 1 for text in (self.documents if task == "perplexity" else self.repeats))
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text. All tasks expect as many, so that a cell's cache is the same in all of them."""
+        """Tokens of the longest text. All tasks plan for as many, so that a cell has the same cache in all of them."""
         texts = [text.size - 1 for text in (*self.documents, *self.repeats)]
         return max([*texts, *(trial.tokens for trial in self.trials)])
 
 
 def possible_tasks(context: int) -> list[str]:
-    """The tasks that a model with this number of positions can do with a full cache."""
+    """The tasks that fit into a model's context with a full cache."""
     return [task for task in TASK_NAMES if task != "repeat" or context >= REPEAT_TOKENS]
 
 
 def make_material(setup: Setup, documents: Sequence[Document], amounts: Amounts, tasks: Sequence[str]) -> Material:
-    """Documents are cut to `amounts.tokens` predictions; keys and segments lie in all documents, joined.
+    """Cut documents to `amounts.tokens` predictions; keys and segments are placed in all documents, joined.
 
-    Raises InputError for unknown tasks, for texts that are too short, and for texts longer than the model's context:
-    the full cache, the reference of all cells, could not hold them.
+    Raises InputError for unknown tasks, for texts that are too short, and for texts longer than the model's context,
+    which the full cache, the reference of all cells, could not hold.
     """
     for task in tasks:
         if task not in TASK_NAMES:
@@ -113,7 +112,7 @@ def make_material(setup: Setup, documents: Sequence[Document], amounts: Amounts,
 
 
 def settings_of(setup: Setup, documents: Sequence[Document], amounts: Amounts) -> dict[str, Any]:
-    """What figures depend on besides their cell, for JSON. Two runs with the same settings measure the same."""
+    """Everything besides the cell that figures depend on, for JSON. Equal settings give equal figures."""
     texts = [
         {"name": each.name, "tokens": min(amounts.tokens, each.tokens.size - 1), "crc32": checksum_of(each.tokens)}
         for each in documents
@@ -131,7 +130,7 @@ def settings_of(setup: Setup, documents: Sequence[Document], amounts: Amounts) -
 
 
 def identity_of(model: Model, backend: str) -> dict[str, Any]:
-    """A model, by all of its files, and the engine that runs it."""
+    """The identity of a model, by all of its files, and of the engine that runs it."""
     folder = model.file.folder
     files = [model.file.path] if folder is None else [folder / name for name in sorted(read_manifest(folder).files)]
     hashes = "".join(fingerprint(path).sha256 for path in files)
@@ -144,7 +143,7 @@ def identity_of(model: Model, backend: str) -> dict[str, Any]:
 
 
 def reader_settings(session: Session) -> dict[str, Any]:
-    """The model that reads, its engine and its KV cache."""
+    """The identity of a session's model, its engine and its KV cache."""
     plan = session.plan
     return {
         **identity_of(session.model, plan.backend),

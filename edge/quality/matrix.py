@@ -1,4 +1,4 @@
-"""The quality of KV settings as a matrix: every task in every cell, a cell being one setting of the KV cache."""
+"""The quality matrix: every task in every cell, where a cell is one setting of the KV cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from edge.quality.journal import Journal, are_numbers
 from edge.quality.material import LONGEST_CHUNK, TASK_NAMES, Material, Setup
 from edge.quality.perplexity import LOGITS_ROWS, Advance, Repeated, Streamed, measure_repeats, stream_documents
 from edge.quality.retrieval import Retrieved, recall_compressed, recall_streamed
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 
 FULL = "full"
 _READ_CHUNK = 256  # tokens that run at once where nothing is evicted before all of them are read
@@ -32,17 +33,16 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Cell:
-    """A requested KV setting. kv_dtype: None is the engine's own. Size: kv_memory in bytes, or max_kv_size in rows; a
-    full cache has as many rows as the text needs."""
+    """A requested KV setting. Without a size, the cache has as many rows as the text needs."""
 
     policy: str
-    kv_dtype: str | None = None
-    kv_memory: int | None = None
-    max_kv_size: int | None = None
+    kv_dtype: str | None = None  # None: the engine's default
+    kv_memory: int | None = None  # size in bytes
+    max_kv_size: int | None = None  # size in rows
 
     @property
     def size(self) -> str:
-        """The requested size, for people."""
+        """The requested size in words."""
         if self.kv_memory:
             return format_bytes(self.kv_memory)
         return f"{self.max_kv_size} rows" if self.max_kv_size else ""
@@ -50,17 +50,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cache:
-    """A KV cache as it was allocated. nbytes: all of its arrays."""
+    """A KV cache as allocated."""
 
     policy: str
     kv_dtype: str
     rows: int
-    nbytes: int
+    nbytes: int  # of all its arrays
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One task in one cell: figures, or the reason why there are none."""
+    """A task's figures in a cell, or the reason why there are none."""
 
     cell: Cell
     task: str
@@ -91,12 +91,12 @@ def make_cells(
 
 
 def open_journal(path: Path | None, settings: Mapping[str, Any], *, resume: bool = False) -> CellJournal:
-    """Raises InputError, as `Journal` does."""
+    """Open a journal of cells. Raises InputError, as `Journal` does."""
     return Journal(path, settings, _parse, resume=resume)
 
 
 def remember(journal: CellJournal, measured: Measured) -> None:
-    """Keep figures on disk. Reasons are not kept: to find them again takes no time."""
+    """Write a cell's figures to the journal. Reasons are not kept, since finding them again takes no time."""
     if measured.figures is not None:
         record = {name: value for name, value in asdict(measured).items() if name != "reason"}
         journal.add((measured.cell, measured.task), measured, record)
@@ -112,9 +112,9 @@ def _parse(record: Any) -> tuple[tuple[Cell, str], Measured]:
 def run_matrix(
     setup: Setup, cells: Sequence[Cell], material: Material, journal: CellJournal, on_progress: OnProgress
 ) -> Iterator[Measured]:
-    """Measure cell by cell, except for what the journal has; every new measurement is added to it at once.
+    """Measure cell by cell, skipping those in the journal, and add each new measurement to it.
 
-    An error of an engine becomes a reason; but the first cell is the reference, and its errors are raised.
+    An engine's error becomes a reason, except in the first cell: it is the reference, and its errors are raised.
     """
     tasks = {name: material.tokens(name) for name in TASK_NAMES if material.tokens(name)}
     total, done = len(cells) * sum(tasks.values()), 0
@@ -158,8 +158,8 @@ def _measure(setup: Setup, cell: Cell, task: str, material: Material, advance: A
 def _retrieval(
     setup: Setup, cell: Cell, cache: Cache, material: Material, streamed: list[int], advance: Advance
 ) -> Retrieved:
-    """streamed: recalled in the cell's own cache. The rest is recalled after one compression to as many rows, in a
-    cache with room for everything."""
+    """Measure retrieval. Trials of `streamed` run in the cell's own cache; the others after one compression to as many
+    rows, in a cache with room for everything."""
     trials, longest = material.trials, max(trial.tokens for trial in material.trials)
     roomy = replace(cell, policy=cache.policy, kv_dtype=cache.kv_dtype, kv_memory=None, max_kv_size=longest)
     rows = longest if cell.policy == FULL else cache.rows
@@ -170,7 +170,7 @@ def _retrieval(
 
 
 def open_cell(setup: Setup, cell: Cell, tokens: int) -> Session:
-    """A session with the cell's cache, for texts of up to this number of tokens."""
+    """Open a session with the cell's cache, for texts of up to `tokens` tokens."""
     options = Options(
         backend=setup.backend,
         kv_policy=cell.policy,

@@ -1,4 +1,4 @@
-"""Perplexity of a text, streamed through the session's own KV cache and policy; and of segments that come again."""
+"""Perplexity of a text streamed through the session's own KV cache and policy, and of repeated segments."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Perplexity:
-    """perplexity = exp(nll); nll: mean negative log-likelihood in nats over `tokens` predictions; stderr of nll."""
+    """A perplexity with its standard error."""
 
-    perplexity: float
-    tokens: int
-    nll: float
-    stderr: float
+    perplexity: float  # exp(nll)
+    tokens: int  # number of predictions
+    nll: float  # mean negative log-likelihood in nats
+    stderr: float  # of nll
 
     @classmethod
     def of(cls, losses: AnyArray) -> Perplexity:
-        """losses: negative log-likelihoods, float64 [tokens]."""
+        """Summarize negative log-likelihoods, float64 [tokens]."""
         nll = float(losses.mean())
         return cls(perplexity=math.exp(nll), tokens=losses.size, nll=nll, stderr=stderr(losses))
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """Several documents. tokens: predictions of each; nll: their mean; blocks: means of about `BLOCK` of them."""
+    """Losses of several documents."""
 
-    tokens: list[int]
-    nll: list[float]
-    blocks: list[list[float]]
+    tokens: list[int]  # predictions per document
+    nll: list[float]  # mean per document
+    blocks: list[list[float]]  # means of about BLOCK predictions each, per document
     seconds: float
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """Mean loss in nats of a segment's tokens when it comes first and when it comes again, trial by trial."""
+    """Mean loss in nats of a segment's tokens at its first and second occurrence, per trial."""
 
     tokens: int  # scored per trial and occurrence
     first: list[float]
@@ -67,7 +67,7 @@ def perplexity(
     max_tokens: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
-    """How well the model predicts `text`, every token given all before it that the KV policy kept.
+    """Perplexity of `text`: each token is predicted from the preceding ones that the KV policy kept.
 
     Load the session with `logits_rows=LOGITS_ROWS`, or it runs token by token. Raises InputError for fewer than two
     tokens, or if the policy may not evict and the text is longer than the cache.
@@ -86,7 +86,7 @@ def perplexity(
 
 
 def stream_documents(session: Session, documents: Sequence[IntArray], advance: Advance) -> Streamed:
-    """Every document on its own, from an empty cache."""
+    """Measure every document separately, from an empty cache."""
     started = time.perf_counter()
     losses = [token_losses(session, tokens, advance) for tokens in documents]
     seconds = time.perf_counter() - started
@@ -99,7 +99,7 @@ def stream_documents(session: Session, documents: Sequence[IntArray], advance: A
 
 
 def _block_means(losses: AnyArray) -> list[float]:
-    """Of parts as equal as can be, so that every token is in one."""
+    """Means of nearly equal parts that together cover every token."""
     return [float(part.mean()) for part in np.array_split(losses, max(1, round(losses.size / BLOCK)))]
 
 
@@ -115,7 +115,7 @@ def token_losses(session: Session, tokens: IntArray, advance: Advance | None = N
         )
     session.reset()
     step, total = min(session.plan.config.chunk, session.plan.config.logits_rows), tokens.size - 1
-    session.engine.kv.expect(total)
+    session.engine.kv.announce(total)
     losses = np.empty(total, np.float64)
     for start in range(0, total, step):
         part = tokens[start : min(start + step, total)]
@@ -134,14 +134,15 @@ def token_loss(logits: FloatArray, target: int) -> float:
 
 
 def _losses(logits: FloatArray, targets: IntArray) -> list[float]:
-    """A function, so that the logits are freed before the next ones are made: a plan counts those of one step."""
+    """Losses of a block. A function of its own frees the logits before the next ones are made: plans count one
+    step's."""
     return [token_loss(row, target) for row, target in zip(logits, targets.tolist(), strict=True)]
 
 
 def make_repeats(text: IntArray, count: int, seed: int = 0, bos: Sequence[int] = ()) -> list[IntArray]:
-    """Texts that say something twice: `SEGMENT` other tokens, a segment, `BETWEEN` other tokens, the segment.
+    """Make texts that contain a segment twice: `SEGMENT` other tokens, a segment, `BETWEEN` other tokens, the segment.
 
-    text: tokens to take both from, at random places that do not overlap. Raises InputError if it is too short.
+    text: the source of both, taken from random places that do not overlap. Raises InputError if it is too short.
     """
     if text.size < _NEEDED:
         raise InputError(

@@ -1,13 +1,13 @@
-"""Retrieval: whether digits that occur once, somewhere in a long text, can be recalled at its end.
+"""Retrieval: can digits that occur once in a long text be recalled at its end?
 
-Three protocols, since they ask different things of a policy:
+Three protocols make different demands on a policy:
 
-known: all of the text and the question are read, then the cache is compressed once, and the answer follows. This is how
-papers on compressing prompts measure. The cache is as large as the text until then.
+known: text and question are read, the cache is compressed once, and the answer follows, as in papers on prompt
+compression. Until then the cache is as large as the text.
 later: the text is read, the cache compressed once, and only then the question comes.
-streamed: the cache never has more rows than it may. The text says at its start what will be asked.
+streamed: the cache never exceeds its size. The text announces at its start what will be asked.
 
-The answer is scored digit by digit, with the digits before it as they ought to be: greedy, teacher-forced.
+The answer is scored digit by digit, greedily and teacher-forced.
 """
 
 from __future__ import annotations
@@ -37,25 +37,24 @@ _DIGITS = 5
 
 @dataclass(frozen=True)
 class Trial:
-    """Tokens, int32. context: a text with `key` in it, at `depth` (0 its start, 1 its end); streamed: the same text,
-    which says first what will be asked; reply: the question's last token and the key."""
+    """A key hidden in a text, with its question. Tokens are int32."""
 
     key: str
-    depth: float
-    context: IntArray
-    streamed: IntArray
+    depth: float  # of the key: 0 is the text's start, 1 its end
+    context: IntArray  # the text with the key
+    streamed: IntArray  # the same, after an announcement of the question
     question: IntArray
-    reply: IntArray
+    reply: IntArray  # the question's last token, and the key
 
     @property
     def tokens(self) -> int:
-        """Of the longest protocol."""
+        """The length of the longest protocol."""
         return self.streamed.size + self.question.size + self.reply.size
 
 
 @dataclass(frozen=True)
 class Retrieved:
-    """Right digits, trial by trial."""
+    """Correct digits per trial, by protocol."""
 
     digits: list[int]  # of the key
     depths: list[float]
@@ -66,14 +65,15 @@ class Retrieved:
 
 @dataclass(frozen=True)
 class Compressed:
-    """Right digits, trial by trial, by when the question came."""
+    """Correct digits per trial, by protocol."""
 
     later: list[int]
     known: list[int]
 
 
 def make_trials(model: Model, text: IntArray, count: int, length: int, seed: int = 0) -> list[Trial]:
-    """Keys at `count` depths, evenly spread, each in another part of `text` (tokens), `length` tokens in all.
+    """Make trials with keys at `count` evenly spaced depths, each in another part of `text` (tokens), of `length`
+    tokens each.
 
     Raises InputError if the text is too short, or no token of the model's shows digits.
     """
@@ -97,7 +97,8 @@ def make_trials(model: Model, text: IntArray, count: int, length: int, seed: int
 
 
 def split_reply(tokenizer: TokenizerLike, question: str, key: str) -> tuple[IntArray, IntArray]:
-    """The tokens of a question without digits but its last one; the last one, and the tokens of the key."""
+    """Split question and key into tokens: the question's digit-free tokens but the last; then that one and the key's
+    tokens."""
     tokens = tokenizer.encode(f"{question} {key}")
     shown = [index for index, token in enumerate(tokens) if digits_of(tokenizer, int(token))]
     if not shown or shown[0] == 0 or "".join(digits_of(tokenizer, int(each)) for each in tokens) != key:
@@ -112,7 +113,7 @@ def digits_of(tokenizer: TokenizerLike, token: int) -> str:
 
 
 def count_right(tokenizer: TokenizerLike, logits: FloatArray, reply: IntArray) -> int:
-    """How many digits of `reply` the likeliest tokens have right, place by place. logits: [reply − 1, vocab]."""
+    """The number of digits of `reply` that greedy predictions match, place by place. logits: [reply − 1, vocab]."""
     right = 0
     for row, token in zip(logits, reply[1:].tolist(), strict=True):
         said, wanted = digits_of(tokenizer, int(row.argmax())), digits_of(tokenizer, token)
@@ -121,7 +122,8 @@ def count_right(tokenizer: TokenizerLike, logits: FloatArray, reply: IntArray) -
 
 
 def recall_compressed(session: Session, trials: Sequence[Trial], rows: int, advance: Advance) -> Compressed:
-    """Right digits per trial after one compression to `rows`, answer included. The session has room for everything."""
+    """Correct digits per trial after one compression to `rows`, answer included. The session must have room for
+    everything."""
     kv, right = session.engine.kv, Compressed([], [])
     queries = make_policy(session.plan.kv_policy, session.plan.sinks).needs.queries
     for trial in trials:
@@ -145,12 +147,12 @@ def recall_compressed(session: Session, trials: Sequence[Trial], rows: int, adva
 
 
 def recall_streamed(session: Session, trials: Sequence[Trial], advance: Advance) -> list[int]:
-    """Right digits per trial when the session's cache and policy hold for every token."""
+    """Correct digits per trial with the session's own cache and policy throughout."""
     right, chunk = [], session.plan.config.chunk
     for trial in trials:
         session.reset()
         prompt = np.concatenate([trial.streamed, trial.question])
-        session.engine.kv.expect(prompt.size)
+        session.engine.kv.announce(prompt.size)
         for start in range(0, prompt.size, chunk):
             part = prompt[start : start + chunk]
             session.make_room(part.size)
@@ -162,15 +164,15 @@ def recall_streamed(session: Session, trials: Sequence[Trial], advance: Advance)
 
 
 def _read(session: Session, tokens: IntArray) -> None:
-    """Run tokens that all have room. Policies that look at the last ones have not come to them yet."""
+    """Run tokens that fit without eviction. Policies that observe the last queries have not run yet."""
     chunk = session.plan.config.chunk
-    session.engine.kv.expect(tokens.size)
+    session.engine.kv.announce(tokens.size)
     for start in range(0, tokens.size, chunk):
         session.forward(tokens[start : start + chunk], upcoming=1)
 
 
 def _read_observed(session: Session, tokens: IntArray, queries: int) -> None:
-    """Run tokens before an eviction: as many as the policy looks at in a pass of their own."""
+    """Run the tokens before an eviction, with the last `queries`, which the policy observes, in a pass of their own."""
     last = min(tokens.size, session.plan.config.chunk, max(1, queries))
     _read(session, tokens[:-last])
     session.forward(tokens[-last:], upcoming=session.engine.kv.capacity)
@@ -183,7 +185,7 @@ def _compress(session: Session, rows: int) -> None:
 
 
 def _answer(session: Session, question: IntArray, reply: IntArray) -> int:
-    """Right digits, given the question and, for each digit, the ones before it."""
+    """Correct digits, given the question and, for each digit, the correct ones before it."""
     tokens = np.concatenate([question, reply[:-1]])
     logits = session.forward(tokens, upcoming=1, every=True)[question.size :]
     return count_right(session.tokenizer, logits, reply)

@@ -1,4 +1,4 @@
-"""Measurements of KV settings, summed up per cell and compared with the full cache."""
+"""Summary of the quality matrix: figures per cell, relative to the full cache."""
 
 from __future__ import annotations
 
@@ -17,36 +17,34 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Figure:
-    """A mean and its standard error, where it has one; `over`: of how many `what` it is the mean."""
+    """A mean and its standard error, if there is one."""
 
     value: float
     stderr: float | None
-    over: int
-    what: str
+    over: int  # number of averaged samples
+    what: str  # kind of sample
 
 
 @dataclass(frozen=True)
 class Row:
-    """A cell's figures by name: perplexity and ratio (to the full cache's), known, later and streamed (digits), repeat
-    and repeat_ratio. reasons: by task, why it has no figures.
+    """A cell's figures.
 
-    policy, kv_dtype, rows, nbytes: as allocated; None without a cache. samples: what figures are means of, block by
-    block and key by key, the same in all rows.
+    figures: perplexity, ratio (to the full cache's), known, later and streamed (digits), repeat and repeat_ratio.
     """
 
     cell: Cell
-    policy: str
+    policy: str  # as allocated, like the next three; None without a cache
     kv_dtype: str | None
     rows: int | None
     nbytes: int | None
     tok_s: float | None
     figures: dict[str, Figure] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    samples: dict[str, list[float]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # by task: why it has no figures
+    samples: dict[str, list[float]] = field(default_factory=dict)  # of the means, paired across rows
 
 
 def make_rows(measured: Iterable[Measured]) -> list[Row]:
-    """One row per cell, in the order in which they come; the first cell is the reference."""
+    """One row per cell, in order of arrival; the first cell is the reference."""
     by_cell: dict[Cell, dict[str, Measured]] = {}
     for each in measured:
         by_cell.setdefault(each.cell, {})[each.task] = each
@@ -55,7 +53,7 @@ def make_rows(measured: Iterable[Measured]) -> list[Row]:
 
 
 def to_json(rows: Sequence[Row], settings: dict[str, Any], *, complete: bool) -> dict[str, Any]:
-    """Everything but samples. Sizes in bytes; `stderr` null where there are too few samples."""
+    """Everything but samples, for JSON. Sizes are bytes; `stderr` is null where samples are too few."""
     lines = [{name: each for name, each in asdict(row).items() if name != "samples"} for row in rows]
     return {"schema": SCHEMA, "complete": complete, "settings": settings, "rows": lines}
 
@@ -119,7 +117,7 @@ def _blocks(streamed: Streamed) -> list[float]:
 
 
 def _exponential(mean: float, samples: Sequence[float], tokens: int) -> Figure:
-    """exp of a mean; its error by that of the samples which the mean is (nearly) made of."""
+    """exp of a mean, with an error estimated from the samples that (nearly) make up the mean."""
     error, value = _stderr(samples), math.exp(min(mean, 700.0))
     return Figure(value, None if error is None else value * error, tokens, "tokens")
 

@@ -1,6 +1,6 @@
-"""A text read in windows, each from an empty cache: two models side by side, or one alone.
+"""Evaluate a text in windows, each from an empty cache: two models side by side, or one alone.
 
-Memory: a block of rows of logits per model, and a few numbers per token. A window is what a journal keeps.
+Memory holds a block of logits rows per model, and a few numbers per token. A journal keeps whole windows.
 """
 
 from __future__ import annotations
@@ -35,15 +35,13 @@ OnProgress = Callable[[int, int], None]
 class Windows:
     """`tokens`, int32 [n], in windows of `context`; the last one may be shorter.
 
-    second_half: predictions of a window's first half are not scored (llama.cpp's way: all have seen something), or
-    else only its first token is not, which nothing comes before. bos: what takes the place of every window's first
-    token. Raises InputError for a text of which nothing would be scored.
+    Raises InputError for a text without scored predictions.
     """
 
     tokens: IntArray
     context: int = CONTEXT
-    second_half: bool = False
-    bos: int | None = None
+    second_half: bool = False  # score only the second half of each window, as llama.cpp; else all but the first token
+    bos: int | None = None  # replaces every window's first token
 
     def __post_init__(self) -> None:
         if self.context < 2 or not any(self.scored(number) for number in range(len(self))):
@@ -53,23 +51,23 @@ class Windows:
         return -(-self.tokens.size // self.context)
 
     def read(self, number: int) -> IntArray:
-        """The tokens of a window that a model reads, int32 [n]: all but the last."""
+        """The input tokens of a window, int32 [n]: all but the last."""
         window: IntArray = self._window(number)[:-1].copy()
         if window.size and self.bos is not None:
             window[0] = self.bos
         return window
 
     def targets(self, number: int) -> IntArray:
-        """The token after each of them."""
+        """The token that follows each input token of a window."""
         return self._window(number)[1:]
 
     @property
     def first(self) -> int:
-        """Predictions of a window that are not scored."""
+        """The number of unscored predictions at a window's start."""
         return self.context // 2 if self.second_half else 0
 
     def scored(self, number: int) -> int:
-        """Predictions of a window that are."""
+        """The number of scored predictions in a window."""
         return max(0, self._window(number).size - 1 - self.first)
 
     @property
@@ -84,7 +82,7 @@ class Windows:
 
     @property
     def words(self) -> str:
-        """The same for people."""
+        """The settings in words."""
         return f"in {'the second half of ' if self.second_half else ''}{len(self)} windows of {self.context} tokens"
 
     def _window(self, number: int) -> IntArray:
@@ -101,12 +99,12 @@ def divergence(
     resume: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Divergence:
-    """How far `other` predicts from `reference`; see Divergence. Both keep what they read, or what their policy does.
+    """Measure how far `other`'s predictions diverge from `reference`'s; see Divergence.
 
-    windows: token ids, int32 [n], are read in windows of CONTEXT. Load sessions with `logits_rows=LOGITS_ROWS`.
-    journal: a file that keeps every window's figures; with `resume`, those that it has are not measured again, and
-    `settings` say what they depend on. Raises InputError for models of different vocabularies, a window longer than a
-    cache that may not evict, and a journal that does not belong to this.
+    windows: windows, or token ids, int32 [n], read in windows of CONTEXT. Load sessions with `logits_rows=LOGITS_ROWS`.
+    journal: a file of every window's figures; with `resume`, its windows are not measured again, provided that it has
+    the same `settings`. Raises InputError for models of different vocabularies, a window longer than a cache that may
+    not evict, and a journal of another measurement.
     """
     windows = windows if isinstance(windows, Windows) else Windows(windows)
     if reference.spec.vocab != other.spec.vocab:
@@ -136,7 +134,7 @@ def windowed_perplexity(
     resume: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Perplexity:
-    """As `perplexity`, but in windows, each from an empty cache. Arguments and errors: as `divergence`."""
+    """Like `perplexity`, but in windows, each from an empty cache. Arguments and errors as for `divergence`."""
     _check_room(source, windows)
 
     def measure(number: int, advance: Advance) -> dict[str, list[float]]:
@@ -156,15 +154,15 @@ def _scored(
     advance: Advance,
     score: Callable[[Sequence[FloatArray], IntArray], Score],
 ) -> list[Score]:
-    """A window block by block: the scores of every model's logits, float32 [n, vocab], and of what came next.
+    """Score a window block by block: `score` gets every model's logits, float32 [n, vocab], and the next tokens.
 
-    Only one block's logits exist at a time: a plan counts no more.
+    Only one block's logits exist at a time, as plans assume.
     """
     read, targets = windows.read(number), windows.targets(number)
     step = min(_step(source) for source in sources)
     for source in sources:
         _start(source)
-        _engine(source).kv.expect(read.size)
+        _engine(source).kv.announce(read.size)
     found = []
     for start in range(0, read.size, step):
         part, skipped = read[start : start + step], max(0, windows.first - start)
@@ -183,7 +181,7 @@ def _in_windows(
     resume: bool,
     on_progress: OnProgress | None,
 ) -> dict[str, list[float]]:
-    """Every window's figures by name, one behind the other; what the journal has is not measured again."""
+    """The concatenated figures of all windows, by name; windows in the journal are not measured again."""
 
     def parse(record: Any) -> tuple[int, dict[str, list[float]]]:
         figures = {name: record[name] for name in names}

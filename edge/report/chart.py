@@ -1,7 +1,7 @@
-"""Charts as SVG text in a page: they are as wide as their place, and letters and marks keep their size there.
+"""Charts as SVG in a page: they scale with their container, while letters and marks keep their size.
 
-Positions across are percentages, positions down are pixels; only lines and areas are stretched. Colours are those of
-the style sheet, so a chart is light or dark with its page.
+Horizontal positions are percentages, vertical ones are pixels; only lines and areas are stretched. Colours come from
+the style sheet, so that a chart is light or dark with its page.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ def colour(number: int) -> str:
 
 @cache
 def stylesheet(name: str) -> str:
-    """A file of CSS beside this one."""
+    """Read a CSS file beside this module."""
     from importlib.resources import files
 
     return files("edge.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def width_of(words: str) -> float:
-    """About, in pixels."""
+    """The approximate width in pixels."""
     return _LETTER * len(words)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values. ticks: values and their labels; None: round numbers."""
+    """A range of values."""
 
     low: float
     high: float
     label: str = ""
     log: bool = False
-    ticks: Sequence[tuple[float, str]] | None = None
+    ticks: Sequence[tuple[float, str]] | None = None  # values and their labels; None: round numbers
 
     def at(self, value: float) -> float:
-        """From 0, the low edge, to 1."""
+        """Map a value to 0 (the low edge) … 1."""
         of: Callable[[float], float] = math.log if self.log else float
         return (of(value) - of(self.low)) / ((of(self.high) - of(self.low)) or 1.0)
 
@@ -82,19 +82,19 @@ class Axis:
 
 @dataclass
 class Chart:
-    """label: a description for those who cannot see it. caption: the text above it. height: of the plot, in pixels."""
+    """A chart under construction."""
 
-    label: str
-    caption: str
+    label: str  # description for screen readers
+    caption: str  # text above it
     x: Axis
     y: Axis
-    height: int = 200
+    height: int = 200  # of the plot, in pixels
     keys: list[tuple[str, str]] = field(default_factory=list)
     _stretched: str = ""
     _placed: str = ""
 
     def line(self, points: Points, colour: str, dash: str = "none", width: float = 2.0) -> None:
-        """Also bars and the like: its width is in pixels."""
+        """Draw a line, or a bar; `width` in pixels."""
         self._stretched += (
             f'<polyline points="{self._points(points)}" fill="none" stroke="{colour}" stroke-width="{width}" '
             f'stroke-dasharray="{dash}"/>'
@@ -104,12 +104,12 @@ class Chart:
         self.line([(self.x.low, y), (self.x.high, y)], colour, dash, 1.2)
 
     def area(self, upper: Points, lower: Points, colour: str, opacity: float) -> None:
-        """The area between two lines, both from left to right."""
+        """Fill between two lines, both from left to right."""
         points = f"{self._points(upper)} {self._points(reversed(list(lower)))}"
         self._stretched += f'<polygon points="{points}" fill="{colour}" fill-opacity="{opacity}"/>'
 
     def mark(self, x: float, y: float, colour: str, shape: str = "circle", said: str = "") -> None:
-        """said: shown when a pointer rests on the mark."""
+        """Draw a mark. said: its tooltip."""
         self._placed += (
             f'<svg x="{self._percent(x)}" y="{self._down(y):.1f}"><path class="mark" d="{SHAPES[shape]}" '
             f'fill="{colour}"><title>{escape(said)}</title></path></svg>'
@@ -119,12 +119,12 @@ class Chart:
         self._placed += _text(self._percent(x), self._down(y) + dy, words, f'dx="{dx}" text-anchor="{anchor}"')
 
     def key(self, words: str, colour: str, shape: str = "circle", dash: str = "none") -> None:
-        """An entry of the legend."""
+        """Add a legend entry."""
         paint = f'fill="{colour}" stroke="{colour}" stroke-width="{2 * (shape == "line")}" stroke-dasharray="{dash}"'
         self.keys.append((f'<path d="{SHAPES[shape]}" {paint}/>', words))
 
     def figure(self) -> str:
-        """As HTML, for a page with the style sheet."""
+        """The chart as HTML, for a page with the style sheet."""
         keys = "".join(
             f'<span><svg width="20" height="12" viewBox="-10 -6 20 12" aria-hidden="true">{sample}</svg>'
             f"{escape(words)}</span>"
@@ -139,7 +139,7 @@ class Chart:
         )
 
     def drawing(self) -> str:
-        """As a file of its own."""
+        """The chart as a stand-alone SVG file."""
         across, keys = 70.0, ""
         for sample, words in self.keys:
             keys += f'<g transform="translate({across:.0f} 52)">{sample}<text x="15" y="4">{escape(words)}</text></g>'
@@ -182,7 +182,7 @@ class Chart:
 
 
 def pictures(charts: Iterable[Chart | None]) -> str:
-    """Side by side as far as there is room for them; every row of them is full. "" without any."""
+    """Lay charts out side by side, in full rows. "" without charts."""
     shown = [chart.figure() for chart in charts if chart]
     few = " threes" if len(shown) % 3 == 0 else ""
     return f'<div class="pictures{few}">{"".join(shown)}</div>\n' if shown else ""

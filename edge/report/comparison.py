@@ -1,4 +1,4 @@
-"""Two profiles side by side as a report."""
+"""Report that compares two profiles."""
 
 from __future__ import annotations
 

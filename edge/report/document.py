@@ -1,4 +1,4 @@
-"""One model of all reports, and its three forms: an HTML page, Markdown, and text for a terminal.
+"""The document model of all reports, and its three forms: an HTML page, Markdown, and text for a terminal.
 
 A report is a verdict, a few figures, commands to try, and sections of charts, facts and tables.
 """
@@ -26,50 +26,47 @@ _LEAST = (12, 6)  # characters that a column of text keeps when a table has to b
 
 @dataclass(frozen=True)
 class Table:
-    """The first `left` columns are words, the others figures. notes: what the figures mean. remarks: what a reader
-    should see at once. folded: a page shows the table on request."""
+    """A table of words and figures."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
-    remarks: Sequence[str] = ()
-    left: int = 1
+    notes: Sequence[str] = ()  # explain the figures
+    remarks: Sequence[str] = ()  # shown before the table
+    left: int = 1  # number of columns with words; the others hold figures
     title: str = ""
-    folded: bool = False
+    folded: bool = False  # a page shows it on request
 
 
 @dataclass(frozen=True)
 class Section:
-    """captions: of the charts. Without charts, tables, remarks and facts, a section is left out."""
+    """A section; omitted if it has no charts, tables, remarks and facts."""
 
     title: str
     tables: Sequence[Table] = ()
     remarks: Sequence[str] = ()
     charts: Sequence[Chart | None] = ()
-    captions: Sequence[str] = ()
+    captions: Sequence[str] = ()  # of the charts
     facts: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
 class Report:
-    """kind: of report. name, about: the heading of a page, and the line below it; title: the heading of text. limit:
-    the conclusion in a word or two, sentences: in full. figures: what, figure, how it is known. advice: why, and a
-    command."""
+    """A report."""
 
-    kind: str
-    name: str
+    kind: str  # of report
+    name: str  # heading of a page
     sections: Sequence[Section]
-    title: str = ""
-    about: str = ""
-    limit: str = ""
-    sentences: Sequence[str] = ()
-    figures: Sequence[tuple[str, str, str]] = ()
+    title: str = ""  # heading of text
+    about: str = ""  # line below the heading of a page
+    limit: str = ""  # the conclusion in a word or two
+    sentences: Sequence[str] = ()  # the conclusion in full
+    figures: Sequence[tuple[str, str, str]] = ()  # name, value, how it is known
     note: str = ""
-    advice: Sequence[tuple[str, str]] = ()
+    advice: Sequence[tuple[str, str]] = ()  # reason and command
 
 
 def check_place(path: Path) -> None:
-    """Raises InputError for names of other kinds, and where no such file can be written."""
+    """Raise InputError for a file that is no report by its name, or that cannot be written."""
     if path.suffix not in KINDS:
         raise InputError(f"{path}: what kind of report? Let its name end in {', '.join(KINDS)}")
     check_writable(path)
@@ -94,7 +91,7 @@ def markdown(report: Report) -> str:
 
 
 def terminal(report: Report, width: int | None = None) -> str:
-    """For a terminal of `width` characters."""
+    """The report as text for a terminal of `width` characters."""
     parts = [report.title, *report.sentences]
     for section in report.sections:
         for each in section.tables:
@@ -112,8 +109,8 @@ def terminal(report: Report, width: int | None = None) -> str:
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, width: int | None = None) -> str:
     """A Markdown table with aligned columns; the first `left` columns are flush left.
 
-    width: characters of a line, None for any number. Where they are too few, the widest columns become narrower and
-    their cells several lines; figures (columns that are flush right) stay whole, so that a table may remain too wide.
+    width: characters of a line; None: unlimited. In a narrow table the widest columns wrap; figures (columns flush
+    right) stay whole, so that a table may remain too wide.
     """
     widths = [max(1, *(len(row[i]) for row in [headings, *rows])) for i in range(len(headings))]
     if width is not None:
@@ -128,7 +125,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1,
 def _fitted(
     headings: Sequence[str], rows: Sequence[Sequence[str]], left: int, widths: Sequence[int], room: int
 ) -> list[int]:
-    """Widths for this room, if they can be: columns of text give way, then more so, then the words of headings."""
+    """Column widths for this room, if possible: text columns shrink first, then words of headings wrap."""
     figures = [max((len(row[i]) for row in rows), default=1) for i in range(len(headings))]
     words = [max(len(word) for word in (*heading.split(), "")) for heading in headings]
     for text, word in ((_LEAST[0], True), (_LEAST[1], True), (_LEAST[1], False)):
@@ -140,7 +137,7 @@ def _fitted(
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """The widest of those that may become narrower first."""
+    """Shrink the widest columns that may shrink."""
     narrow = list(widths)
     while sum(narrow) > room and (able := [i for i, w in enumerate(narrow) if w > max(1, least[i])]):
         narrow[max(able, key=lambda i: narrow[i])] -= 1
@@ -148,13 +145,13 @@ def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[in
 
 
 def _lines(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
-    """A row as one line, or more where a cell is wider than its column."""
+    """Wrap a row into lines where a cell is wider than its column."""
     cells = [[c] if len(c) <= w else textwrap.wrap(c, w) or [""] for c, w in zip(row, widths, strict=True)]
     return [list(line) for line in zip_longest(*cells, fillvalue="")]
 
 
 def escaped(text: str) -> str:
-    """One line that no Markdown reader takes for markup: names of models and devices are not ours."""
+    """One line without Markdown markup, since names of models and devices are foreign text."""
     return "".join(f"\\{each}" if each in "|`*[<\\" else each for each in " ".join(text.split()))
 
 
@@ -163,7 +160,7 @@ def _bullets(lines: Sequence[str]) -> str:
 
 
 def _code(text: str) -> str:
-    """One line, literally: its fence is longer than any run of backticks in it."""
+    """Inline code, fenced longer than any run of backticks in it."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence, space = "`" * (longest + 1), " " if longest else ""
     return f"{fence}{space}{' '.join(text.split())}{space}{fence}"

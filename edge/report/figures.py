@@ -1,4 +1,4 @@
-"""Figures for people, in few digits and with their units."""
+"""Formatting of figures, in few digits with units."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def duration(seconds: float) -> str:
 
 
 def milliseconds(per_token: Spread, form: str = "") -> list[str]:
-    """p10, p50 and p90."""
+    """p10, p50 and p90 in milliseconds."""
     spread = (1e3 * per_token.p10, 1e3 * per_token.p50, 1e3 * per_token.p90)
     return [form.format(each) if form else rate(each) for each in spread]
 
 
 def rate(value: float) -> str:
-    """Three digits, or a whole number."""
+    """Three significant digits, or an integer."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -37,7 +37,7 @@ def clock(hertz: float | None) -> str:
 
 
 def clock_range(hertz: list[float]) -> str:
-    """From the lowest to the highest."""
+    """The lowest and the highest clock."""
     if not hertz:
         return NONE
     low, high = f"{min(hertz) / 1e9:.2f}", f"{max(hertz) / 1e9:.2f}"
@@ -54,7 +54,7 @@ def per_s(value: float | None, unit: str) -> str:
 
 
 def percent(value: float | None, most: float | None) -> str:
-    """Of the most that there is."""
+    """`value` as a percentage of `most`."""
     if value is None or not most:
         return NONE
     return f"{value / most:.0%}" if value >= 0.01 * most else f"{value / most:.2%}"

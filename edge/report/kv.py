@@ -1,4 +1,4 @@
-"""The quality of KV settings as a report that says which one to choose."""
+"""Report on the quality of KV settings, with a recommendation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _INCOMPLETE = "This run was interrupted: some cells are missing."
 
 
 def kv_report(rows: Sequence[Row], settings: dict[str, Any], model: str, *, complete: bool) -> Report:
-    """model: as the user named it."""
+    """The report. model: as the user named it."""
     found, shown = choices(rows), [_panel(name, rows) for name in _PANELS]
     texts = ", ".join(each["name"] for each in settings["documents"])
     names = list(dict.fromkeys(title(each.row) for each in found))
@@ -66,14 +66,14 @@ def kv_report(rows: Sequence[Row], settings: dict[str, Any], model: str, *, comp
 
 
 def kv_text(report: Report) -> Report:
-    """What Markdown and the terminal have of it: the figures, without a choice."""
+    """The report's part for Markdown and the terminal: figures without a recommendation."""
     return replace(
         report, sentences=report.sentences[:1] if report.sentences[0] == _INCOMPLETE else (), figures=(), advice=()
     )
 
 
 def kv_table(rows: Sequence[Row], settings: dict[str, Any]) -> Table:
-    """All figures, with what its columns mean and how to measure the same again. Tasks without figures are left out."""
+    """All figures, with notes on their columns and how to reproduce them. Tasks without figures are left out."""
     shown = [name for name in _HEADINGS if any(name in row.figures for row in rows)]
     headings = ["policy", "KV", "rows", "allocated", *(_HEADINGS[name] for name in shown), "tok/s"]
     cells = [
@@ -87,7 +87,7 @@ def kv_table(rows: Sequence[Row], settings: dict[str, Any]) -> Table:
 
 
 def reasons_of(rows: Sequence[Row]) -> list[str]:
-    """A line for each reason why figures are missing, with the cells that it concerns."""
+    """A line for each reason why figures are missing, with the cells concerned."""
     cells: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         label = " ".join(part for part in (row.policy, row.kv_dtype, row.cell.size) if part)
@@ -98,7 +98,7 @@ def reasons_of(rows: Sequence[Row]) -> list[str]:
 
 
 def _notes(rows: Sequence[Row], settings: dict[str, Any]) -> list[str]:
-    """What the columns mean, how many samples each figure is a mean of, and how to measure the same again."""
+    """Notes on columns, sample counts, and how to reproduce the figures."""
     first, texts = rows[0].figures if rows else {}, settings["documents"]
     notes = ["All figures are measured; allocated: the bytes of all arrays of the cache; ±: standard error."]
     if "ratio" in first:
@@ -127,7 +127,7 @@ def _notes(rows: Sequence[Row], settings: dict[str, Any]) -> list[str]:
 
 
 def _bytes(count: int | None) -> str:
-    """More exactly than elsewhere: cells of one size are to be compared."""
+    """Bytes, more exactly than elsewhere, to compare cells of one size."""
     if count is None:
         return NONE
     return f"{count / _MIB:.2f} MiB" if count >= _MIB else f"{count / 1024:.1f} KiB"
@@ -168,7 +168,7 @@ def _command(choice: Choice, model: str) -> str:
 
 
 def _panel(name: str, rows: Sequence[Row]) -> Chart | None:
-    """A line for each policy and dtype, the best first, with a mark for each size."""
+    """A chart with a line for each policy and dtype, best first, and a mark for each size."""
     points = [(row, row.figures[name]) for row in rows if row.cell.size and name in row.figures]
     points = [(row, figure) for row, figure in points if name != "ratio" or figure.value <= _HIGHEST]
     if not points:
@@ -200,7 +200,7 @@ def _panel(name: str, rows: Sequence[Row]) -> Chart | None:
 
 
 def _ranked(rows: Sequence[Row]) -> list[str]:
-    """Policies and dtypes that are drawn, those that lose least first."""
+    """The drawn policies and dtypes, least loss first."""
     shown = [row for row in rows if row.cell.size and row.figures]
     shown.sort(key=lambda row: row.figures["ratio"].value if "ratio" in row.figures else 0.0)
     return list(dict.fromkeys(map(title, shown)))

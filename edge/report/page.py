@@ -1,4 +1,4 @@
-"""Reports as files; and the one HTML template, which needs nothing else and is readable on a phone, light and dark."""
+"""Reports as files, with one self-contained HTML template that suits phones, light and dark mode."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edge.report.document import Report, Section, Table, markdown
 
 
 def render(kind: str, report: Report, data: Mapping[str, Any]) -> str:
-    """The text of a file of this kind: .html, .md or .json. data: all of it, for programs."""
+    """The text of a report file: .html, .md or .json. data: the complete data, for .json."""
     if kind == ".json":
         return json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
     return page(report) if kind == ".html" else markdown(report)
 
 
 def page(report: Report) -> str:
-    """All texts of a report are shown literally."""
+    """The HTML page. All texts of a report are escaped."""
     about = f'<p class="on">{escape(report.about)}</p>\n' if report.about else ""
     tips = "".join(f"<li>{escape(why)}<code>{escape(command)}</code></li>\n" for why, command in report.advice)
     parts = [_verdict(report), _figures(report), _notes([report.note] if report.note else ())]
@@ -79,7 +79,7 @@ def _section(title: str, body: str) -> str:
 
 
 def _table(shown: Table) -> str:
-    """The table and its notes; on a phone every row is a card, and a figure's heading stands before it."""
+    """The table and its notes; on a phone every row is a card with headings beside the figures."""
     words = [" class=word" if index < shown.left else "" for index in range(len(shown.headings))]
     head = "".join(f"<th{word}>{escape(each)}</th>" for word, each in zip(words, shown.headings, strict=True))
     body = "\n".join(
@@ -110,6 +110,6 @@ def _folded(name: str, body: str) -> str:
 
 
 def _unbroken(figure: str) -> str:
-    """With its unit in one line; `1 mJ → 2 mJ` and `2 ± 1` in two at most."""
+    """Keep a figure and its unit on one line; `1 mJ → 2 mJ` and `2 ± 1` may break once."""
     whole = figure.replace(" ", "\N{NO-BREAK SPACE}").replace("\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}", " → ")
     return whole.replace("\N{NO-BREAK SPACE}±", " ±")

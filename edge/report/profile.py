@@ -1,4 +1,4 @@
-"""A device profile as a report: all of it for a page or Markdown, and the most of it for a terminal."""
+"""Report on a device profile: complete for a page or Markdown, shortened for a terminal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def profile_report(profile: Profile) -> Report:
 
 
 def profile_summary(profile: Profile) -> Report:
-    """For a terminal: the conclusion, the figures of every engine, contexts, the long run, and what to try."""
+    """The terminal's report: the conclusion, every engine's figures, contexts, the long run, and advice."""
     first, contexts = profile.engines[0], _contexts(profile)
     headings = [
         "engine", "answer tok/s", "ms p10 p50 p90", "prompt tok/s", "first token", "load", "peak",
@@ -145,7 +145,7 @@ def _engine_remarks(profile: Profile) -> list[str]:
 
 
 def _contexts(profile: Profile) -> Table:
-    """Answers' tokens per second, with the prompt's behind them."""
+    """A table of generation tokens per second by context, with prefill's behind them."""
     curves = [{point.context: point for point in each.curve} for each in profile.engines]
     rows = []
     for context in sorted({context for curve in curves for context in curve}):
@@ -180,7 +180,7 @@ def _operators(engine: EngineProfile, phase: PhaseOperators) -> Table:
 
 
 def _operator_remarks(profile: Profile) -> list[str]:
-    """Why engines do not tell where their time goes; and under a stated --memory, what their instruments took."""
+    """Why engines have no operator times; and under a stated --memory, the instruments' own memory."""
     limit, remarks = profile.settings.memory, list[str]()
     for engine in profile.engines:
         if engine.operators_reason:
@@ -290,7 +290,7 @@ def _climate(profile: Profile) -> Table:
 
 
 def _sustained(profile: Profile) -> Table:
-    """The first window of a long run against its last, engine by engine."""
+    """A table of the first window of a long run against the last, by engine."""
     runs = [(engine, engine.sustained) for engine in profile.engines if engine.sustained]
     length, count = runs[0][1].length, len(runs[0][1].windows)
     first, last = f"first {duration(length)}", f"last {duration(length)}"
@@ -318,7 +318,7 @@ def _sustained(profile: Profile) -> Table:
 
 
 def _windows(engine: EngineProfile, run: Sustained) -> Table:
-    """A long run, window after window."""
+    """A table of a long run, window by window."""
     rows = [
         [
             f"{window.start:.0f} s", rate(window.tok_s), *milliseconds(window.per_token),

@@ -1,4 +1,4 @@
-"""The charts of a device profile. None: there is nothing to draw."""
+"""The charts of a device profile; None where there is nothing to draw."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VARIES = 1.01  # between the lowest and the highest clock: less is a line, and 
 
 
 def context_chart(profile: Profile, phase: str) -> Chart | None:
-    """tok/s against context, a line for each engine; of answers with the band from p10 to p90."""
+    """tok/s against context, a line for each engine; generation with a band from p10 to p90."""
     contexts = sorted({each.context for engine in profile.engines for each in engine.curve})
     if not contexts:
         return None
@@ -38,7 +38,7 @@ def context_chart(profile: Profile, phase: str) -> Chart | None:
 
 
 def operator_chart(engine: EngineProfile) -> Chart | None:
-    """The share of each part of a pass in its time, for prompts and answers. None if the engine does not tell."""
+    """Each operator's share of the time, in prefill and generation. None if the engine does not tell."""
     if not engine.operators:
         return None
     shares = [
@@ -133,7 +133,7 @@ def memory_chart(engine: EngineProfile) -> Chart | None:
 
 
 def climate_chart(profile: Profile, what: str) -> Chart | None:
-    """°C or GHz over the run of each engine. None where nothing shows it."""
+    """°C or GHz over each engine's run. None without a sensor."""
     factor, unit, name = {"celsius": (1.0, "°C", "Temperature"), "hertz": (1e-9, "GHz", "Clock")}[what]
     lines = []
     for number, engine in enumerate(profile.engines):
@@ -159,7 +159,7 @@ def climate_chart(profile: Profile, what: str) -> Chart | None:
 
 
 def sustained_chart(profile: Profile) -> Chart | None:
-    """tok/s, window after window, a line for each engine with a band from p10 to p90 of its tokens."""
+    """tok/s window by window, a line for each engine with a band from p10 to p90 of its tokens."""
     runs = [each.sustained for each in profile.engines if each.sustained]
     if not runs:
         return None
@@ -180,7 +180,7 @@ def _speeds(
     lines: Sequence[tuple[str, Sequence[float], Sequence[Spread], Sequence[float]]],
     shape: str = "circle",
 ) -> Chart:
-    """A line for each engine: where, the spreads of single tokens' seconds, if they are to be shown, and tok/s."""
+    """A chart with a line for each engine: x values, optional spreads of seconds per token, and tok/s."""
     highest = max(max([*speeds, *(1 / each.p10 for each in spreads)], default=0.0) for _, _, spreads, speeds in lines)
     chart = Chart(label, caption, x, Axis(0, 1.05 * highest))
     for number, (engine, at, spreads, speeds) in enumerate(lines):
@@ -199,7 +199,7 @@ def _speeds(
 
 
 def _bands(engine: EngineProfile, end: float) -> list[tuple[float, float, str]]:
-    """From when to when the run did what; neighbours of one kind are one band."""
+    """Start, end and kind of the run's phases; neighbours of one kind are merged."""
     kinds: list[tuple[float, str]] = []
     for mark in engine.timeline.marks:
         what = "contexts" if mark.what.startswith("context") else mark.what

@@ -1,4 +1,4 @@
-"""The report of a run in words, for a terminal."""
+"""A run's report as text for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TOLD_S = 0.1  # of preparing a model; less is no first run, but a list of its t
 
 
 def report_line(report: RunReport) -> list[str]:
-    """The report in a line; `--verbose` has the rest."""
+    """The report on one line; `--verbose` prints the rest."""
     tokens, timings, memory, energy = report.tokens, report.timings, report.memory, report.energy
     thoughts = report.thoughts
     said = [
@@ -31,7 +31,7 @@ def report_line(report: RunReport) -> list[str]:
 
 
 def report_lines(report: RunReport) -> list[str]:
-    """The report for a person: four lines, one for thoughts, and one for memory that was given back."""
+    """The full report: four lines, plus one for thoughts, and one for released memory."""
     tokens, timings, memory, kv, energy = report.tokens, report.timings, report.memory, report.kv, report.energy
     budget = f" of {format_bytes(memory.budget)}" if memory.budget else ""
     said = [f"{tokens.reused} of them reused"] if tokens.reused else []
@@ -59,7 +59,7 @@ def report_lines(report: RunReport) -> list[str]:
 
 
 def _gpu_part(memory: Memory) -> str:
-    """What of the memory lies on a GPU."""
+    """The part of the memory that lies on a GPU."""
     if not memory.gpu:
         return ""
     where = "in the memory of the GPU" if memory.on_card else "in buffers of the GPU"
@@ -126,7 +126,8 @@ def _of_budget(energy: Energy) -> str:
 
 
 def _prepared(report: RunReport) -> str:
-    """What is made once is no part of a budget of joules, but of one of seconds, in which people wait."""
+    """The costs of one-time preparation: outside a budget of joules, but part of a budget of seconds, since people
+    wait."""
     seconds, energy = report.timings.prepared_s, report.energy
     if seconds < _TOLD_S:
         return ""

@@ -10,6 +10,7 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.model.prompt import Prompt
+from edge.run.meters import EnergyMeter
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
@@ -71,6 +72,13 @@ def check_limit(max_tokens: object) -> int | None:
         wanted = "a whole number, at least 1, or -1 for no limit"
         raise InputError(f"--max-tokens must be {wanted}, not {brief(max_tokens)}")
     return int(max_tokens)
+
+
+def check_meter(meter: EnergyMeter) -> EnergyMeter:
+    """The meter. Raises InputError for other objects."""
+    if not all(hasattr(meter, name) for name in ("read", "add_bytes")):
+        raise InputError(f"meter must count joules, as edge.devices.power.app_meter's does, not be {meter!r:.60}")
+    return meter
 
 
 def check_texts(name: str, value: object) -> None:

@@ -21,8 +21,8 @@ from edge.errors import InputError, UnsupportedError
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.run.arguments import check_text
-from edge.run.context import Mark
 from edge.run.report import RunReport
+from edge.run.sequence import Mark
 from edge.run.session import Session
 from edge.types import IntArray
 

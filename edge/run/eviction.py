@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from edge.backends.base import Engine, HeadKVCache, KVCache, ObservedEngine
+from edge.backends.kv_cache import HeadKVCache, KVCache
 from edge.kv.policy import EVERY, KVView, Needs
 from edge.types import IntArray
 
@@ -46,10 +46,6 @@ def queries_to_observe(needs: Needs, free: int, incoming: int, upcoming: int) ->
 def unobserved(needs: Needs, free: int) -> int:
     """How many tokens can run one by one before any is observed, if `free` rows are; 0 or less: not one."""
     return 0 if needs.queries == EVERY else free - max(1, needs.queries) if needs.queries else free
-
-
-def observe(engine: Engine, needs: Needs, queries: int) -> None:
-    cast(ObservedEngine, engine).observe(queries, votes=needs.votes)
 
 
 def keep_heads(kv: KVCache, rows: Sequence[IntArray], context: int, forget: bool) -> None:

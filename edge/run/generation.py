@@ -1,4 +1,4 @@
-"""The state of one generation: what it has used so far, and its report."""
+"""One generation: what watches it and makes its text, what it has used so far, and its report."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.meters import Watch
 from edge.run.report import Energy, Memory, RunReport, StopReason, Timings, Tokens
+from edge.run.sampler import Sampler
+from edge.run.stop_strings import StopStrings
+from edge.run.thoughts import Thinking
 from edge.storage.making import Made
 
+_MOST_AHEAD = 256  # tokens that an engine is asked to choose at once
+_IN_VAIN = 4  # one token in this many may be run behind the end of the answer
 _MOST_HELD = 0.1  # of the time of decoding; more, and its speed is the caller's rather than the model's
 _AMPLE = 1.5  # × the expected cost suffices
 
@@ -29,6 +34,10 @@ class Generation:
     prompt: Prompt
     started: float
     watch: Watch
+    sample: Sampler
+    thinking: Thinking
+    stops: StopStrings
+    max_tokens: int | None  # of the answer
     budget: float | None = None
     before: float = 0.0
     time_budget: float | None = None
@@ -46,6 +55,20 @@ class Generation:
     text: StringIO | None = None  # a list of pieces would take ten times the memory
     stop_reason: StopReason = "interrupted"  # unless something else ends it
 
+    def count_prompt(self, count: int) -> None:
+        """Tokens of the prompt have been run."""
+        self.ran, self.ran_at = self.ran + count, time.perf_counter()
+
+    def time_token(self) -> None:
+        """A token of the answer has been chosen."""
+        self.last_token_at = time.perf_counter()
+        self.first_token_at = self.first_token_at or self.last_token_at
+
+    def most_ahead(self) -> int:
+        """Tokens that the engine may choose before budgets are asked."""
+        left = _MOST_AHEAD if self.max_tokens is None else min(_MOST_AHEAD, self.max_tokens - self.generated)
+        return min(self.watch.affordable(left), 1 + self.generated // _IN_VAIN)
+
     @property
     def tokens(self) -> Tokens:
         return Tokens(self.prompt.known, self.generated, self.reused, self.ran, not self.prompt.ended)
@@ -54,7 +77,7 @@ class Generation:
     def is_typical(self) -> bool:
         """Whether the speed of decoding says something of other runs: a caller that is slow to ask slows it down."""
         decoded = _span(self.first_token_at, self.last_token_at)
-        return not decoded or self.held <= _MOST_HELD * decoded
+        return not decoded or self.held + self.thinking.held <= _MOST_HELD * decoded
 
     def timings(self, load_s: float) -> Timings:
         return Timings(
@@ -84,7 +107,7 @@ class Generation:
             scope=reading.scope,
             samples=reading.samples - self.watch.first.samples,
             watts=joules / (time.perf_counter() - self.started),
-            watts_limit=self.watch.watts_limit,
+            watts_limit=self.watch.limits.power,
             prepared=self.prepared.joules,
         )
 
@@ -92,17 +115,13 @@ class Generation:
 def why_unanswered(report: RunReport, options: Options) -> str:
     """Why a budget left no answer, and an estimate of the budget that would suffice."""
     tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
-
-    def start_and_need(before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
-        return _started(before, words) if report.thoughts else _needed(tokens, before, once, spent, words)
-
     if reason == "time" and timings.budget_s is not None:
         took = timings.before_s + timings.total_s
         why = f"--time {_seconds(timings.budget_s)} was over after {_seconds(took)}"
-        why += start_and_need(timings.before_s, timings.prepared_s, timings.total_s, _seconds)
+        why += _needed(report, timings.before_s, timings.prepared_s, timings.total_s, _seconds)
     elif reason == "energy" and energy.budget is not None:
         why = f"--energy {format_joules(energy.budget)} is spent ({energy.certainty})"
-        why += start_and_need(energy.before, 0.0, energy.joules, format_joules)
+        why += _needed(report, energy.before, 0.0, energy.joules, format_joules)
     elif reason == "power":
         why = f"--power {options.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({energy.certainty})"
     elif reason == "thermal" and report.heat and report.heat.highest is not None:
@@ -116,18 +135,15 @@ def why_unanswered(report: RunReport, options: Options) -> str:
     return f"stopped before the first token of the answer; {why}"
 
 
-def _started(before: float, words: Callable[[float], str]) -> str:
-    """The cost of the start alone, where nothing tells how long the model would have thought."""
-    return f", {words(before)} of it by the start" if before else ""
-
-
-def _needed(tokens: Tokens, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
+def _needed(report: RunReport, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
     """The cost of the start, and a budget that suffices for prompt and answer in the next run: by the prompt's tokens
     that ran, the first of which cost most. once: of `before`, what no later run takes.
 
     Half as much is added: the last tokens of a budget run one at a time, and no two runs cost the same.
     """
-    start = _started(before, words)
+    tokens, start = report.tokens, f", {words(before)} of it by the start" if before else ""
+    if report.thoughts:
+        return start  # nothing tells how long the model would have thought
     if not tokens.ran:
         least = words(_rounded_up(_AMPLE * (before - once + spent)))
         return f"{start}: state {least} and what the prompt's {tokens.prompt_words} tokens take"

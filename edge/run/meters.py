@@ -12,6 +12,7 @@ from edge.devices.power.base import Reading
 from edge.devices.pressure import read_pressure
 from edge.devices.thermal import read_celsius
 from edge.run.governor import THERMAL_S, MemoryReading, RunLimits, Sample, State, Stop, affordable, decide
+from edge.run.report import StopReason
 
 _COST = 200  # a reading may take 1/200 of the time: 0.5 %
 _UNREAD = 0.05  # of the energy left may be spent between two readings, or that of a single token
@@ -32,10 +33,7 @@ class EnergyMeter(Protocol):
 class Spender(Protocol):
     """An owner of memory, part of which it can return to the system."""
 
-    @property
-    def needed(self) -> int:
-        """The planned peak of the process, in bytes."""
-        ...
+    needed: int  # the planned peak of the process, in bytes
 
     @property
     def spare(self) -> int:
@@ -50,8 +48,8 @@ class Spender(Protocol):
 class Watch:
     """Enforces the limits of one generation. `limits.energy` counts from the construction of the watch.
 
-    spender: returns memory when the device, whose readings lie below `root`, is short of it. ended: whether the run
-    has been asked to end, which ends a pause.
+    spender: returns memory when the device, whose readings lie below `root`, is short of it. ended: returns who asked
+    for the end of the run, which ends a pause, or None. obey: carries out requests of other threads before a pass.
     """
 
     def __init__(
@@ -62,13 +60,14 @@ class Watch:
         *,
         spender: Spender | None = None,
         root: Path = Path("/"),
-        ended: Callable[[], bool] = lambda: False,
+        ended: Callable[[], StopReason | None] = lambda: None,
+        obey: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
         read_peak: Callable[[], int] = lambda: memory_use().peak,
     ) -> None:
-        self._limits, self._meter, self._thermometer = limits, meter, thermometer
-        self._spender, self._root, self._ended = spender, root, ended
+        self.limits, self._meter, self._thermometer = limits, meter, thermometer
+        self._spender, self._root, self._ended, self._obey = spender, root, ended, obey
         self._clock, self._sleep, self._read_peak = clock, sleep, read_peak
         self.first = self.reading = meter.read()
         self._read_at, self._interval, self._unread = clock(), 0.0, 0
@@ -78,6 +77,17 @@ class Watch:
         self.paused = 0.0  # seconds
         self.hottest: float | None = None  # °C
         self._state = State(Sample(self._read_at, 0.0))
+
+    def before_pass(self, tokens: int) -> StopReason | None:
+        """Wait, give memory back or stop, as budgets, the device and callers want it. tokens: run since the last
+        call."""
+        reason = self.stop_reason(tokens)
+        self._obey()
+        return self._ended() or reason
+
+    def ends_now(self) -> StopReason | None:
+        """Why the run ends, if something ends it at once. It never waits."""
+        return self._ended() or self.spent()
 
     def stop_reason(self, tokens: int = 1) -> Stop | None:
         """Wait as the limits require. Returns why the run must stop, or None. tokens: run since the last call."""
@@ -89,7 +99,7 @@ class Watch:
             counted = 0 if not worked else tokens if sample.joules is None else self._unread
             if sample.joules is not None:
                 self._unread = 0
-            decision, self._state = decide(self._limits, self._state, sample, counted)
+            decision, self._state = decide(self.limits, self._state, sample, counted)
             if decision.give and decision.cause and self._spender is not None:
                 self._spender.give(decision.give, decision.cause)
             if decision.stop or not decision.pause or self._ended():
@@ -99,29 +109,25 @@ class Watch:
             worked = False
 
     def pay(self) -> None:
-        """Wait until the last tokens, too, are within the power limit."""
-        if self._limits.power is not None:
+        """Wait until the last tokens, too, are within the power limit, unless the run has been asked to end."""
+        if self.limits.power is not None and not self._ended():
             self._interval = 0.0  # the meter is read at once
             self.stop_reason()
 
     def spent(self) -> Stop | None:
         """The budget that is spent, if one is. For calls between tokens: it never waits."""
         now = self._clock()
-        if self._limits.deadline is not None and now >= self._limits.deadline:
+        if self.limits.deadline is not None and now >= self.limits.deadline:
             return "time"
-        if self._limits.energy is not None and now - self._read_at >= self._interval:
+        if self.limits.energy is not None and now - self._read_at >= self._interval:
             self._read(now)
-            if self.reading.joules - self.first.joules > self._limits.energy:
+            if self.reading.joules - self.first.joules > self.limits.energy:
                 return "energy"
         return None
 
     def affordable(self, tokens: int) -> int:
         """The number of these prompt tokens that may run at once, by the time and the energy left."""
-        return affordable(self._limits, self._state, tokens, self._clock(), self.reading.joules - self.first.joules)
-
-    @property
-    def watts_limit(self) -> float | None:
-        return self._limits.power
+        return affordable(self.limits, self._state, tokens, self._clock(), self.reading.joules - self.first.joules)
 
     def joules(self) -> float:
         """Since the watch began, read now."""
@@ -130,7 +136,7 @@ class Watch:
 
     def _sample(self, worked: bool) -> Sample:
         now = self._clock()
-        peak = self._read_peak() if self._limits.memory is not None and self._steps % _STEPS_PER_PEAK == 1 else None
+        peak = self._read_peak() if self.limits.memory is not None and self._steps % _STEPS_PER_PEAK == 1 else None
         joules = None
         if not worked or now - self._read_at >= self._interval or self._nears_the_limit():
             self._read(now)
@@ -139,9 +145,9 @@ class Watch:
 
     def _nears_the_limit(self) -> bool:
         """Whether the energy spent since the last reading may be a notable part of the energy left."""
-        if self._limits.energy is None:
+        if self.limits.energy is None:
             return False
-        left = self._limits.energy - (self._state.last.joules or 0.0)
+        left = self.limits.energy - (self._state.last.joules or 0.0)
         return not self._state.token or self._unread * self._state.token > _UNREAD * left
 
     def _read(self, now: float) -> None:

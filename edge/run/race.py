@@ -47,16 +47,17 @@ def settle_race(
     if found and not found.is_gpu_faster:
         return
     rival = gpu_rival(file, spec, options)
-    if rival is None or (found and found.adapter == rival.gpu_memory().adapter):
+    gpu = rival and rival.gpu_memory()
+    if rival is None or (found and gpu and found.adapter == gpu.adapter):
         return
     try:
         usual = find_backend(options.backend, file, spec, options.kv_dtype)
         entries = [(engine, _planned(file, spec, engine, options, more)) for engine in (usual, rival)]
     except (BudgetError, UnsupportedError, InputError):
         return  # only one of them can run this, which its own plan will say
-    cpu, gpu = race(file, spec, entries, progress)
+    paces = race(file, spec, entries, progress)
     with suppress(CacheError):
-        keep_race(spec, Race(entries[1][1].config.adapter, usual.NAME, cpu, gpu))
+        keep_race(spec, Race(entries[1][1].config.adapter, usual.NAME, *paces))
 
 
 def _planned(file: GGUFFile, spec: ModelSpec, engine: Backend, options: Options, more: int) -> Plan:

@@ -8,16 +8,13 @@ be reclaimed: the system drops their pages when it needs memory, and reads them 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-from edge.backends.base import KVCache
 from edge.devices.memory import release_free_memory
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, least_rows
-from edge.plan.plan import Plan
-from edge.prompt_cache.cache import PromptCache
 from edge.run.generation import Generation
 from edge.run.report import Action, Given
+from edge.run.sequence import TokenSequence
 
 ROWS_STEP = 64  # KV rows
 SMALLEST_CHUNK = 16  # tokens
@@ -26,17 +23,15 @@ SMALLEST_CHUNK = 16  # tokens
 class Reclaimer:
     """Memory once returned is not taken again in this session. `actions` records each step.
 
-    evict: makes the policy keep a number of rows; None if it never evicts. chunk: most prompt tokens that run at once.
     run: the generation in progress, None between two of them.
     """
 
-    def __init__(
-        self, plan: Plan, kv: KVCache, prompt_cache: PromptCache | None, evict: Callable[[int], None] | None
-    ) -> None:
-        self._kv, self._prompt_cache, self._evict = kv, prompt_cache, evict
+    def __init__(self, sequence: TokenSequence) -> None:
+        plan, kv = sequence.plan, sequence.engine.kv
+        self._sequence, self._kv, self._prompt_cache = sequence, kv, sequence.prompt_cache
+        self._evicts = sequence.policy.evicts
         self._fewest = min(kv.capacity, max(SMALLEST_ROWS, least_rows(plan.sinks)))
         self.needed = plan.bytes.total  # the planned peak of the process, in bytes
-        self.chunk = plan.config.chunk
         self.run: Generation | None = None
         self.actions: list[Action] = []
 
@@ -46,11 +41,17 @@ class Reclaimer:
         rows = self._kv.capacity - self._floor()
         return self._cached() + rows * (self._kv.nbytes - self._kv.fixed) // self._kv.capacity
 
+    def trim(self, level: float) -> None:
+        """As `Session.trim`, between two passes."""
+        self._sequence.settle()
+        self.give(round(level * self.spare), "trim")
+
     def give(self, nbytes: int, cause: str) -> None:
         """Return about `nbytes` to the system, or all that can be spared."""
-        if nbytes > 0 and self.run is not None and self.run.tokens.cut and self.chunk > SMALLEST_CHUNK:
-            self.chunk = max(SMALLEST_CHUNK, self.chunk // 2)  # and memory is checked again sooner
-            self._note("chunk", 0, self.chunk, cause)
+        sequence, run = self._sequence, self.run
+        if nbytes > 0 and run is not None and run.tokens.cut and sequence.chunk > SMALLEST_CHUNK:
+            sequence.halve_chunk(SMALLEST_CHUNK)  # and memory is checked again sooner
+            self._note("chunk", 0, sequence.chunk, cause)
         nbytes -= self._give_cached(nbytes, cause)
         self._give_rows(nbytes, cause)
         release_free_memory()
@@ -68,8 +69,8 @@ class Reclaimer:
         while (lacking := nbytes - (before - kv.nbytes)) > 0 and kv.capacity > floor:  # llama.cpp: 256 rows or none
             rows = kv.capacity - -(-lacking * kv.capacity // (kv.nbytes - kv.fixed))
             rows = max(floor, rows // ROWS_STEP * ROWS_STEP)
-            if self._evict and kv.capacity - kv.free > rows:
-                self._evict(rows - max(1, rows // EVICTED_SHARE))
+            if self._evicts and kv.capacity - kv.free > rows:
+                self._sequence.shrink(rows - max(1, rows // EVICTED_SHARE))
             kv.shrink(rows)
         if kv.nbytes < before:
             self._note("shrink", before - kv.nbytes, kv.capacity, cause)
@@ -79,7 +80,7 @@ class Reclaimer:
 
     def _floor(self) -> int:
         """The smallest capacity."""
-        used = 0 if self._evict else self._kv.capacity - self._kv.free
+        used = 0 if self._evicts else self._kv.capacity - self._kv.free
         return min(self._kv.capacity, max(self._fewest, used))
 
     def _note(self, what: Given, freed: int, left: int, cause: str) -> None:

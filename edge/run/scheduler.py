@@ -9,8 +9,8 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
@@ -64,11 +64,11 @@ class Scheduler:
         self._pieces = pieces
         try:
             while True:
-                with self._step():
-                    try:
-                        piece = next(pieces)
-                    except StopIteration:
-                        return
+                with self._running:
+                    piece = next(pieces, None)
+                self._obey_alone()
+                if piece is None:
+                    return
                 yield piece
         finally:
             alone = self._running.acquire(blocking=False)  # not if garbage is collected in the middle of a trim
@@ -89,12 +89,6 @@ class Scheduler:
             self._pieces.close()
         finally:
             self._running.release()
-
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        with self._running:
-            yield
-        self._obey_alone()
 
     def _obey_alone(self) -> None:
         if self._asked and self._running.acquire(blocking=False):

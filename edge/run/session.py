@@ -1,10 +1,10 @@
-"""Prefill, decode, text: the only loop that produces tokens."""
+"""A session: a loaded model, its conversation, and the public calls that go with them."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
@@ -14,118 +14,55 @@ from weakref import WeakSet
 
 import numpy as np
 
-from edge.backends.base import AdaptedEngine, Backend, CardEngine, GPUBackend, LoadProgress
+from edge.backends.base import AdaptedEngine, Backend, CardEngine, LoadProgress
 from edge.budget import format_bytes
 from edge.devices.child import children_peak, room_for_children
 from edge.devices.memory import memory_use, release_free_memory
 from edge.devices.power import find_meter, measure_card, memory_root, sensors_root
 from edge.devices.thermal import Zone, zones
 from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
-from edge.model.catalog import find_local
 from edge.model.lora import Lora, open_lora
 from edge.model.lora_file import parse_lora
 from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
-from edge.options import Options, takes_options
-from edge.plan.engines import plan_here
+from edge.options import Options
 from edge.plan.plan import Plan, plan_with_lora
-from edge.prompt_cache.cache import PromptCache
-from edge.run.arguments import check_limit, check_stream
-from edge.run.context import Context, Mark
+from edge.run.arguments import check_limit, check_meter, check_stream
 from edge.run.generation import Generation, memory_of, why_unanswered
 from edge.run.governor import RunLimits
 from edge.run.history import remember_run
+from edge.run.loop import decode, prefill, read_ahead
 from edge.run.meters import EnergyMeter, Watch
-from edge.run.opening import open_model
-from edge.run.picker import MOST_AHEAD, Picker
-from edge.run.race import settle_race
 from edge.run.reclaim import Reclaimer
 from edge.run.report import AdapterUse, Heat, KVUse, RunReport, StopReason
 from edge.run.sampler import Sampler
 from edge.run.scheduler import Scheduler, stepwise
+from edge.run.sequence import Mark, TokenSequence
 from edge.run.stop_strings import StopStrings
 from edge.run.thoughts import Thinking
 from edge.sampling import SamplingParams
-from edge.storage.making import Made, account
+from edge.storage.making import Made
 from edge.storage.versions import own_versions
 from edge.types import FloatArray, IntArray
 
 DEFAULT_MAX_TOKENS = 512
-_READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are asked: a few milliseconds of work
 
 Progress = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
 
 
-@takes_options
-def load(
-    model: str | Path | Model,
-    options: Options | None = None,
-    *,
-    meter: EnergyMeter | None = None,
-    on_load: LoadProgress | None = None,
-    **keywords: Any,
-) -> Session:
-    """Plan a run that fits, load the model, and return a Session.
-
-    model: a GGUF path, an installed name (`smollm2-135m`), a name on the Hub, which is downloaded if it is not here
-    (see `edge.pull`), or an opened Model. meter: counts the joules (default: the device's best sensor, or an estimate).
-    on_load: is called with the fraction that is loaded. The keywords are options, as people write them ("256MiB",
-    "20s", or a number of bytes, seconds, joules, watts, °C); they go before those of `options`. time and energy hold
-    for every generation; prompt_cache may be a PromptCache, which sessions share:
-
-    OPTIONS
-
-    Raises BudgetError if nothing fits, UnsupportedError for a temperature that nothing here measures, and the errors of
-    `open_model`.
-    """
-    options = Options.of(options, **keywords)
-    cache = options.prompt_cache
-    if cache is not None and not isinstance(cache, PromptCache):
-        options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
-    opened = model if isinstance(model, Model) else _open(model, options)
-    meter = _checked(meter or find_meter())
-    with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
-        settle_race(opened.file, opened.spec, options, on_load, more=_still_to_come())
-        backend, plan = plan_here(opened.file, opened.spec, options, _still_to_come())
-        session = Session(opened, backend, plan, options, on_load, meter)
-    session.prepared = made
-    return session
-
-
-_OPEN: WeakSet[Session] = WeakSet()
-
-
-def _still_to_come() -> int:
-    """Bytes that the process does not hold yet, but by the plans of its open sessions will."""
-    planned = max((session.plan.bytes.total for session in _OPEN), default=0)
-    return max(0, planned - memory_use().rss)
-
-
-def _open(model: str | Path, options: Options) -> Model:
-    """Downloads it first, if it is on the Hub and not here."""
-    found = find_local(model)
-    if found is None:
-        from edge.pulling import ensure  # here: local models need no client for HTTP
-
-        found = ensure(model, options)
-    return open_model(found)
+open_sessions: WeakSet[Session] = WeakSet()
 
 
 class Session:
     """A loaded model and its KV cache. Use it as a context manager, or call `close`."""
 
     def __init__(
-        self,
-        model: Model,
-        backend: Backend,
-        plan: Plan,
-        options: Options,
-        on_load: LoadProgress | None = None,
+        self, model: Model, backend: Backend, plan: Plan, options: Options, on_load: LoadProgress | None = None,
         meter: EnergyMeter | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """options: their limits and their PromptCache; what else they say is in the plan."""
-        self._meter = _checked(meter or find_meter())
+        self._meter = check_meter(meter or find_meter())
         self.prepared = Made()  # before the first generation, once for this model
         self._zone = _find_zone(options)
         self.model, self.spec, self.tokenizer = model, model.spec, model.tokenizer
@@ -133,13 +70,12 @@ class Session:
         self.report: RunReport | None = None
         self._backend = backend
         self._process, self._closed = os.getpid(), False
-        self._other_rows = False  # whether the rows of the conversation were those of another adapter
         started = time.perf_counter()
         self._with_children = children_peak()
         self._load_engine(plan, open_lora(options.lora or (), model.file, model.spec), on_load)
         self._load_s = time.perf_counter() - started
-        _OPEN.add(self)
-        self.steps = Scheduler(self._give_back)
+        open_sessions.add(self)
+        self.steps = Scheduler(lambda level: self._reclaimer.trim(level))
         self.terminated = self._interrupted = False
         peak = max(memory_use().peak, self._with_children)
         if options.memory is not None and peak > options.memory:
@@ -161,10 +97,9 @@ class Session:
             raise
         if engine.capabilities.gpu and (card := cast(CardEngine, engine).card):
             measure_card(self._meter, card)
-        cache: PromptCache | None = self.options.prompt_cache
         self.engine, self.plan = engine, plan
-        self._context = context = Context(engine, plan, lora, cache, self._meter)
-        self._reclaimer = Reclaimer(plan, engine.kv, cache, context.shrink if context.policy.evicts else None)
+        self._sequence = TokenSequence(engine, plan, lora, self.options.prompt_cache, self._meter)
+        self._reclaimer = Reclaimer(self._sequence)
 
     def __enter__(self) -> Session:
         return self
@@ -178,22 +113,18 @@ class Session:
         if hasattr(self, "engine") and self._process == os.getpid():  # a forked child has none of the engine's threads
             self.steps.end()
             self._closed = True
-            _OPEN.discard(self)
+            open_sessions.discard(self)
             self.engine.close()
 
     def reset(self) -> None:
         """Forget the conversation: empty the KV cache. Raises BusyError during a generation."""
         self.steps.check_idle()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._context.reset()
-        self._other_rows = False
+        self._sequence.reset()
 
     @property
     def lora(self) -> Lora | None:
         """The adapters that the model runs with."""
-        return self._context.lora
+        return self._sequence.lora
 
     def set_lora(self, lora: str | Path | None, *, scale: float = 1.0) -> None:
         """Run with another LoRA adapter from the next generation on, or with none.
@@ -215,13 +146,12 @@ class Session:
         adapters, plan = open_lora(parse_lora(files), self.model.file, self.spec), self.plan
         if adapters is not None and not self.engine.capabilities.lora:
             raise UnsupportedError(f"the {plan.backend} engine runs no LoRA adapters")
-        had_rows = self._other_rows or self.engine.kv.length > 0
+        lost = self._sequence.lost or self.engine.kv.length > 0
         if adapters is not None and adapters.size.rank > plan.config.lora_rank:
             self._load_again(plan_with_lora(plan, self.spec, self._backend, adapters.size), adapters)
         elif adapters is not None or self.lora is not None:
             cast(AdaptedEngine, self.engine).set_lora(adapters)
-        self._reset()
-        self._context.lora, self._other_rows = adapters, had_rows
+        self._sequence.adopt(adapters, lost)
         self.options = replace(self.options, lora=files or None)
 
     def _load_again(self, plan: Plan, lora: Lora) -> None:
@@ -232,18 +162,17 @@ class Session:
             self._load_engine(plan, lora)
         except BaseException:
             self._load_engine(self.plan, self.lora)
-            self._reset()
             raise
 
     def mark(self) -> Mark:
         """Where the conversation is, between two generations."""
-        return self._context.mark()
+        return self._sequence.mark()
 
     def rewind(self, mark: Mark) -> bool:
         """Forget all that came after `mark`. False, and nothing changes, where that cannot be: rows before it were
         evicted since, rows have attention from queries after it, by which the policy would choose, or the engine has no
         longer what its windows or its recurrent state held there."""
-        return self._context.rewind(mark)
+        return self._sequence.rewind(mark)
 
     def generate(self, prompt: str | Iterable[str] | IntArray | Prompt, **options: Any) -> str:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
@@ -275,14 +204,14 @@ class Session:
         prompt: text (goes through the chat template unless `raw`, which parses control tokens instead) or token ids,
         int [n]; text in parts and a Prompt are read while they are run, so that they may be longer than what fits in
         memory. max_tokens: None or -1 goes on until something else stops it. stop: a text before which the answer
-        ends, or several. follow_up: continue the
-        conversation in the cache instead of starting anew. think: whether and how long the model thinks before it
-        answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been rendered with it already. Thoughts count in
-        max_tokens, are not searched for `stop`, and go to `report.thoughts` and, piece by piece, to on_thought, which
-        must return quickly. time_limit: seconds, energy_limit: joules, instead of the session's budget; time_spent,
-        energy_spent: what of it is gone already, for the start. keep_text=False leaves the report's texts None, for
-        runs without end. After the last piece, or when the iterator is closed, `report` holds
-        the RunReport, and its figures are in the history of this device (see docs/devices.md), for `edge.forecast`.
+        ends, or several. follow_up: continue the conversation in the cache instead of starting anew. think: whether and
+        how long the model thinks before it answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been
+        rendered with it already. Thoughts count in max_tokens, are not searched for `stop`, and go to `report.thoughts`
+        and, piece by piece, to on_thought, which must return quickly. time_limit: seconds, energy_limit: joules,
+        instead of the session's budget; time_spent, energy_spent: what of it is gone already, for the start.
+        keep_text=False leaves the report's texts None, for runs without end. After the last piece, or when the iterator
+        is closed, `report` holds the RunReport, and its figures are in the history of this device (see
+        docs/devices.md), for `edge.forecast`.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
         forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
@@ -300,75 +229,64 @@ class Session:
         joules = options.energy if energy_limit is None else energy_limit
         limits = RunLimits(
             deadline=None if limit is None else started + limit - time_spent,
-            memory=options.memory,
             energy=None if joules is None else max(0.0, joules - energy_spent),
-            power=options.power,
-            celsius=options.max_temp,
-        )
+            memory=options.memory, power=options.power, celsius=options.max_temp,
+        )  # fmt: skip
         watch = Watch(
-            limits,
-            self._meter,
-            self._zone.path if self._zone else None,
-            spender=self._reclaimer,
-            root=memory_root(),
-            ended=lambda: self._ended_by() is not None,
-        )
-        if follow_up and self._other_rows:
+            limits, self._meter, self._zone.path if self._zone else None, spender=self._reclaimer,
+            root=memory_root(), ended=self._ended_by, obey=self.steps.obey,
+        )  # fmt: skip
+        sequence = self._sequence
+        if follow_up and sequence.lost:
             raise InputError("the adapter was changed, and the conversation forgotten: begin a new one")
         self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
-        asked = self._tokens_of(prompt, system=system, raw=raw, follow_up=follow_up, think=chosen)
-        thinking = Thinking(self.model, asked, chosen, on_thought, keep_text)
+        asked = self._tokens_of(prompt, system, raw, follow_up, chosen)
+        thinking = Thinking(self.model, asked, chosen, watch, on_thought, keep_text)
+        banned = self.tokenizer.suppressed | (self.tokenizer.end_ids if ignore_eos else frozenset())
         if not follow_up:
-            self._reset()
-        stopped = self._read_ahead(asked, watch)
+            sequence.reset()
+        stopped = read_ahead(sequence, asked, watch)
         if not stopped:
-            self._context.check_fits(asked)
-        asked = self._context.begin(asked, follow_up=follow_up)
-        text = StringIO() if keep_text else None
-        run = Generation(asked, started, watch, joules, energy_spent, limit, time_spent, self.prepared, text=text)
+            sequence.check_fits(asked)
+        asked = sequence.begin(asked, follow_up=follow_up)
+        run = Generation(
+            asked, started, watch, Sampler(sampling, banned), thinking, StopStrings(stop), max_tokens,
+            joules, energy_spent, limit, time_spent, self.prepared, text=StringIO() if keep_text else None,
+        )  # fmt: skip
         self.prepared = Made()
         self._reclaimer.run = run
         try:
             if not stopped and not follow_up:
-                self.engine.kv.expect(asked.waiting)  # which decides whose rows are those of this text
-                run.reused = self._context.reuse(self._chunk(asked.waiting))
+                run.reused = sequence.reuse()
             run.restored_at = time.perf_counter()
-            logits = self._prefill(run, on_prefill)
-            if logits is not None:
-                banned = self.tokenizer.suppressed | (self.tokenizer.end_ids if ignore_eos else frozenset())
-                picker = Picker(self._context, Sampler(sampling, banned), logits)
-                for piece in self._decode(picker, run, thinking, StopStrings(stop), max_tokens):
-                    if text is not None:
-                        text.write(piece)
-                    shown = time.perf_counter()
-                    yield piece
-                    run.held += time.perf_counter() - shown
-                if self._ended_by() is None:
-                    run.watch.pay()
+            for done, known in prefill(sequence, run):
+                if on_prefill:
+                    on_prefill(done, known)
+            if sequence.prompt_done:
+                for piece in decode(sequence, run):
+                    if piece:
+                        if run.text is not None:
+                            run.text.write(piece)
+                        shown = time.perf_counter()
+                        yield piece
+                        run.held += time.perf_counter() - shown
         except EngineError:
             run.stop_reason = "failed"
             raise
         finally:
             with suppress(EngineError):  # a GPU that is lost cannot even forget rows
-                self._context.settle()
-                self._context.remember()
+                sequence.end()
             self._reclaimer.run = None
-            run.held += thinking.held
-            self.report = self._report(run, sampling, thinking)
+            self.report = self._report(run, sampling.seed)
             if run.is_typical:
                 remember_run(self.spec, self.plan, self.report)
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, self.options))
 
     def _tokens_of(
-        self,
-        prompt: str | Iterable[str] | IntArray | Prompt,
-        *,
-        system: str | None,
-        raw: bool,
-        follow_up: bool,
+        self, prompt: str | Iterable[str] | IntArray | Prompt, system: str | None, raw: bool, follow_up: bool,
         think: Think,
-    ) -> Prompt:
+    ) -> Prompt:  # fmt: skip
         if self._closed:
             raise InputError("this session is closed: load the model again")
         if isinstance(prompt, Prompt):
@@ -396,10 +314,6 @@ class Session:
             raise InputError(f"the level of trim must be from 0 to 1, not {level}")
         self.steps.ask(level)
 
-    def _give_back(self, level: float) -> None:
-        self._context.settle()
-        self._reclaimer.give(round(level * self._reclaimer.spare), "trim")
-
     def interrupt(self) -> None:
         """End the answer before its next token, as a budget would; from any thread or signal handler. The stop reason
         is `interrupted`. Nothing happens between two generations."""
@@ -413,183 +327,54 @@ class Session:
         """Who asked for the end of the answer."""
         return "terminated" if self.terminated else "interrupted" if self._interrupted else None
 
-    def _read_ahead(self, prompt: Prompt, watch: Watch) -> StopReason | None:
-        """Read as much of a prompt as decisions about its next chunk depend on: what the cache holds, and a chunk, or
-        all that RoPE's factors depend on.
-
-        Returns why it was not read, if a budget ended first: making tokens of a long text takes time and joules, too.
-        """
-        kv = self.engine.kv
-        wanted = max(kv.capacity + self.plan.config.chunk, kv.foresight)
-        while prompt.waiting < wanted and prompt.read():
-            if prompt.known > _READ_UNASKED and (reason := self._ended_by() or watch.spent()):
-                return reason
-        return None
-
     @property
     def may_evict(self) -> bool:
         """Whether the policy makes room when the cache is full."""
-        return self._context.policy.evicts
+        return self._sequence.policy.evicts
 
     def make_room(self, count: int) -> bool:
         """Evict until `count` more rows fit, by the policy. False if it may not evict and they do not fit."""
-        return self._context.make_room(count)
+        return self._sequence.make_room(count)
 
     def shrink(self, budget: int) -> None:
         """Evict by the policy until no more than `budget` rows are left, on average where heads differ; nothing if it
         never evicts."""
-        self._context.shrink(budget)
+        self._sequence.shrink(budget)
 
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """Run tokens for which there is room, and let the policy see what it needs.
 
         upcoming: tokens that will want room next. Returns logits after the last, or after every token.
         """
-        return self._context.forward(tokens, upcoming=upcoming, every=every)
+        return self._sequence.forward(tokens, upcoming=upcoming, every=every)
 
-    def _chunk(self, count: int) -> int:
-        """Tokens that are run at once when `count` are to come."""
-        chunk, kv = self._reclaimer.chunk, self.engine.kv
-        if count > kv.free and chunk > kv.capacity // 2:
-            return max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
-        return chunk
-
-    def _prefill(self, run: Generation, on_prefill: Progress | None) -> FloatArray | None:
-        """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
-        context, prompt, free = self._context, self._context.prompt, self.engine.kv.free
-        self._read_ahead(prompt, run.watch)
-        logits, count, size = None, 0, self._chunk(prompt.waiting)
-        first, ends = size, context.ends_to_remember(size)
-        if context.policy.needs.queries > 0 and 0 < free < min(first, prompt.waiting):
-            first = free  # nobody knew that these tokens would come, so nothing may have been observed: what fits first
-        while True:
-            reason = self._look_around(run, count) or self._read_ahead(prompt, run.watch)
-            left = prompt.waiting
-            if reason is None and not left:
-                break
-            size = min(size, self._chunk(left))
-            wanted = min(size, left, size if run.ran else first, *(end - self.engine.kv.length for end in ends[:1]))
-            if reason is None and not (count := run.watch.affordable(wanted)):
-                reason = "energy"
-            if reason is None and not context.make_room(count):
-                reason = "memory"  # rows that it was planned to have were given back
-            if reason:
-                run.stop_reason = reason
-                return None
-            self.engine.kv.expect(left)
-            logits = context.forward(prompt.peek(count), upcoming=min(size, max(1, left - count)))
-            prompt.advance(count)
-            run.ran, run.ran_at = run.ran + count, time.perf_counter()
-            if ends and self.engine.kv.length == ends[0]:
-                del ends[0]
-                context.remember()
-            if on_prefill:
-                on_prefill(run.ran, prompt.known - run.reused)
-        context.end_prompt()
-        run.prefill_joules = run.watch.joules()
-        return logits
-
-    def _look_around(self, run: Generation, tokens: int = 1) -> StopReason | None:
-        """Before each pass: wait, give memory back or stop, as budgets, the device and callers want it. tokens: run
-        since the last time."""
-        reason = run.watch.stop_reason(tokens)
-        self.steps.obey()
-        return self._ended_by() or reason
-
-    def _between(self, run: Generation, picker: Picker) -> StopReason | None:
-        """Why the answer ends before its next token; only what stops it at once, if that token has been run."""
-        if self._context.ahead:
-            return self._ended_by() or run.watch.spent()
-        return self._look_around(run, picker.ran)
-
-    def _ahead(self, run: Generation, max_tokens: int | None) -> int:
-        """Tokens that the engine may choose before budgets are asked; 0 if it must not, or cannot."""
-        if not self.engine.capabilities.picks or len(self._context.pending) > 1:
-            return 0
-        return run.watch.affordable(MOST_AHEAD if max_tokens is None else min(MOST_AHEAD, max_tokens - run.generated))
-
-    def _decode(
-        self,
-        picker: Picker,
-        run: Generation,
-        thinking: Thinking,
-        stops: StopStrings,
-        max_tokens: int | None,
-    ) -> Iterator[str]:
-        """Pick, show, run, until something stops it; sets `run.stop_reason`."""
-        context, end_ids = self._context, self.tokenizer.end_ids
-        reason: StopReason | None = None
-        while reason is None:
-            if thinking.banned is not None:
-                picker.sample.ban(thinking.banned)
-            token = picker.next()
-            run.last_token_at = time.perf_counter()
-            run.first_token_at = run.first_token_at or run.last_token_at
-            if token in end_ids or thinking.ends(token):
-                reason = "eos"
-                break
-            run.generated += 1
-            context.pending = [token]
-            if text := stops.feed(thinking.feed(token, run.watch)):
-                yield text
-            reason = "stop" if stops.met else "length" if run.generated == max_tokens else self._between(run, picker)
-            if reason is None and (closing := thinking.closing(run.watch)):
-                context.settle()
-                context.pending += closing
-            while reason is None and context.pending:
-                part = context.pending[: self._chunk(len(context.pending))]
-                if not context.ahead and not context.make_room(len(part)):
-                    reason = "capacity" if self.engine.kv.capacity == self.plan.config.capacity else "memory"
-                    break
-                picker.run(part, run.generated, self._ahead(run, max_tokens))
-                del context.pending[: len(part)]
-        run.stop_reason = reason
-        if text := "" if stops.met else stops.feed(thinking.rest()):
-            yield text
-        if rest := stops.rest():
-            yield rest
-
-    def _report(self, run: Generation, sampling: SamplingParams, thinking: Thinking) -> RunReport:
-        context, kv, actions = self._context, self.engine.kv, tuple(self._reclaimer.actions)
+    def _report(self, run: Generation, seed: int | None) -> RunReport:
+        sequence, kv, actions = self._sequence, self.engine.kv, tuple(self._reclaimer.actions)
         versions = {**own_versions(), **self._backend.versions()}  # first: it takes a MiB, which is reported, too
         self._reclaimer.actions.clear()
+        gpu_used = self._backend.used_memory(self.plan.config.adapter) if self.plan.bytes.gpu else None
+        adapters = zip(self.lora.adapters, self.lora.scales, strict=True) if self.lora else ()
         return RunReport(
             text=None if run.text is None else run.text.getvalue(),
             tokens=run.tokens,
             timings=run.timings(self._load_s),
             stop_reason=run.stop_reason,
-            memory=memory_of(self.plan, kv.nbytes, self.options, self._gpu_used(), self._with_children),
-            kv=KVUse(context.policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, context.evicted),
+            memory=memory_of(self.plan, kv.nbytes, self.options, gpu_used, self._with_children),
+            kv=KVUse(sequence.policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, sequence.evicted),
             plan=self.plan.to_dict(),
             versions=versions,
             energy=run.energy(),
             heat=None if self._zone is None else Heat(self._zone.name, run.watch.hottest, self.options.max_temp),
             actions=actions,
-            thoughts=thinking.report(run.watch),
-            seed=sampling.seed,
-            lora=self._adapters(),
+            thoughts=run.thinking.report(),
+            seed=seed,
+            lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
         )
-
-    def _gpu_used(self) -> int | None:
-        if not self.plan.bytes.gpu:
-            return None
-        return cast(GPUBackend, self._backend).used_memory(self.plan.config.adapter)
-
-    def _adapters(self) -> tuple[AdapterUse, ...]:
-        lora = self.lora
-        pairs = zip(lora.adapters, lora.scales, strict=True) if lora else ()
-        return tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in pairs)
-
-
-def _checked(meter: EnergyMeter) -> EnergyMeter:
-    if not all(hasattr(meter, name) for name in ("read", "add_bytes")):
-        raise InputError(f"meter must count joules, as edge.devices.power.app_meter's does, not be {meter!r:.60}")
-    return meter
 
 
 def _find_zone(options: Options) -> Zone | None:
     """The processor's thermometer."""
-    found = zones(sensors_root())
-    if options.max_temp is not None and not found:
+    found = next(iter(zones(sensors_root())), None)
+    if options.max_temp is not None and found is None:
         raise UnsupportedError("--max-temp cannot be kept: this device shows no temperature in /sys/class/thermal")
-    return found[0] if found else None
+    return found

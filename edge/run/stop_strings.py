@@ -26,7 +26,7 @@ class StopStrings:
             self.met = True
             shown, self._held = self._held[: min(found)[1]], ""
             return shown
-        keep = max(_overlap(self._held, stop) for stop in self._stops)
+        keep = max(overlap(self._held, stop) for stop in self._stops)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown
 
@@ -36,6 +36,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+def overlap(held: Sequence[object], mark: Sequence[object]) -> int:
+    """Length of the longest end of `held` that begins `mark`, and is not all of it."""
+    longest = min(len(held), len(mark) - 1)
+    return next((count for count in range(longest, 0, -1) if held[-count:] == mark[:count]), 0)

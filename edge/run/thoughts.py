@@ -12,9 +12,10 @@ from edge.model.thinking import Family, Think
 from edge.model.tokenizer import TokenizerLike
 from edge.run.meters import Watch
 from edge.run.report import Thoughts
+from edge.run.stop_strings import overlap
 
-Symbol = str | int
-"""A character, or a special token that is part of a mark."""
+OnThought = Callable[[str], None]
+Symbol = str | int  # a character, or a special token that is part of a mark
 
 
 class Splitter:
@@ -55,7 +56,7 @@ class Splitter:
             self._emit(start, found)
             del self._held[: end - start]
             self.thinking, self._begins = thinks, True
-        self._emit(len(self._held) - max((_overlap(self._held, mark) for mark, _ in self._marks), default=0), found)
+        self._emit(len(self._held) - max((overlap(self._held, mark) for mark, _ in self._marks), default=0), found)
         return found
 
     def rest(self) -> list[tuple[bool, str]]:
@@ -76,22 +77,23 @@ class Splitter:
 
 
 class Thinking:
-    """The thoughts of one generation. on_thought: is called with their pieces."""
+    """The thoughts of one generation, and the text of its answer without them. on_thought: is called with pieces of
+    thoughts. watch: tells what they cost."""
 
     def __init__(
-        self, model: Model, prompt: Prompt, think: Think, on_thought: Callable[[str], None] | None, keep_text: bool
+        self, model: Model, prompt: Prompt, think: Think, watch: Watch, on_thought: OnThought | None, keep_text: bool
     ) -> None:
         template, tokenizer = model.template, model.tokenizer
         self._family = None if template is None or prompt.thinks is None else template.family
         self._splitter = Splitter(tokenizer, self._family, prompt.thinks or False)
-        self._limit, self._on_thought = think, on_thought
+        self._limit, self._watch, self._on_thought = think, watch, on_thought
         self._text = StringIO() if keep_text else None
         self.tokens, self._added, self._cut = 0, 0, False
         self.held = 0.0  # seconds that the caller's on_thought took
         self._open = 0  # tokens that may be the beginning of an opening mark
         self._seconds, self._joules = 0.0, 0.0
         self._since: tuple[float, float] | None = None  # time and joules when these thoughts began
-        self._end, self._closing = -1, list[int]()
+        self._end_ids, self._end, self._closing = tokenizer.end_ids, -1, list[int]()
         if self._family is not None:
             early_end = self._family.early_end(model.spec.architecture)
             self._closing = tokenizer.encode(early_end, special=True, start=False).tolist()
@@ -99,16 +101,16 @@ class Thinking:
                 self._end = tokenizer.special_tokens().get(self._family.end, (-1, True))[0]
 
     def ends(self, token: int) -> bool:
-        """Whether this token ends the answer, though not a thought."""
-        return token == self._end and not self._splitter.thinking
+        """Whether this token ends the generation; one of them would not within a thought."""
+        return token in self._end_ids or (token == self._end and not self._splitter.thinking)
 
-    def feed(self, token: int, watch: Watch) -> str:
+    def feed(self, token: int) -> str:
         """The text that a generated token adds to the answer."""
         if self._family is None:
             return "".join(text for _, text in self._splitter.feed(token))
         before = self._splitter.thinking
         if before and self._since is None:
-            self._begin(watch)
+            self._begin()
         answer = self._pass_on(self._splitter.feed(token))
         now = self._splitter.thinking
         if before or now:
@@ -116,19 +118,19 @@ class Thinking:
         else:
             self._open = 0 if self._splitter.between else self._open + 1
         if now and not before:
-            self._begin(watch)
+            self._begin()
         elif before and not now:
-            self._finish(watch)
+            self._finish()
         return answer
 
-    def closing(self, watch: Watch) -> list[int]:
+    def closing(self) -> list[int]:
         """The tokens that end the thoughts, once their budget is used up; else none. They are fed to the model next."""
-        if not self._splitter.thinking or not self._splitter.between or self._since is None or not self._spent(watch):
+        if not self._splitter.thinking or not self._splitter.between or self._since is None or not self._spent():
             return []
         for token in self._closing:
             self._pass_on(self._splitter.feed(token))
         self._cut, self._added = True, self._added + len(self._closing)
-        self._finish(watch)
+        self._finish()
         return self._closing
 
     @property
@@ -140,9 +142,9 @@ class Thinking:
         """The rest of the answer, at the end of a generation."""
         return self._pass_on(self._splitter.rest())
 
-    def report(self, watch: Watch) -> Thoughts | None:
+    def report(self) -> Thoughts | None:
         """At the end of a generation; None if the model has not thought."""
-        self._finish(watch)
+        self._finish()
         if not self.tokens:
             return None
         text = None if self._text is None else self._text.getvalue().rstrip()
@@ -158,20 +160,20 @@ class Thinking:
                 self.held += time.perf_counter() - shown
         return "".join(text for thought, text in pieces if not thought)
 
-    def _spent(self, watch: Watch) -> bool:
+    def _spent(self) -> bool:
         if self._limit.tokens is not None:
             return self.tokens >= self._limit.tokens
         if self._limit.joules is None or self._since is None:
             return False
-        return self._joules + watch.joules() - self._since[1] >= self._limit.joules
+        return self._joules + self._watch.joules() - self._since[1] >= self._limit.joules
 
-    def _begin(self, watch: Watch) -> None:
-        self._since = (time.perf_counter(), watch.joules())
+    def _begin(self) -> None:
+        self._since = (time.perf_counter(), self._watch.joules())
 
-    def _finish(self, watch: Watch) -> None:
+    def _finish(self) -> None:
         if self._since is not None:
             self._seconds += time.perf_counter() - self._since[0]
-            self._joules += watch.joules() - self._since[1]
+            self._joules += self._watch.joules() - self._since[1]
             self._since = None
 
 
@@ -189,9 +191,3 @@ def _first_match(symbols: list[Symbol], marks: list[tuple[list[Symbol], bool]]) 
             if symbols[max(0, end - len(mark)) : end] == mark:
                 return end - len(mark), end, thinks
     return None
-
-
-def _overlap(symbols: list[Symbol], mark: list[Symbol]) -> int:
-    """Length of the longest end of `symbols` that begins `mark`."""
-    longest = min(len(symbols), len(mark) - 1)
-    return next((count for count in range(longest, 0, -1) if symbols[-count:] == mark[:count]), 0)

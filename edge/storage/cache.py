@@ -1,12 +1,12 @@
 """The cache folder: files derived from models (repacked weights, compiled kernels, hashes …) that can be made again.
 
 It is EDGE_CACHE, or the system's folder for caches, and holds at most EDGE_CACHE_LIMIT (16 GiB); the least recently
-used entries are evicted first. An entry's name is a hash, by the caller, of all that its content depends on.
+used entries are evicted first. An entry's name is the caller's hash of everything that its content depends on.
 
     path = find_or_make(kind, key, suffix, write, about=label)  # write(temporary) is called if there is no entry
 
-`find` returns only entries that their completion record vouches for (completion.py). Another process may remove an
-entry at any time, so open it soon.
+`find` returns only entries with a valid completion record (completion.py). Another process may remove an entry at any
+time, so open it soon.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _OURS = re.compile(rf"\.(?P<pid>\d+)-\w+-.+|\.{_KEY.pattern}\.lock|{_KEY.pattern
 
 @dataclass(frozen=True)
 class Entry:
-    """A complete file in the cache. bytes: its size. last_used: seconds since 1970. about: a description for people."""
+    """A complete file in the cache."""
 
     kind: EntryKind
     key: str
-    about: str
-    bytes: int
-    last_used: float
+    about: str  # description for people
+    bytes: int  # size
+    last_used: float  # seconds since 1970
     path: Path
 
 
 def cache_folder() -> Path:
-    """The folder, which need not exist."""
+    """The folder, which may not exist."""
     import platformdirs
 
     chosen = os.environ.get("EDGE_CACHE") or platformdirs.user_cache_dir("edge")
@@ -67,14 +67,14 @@ def cache_folder() -> Path:
 
 
 def cache_limit() -> int:
-    """The most bytes that all entries may hold. Raises InputError if EDGE_CACHE_LIMIT is not an amount."""
+    """The limit of all entries in bytes. Raises InputError if EDGE_CACHE_LIMIT is not an amount."""
     return parse_bytes(os.environ.get("EDGE_CACHE_LIMIT") or _LIMIT, "EDGE_CACHE_LIMIT")
 
 
 def find(kind: EntryKind, key: str, suffix: str) -> Path | None:
-    """The entry's file if it is whole, which counts as a use. A damaged entry is removed, and None.
+    """The entry's file if it is whole, which counts as a use. A damaged entry is removed, and None returned.
 
-    Raises ValueError for names that no entry can have; an error of the disk means None.
+    Raises ValueError for names that no entry can have; an error of the disk gives None.
     """
     path = _place(kind, key, suffix)
     if not _is_folder(path.parent) or status_of(path) is None:
@@ -89,11 +89,11 @@ def find(kind: EntryKind, key: str, suffix: str) -> Path | None:
 
 @contextmanager
 def create(kind: EntryKind, key: str, suffix: str, about: str = "", expected: int = 0) -> Iterator[Path]:
-    """Write an entry: yields an empty temporary file, which becomes the entry if the block ends well.
+    """Yield an empty temporary file, whose name ends in `suffix` and which becomes the entry if the block ends well.
 
-    Its name ends in `suffix`. `expected` is the size in bytes, if known: a full disk is then noticed beforehand.
-    Write with write(), not through a memory map, which would end the process on a full disk. Other entries go if the
-    limit is exceeded. Raises CacheError if the folder cannot be written or is full, InputError for a bad limit.
+    expected: the size in bytes, if known, to notice a full disk beforehand. Write with write(), not through a memory
+    map, which would kill the process on a full disk. If the limit is exceeded, other entries are evicted. Raises
+    CacheError if the folder cannot be written or is full, InputError for a bad limit.
     """
     limit = cache_limit()
     path = _place(kind, key, suffix)
@@ -129,9 +129,9 @@ def lock(kind: EntryKind, key: str) -> Iterator[None]:
 def find_or_make(
     kind: EntryKind, key: str, suffix: str, write: Callable[[Path], None], about: str = "", expected: int = 0
 ) -> Path:
-    """The entry's file; `write(temporary)` fills it if there is none. A second process waits for the first.
+    """The entry's file; `write(temporary)` creates it if missing. A second process waits for the first.
 
-    Raises CacheError, and what `write` raises.
+    Raises CacheError, and the errors of `write`.
     """
     if path := find(kind, key, suffix):
         return path
@@ -161,7 +161,8 @@ def entries(kind: EntryKind | None = None) -> list[Entry]:
 
 
 def clear(kind: EntryKind | None = None) -> tuple[int, int]:
-    """Remove all entries (of one kind) and what dead processes left: (entries, bytes freed). Raises CacheError."""
+    """Remove all entries (of one kind) and leftovers of dead processes. Returns their number and the bytes freed.
+    Raises CacheError."""
     removed = entries(kind)
     for entry in removed:
         discard(entry)
@@ -181,21 +182,21 @@ def _kinds(kind: EntryKind | None) -> tuple[EntryKind, ...]:
 
 
 def _place(kind: EntryKind, key: str, suffix: str) -> Path:
-    """Where an entry lies. Raises ValueError for names that might leave the folder: a caller's mistake."""
+    """The path of an entry. Raises ValueError for names that might leave the folder: a caller's mistake."""
     if kind not in ENTRY_KINDS or not _KEY.fullmatch(key) or not _SUFFIX.fullmatch(suffix):
         raise ValueError(f"not a cache entry: {kind!r}, {key!r}, {suffix!r}")
     return cache_folder() / kind / f"{key}{suffix}"
 
 
 def _is_folder(path: Path) -> bool:
-    """Is there a folder of a kind? Raises CacheError if another user can have put something into it."""
+    """Whether a kind has a folder. Raises CacheError if another user can have put something into it."""
     _refuse_others(path)
     status = status_of(path)
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _refuse_others(folder: Path) -> None:
-    """Raises CacheError if another user can have put something into the folder of a kind, or replaced it."""
+    """Raise CacheError if another user can have put something into the folder of a kind, or replaced it."""
     for each in (folder.parent, folder):
         status = status_of(each)
         if status is not None and stat.S_ISLNK(status.st_mode):
@@ -209,7 +210,7 @@ def _refuse_others(folder: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """The folder of a kind, for this user only. Raises OSError."""
+    """Make the folder of a kind, for this user only. Raises OSError."""
     _refuse_others(folder)
     make_private_folder(folder)
     if not _is_folder(folder):  # nothing of ours leaves the cache folder through a link
@@ -217,7 +218,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _refuse_folders(*files: Path) -> None:
-    """Raises CacheError for a folder in the place of a file, before any work: what it holds is not ours to remove."""
+    """Raise CacheError for a folder in the place of a file, before any work: its content is not ours to remove."""
     for path in files:
         status = status_of(path)
         if status is not None and stat.S_ISDIR(status.st_mode):
@@ -225,7 +226,7 @@ def _refuse_folders(*files: Path) -> None:
 
 
 def _check_room(folder: Path, expected: int) -> None:
-    """Raises CacheError if the disk has less than `expected` bytes to give, OSError if it does not say."""
+    """Raise CacheError if the disk has less than `expected` free bytes, OSError if it does not say."""
     free = shutil.disk_usage(folder).free
     if free < expected:
         raise CacheError(
@@ -243,14 +244,14 @@ def _entry(kind: EntryKind, path: Path) -> Entry | None:
 
 
 def _remove(path: Path) -> None:
-    """Remove an entry if we can."""
+    """Remove an entry if possible."""
     for each in (path, record_path(path)):
         with contextlib.suppress(OSError):
             each.unlink()
 
 
 def _tidy(limit: int, keep: Path) -> None:
-    """Bring all entries under `limit` bytes, the least recently used first and never `keep`; sweep old leftovers."""
+    """Evict entries down to `limit` bytes, least recently used first and never `keep`; sweep old leftovers."""
     folder = cache_folder()
     if folder in _TIDIED and _looks_tidy(folder, limit):
         return
@@ -266,8 +267,8 @@ def _tidy(limit: int, keep: Path) -> None:
 
 
 def _looks_tidy(folder: Path, limit: int) -> bool:
-    """Whether a glance finds no more bytes than `limit` and nothing but pairs of a file and its record: to read all
-    records takes a quarter of a second where there are a thousand."""
+    """Whether a quick look finds at most `limit` bytes and only pairs of a file and its record. Reading all records
+    would take a quarter of a second for a thousand."""
     total = 0
     for kind in ENTRY_KINDS:
         with contextlib.suppress(OSError), os.scandir(folder / kind) as listed:
@@ -283,8 +284,8 @@ def _looks_tidy(folder: Path, limit: int) -> bool:
 def _sweep(kind: EntryKind, older_than: float) -> int:
     """Remove files of ours that belong to no whole entry and no living process; returns the bytes freed.
 
-    Temporary files go once their process is dead. Others must not have been written for `older_than` seconds: what they
-    belong to may be on the way.
+    Temporary files go once their process is dead. Others must be unmodified for `older_than` seconds, since their
+    counterpart may be about to be written.
     """
     folder = cache_folder() / kind
     kept = {path for entry in entries(kind) for path in (entry.path, record_path(entry.path))}
@@ -302,8 +303,8 @@ def _sweep(kind: EntryKind, older_than: float) -> int:
 
 
 def _is_left(path: Path, pid: str, is_old: bool) -> bool:
-    """Whether the process that made a temporary file is dead. It holds the file while it writes, which others see even
-    from another container, where its number means nothing; without locks the file's age must do. Raises OSError."""
+    """Whether the process that made a temporary file is dead. A writer locks the file, which is visible even from
+    another container, where its process id means nothing; without locks the file's age decides. Raises OSError."""
     import psutil
 
     with held(path) as free:
@@ -312,7 +313,7 @@ def _is_left(path: Path, pid: str, is_old: bool) -> bool:
 
 @contextmanager
 def _explained(only: set[int] | None = None) -> Iterator[None]:
-    """Turn OSErrors (with `only` these numbers) into CacheErrors that say what to do."""
+    """Convert OSErrors (with `only` these numbers) into CacheErrors that say what to do."""
     try:
         yield
     except OSError as error:

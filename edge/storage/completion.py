@@ -1,7 +1,7 @@
-"""Completion records: a small file `NAME.ok` beside a file says that it was written completely, and what it was then.
+"""Completion records: `NAME.ok` beside a file states that it was written completely, with its size, times and checksum.
 
-Size and times show cheaply that the file was not written to since. When its times have changed, as they do when a
-folder is copied or restored, the checksum decides. The time of the record itself is that of the file's last use.
+Unchanged size and times show cheaply that the file is intact. If its times changed, as when a folder is copied or
+restored, the checksum decides. The record's own mtime is the time of the file's last use.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ABOUT_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class Completion:
-    """A file when it was completed: bytes, nanoseconds, a checksum of its content, and a description for people."""
+    """A file's state when it was completed."""
 
-    size: int
-    mtime_ns: int
+    size: int  # bytes
+    mtime_ns: int  # nanoseconds since 1970
     ctime_ns: int
     crc32: int
-    about: str
+    about: str  # description for people
 
 
 def record_path(path: Path) -> Path:
@@ -37,7 +37,7 @@ def record_path(path: Path) -> Path:
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """The status of a file, links not followed; None if there is none that we can see."""
+    """The status of a file, links not followed; None if there is none or it is not visible."""
     try:
         return os.lstat(path)
     except OSError:
@@ -45,9 +45,9 @@ def status_of(path: Path) -> os.stat_result | None:
 
 
 def make_temporary(path: Path) -> Path:
-    """An empty file `.PID-RANDOM-NAME` beside `path`, for this user alone. Raises OSError.
+    """Make an empty file `.PID-RANDOM-NAME` beside `path`, for this user alone. Raises OSError.
 
-    It ends like `path`, because compilers look at endings.
+    Its suffix is that of `path`, since compilers look at suffixes.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{os.getpid()}-", suffix=f"-{path.name}")
     os.close(descriptor)
@@ -56,10 +56,9 @@ def make_temporary(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacement(path: Path) -> Iterator[Path]:
-    """An empty file beside `path` that takes its place if the block ends well. Raises OSError.
+    """Yield an empty file beside `path` that replaces it if the block ends well. Raises OSError.
 
-    For the files of caches, which are checked when they are read: unlike `edge.devices.output.new_file`, it does not
-    wait for the disk.
+    For cache files, which are checked when read: unlike `edge.devices.output.new_file`, it does not wait for the disk.
     """
     temporary = make_temporary(path)
     try:
@@ -72,7 +71,7 @@ def replacement(path: Path) -> Iterator[Path]:
 def complete(temporary: Path, path: Path, about: str) -> None:
     """Move a written file to `path` and record its completion. Raises OSError.
 
-    The record is written first, so that the file is never without one, even when two processes do this at once, and
+    The record is written first, so that the file is never without one, even when two processes do this at once; and
     again with the final times, because renaming changes them.
     """
     with open(temporary, "r+b") as file:
@@ -86,7 +85,7 @@ def complete(temporary: Path, path: Path, about: str) -> None:
 def read_completion(path: Path) -> Completion | None:
     """The record of the regular file `path`; None unless it is well-formed and states the file's size.
 
-    A file or record that another user can have written counts as none.
+    Files and records that another user can have written are ignored.
     """
     status, record_status = status_of(path), status_of(record_path(path))
     if status is None or record_status is None or record_status.st_size > _MOST_BYTES:
@@ -105,7 +104,7 @@ def read_completion(path: Path) -> Completion | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the file is as recorded. Costs a few stats, or one reading of the file if its times have changed."""
+    """Whether the file matches its record. Costs a few stats, or one reading of the file if its times have changed."""
     record = read_completion(path)
     if record is None:
         return False
@@ -127,7 +126,7 @@ def _with_times(record: Completion, status: os.stat_result) -> Completion:
 
 
 def _write(path: Path, record: Completion) -> None:
-    """Replace the record of `path` in one step. Raises OSError."""
+    """Replace the record of `path` atomically. Raises OSError."""
     with replacement(record_path(path)) as temporary:
         temporary.write_text(json.dumps(asdict(record)), encoding="ascii")
 

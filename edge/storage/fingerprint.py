@@ -1,8 +1,8 @@
-"""The hash of a file's content, by one reading of all of it: the key of everything derived from a model.
+"""Content hashes of files: the key of everything derived from a model.
 
-The SHA-256 is remembered in the cache folder under the file's place and state: device, inode, size, time of the last
-write, and time of the last change, which no program can set back. So an unchanged file is not read again, and
-one that was changed in place with its old time restored is.
+The SHA-256 is remembered in the cache folder under the file's identity and state: device, inode, size, mtime, and
+ctime, which no program can set back. An unchanged file is thus hashed once, and a file changed in place with its old
+mtime restored is hashed again.
 
     found = fingerprint(path)  # reads the file, once
     …                          # derive something from it, under a key that contains found.sha256
@@ -32,7 +32,8 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True)
 class FileState:
-    """What differs once a file was replaced, written to or moved. Times are nanoseconds since 1970."""
+    """The identity and state of a file: differs once it was replaced, written to or moved. Times are nanoseconds since
+    1970."""
 
     device: int
     inode: int
@@ -47,20 +48,20 @@ class FileState:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """sha256: hexadecimal, of the whole file in the state in which it was read."""
+    """A file's hash, with the state in which it was read."""
 
     path: Path
-    sha256: str
+    sha256: str  # of the whole file, hexadecimal
     state: FileState
 
     def check(self) -> None:
-        """Raises InputError if the file has left that state: later reads may mix two versions."""
+        """Raise InputError if the file has changed since: later reads may mix two versions."""
         if _state(self.path) != self.state:
             raise InputError(f"{self.path} changed while edge read it: try again once it is written completely")
 
 
 def fingerprint(path: Path, progress: Progress | None = None) -> Fingerprint:
-    """The file's SHA-256: remembered, or by reading it all. progress: is told the part that was read.
+    """Hash a file, or return the remembered hash. progress: called with the fraction read.
 
     Raises InputError if the file cannot be read, or changes meanwhile.
     """
@@ -77,7 +78,7 @@ def fingerprint(path: Path, progress: Progress | None = None) -> Fingerprint:
 
 
 def hash_file(path: Path, progress: Progress | None = None) -> str:
-    """The SHA-256 of all of a file, in hexadecimal digits. Raises InputError if it cannot be read."""
+    """The SHA-256 of a whole file, hexadecimal. Raises InputError if it cannot be read."""
     digest, done = hashlib.sha256(), 0
     try:
         with open(path, "rb", buffering=0) as file:

@@ -27,13 +27,11 @@ _POLL_S = 0.05
 def file_lock(
     path: Path, *, longest: float | None = None, waiting: Callable[[str], None] = lambda holder: None
 ) -> Iterator[None]:
-    """Hold the lock `path`, after waiting for it; not reentrant. Does nothing where files have no locks.
+    """Acquire the lock `path`, waiting if necessary; not reentrant. Does nothing where files have no locks.
 
-    longest: seconds to wait (default: half an hour). waiting: is told once which process holds the lock, by its id or
-    an empty text.
-
-    The file is there only while a process holds or awaits the lock, and contains the holder's id. Raises OSError if it
-    cannot be written, CacheError if its holder is stopped or keeps it for longer.
+    longest: seconds to wait (default: half an hour). waiting: called once with the id of the process that holds the
+    lock, or an empty string. The file exists only while a process holds or awaits the lock, and contains the holder's
+    id. Raises OSError if it cannot be written, CacheError if its holder is stopped or keeps it for longer.
     """
     descriptor = _acquire(path, _LONGEST_S if longest is None else longest, waiting)
     try:
@@ -46,7 +44,7 @@ def file_lock(
 
 
 def _acquire(path: Path, longest: float, waiting: Callable[[str], None]) -> int | None:
-    """An open file that holds the lock; None where there are no locks."""
+    """An open, locked file; None where there are no locks."""
     if sys.platform == "win32":
         return None
     import fcntl
@@ -78,7 +76,7 @@ def _acquire(path: Path, longest: float, waiting: Callable[[str], None]) -> int 
 
 
 def _check_patience(path: Path, holder: str, waited: float, longest: float) -> None:
-    """Raises CacheError once waiting makes no sense."""
+    """Raise CacheError if the holder is stopped or the time is up."""
     stopped = waited > _STOPPED_S and _is_stopped(holder)
     if stopped or waited > longest:
         how = "is stopped" if stopped else f"has kept it for {waited / 60:.0f} minutes"

@@ -1,7 +1,7 @@
-"""What the first use of a model costs, once: entries of the cache folder that are made while it is opened and loaded.
+"""Accounting of one-time preparation: cache entries that are made while a model is opened and loaded.
 
-`find_or_make` says when it makes one. An account adds up the seconds and joules of that time, so that they are not
-taken from the budget of an answer.
+`find_or_make` reports when it makes one. An account adds up the seconds and joules of that time, so that they are not
+charged to an answer's budget.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Made:
-    """Seconds and joules that went by while entries were made, by any thread; time of several at once counts once."""
+    """Seconds and joules spent while any thread made entries; overlapping times count once."""
 
     seconds: float = 0.0
     joules: float = 0.0
@@ -44,7 +44,7 @@ _ACCOUNT: ContextVar[Made | None] = ContextVar("account", default=None)
 
 @contextmanager
 def account(read_joules: Callable[[], float]) -> Iterator[Made]:
-    """Count what is made within this block; within another such block, that one's account goes on."""
+    """Count the entries made within this block; inside another such block, continue that one's account."""
     if outer := _ACCOUNT.get():
         yield outer
         return
@@ -58,7 +58,7 @@ def account(read_joules: Callable[[], float]) -> Iterator[Made]:
 
 @contextmanager
 def making() -> Iterator[None]:
-    """An entry is made within this block, or waited for."""
+    """Mark a block that makes an entry, or waits for one."""
     made = _ACCOUNT.get()
     if made is None:
         yield

@@ -1,4 +1,4 @@
-"""Versions of edge and of what it stands on."""
+"""Versions of edge and its foundations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edge.errors import EdgeError
 
 
 def edge_version() -> str:
-    """As installed. Raises EdgeError if edge runs from a folder that was never installed."""
+    """The installed version. Raises EdgeError if edge was never installed."""
     from importlib import metadata  # here: 10 ms that the first token need not wait for
 
     try:
@@ -18,7 +18,7 @@ def edge_version() -> str:
 
 
 def own_versions() -> dict[str, str]:
-    """For reports: edge, Python, NumPy."""
+    """Versions of edge, Python and NumPy, for reports."""
     from importlib import metadata
 
     return {"edge": edge_version(), "python": platform.python_version(), "numpy": metadata.version("numpy")}

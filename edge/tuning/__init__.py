@@ -1,1 +1,1 @@
-"""Tuning: searching, racing and comparing the candidates that an engine offers, and the record of the result."""
+"""Tuning: search, race and compare the candidates that an engine offers, and record the result."""

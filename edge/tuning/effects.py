@@ -1,4 +1,4 @@
-"""The effect of every value that a tuning tried, from its trials."""
+"""The effect of each value that a tuning tried."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from edge.tuning.search import Trial
 
 @dataclass(frozen=True)
 class Effect:
-    """A value of a field. ratio: time with it / time with the field's default, of the parts that it affects."""
+    """The effect of one value of a field."""
 
     field: str
     value: int
-    ratio: float
+    ratio: float  # time / time with the field's default, over the affected parts
     races: int
     parts: tuple[str, ...]
 
 
 def effects(trials: Sequence[Trial], usual: dict[str, int]) -> list[Effect]:
-    """From the trials that changed one field only, in the order of the fields; medians where a value raced repeatedly.
+    """Effects from the trials that changed a single field, in field order; medians where a value raced repeatedly.
 
-    usual: the defaults. The ratio of a value that raced against another than the default is multiplied by that other
-    value's own ratio.
+    usual: the defaults. If a value raced against one that is not the default, its ratio is multiplied by that one's
+    ratio.
     """
     ratios: dict[tuple[str, int], list[float]] = {}
     parts: dict[str, tuple[str, ...]] = {}
@@ -43,5 +43,5 @@ def effects(trials: Sequence[Trial], usual: dict[str, int]) -> list[Effect]:
 
 
 def fates(trials: Sequence[Trial]) -> dict[str, int]:
-    """The number of trials by their fate, the most frequent first."""
+    """The number of trials by fate, most frequent first."""
     return dict(Counter(trial.fate for trial in trials).most_common())

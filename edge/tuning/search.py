@@ -1,8 +1,8 @@
-"""The search: one field at a time in random order, then several at once, each candidate racing the best so far.
+"""The search: single fields in random order, then several at once; each candidate races the best so far.
 
-A race is a few pairs of measurements, best and candidate in turns, and only their ratios count: a machine that is slow
-for a while slows both. A candidate that is clearly worse dies after three pairs. Nothing here knows what is
-measured, so tests can plant an optimum and look for it.
+A race is a few pairs of measurements, alternating best and candidate, and only their ratios count, since slow periods
+of the machine affect both. A clearly worse candidate dies after three pairs. Nothing here knows what is measured, so
+tests can plant an optimum and look for it.
 """
 
 from __future__ import annotations
@@ -33,20 +33,16 @@ Measure = Callable[[Values, str], float]  # one measurement of a part of the sco
 
 @dataclass(frozen=True)
 class Trial:
-    """One race. changes: what the candidate had and the best so far (`against`) had not.
+    """The result of one race between a candidate and the best so far."""
 
-    ratio: median time of the candidate / the best, over the parts that the changes affect; None if it failed. score:
-    the predicted time of prompt and answer / that of the defaults. fate: better, no better, died or failed.
-    """
-
-    changes: dict[str, int | bool]  # as they are checked when a table is read
-    against: dict[str, int | bool]
+    changes: dict[str, int | bool]  # the candidate's values that differ from the best; checked when read from a table
+    against: dict[str, int | bool]  # the best's values of the same fields
     parts: tuple[str, ...]
-    fate: str
+    fate: str  # better, no better, died or failed
     pairs: int
-    ratio: float | None
+    ratio: float | None  # median time / the best's, over the affected parts; None: failed
     part_ratios: dict[str, float]
-    score: float | None
+    score: float | None  # predicted time of prompt and answer / that of the defaults
     seconds: float  # compiling and measuring
 
 
@@ -56,9 +52,9 @@ class OutOfTime(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Limits:
-    """A tuning ends after this number of trials, those known from earlier included, or at a moment on `clock`.
+    """A tuning ends after `trials`, including those of earlier tunings, or when `clock` reaches `deadline`.
 
-    alarm: raises OutOfTime in its context after a number of seconds; nothing else ends a compilation.
+    alarm: raises OutOfTime in its context after some seconds, the only way to interrupt a compilation.
     """
 
     trials: int
@@ -67,28 +63,24 @@ class Limits:
     alarm: Callable[[float], AbstractContextManager[None]] = lambda seconds: nullcontext()
 
     def cut_off(self, reserve: float = 0.0) -> AbstractContextManager[None]:
-        """Whatever is done in this context ends when no more than `reserve` seconds are left."""
+        """A context that is interrupted when only `reserve` seconds are left."""
         return self.alarm(self.deadline - reserve - self.clock())
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best values. estimate: their time / that of the defaults, by the races that they won. late: there was no time
-    for all trials."""
+    """The best values found."""
 
     values: Values
-    estimate: float
+    estimate: float  # time / that of the defaults, by the races won
     trials: tuple[Trial, ...]
     interrupted: bool
-    late: bool = False
+    late: bool = False  # time was too short for all trials
 
 
 @dataclass
 class _State:
-    """The search while it goes on. standing: time of the best / of the defaults, part by part.
-
-    reserve: seconds that the comparison at the end will take, by how long measuring took; longest: of a trial so far.
-    """
+    """The state of a search."""
 
     space: Sequence[Field]
     measure: Measure
@@ -99,16 +91,16 @@ class _State:
     shares: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 1.0))
     standing: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 1.0))
     trials: list[Trial] = field(default_factory=list)
-    reserve: float = 0.0
-    longest: float = 0.0
+    reserve: float = 0.0  # seconds needed for the final comparison, from measured times
+    longest: float = 0.0  # seconds of the longest trial so far
 
     @property
     def late(self) -> bool:
-        """Whether another trial would pass the deadline."""
+        """Whether another trial would miss the deadline."""
         return self.limits.clock() + self.longest + self.reserve >= self.limits.deadline
 
     def start(self) -> None:
-        """How long the parts take, and how long it takes to measure them."""
+        """Measure the time of each part, and the time that measuring takes."""
         clock, began = self.limits.clock, self.limits.clock()
         for part in PARTS:
             first = self.measure(self.best, part)  # loads it, and compiles it perhaps
@@ -127,11 +119,11 @@ def search(
     space: Sequence[Field], measure: Measure, limits: Limits, *, seed: int = 0, known: Sequence[Trial] = (),
     on_trial: Callable[[Trial, bool], None] = lambda trial, is_new: None,
 ) -> Found:  # fmt: skip
-    """Look for values that take less time than the defaults. Deterministic but for measurements.
+    """Search for values that take less time than the defaults. Deterministic except for measurements.
 
     known: trials of an earlier search of this space, which are not repeated. on_trial: called with every trial, and
-    whether it is new. Ctrl-C ends the search and loses nothing. The deadline is that of the comparison that follows: no
-    trial is begun for which there is no time, and one that takes longer than those before is cut off.
+    whether it is new. Ctrl-C ends the search and loses nothing. The deadline leaves time for the comparison that
+    follows: no trial begins without enough time, and one that takes longer than earlier ones is cut off.
     """
     remembered = {_key(space, trial.against | trial.changes, trial.against, trial.parts): trial for trial in known}
     state = _State(space, measure, limits, remembered, on_trial, defaults(tuple(space)))
@@ -151,7 +143,8 @@ def search(
 def compare(
     measure: Measure, usual: Values, best: Values, on_pair: Callable[[int], None] = lambda pair: None
 ) -> Comparison:
-    """Best, usual, usual, best …: how many times as long the usual values take."""
+    """Race the final values, alternating best, usual, usual, best …: quotients of the usual values' time / the
+    best's."""
     ratios = []
     for pair in range(COMPARED):
         on_pair(pair)
@@ -162,13 +155,13 @@ def compare(
     return Comparison(median(ratios), ratios[_FLOOR], quantile(ratios, 0.1), quantile(ratios, 0.9), COMPARED)
 
 
-def is_gain(comparison: Comparison) -> bool:
-    """Beyond the noise: a machine on which nothing matters gets here once in forty times."""
+def is_significant(comparison: Comparison) -> bool:
+    """True beyond noise; 1 false positive in 40."""
     return comparison.floor > 1
 
 
 def race(measure: Measure, candidate: Values, best: Values, parts: Sequence[str]) -> tuple[str, list[dict[str, float]]]:
-    """The candidate's fate, and for every pair the time of candidate / best: of each part, and of all as ""."""
+    """The candidate's fate, and for every pair its time / the best's: by part, and of all parts as ""."""
     pairs: list[dict[str, float]] = []
     for _ in range(PAIRS):
         usual, mine = {}, {}
@@ -187,7 +180,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def _explore(state: _State, rng: random.Random) -> bool:
-    """Rounds of single changes while they bring something, of jumps when they do not. Whether time ended them."""
+    """Rounds of single changes while they improve, of jumps otherwise. Returns whether time ended them."""
     gained, idle = True, 0
     while idle < IDLE_ROUNDS:
         before = state.best
@@ -200,7 +193,7 @@ def _explore(state: _State, rng: random.Random) -> bool:
 
 
 def _single_changes(space: Sequence[Field], rng: random.Random) -> Iterator[list[Values]]:
-    """Every value of every field. One for decode and one for prefill share a compilation."""
+    """Every value of every field; one for decode and one for prefill share a compilation."""
     groups: dict[tuple[str, ...], list[Values]] = {(STEP,): [], (CHUNK,): [], PARTS: []}
     for each in space:
         groups[each.parts] += [{each.name: value} for value in each.choices]
@@ -213,7 +206,7 @@ def _single_changes(space: Sequence[Field], rng: random.Random) -> Iterator[list
 
 
 def _jumps(space: Sequence[Field], rng: random.Random) -> Iterator[list[Values]]:
-    """Two or three fields at once: what single changes cannot see."""
+    """Changes of two or three fields at once, for optima that single changes cannot reach."""
 
     def jump(group: Sequence[Field]) -> Values:
         chosen = rng.sample(group, min(len(group), rng.choice((2, 3))))
@@ -225,7 +218,7 @@ def _jumps(space: Sequence[Field], rng: random.Random) -> Iterator[list[Values]]
 
 
 def _try(state: _State, moves: Sequence[Values]) -> bool:
-    """Race candidates that differ from the best in parts of their own. False if the search is over."""
+    """Race candidates that differ from the best in disjoint parts. False if the search is over."""
     changes = [{name: value for name, value in move.items() if state.best[name] != value} for move in moves]
     merged = state.best.copy()
     for each in changes:
@@ -270,5 +263,5 @@ def _parts(space: Sequence[Field], changes: Values) -> tuple[str, ...]:
 
 
 def _key(space: Sequence[Field], candidate: Values, best: Values, parts: tuple[str, ...]) -> str:
-    """What a race's result depends on."""
+    """The key of a race: everything that its result depends on."""
     return str([sorted(relevant(tuple(space), each, parts).items()) for each in (candidate, best)])

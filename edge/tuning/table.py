@@ -1,4 +1,4 @@
-"""The table of trials beside a record, a line of JSON each: what `--show` explains and a second tuning starts from."""
+"""The table of trials beside a record, one JSON line each, which `--show` explains and later tunings start from."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ _TOO_LARGE = 1e9  # of a ratio of times
 
 @dataclass(frozen=True)
 class Table:
-    """key: what the trials depend on; those of another key are of no use."""
+    """A table of trials."""
 
     path: Path
-    key: str
+    key: str  # conditions of the trials; trials with another key are not reused
 
     def start(self, trials: Sequence[Trial]) -> None:
-        """Write the table anew, with these trials. Raises OSError."""
+        """Replace the table by these trials. Raises OSError."""
         make_private_folder(self.path.parent)
         lines = [json.dumps({"key": self.key}), *(json.dumps(asdict(trial)) for trial in trials)]
         self.path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def add(self, trial: Trial) -> None:
-        """Append one, at once: whatever ends the tuning, it is not lost. Raises OSError."""
+        """Append a trial immediately, so that no interruption loses it. Raises OSError."""
         with open(self.path, "a", encoding="utf-8") as out:
             out.write(json.dumps(asdict(trial)) + "\n")
 
     def distrust(self, trials: Sequence[Trial]) -> None:
-        """Keep them for `--show` only: the comparison contradicts the races, so the next tuning starts anew."""
+        """Keep trials for `--show` only: the comparison contradicts the races, so the next tuning starts anew."""
         Table(self.path, "contradicted").start(trials)
 
     def known(self) -> list[Trial]:
-        """Trials of this key; none if the table is another's. Those that failed may be tried again."""
+        """Trials with this key, except failed ones, which may be retried; none if the table has another key."""
         return [trial for trial in read_trials(self.path, self.key) if trial.fate != "failed"]
 
 
 def read_trials(path: Path, key: str | None = None) -> list[Trial]:
-    """All trials of a table (if it has this key), up to a line that is none: the last one may have been cut off."""
+    """The trials of a table (with this key), up to the first invalid line: the last one may have been cut off."""
     found: list[Trial] = []
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         head, *lines = read_regular(path, _MOST_BYTES).decode().splitlines()
@@ -60,6 +60,6 @@ def read_trials(path: Path, key: str | None = None) -> list[Trial]:
 
 
 def _is_sound(trial: Trial) -> bool:
-    """Whether each value raced against another, and times are times."""
+    """Whether each value raced against another, and times are plausible."""
     ratios = (trial.ratio, trial.score, *trial.part_ratios.values())
     return trial.changes.keys() <= trial.against.keys() and all(r is None or 0 < r < _TOO_LARGE for r in ratios)

@@ -1,4 +1,4 @@
-"""One tuning from beginning to end: search, comparison with the defaults, record."""
+"""A tuning run: search, comparison with the defaults, record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge.devices.records import Comparison, Record, read_records, record_name, 
 from edge.errors import InputError
 from edge.storage.lock import file_lock
 from edge.storage.versions import own_versions
-from edge.tuning.search import Found, Limits, OutOfTime, Trial, compare, is_gain, search
+from edge.tuning.search import Found, Limits, OutOfTime, Trial, compare, is_significant, search
 from edge.tuning.table import Table
 
 _LONGEST_S = 1e6  # of an alarm; systems do not take any number
@@ -27,12 +27,12 @@ _LONGEST_S = 1e6  # of an alarm; systems do not take any number
 
 @dataclass(frozen=True)
 class Status:
-    """How far a tuning is. best: predicted time / that of the defaults. seconds_left: until --time is over."""
+    """The progress of a tuning run."""
 
     doing: str
     trials: int
-    best: float
-    seconds_left: float
+    best: float  # predicted time / that of the defaults
+    seconds_left: float  # until --time is over
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,11 @@ def tune(
     model: str, setting: Setting, *, device: str = "host", trials: int, seconds: float, seed: int = 0,
     force: bool = False, on_status: Callable[[Status], None] = lambda status: None,
 ) -> Result:  # fmt: skip
-    """Search, compare, and write the record and its table. Ctrl-C ends it early and keeps the results so far.
+    """Search, compare, and write the record with its table of trials. Ctrl-C ends it early and keeps the results so
+    far.
 
-    model: its label. seconds: for all of it, compiling and the comparison included.
-    force: forget the trials of earlier tunings. Raises InputError if the folder of records cannot be written.
+    model: its label. seconds: for everything, including compilation and the comparison. force: discard earlier trials.
+    Raises InputError if the folder of records cannot be written.
     """
     name, started = record_name(setting.subject, model), time.monotonic()
     space, usual = setting.space, defaults(setting.space)
@@ -88,7 +89,7 @@ def tune(
                         late = True
                     except KeyboardInterrupt:
                         interrupted = True
-            if comparison and not is_gain(comparison):
+            if comparison and not is_significant(comparison):
                 table.distrust(found.trials)
             record = _record(name, device, setting, model, found, comparison, time.monotonic() - started)
             if comparison or not (interrupted or late) or (found.trials and _is_worth_more(record)):
@@ -105,7 +106,8 @@ def tune(
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Where signals can be had: in a program's first thread, and not on Windows. Elsewhere what has begun ends."""
+    """Raise OutOfTime after `seconds`, where signals work: in the main thread, except on Windows. Elsewhere what has
+    begun finishes."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -140,10 +142,10 @@ def _record(
     name: str, device: str, setting: Setting, model: str, found: Found, comparison: Comparison | None,
     seconds: float,
 ) -> Record:  # fmt: skip
-    """Whatever does not beat the defaults beyond the noise leaves them in place, with a gain of 1."""
+    """The record of the result. Values that do not beat the defaults beyond noise are dropped, with a gain of 1."""
     usual = defaults(setting.space)
     estimate = 1 / found.estimate if found.interrupted or comparison is None else 0.0
-    gain = comparison.median if comparison and is_gain(comparison) else max(1.0, estimate)
+    gain = comparison.median if comparison and is_significant(comparison) else max(1.0, estimate)
     kept = "tuned" if gain > 1 and found.values != usual else "default"
     return Record(
         name=name, device=device, subject=setting.subject, model=model, score=setting.score,
@@ -154,12 +156,13 @@ def _record(
 
 
 def _is_worth_more(record: Record) -> bool:
-    """Whether an unfinished tuning's record may replace the one that there is: never one that was compared."""
+    """Whether an unfinished tuning's record may replace the existing one: not if that was compared with the
+    defaults."""
     return all(other.comparison is None for other in read_records() if other.name == record.name)
 
 
 def _key(setting: Setting, seed: int) -> str:
-    """What trials depend on: another space, engine or compiler makes them worthless."""
+    """The conditions of trials: a change of space, engine or compiler invalidates them."""
     engine = setting.sources, sorted(setting.versions.items())
     text = repr((setting.space, setting.subject.key, setting.score, seed, *engine))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -31,7 +31,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
 
-from edge.backends.base import CapacityError, Engine, KVState
+from edge.backends.base import Engine
+from edge.backends.kv_cache import CapacityError, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.model.model import Model, open_model

@@ -25,8 +25,10 @@ import pytest
 from fallbacks import FALLBACKS
 from test_gguf_file import ARRAY, BOOL, F32, F64, GGUF, GOLDEN, I32, STRING, U8, U32, U64, Value
 
-from edge.backends import find_backend, llamacpp
-from edge.backends.base import CapacityError, EngineConfig
+from edge.backends import find_backend
+from edge.backends.base import EngineConfig
+from edge.backends.kv_cache import CapacityError
+from edge.backends.llamacpp import ENGINE as LLAMACPP
 from edge.backends.llamacpp.library import is_installed
 from edge.backends.llamacpp.trial_child import try_file
 from edge.backends.tvm.packing.layout import make_layout
@@ -249,7 +251,7 @@ def run_mutant(path: Path, kv_dtype: str = "f16") -> str:
             print("tried", flush=True)
         step = "loaded"
         config = EngineConfig(capacity=256, chunk=8, kv_dtype=kv_dtype, threads=1)
-        engine = llamacpp.load(model.file, model.spec, config)
+        engine = LLAMACPP.load(model.file, model.spec, config)
         step = "run"
         try:
             engine.forward(np.arange(4, dtype=np.int32) % model.spec.vocab)

@@ -19,15 +19,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
 
-from edge.backends import llamacpp
 from edge.backends.base import Engine, EngineConfig
+from edge.backends.llamacpp import ENGINE as LLAMACPP
 from edge.backends.llamacpp.engine import LlamaCppEngine
 from edge.backends.llamacpp.library import is_installed
 from edge.backends.llamacpp.scores import Scores
 from edge.errors import InputError, UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.model.model import Model, open_model
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 from edge.types import FloatArray, IntArray
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")
@@ -194,7 +195,7 @@ def test_votes_are_queries_that_paid_more_than_average(queries: int, engines: Ca
 def test_f16_rows_and_two_threads_show_the_same_attention(engines: Callable[[Engine], Engine]) -> None:
     model, tokens = open_golden("llama-gqa-untied").model, some_tokens(40)
     oracle = TokenOracle(model, 64)
-    engine = llamacpp.load(model.file, model.spec, EngineConfig(64, CHUNK, "f16", threads=2, observes=True))
+    engine = LLAMACPP.load(model.file, model.spec, EngineConfig(64, CHUNK, "f16", threads=2, observes=True))
     engines(engine)
     engine.observe(CHUNK)
     engine.forward(tokens)
@@ -439,7 +440,7 @@ class Twin:
     def __init__(self, session: Session, oracle: TokenOracle | None) -> None:
         self.session, self.oracle, self.kv = session, oracle, session.engine.kv
         self.policy = Recorder(make_policy(session.plan.kv_policy, session.plan.sinks))
-        session._context.policy = self.policy  # type: ignore[assignment]
+        session._sequence.policy = self.policy  # type: ignore[assignment]
         self.renumbered = 0
 
     def reset(self) -> None:
@@ -545,6 +546,6 @@ def test_endless_decoding_with_learned_positions(tmp_path: Path) -> None:
 def test_scratch_is_counted_as_soon_as_attention_is_observed(smollm2: Model) -> None:
     """llama.cpp's own log says 46.38 MiB for these sizes, 15.51 with flash attention."""
     config = EngineConfig(2048, 512, "f16", threads=2)
-    flash, observed = (llamacpp.footprint(smollm2.spec, replace(config, observes=each)) for each in (False, True))
+    flash, observed = (LLAMACPP.footprint(smollm2.spec, replace(config, observes=each)) for each in (False, True))
     assert observed.scratch - flash.scratch > (46.38 - 15.51) * 2**20
     assert observed.scratch - flash.scratch < 1.7 * (46.38 - 15.51) * 2**20  # and what products round

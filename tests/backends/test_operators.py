@@ -1,15 +1,13 @@
-"""Times of operators: what each engine tells, that nothing is missing or counted twice, and that figures are right.
+"""Times of operators: what the native engine tells, nothing missing or counted twice, and figures that are right.
 
 How long anything takes is never judged, except that parts are not longer than the whole that they are parts of.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,8 +25,6 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.targets import choose_target
-from edge.converters.onnx import write_onnx
-from edge.converters.onnx_methods import find_method
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
 from edge.storage import cache
@@ -129,156 +125,20 @@ def test_a_timed_pass_gives_the_same_logits_and_lasts_no_less_than_its_phases(qu
         assert (b"clock_gettime" in image.read_bytes()) == each.timed
 
 
-ONNX_LAYER = [  # 4-bit blocks without minima; the norms of both halves of a layer are one operator
-    "norm RMSNormalization", "qkv MatMulNBits", "attend GroupQueryAttention", "output MatMulNBits",
-    "norm SkipSimplifiedLayerNormalization", "gate-up MatMulNBits", "gate-up QuickGelu", "gate-up Mul",
-    "down MatMulNBits",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("tokens", [1, TOKENS])
-def test_onnx_tells_every_node(quantized: Model, tokens: int) -> None:
-    found = times_of(quantized, "onnx", replace(CONFIG, kv_dtype="f32"), tokens=tokens)
-    pieces_of_pass = -(-tokens // CONFIG.chunk)
-    assert [each.name for each in found if each.layer == 0] == ONNX_LAYER
-    assert {each.name for each in found if each.layer == 1} > set(ONNX_LAYER[1:])
-    assert {each.phase for each in found if each.layer is None} == {"embed", "norm", "head"}
-    for layer in range(LAYERS):
-        assert only(found, "gate-up MatMulNBits", layer).calls == 2 * pieces_of_pass
-        assert only(found, "down MatMulNBits", layer).calls == pieces_of_pass
-    assert only(found, "head MatMulNBits", None).calls == pieces_of_pass
-
-
-def test_onnx_counts_bytes_and_flops(quantized: Model) -> None:
-    """4 bits and a float32 for each block of 32; behind the last attention only the last token of a piece goes on."""
-    found, block = times_of(quantized, "onnx", replace(CONFIG, kv_dtype="f32")), 16 + 4
-    shapes = {"qkv": 64 * 128, "output": 64 * 64, "gate-up": 64 * 192, "down": 96 * 64}
-    for phase, values in shapes.items():
-        for layer in range(LAYERS):
-            product = only(found, f"{phase} MatMulNBits", layer)
-            multiplied = 2 if layer == LAYERS - 1 and phase != "qkv" else TOKENS
-            assert (product.bytes, product.flops) == (2 * values * block // 32, 2 * values * multiplied)
-    attention = only(found, "attend GroupQueryAttention")
-    assert attention.flops == 4 * 4 * 16 * sum(CONTEXT + index + 1 for index in range(TOKENS))
-    assert attention.bytes == 2 * 2 * 4 * 16 * (CONTEXT + 8 + CONTEXT + TOKENS)
-    head = only(found, "head MatMulNBits", None)
-    assert (head.bytes, head.flops) == (2 * 272 * 64 * block // 32, 2 * 2 * 272 * 64)
-    assert only(found, "embed GatherBlockQuantized", None).bytes == TOKENS * 64 * block // 32
-    assert only(found, "gate-up Mul").bytes is only(found, "gate-up Mul").flops is None
-
-
-@pytest.mark.parametrize(("method", "op"), [(None, "MatMulNBits"), ("w8a8", "DynamicQuantizeMatMul")])
-def test_onnx_counts_the_bytes_of_folders(method: str | None, op: str, quantized: Model, tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
-    file, spec = quantized.file, quantized.spec
-    write_onnx(file, spec, tmp_path / "model", method=find_method(method, file, spec))
-    found = times_of(open_model(tmp_path / "model"), "onnx", replace(CONFIG, kv_dtype="f32"), tokens=1)
-    row = 96 * (16 + 4) // 32 if method is None else 96 + 4
-    assert only(found, f"down {op}").bytes == 64 * row
-
-
-def test_onnx_leaves_no_trace_behind(quantized: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor when it is interrupted."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    config = replace(CONFIG, kv_dtype="f32")
-    times_of(quantized, "onnx", config)
-    assert not list(tmp_path.iterdir())
-
-    def interrupt(done: float) -> None:
-        assert list(tmp_path.iterdir())  # while it is measured, there is one
-        if done > 0.5:
-            raise KeyboardInterrupt
-
-    module = find_backend("onnx", quantized.file, quantized.spec)
-    with pytest.raises(KeyboardInterrupt):
-        module.operators(quantized.file, quantized.spec, config, tokens=1, context=0, passes=3, progress=interrupt)
-    assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(InputError, match=r"cannot be written: .* is not there"):
-        times_of(quantized, "onnx", config)
-
-
-def test_onnx_nodes_without_names_belong_to_what_comes_before_them() -> None:
-    """ONNX Runtime puts a function of its own in GELU's place."""
-    found = times_of(open_model(GOLDEN / "gpt2.gguf"), "onnx", replace(CONFIG, kv_dtype="f32"))
-    assert {each.layer for each in found if each.name == "gate-up FastGelu"} == {0, 1}
-    assert not any(each.phase == "other" for each in found)
-
-
-LLAMA_LAYER = {
-    "norm rms norm": ("norm", 2), "attn norm mul": ("norm", 1), "attn q mul mat": ("qkv", 1),
-    "Qcur rope": ("qkv", 1), "attn k mul mat": ("qkv", 1), "Kcur rope": ("qkv", 1), "attn v mul mat": ("qkv", 1),
-    "cache k set rows": ("qkv", 1), "cache v set rows": ("qkv", 1), "flash attn ext": ("attend", 1),
-    "attn output mul mat": ("output", 1), "ffn inp add": ("output", 1), "ffn norm mul": ("norm", 1),
-    "ffn gate mul mat": ("gate-up", 1), "ffn up mul mat": ("gate-up", 1), "ffn swiglu": ("gate-up", 1),
-    "ffn down mul mat": ("down", 1), "l out add": ("down", 1),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("tokens", [1, TOKENS])
-def test_llamacpp_tells_every_node(quantized: Model, tokens: int) -> None:
-    found = times_of(quantized, "llamacpp", tokens=tokens)
-    pieces_of_pass = -(-tokens // CONFIG.chunk)
-    first = {each.name: (each.phase, each.calls) for each in found if each.layer == 0}
-    assert first == {name: (phase, calls * pieces_of_pass) for name, (phase, calls) in LLAMA_LAYER.items()}
-    assert {each.name for each in found if each.layer == 1} >= set(LLAMA_LAYER)
-    outside = ["token embd get rows", "norm rms norm", "output norm mul", "token embd mul mat"]
-    assert [each.name for each in found if each.layer is None] == outside
-
-
-def test_llamacpp_counts_bytes_and_flops(quantized: Model) -> None:
-    found, block = times_of(quantized, "llamacpp"), 2 + 16
-    shapes = {"attn q": 64 * 64, "attn k": 64 * 32, "attn output": 64 * 64, "ffn up": 64 * 96, "ffn down": 96 * 64}
-    for name, values in shapes.items():
-        product = only(found, f"{name} mul mat")
-        assert (product.bytes, product.flops) == (2 * values * block // 32, 2 * values * TOKENS)
-    attention = only(found, "flash attn ext")
-    assert attention.flops == 4 * 4 * 16 * sum(CONTEXT + index + 1 for index in range(TOKENS))
-    assert attention.bytes == 2 * 2 * 2 * 16 * (CONTEXT + 8 + CONTEXT + TOKENS)
-    head = only(found, "token embd mul mat", None)
-    assert (head.bytes, head.flops) == (2 * 272 * 64 * block // 32, 2 * 2 * 272 * 64)
-    assert only(found, "token embd get rows", None).bytes == TOKENS * 64 * block // 32
-
-
-def test_llamacpp_tells_attention_apart_where_it_is_three_nodes(quantized: Model) -> None:
-    found = times_of(quantized, "llamacpp", replace(CONFIG, kv_dtype="f32"), tokens=3)
-    for name in ("kq mul mat", "kqv mul mat"):
-        assert only(found, name).phase == "attend"
-        assert only(found, name).bytes == 2 * 16 * 4 * (CONTEXT + 3)
-    assert only(found, "kq soft max").phase == "attend"
-
-
-def test_llamacpp_knows_what_nodes_of_other_models_are_for() -> None:
-    """Norms behind products, biases, fused matrices, learned positions."""
-    for name in ("gemma3", "gpt2", "phi3"):
-        found = times_of(open_model(GOLDEN / f"{name}.gguf"), "llamacpp", replace(CONFIG, kv_dtype="f32"))
-        assert {each.phase for each in found if each.layer == 1} == set(PHASES) - {"embed", "head", "other"}
-        assert {each.phase for each in found if each.layer is None} == {"embed", "norm", "head"}
-        assert only(found, "ffn down mul mat").calls == 2
-
-
-def test_a_llamacpp_that_lays_out_tensors_differently_is_refused(
-    quantized: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge.backends.llamacpp.tensors.NAME", 8)
-    with pytest.raises(UnsupportedError, match="another way"):
-        times_of(quantized, "llamacpp")
-
-
-@pytest.mark.parametrize("backend", ["cpu", "onnx", "llamacpp"])
 @pytest.mark.parametrize(
     "bad",
     [{"tokens": 0}, {"tokens": 65, "context": 0}, {"context": -1}, {"context": 64}, {"context": 60, "tokens": 5}],
     ids=str,
 )
-def test_figures_that_do_not_fit_are_refused(quantized: Model, backend: str, bad: dict[str, int]) -> None:
+def test_figures_that_do_not_fit_are_refused(quantized: Model, bad: dict[str, int]) -> None:
     with pytest.raises(InputError):
-        times_of(quantized, backend, **bad)
+        times_of(quantized, "cpu", **bad)
 
 
-def test_the_reference_engine_cannot_tell(quantized: Model) -> None:
-    with pytest.raises(UnsupportedError):
-        times_of(quantized, "reference")
+@pytest.mark.parametrize("backend", ["reference", "onnx", "llamacpp"])
+def test_other_engines_cannot_tell(quantized: Model, backend: str) -> None:
+    with pytest.raises(UnsupportedError, match="does not tell where its time goes"):
+        times_of(quantized, backend)
 
 
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 12), st.integers(0, 50))

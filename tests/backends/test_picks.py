@@ -29,9 +29,10 @@ from edge.devices.power.base import Reading
 from edge.errors import EngineError
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
+from edge.run.loading import load
 from edge.run.meters import Watch
 from edge.run.sampler import Sampler
-from edge.run.session import Session, load
+from edge.run.session import Session
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 
@@ -127,7 +128,7 @@ def both(model: Model, most: int = 256, **options: Any) -> Iterator[Pair]:
 
 def state(session: Session) -> tuple[object, ...]:
     """What two generations that are the same leave the same."""
-    kv, report, context = session.engine.kv, session.report, session._context
+    kv, report, sequence = session.engine.kv, session.report, session._sequence
     assert report is not None
     saved = kv.save() if kv.positions.ndim == 1 else None
     return (
@@ -139,8 +140,8 @@ def state(session: Session) -> tuple[object, ...]:
         kv.positions.tolist(),
         saved and bytes(saved.data),
         saved and saved.tail and bytes(saved.tail),
-        context.pending,
-        context.fed,
+        sequence.pending,
+        sequence.fed,
     )
 
 

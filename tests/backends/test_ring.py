@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from test_architectures import EXACT, open_family, require_native
 
 from edge.backends import find_backend, ring
-from edge.backends.base import Engine, EngineConfig, RewindError, end_of
+from edge.backends.base import Engine, EngineConfig
 from edge.backends.head_kv import HeadKV
+from edge.backends.kv_cache import RewindError, end_of
 from edge.backends.ring import LayerKinds, Ring
 from edge.backends.row_lists import RowLists
 from edge.errors import EngineError, InputError
 from edge.model.model import open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 from edge.types import AnyArray, FloatArray, IntArray
 
 MODELS = ("gemma2", "gemma3")

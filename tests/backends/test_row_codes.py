@@ -89,10 +89,9 @@ def test_rows_beyond_float16_are_cut_to_it() -> None:
 @given(heads, seeds)
 def test_packing_loses_nothing(head: int, seed: int) -> None:
     numbers = np.random.default_rng(seed).integers(0, 16, (2, 3, head)).astype(np.uint8)
-    for pack, unpack in ((codes.pack_keys, codes.unpack_keys), (codes.pack_values, codes.unpack_values)):
-        packed = pack(INT4, numbers)
-        assert packed.shape == (2, 3, head // 2)
-        np.testing.assert_array_equal(unpack(INT4, packed), numbers)
+    packed = codes.pack_keys(INT4, numbers)
+    assert packed.shape == (2, 3, head // 2)
+    np.testing.assert_array_equal(codes.unpack_keys(INT4, packed), numbers)
 
 
 # In compiled code
@@ -130,11 +129,19 @@ def native(model: Model, dtype: str) -> NativeEngine:
     return engine
 
 
+def unpack_values(dtype: str, elements: AnyArray) -> AnyArray:
+    """Codes [..., head]. int4: a byte holds two that are 16 apart, of every 32; 8 apart, of the last 16."""
+    if dtype != INT4:
+        return elements
+    parts = [elements[..., start : start + 16] for start in range(0, elements.shape[-1], 16)]
+    return np.concatenate([half for part in parts for half in (part & 15, part >> 4)], axis=-1)
+
+
 def stored(engine: NativeEngine, kind: str) -> tuple[AnyArray, AnyArray]:
     """The codes and scales of all rows, as they lie in memory."""
     store = engine.kv.store
     rows, kept = store.regions.rows(np.arange(engine.kv.length)), store.rows
-    unpack = codes.unpack_keys if kind == "key" else codes.unpack_values
+    unpack = codes.unpack_keys if kind == "key" else unpack_values
     return unpack(store.dtype, kept.gather(f"{kind}s", rows)), kept.gather(f"{kind}_scales", rows)
 
 

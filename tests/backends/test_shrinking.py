@@ -11,11 +11,13 @@ import pytest
 from conftest import GOLDEN, load_engine, open_golden, run_child
 from small_models import Small, write_small
 
-from edge.backends.base import CapacityError, Engine
+from edge.backends.base import Engine
+from edge.backends.kv_cache import CapacityError
 from edge.backends.llamacpp.engine import LlamaCppEngine
 from edge.errors import InputError
 from edge.model.model import Model, open_model
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 from edge.types import IntArray
 
 LARGE, SMALL = 600, 240  # rows; llama.cpp allocates 256 at once

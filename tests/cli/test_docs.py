@@ -21,6 +21,12 @@ def test_the_reference_of_the_commands_is_current() -> None:
     assert written == generator["page"](typer.main.get_command(app)), "run: python docs/cli.py"
 
 
+def test_the_table_of_engines_is_current() -> None:
+    generator = runpy.run_path(str(ROOT / "docs" / "engines.py"))
+    written = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    assert written == generator["page"](), "run: python docs/engines.py"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):

@@ -17,7 +17,7 @@ from test_architectures import NAMES, PROMPT, open_family
 from test_cli import edge_json
 from typer.testing import CliRunner
 
-from edge.backends.onnx.graph.forms import Blocks, Rows
+from edge.backends.onnx.graph.forms import Blocks, RawRows
 from edge.backends.onnx.graph.layout import make_layout
 from edge.cli.commands import app
 from edge.converters.convert import Conversion, convert
@@ -236,7 +236,7 @@ def test_a_block_whose_weights_are_all_the_same_keeps_them(tmp_path: Path) -> No
     for block, (scale, minimum) in enumerate(((0, 0.25), (6e-8, -3.0), (0.5, 0.5))):
         raw[0, block * 20 : block * 20 + 4] = np.array([scale, minimum], np.float16).view(np.uint8)
         raw[0, block * 20 + 4 : block * 20 + 20] = 0x93
-    constant = constant_of([Rows("x", raw, "Q4_1")], (1, 96), Blocks(4, True))
+    constant = constant_of([RawRows("x", raw, "Q4_1")], (1, 96), Blocks(4, True))
     np.testing.assert_allclose(constant.values(), dequantize(raw, GGMLQuantizationType["Q4_1"]), rtol=2e-3)
 
 

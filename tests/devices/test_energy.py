@@ -26,7 +26,7 @@ from edge.errors import BudgetError
 from edge.report.run import report_line, report_lines
 from edge.run import meters
 from edge.run.governor import RunLimits
-from edge.run.session import load
+from edge.run.loading import load
 from edge.storage.making import account
 
 

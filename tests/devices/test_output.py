@@ -273,7 +273,7 @@ def reads_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for name in (
         "edge.converters.convert._read",
-        "edge.devices.probe.probe_profile",
+        "edge.profiling.ceilings.probe_profile",
         "edge.converters.plain.write_plain",
     ):
         monkeypatch.setattr(name, refuse)

@@ -19,7 +19,8 @@ from edge.devices.pressure import Pressure, read_pressure
 from edge.errors import BudgetError, InputError
 from edge.prompt_cache.cache import PromptCache
 from edge.run.governor import MemoryReading, RunLimits, Sample, State, decide
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 from edge.types import IntArray
 
 MIB = 1 << 20
@@ -363,7 +364,7 @@ from pathlib import Path
 import numpy as np
 import edge.run.meters
 from edge.devices.memory import memory_use, release_free_memory
-from edge.run.session import load
+from edge.run.loading import load
 
 path, backend, root = sys.argv[1:]
 os.environ["EDGE_SENSORS"] = root

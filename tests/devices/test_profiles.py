@@ -333,7 +333,7 @@ def test_products_of_bytes_say_how_much_they_did(kind: type[np.generic]) -> None
 def test_what_measuring_bytes_needs_is_said(absent: set[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integer_products, "find_spec", lambda name: None if name in absent else object())
     assert said in (missing() or "")
-    assert integer_products.quickest() is None
+    assert integer_products.fastest_product() is None
 
 
 # The commands

@@ -25,15 +25,11 @@ from edge.exporting.enums import Finish, Role
 from edge.exporting.model_file import trusted_source
 from edge.model.model import Model, open_model
 from edge.options import Options
-from edge.run.picker import Picker
+from edge.run.sampler import Sampler
+from edge.run.sequence import TokenSequence
 from edge.run.session import Session
 from edge.sampling import SamplingParams
 
-FINISHES = {
-    "eos": Finish.EOS, "stop": Finish.STOP, "length": Finish.LENGTH, "capacity": Finish.CAPACITY,
-    "interrupted": Finish.CANCELLED, "time": Finish.TIME, "energy": Finish.ENERGY, "power": Finish.POWER,
-    "thermal": Finish.HEAT, "memory": Finish.MEMORY,
-}  # fmt: skip
 Text = str | Sequence[int]
 Answer = tuple[list[int], str, Finish]
 
@@ -113,19 +109,19 @@ class Pair:
             text if isinstance(text, str) else np.array(text, np.int32),
             max_tokens=options.get("max_tokens") or None,
             sampling=sampling,
-            stop=list(options.get("stops", ())),
+            stop=list(options.get("stop", ())),
             ignore_eos=bool(options.get("ignore_eos")),
             system=system,
             raw=raw,
             follow_up=self.begun,
-            time_limit=options.get("seconds"),
-            energy_limit=options.get("joules"),
+            time_limit=options.get("time"),
+            energy_limit=options.get("energy"),
             **chosen,
         )
         self.begun = True
         report = self.python.report
         assert report is not None
-        return self.recorded[: report.tokens.generated], answer, FINISHES[report.stop_reason]
+        return self.recorded[: report.tokens.generated], answer, Finish[report.stop_reason.upper()]
 
 
 @contextmanager
@@ -144,13 +140,13 @@ def pair_of(name: str, *, pinned: int | None = None, **options: Any) -> Iterator
 def recorded_session(name: str, **options: Any) -> Iterator[tuple[Session, list[int]]]:
     """edge's own session, and a list to which it adds the tokens that it generates."""
     recorded: list[int] = []
-    following = Picker.next
+    following = TokenSequence.next_token
 
-    def record(picker: Picker) -> int:
-        recorded.append(following(picker))
+    def record(sequence: TokenSequence, sample: Sampler) -> int:
+        recorded.append(following(sequence, sample))
         return recorded[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Picker, "next", record)
+        patch.setattr(TokenSequence, "next_token", record)
         with edge.load(model_of(name), backend="cpu", **options) as python:
             yield python, recorded

@@ -12,6 +12,7 @@ from typing import Any
 
 from edge.errors import BudgetError, BusyError, EdgeError, EngineError, InputError, ModelFormatError, UnsupportedError
 from edge.exporting.enums import Finish, Role, Status, Trim
+from edge.exporting.structs import MODEL_INFO, OPTIONS, READINGS, USAGE, members
 
 LIBRARY, MODEL = "libedge.so", "model.edge"
 
@@ -42,41 +43,30 @@ class _Source(_Struct):
     _fields_ = [("size", c_uint32), ("path", c_char_p), ("fd", c_int32), ("offset", c_uint64), ("length", c_uint64)]
 
 
+_TYPES = {
+    "uint32": c_uint32, "int32": c_int32, "uint64": c_uint64, "int64": c_int64, "double": c_double, "pointer": c_char_p,
+}  # fmt: skip
+
+
 class _Info(_Struct):
-    _fields_ = [
-        ("size", c_uint32), ("abi", c_uint32), ("name", c_char_p), ("license", c_char_p), ("policy", c_char_p),
-        ("kv_dtype", c_char_p), ("isa", c_char_p), ("vocab", c_uint32), ("context", c_uint32), ("capacity", c_uint32),
-        ("threads", c_uint32), ("chat", c_uint32), ("weights", c_uint64), ("kv", c_uint64), ("scratch", c_uint64),
-    ]  # fmt: skip
+    _fields_ = [(name, _TYPES[kind]) for name, kind in members(MODEL_INFO)]
 
 
 class _Options(_Struct):
-    _fields_ = [
-        ("size", c_uint32), ("threads", c_uint32), ("cpu_mask", c_uint64), ("isa", c_char_p),
-        ("temperature", c_double), ("top_p", c_double), ("min_p", c_double), ("repeat_penalty", c_double),
-        ("top_k", c_int32), ("seeded", c_uint32), ("seed", c_uint64), ("max_tokens", c_uint32),
-        ("ignore_eos", c_uint32), ("stops", ctypes.POINTER(c_char_p)), ("stop_count", c_uint32), ("seconds", c_double),
-        ("joules", c_double), ("watts", c_double), ("celsius", c_double), ("headroom", c_double),
-    ]  # fmt: skip
+    _fields_ = [(name, ctypes.POINTER(c_char_p) if name == "stop" else _TYPES[kind]) for name, kind in members(OPTIONS)]
 
 
 class _Readings(_Struct):
-    _fields_ = [
-        ("size", c_uint32), ("joules", c_double), ("celsius", c_double), ("headroom", c_double), ("available", c_int64),
-    ]  # fmt: skip
+    _fields_ = [(name, _TYPES[kind]) for name, kind in members(READINGS)]
+
+
+class _Usage(_Struct):
+    _fields_ = [(name, _TYPES[kind]) for name, kind in members(USAGE)]
 
 
 class _Piece(_Struct):
     _fields_ = [
         ("size", c_uint32), ("token", c_int32), ("finish", c_int32), ("length", c_uint32), ("text", c_char * 256),
-    ]  # fmt: skip
-
-
-class _Usage(_Struct):
-    _fields_ = [
-        ("size", c_uint32), ("rows", c_uint32), ("capacity", c_uint32), ("threads", c_uint32), ("weights", c_uint64),
-        ("kv", c_uint64), ("scratch", c_uint64), ("file", c_uint64), ("tokens", c_uint64), ("evicted", c_uint64),
-        ("joules", c_double), ("seconds", c_double), ("measured", c_uint32),
     ]  # fmt: skip
 
 
@@ -122,7 +112,7 @@ class Bundle:
         return _fields(found)
 
     def session(self, **options: Any) -> BundleSession:
-        """options: fields of edge_options; `stops` as texts."""
+        """options: fields of edge_options; `stop` as texts."""
         return BundleSession(self.library, self._model, options)
 
 
@@ -146,8 +136,8 @@ class BundleSession:
     def set(self, **options: Any) -> None:
         self._call("edge_set", byref(_options(options)))
 
-    def read(self, joules: float = -1, celsius: float = -1, headroom: float = -1, available: int = -1) -> None:
-        self._call("edge_read", byref(_Readings(joules, celsius, headroom, available)))
+    def read(self, **readings: float) -> None:
+        self._call("edge_read", byref(_Readings(**{each.name: each.unset for each in READINGS} | readings)))
 
     def append(self, role: Role, text: str | bytes | Sequence[int]) -> None:
         if isinstance(text, str | bytes):
@@ -247,12 +237,12 @@ def _check(function: Any, *arguments: Any) -> int:
 
 
 def _options(chosen: dict[str, Any]) -> _Options:
-    options = _Options(temperature=-1, top_p=-1, min_p=-1, repeat_penalty=-1, top_k=-1)
+    options = _Options(**{each.name: each.unset for each in OPTIONS if each.unset})
     chosen = dict(chosen)
     if "seed" in chosen:
         chosen["seeded"] = 1
-    if stops := [stop.encode() if isinstance(stop, str) else stop for stop in chosen.pop("stops", ())]:
-        options.stops, options.stop_count = (c_char_p * len(stops))(*stops), len(stops)
+    if stops := [stop.encode() if isinstance(stop, str) else stop for stop in chosen.pop("stop", ())]:
+        options.stop, options.stop_count = (c_char_p * len(stops))(*stops), len(stops)
     if isinstance(chosen.get("isa"), str):
         chosen["isa"] = chosen["isa"].encode()
     for name, value in chosen.items():

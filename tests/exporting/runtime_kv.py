@@ -14,20 +14,21 @@ import numpy as np
 from runtime_library import load_runtime
 
 from edge.backends.base import EngineConfig
+from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.tvm.kv.householder import reflect
 from edge.backends.tvm.kv.regions import make_regions
 from edge.backends.tvm.kv.row_formats import FORMATS, encode, pack_keys
-from edge.backends.tvm.kv.rows import Rows
+from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
 from edge.backends.tvm.packing.shape import Shape
 from edge.exporting.model_file import ANGLES, CONFIG, KV_DTYPES, LAYER, POLICIES
 from edge.kv import make_policy, pinned_rows
 from edge.model.architectures.angles import Angles
 from edge.model.layers import Attention, Block
-from edge.run.context import Context
+from edge.run.sequence import TokenSequence
 from edge.types import AnyArray, FloatArray, IntArray
 
 SINKS = 4  # of the plan; others are pinned in the session
@@ -37,13 +38,14 @@ SOURCES = ("rows.c", "kv.c", "kv_keys.c", "kv_state.c", "policy.c", "model.c", "
 
 @dataclass(frozen=True)
 class Case:
-    """windows, kinds: of each layer. long_from: where LongRoPE's long factors begin. keep: pinned rows. ties: many rows
-    get equal attention."""
+    """windows, kinds: of each layer. states: values of each layer's fixed state; such layers keep no rows. long_from:
+    where LongRoPE's long factors begin. keep: pinned rows. ties: many rows get equal attention."""
 
     policy: str = "streaming"
     dtype: str = "f16"
     windows: tuple[int, ...] = (0, 0)
     kinds: tuple[int, ...] = (0, 0)
+    states: tuple[int, ...] = ()
     kv_heads: int = 2
     head: int = 32
     pairs: int = 16
@@ -58,6 +60,10 @@ class Case:
     @property
     def rule(self) -> Any:
         return make_policy(self.policy, self.keep, keep=self.keep)
+
+    @property
+    def layer_kinds(self) -> LayerKinds:
+        return LayerKinds.of(self.windows, np.flatnonzero(self.states).tolist())
 
     def rotation(self, long: bool = False) -> Rotation:
         angles = []
@@ -76,7 +82,7 @@ class TwoRopes(CacheRope):
         self.clear()
 
 
-def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[Rows]]:
+def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[HostRows]]:
     layers = len(case.windows)
     core = Attention(case.kv_heads, case.kv_heads, case.head, 1.0, window=int(any(case.windows)))
     shape = Shape(layers, 64, 64, "rms", 1e-5, 1.0, 0.0, 1.0, False, (Block("attn_norm", core),), ((0,),))
@@ -85,29 +91,31 @@ def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[Rows]]:
         case.capacity, case.chunk, case.dtype, 1, observes=bool(rule.needs.queries), per_head=rule.needs.looks,
         pinned=pinned_rows(rule) if rule.close_gaps else 0,
     )  # fmt: skip
-    kinds = LayerKinds.of(case.windows)
+    kinds, state = case.layer_kinds, FixedState(case.states) if case.states else None
     regions, rings = make_regions(kinds, case.kv_heads, config, case.context)
 
     def move_rows(_: object, pairs: IntArray) -> None:
         for name in rows.arrays:
             rows.scatter(name, pairs[:, 1], rows.gather(name, pairs[:, 0]))
 
-    rows = Rows(rings.size + regions.size, shape.padded_head, case.dtype, normals, move_rows)
+    rows = HostRows(rings.size + regions.size, shape.padded_head, case.dtype, normals, move_rows)
     arena = Arena(shape, rows, observes=config.observes)
-    return make_kv(arena, kinds, regions, rings, TwoRopes(case), "key", config)
+    return make_kv(arena, kinds, regions, rings, TwoRopes(case), "key", config, state)
 
 
-def make_context(case: Case, kv: object) -> Context:
+def make_sequence(case: Case, kv: object) -> TokenSequence:
     """Policies as a session applies them."""
     engine = SimpleNamespace(kv=kv, spec=SimpleNamespace(context=case.context))
-    plan = SimpleNamespace(kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step)
-    return Context(cast(Any, engine), cast(Any, plan), None, None, cast(Any, None))
+    plan = SimpleNamespace(
+        kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step, config=SimpleNamespace(chunk=case.chunk)
+    )
+    return TokenSequence(cast(Any, engine), cast(Any, plan), None, None, cast(Any, None))
 
 
 class Pointers(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_void_p)
-        for name in ("keys", "values", "key_scales", "value_scales", "lengths", "positions", "paid", "starts")
+        for name in ("keys", "values", "key_scales", "value_scales", "lengths", "positions", "paid", "starts", "states")
     ]
 
 
@@ -131,6 +139,7 @@ def library() -> Any:
         ("kv_can_truncate", ctypes.c_bool, [pointer, u32]),
         ("kv_bytes", u64, [pointer]),
         ("kv_fixed", u64, [pointer]),
+        ("kv_remembered", u64, [pointer]),
         ("kv_saved_bytes", u64, [pointer]),
         ("kv_keep", None, [pointer, pointer, u32]),
         ("kv_keep_heads", None, [pointer, u32, CHOICE, pointer, pointer]),
@@ -139,8 +148,8 @@ def library() -> Any:
         ("policy_shrink", u32, [pointer, pointer, u32]),
         ("policy_make_room", ctypes.c_bool, [pointer, pointer, u32, ctypes.POINTER(u64)]),
         *((f"kv_{each}", u32, [pointer]) for each in ("length", "free", "capacity", "heads")),
-        *((f"kv_{each}", None, [pointer, u32]) for each in ("expect", "prepare", "appended", "truncate", "shrink")),
-        *((f"kv_{each}", None, [pointer]) for each in ("renumber", "clear")),
+        *((f"kv_{each}", None, [pointer, u32]) for each in ("announce", "prepare", "appended", "truncate", "shrink")),
+        *((f"kv_{each}", None, [pointer]) for each in ("renumber", "clear", "remember")),
     ):
         function = getattr(c, name)
         function.restype, function.argtypes = result, arguments
@@ -157,7 +166,7 @@ class InC:
 
     def __post_init__(self) -> None:
         case, self.c, pinned = self.case, library(), pinned_rows(self.case.rule)
-        config, kinds, rule = np.zeros(1, CONFIG), LayerKinds.of(case.windows), case.rule
+        config, kinds, rule = np.zeros(1, CONFIG), case.layer_kinds, case.rule
         for name, value in {
             "layers": len(case.windows), "kv_heads": case.kv_heads, "head": case.head, "context": case.context,
             "capacity": case.capacity, "chunk": case.chunk, "evict_step": case.evict_step,
@@ -166,12 +175,14 @@ class InC:
             "whole": len(kinds.whole), "ringed": len(kinds.ringed),
             "ring_rows": kinds.ring_rows(case.capacity, case.chunk), "ring_window": kinds.window,
             "windowed": any(case.windows), "rope_kinds": max(case.kinds) + 1, "long_from": case.long_from,
+            "states": sum(case.states),
             "recent": getattr(rule, "recent", 0), "aging": getattr(rule, "aging", 0),
         }.items():  # fmt: skip
             config[name] = value
         layers = np.zeros(len(case.windows), LAYER)
         layers["window"], layers["rope"] = case.windows, case.kinds
         layers["ringed"] = [layer in kinds.ringed for layer in range(len(layers))]
+        layers["rowless"] = [layer not in kinds.whole + kinds.ringed for layer in range(len(layers))]
         self._kept = [config, layers, np.frombuffer(_angles(case), np.uint8), self.normals]
         self.session = self.c.make_session(*(each.ctypes.data for each in self._kept))
         self.kv, self.policy = self.c.session_kv(self.session), self.c.session_policy(self.session)
@@ -188,7 +199,7 @@ class InC:
         at = getattr(self.c.kv_arguments(self.kv), name)
         return np.frombuffer((ctypes.c_uint8 * like.nbytes).from_address(at), like.dtype)
 
-    def rows_like(self, twin: Rows) -> Rows:
+    def rows_like(self, twin: HostRows) -> HostRows:
         """The same memory with the twin's functions."""
         same = copy(twin)
         same.arrays = {name: self.array(name, array) for name, array in twin.arrays.items()}
@@ -239,7 +250,7 @@ def _angles(case: Case) -> bytes:
     return b"".join(parts)
 
 
-def new_rows(twin: HeadKV[NativeStore[Rows]], count: int, rng: np.random.Generator) -> AnyArray:
+def new_rows(twin: HeadKV[NativeStore[HostRows]], count: int, rng: np.random.Generator) -> AnyArray:
     """Random keys and values behind the last rows, as a pass writes them. Returns the rows of the arena."""
     rows, found = twin.store.rows, []
     for store in twin.stores:

@@ -97,13 +97,14 @@ def test_the_example_answers_as_the_session_does(static: bool, made: tuple[Path,
     (folder / "chat").unlink()
 
 
+PACKAGED = ("smollm2-135m", "gemma3-270m")
 TEXTS = {"words": "The quick brown fox. " * 100, "a word": "a" * 65000, "emoji": "\N{GRINNING FACE}" * 65000}
 
 
 @pytest.mark.parametrize(
     "model",
-    [GGUF, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("smollm2-135m", "gemma3-270m"))],
-    ids=str,
+    [GGUF, GOLDEN / "qwen35.gguf", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in PACKAGED)],
+    ids=lambda model: Path(model).name,
 )
 def test_a_program_stays_below_the_manifests_peak(
     model: str | Path, made: tuple[Path, dict[str, Any]], tmp_path: Path

@@ -39,7 +39,7 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
         "capacity=256, threads=4, chat=true, weights=5000000000, kv=6, scratch=7)"
     ]
     # echo.c shows options in place of figures: threads, top_k, max_tokens, cpu_mask, seed, temperature to
-    # repeat_penalty, bytes of the last stop text; seconds to headroom in one sum.
+    # repeat_penalty, bytes of the last stop text; time to headroom in one sum.
     options = "Usage(rows=3, capacity=7, threads=9, weights=1099511627776, kv=-1, scratch=527750, file=6"
     assert echo["unread"] == [f"{options}, tokens=0, evicted=0, joules=0.0, seconds=9321.0, measured=false)"]
     assert echo["read"] == [f"{options}, tokens=1, evicted=0, joules=3002001.0, seconds=9321.0, measured=true)"]
@@ -75,20 +75,20 @@ def test_kotlin_throws_what_the_library_says(echo: dict[str, list[str]]) -> None
 def test_a_closed_session_says_so(echo: dict[str, list[str]]) -> None:
     assert echo["closed"] == ["the session is closed"]
     assert echo["closed trim"] == ["false"]
-    assert echo["closed answer"] == ["CANCELLED"]
+    assert echo["closed answer"] == ["INTERRUPTED"]
     assert echo["model closed"] == ["the model is closed"]
 
 
 def test_answers_are_cancelled_and_sessions_go_on(echo: dict[str, list[str]]) -> None:
     """By taking fewer pieces, by cancelling the coroutine, by `cancel`, by closing the session and the model."""
     assert echo["three"] == ["slo"]
-    assert echo["three finish"] == ["CANCELLED"]
+    assert echo["three finish"] == ["INTERRUPTED"]
     assert echo["next"] == ["next"]
     assert echo["busy"] == echo["busy answer"] == [BUSY]
     assert echo["busy trim"] == ["false"]
-    assert echo["job"] == ["true CANCELLED true"]
-    assert echo["cancel"] == echo["close"] == ["true CANCELLED"]
-    assert echo["left"] == ["CANCELLED"]
+    assert echo["job"] == ["true INTERRUPTED true"]
+    assert echo["cancel"] == echo["close"] == ["true INTERRUPTED"]
+    assert echo["left"] == ["INTERRUPTED"]
 
 
 def test_no_session_is_used_by_two_threads_or_after_its_end(echo: dict[str, list[str]]) -> None:
@@ -153,8 +153,8 @@ def test_a_bundle_answers_in_kotlin_as_edge_does_in_python(tmp_path: Path) -> No
     assert said["system"] == [line(system)]
     assert said["ids"] == [str(ids)]
     assert said["rows"][0].endswith(" 128")
-    assert said["taken"] == ["CANCELLED"]
-    assert said["closed"] == ["true CANCELLED"]
+    assert said["taken"] == ["INTERRUPTED"]
+    assert said["closed"] == ["true INTERRUPTED"]
     assert said["busy"] == ["0 true"]
     assert said["no model"] == ["BAD_FILE"]
     assert "policy=streaming" in said["info"][0]

@@ -73,7 +73,7 @@ def open_in_c(path: Path, offset: int = 0) -> str:
 
 
 @pytest.mark.parametrize("policy", ["streaming", "h2o"])
-@pytest.mark.parametrize("name", ["llama-one-layer", "gemma3", "phi3-longrope", "gpt2", "mistral3"])
+@pytest.mark.parametrize("name", ["llama-one-layer", "gemma3", "phi3-longrope", "gpt2", "mistral3", "qwen35"])
 def test_files_of_all_kinds_of_models_open(name: str, policy: str, tmp_path: Path) -> None:
     path = tmp_path / "model.edge"
     sections = write_golden(path, name, policy)
@@ -105,6 +105,7 @@ def set_field(data: bytearray, section: Section, struct: Any, field: str, value:
         ("pinned", 64), ("sinks", 5), ("policy", 4), ("kv_dtype", 4), ("kv_dtype", 3), ("whole", 2), ("ring_rows", 8),
         ("rope_kinds", 0), ("rope_kinds", 2), ("long_from", 9), ("tempered", 1), ("temperature", float("nan")),
         ("top_p", float("inf")), ("core_watts", -1.0), ("policy", 3),
+        ("whole", 0), ("states", 1 << 33),
     ],
 )  # fmt: skip
 def test_impossible_settings_are_errors_though_the_checksum_is_right(field: str, value: object, made: Path) -> None:
@@ -113,6 +114,17 @@ def test_impossible_settings_are_errors_though_the_checksum_is_right(field: str,
     damaged = made.with_name("damaged")
     damaged.write_bytes(data)
     assert "damaged" in open_in_c(damaged)
+
+
+@pytest.mark.parametrize("fields", [{"rowless": 0}, {"rowless": 2}, {"ringed": 1}, {"ringed": 2**32 - 1, "rowless": 2}])
+def test_layers_that_contradict_the_settings_are_errors(fields: dict[str, int], tmp_path: Path) -> None:
+    """The first layer is a gated delta net, which keeps no rows."""
+    write_golden(tmp_path / "model.edge", "qwen35")
+    data = bytearray((tmp_path / "model.edge").read_bytes())
+    for field, value in fields.items():
+        set_field(data, Section.LAYERS, m.LAYER, field, value)
+    (tmp_path / "model.edge").write_bytes(data)
+    assert "damaged (its layers)" in open_in_c(tmp_path / "model.edge")
 
 
 @pytest.fixture(scope="module")

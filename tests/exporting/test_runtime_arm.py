@@ -51,13 +51,13 @@ def answers_here(model: Model, count: int, questions: tuple[str, ...], **options
     """Of the Python session. A token that is chosen is also the next one that runs."""
     found: list[list[int]] = []
     with edge.load(model, backend="cpu", **ROWS, **options) as session:
-        ran, forward = list[int](), session._context.forward
+        ran, forward = list[int](), session._sequence.forward
 
         def record(tokens: Any, **how: Any) -> Any:
             ran.extend(tokens.tolist())
             return forward(tokens, **how)
 
-        session._context.forward = record  # type: ignore[method-assign]
+        session._sequence.forward = record  # type: ignore[method-assign]
         for question in questions:
             ran.clear()
             prompt = session.model.encode_prompt(question)

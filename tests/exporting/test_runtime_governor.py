@@ -200,9 +200,9 @@ class App:
         config = ctypes.c_void_p(self.config.ctypes.data)
         self.lib.watch_start(self.c, config, ctypes.byref(options), ctypes.byref(readings))
         limits = RunLimits(
-            deadline=1000.0 + self.options["seconds"] if "seconds" in self.options else None,
-            energy=self.options.get("joules"), power=self.options.get("watts"),
-            celsius=0.0 if "headroom" in self.options else self.options.get("celsius"),
+            deadline=1000.0 + self.options["time"] if "time" in self.options else None,
+            energy=self.options.get("energy"), power=self.options.get("power"),
+            celsius=0.0 if "headroom" in self.options else self.options.get("max_temp"),
         )  # fmt: skip
         estimate = Estimate(self.power, lambda: self.cpu.value, lambda: self.python_now)
         self.meter = self if self.measured else estimate
@@ -233,7 +233,7 @@ class App:
     def heat(self) -> float:
         """On the scale of the limit: 30 °C from a headroom of 0 to 1, where it is about one."""
         limit = self.options.get("headroom")
-        above = self.celsius - self.options.get("celsius", math.inf)
+        above = self.celsius - self.options.get("max_temp", math.inf)
         return self.celsius if limit is None else max(above, 30 * (self.headroom - limit))
 
     def c_look(self, tokens: int, spare: float = 0.0, cancelled: int = 0) -> tuple[str | None, float]:
@@ -264,8 +264,8 @@ WORK = st.tuples(
     options=st.fixed_dictionaries(
         {},
         optional={
-            "seconds": st.floats(2, 40), "joules": st.floats(1, 20), "watts": st.floats(0.5, 5),
-            "celsius": st.floats(25, 60), "headroom": st.floats(0.3, 1.2),
+            "time": st.floats(2, 40), "energy": st.floats(1, 20), "power": st.floats(0.5, 5),
+            "max_temp": st.floats(25, 60), "headroom": st.floats(0.3, 1.2),
         },
     ),
     measured=st.booleans(),
@@ -280,7 +280,7 @@ def test_a_watch_stops_and_pauses_as_its_python_twin(
         patch.setattr(meters, "read_celsius", lambda _: app.heat())
         app.start()
         for seconds, joules, warmer, nearer, tokens in steps:
-            app.celsius = options.get("celsius", 40.0) + warmer
+            app.celsius = options.get("max_temp", 40.0) + warmer
             app.headroom = options.get("headroom", 0.5) + nearer
             app.work(seconds, joules, 10**8)
             if app.look(tokens):
@@ -291,7 +291,7 @@ def test_a_watch_stops_and_pauses_as_its_python_twin(
 
 
 def test_joules_are_estimated_until_the_app_reads_them() -> None:
-    app = App({"joules": 30.0}, False, Power(3.0, 0.5, 200.0))
+    app = App({"energy": 30.0}, False, Power(3.0, 0.5, 200.0))
     app.start()
     app.work(1.0, 50.0, 10**9)
     estimate = 2 * 3.0 + 0.5 + 0.2
@@ -310,7 +310,7 @@ def test_joules_are_estimated_until_the_app_reads_them() -> None:
 
 
 def test_joules_that_were_read_long_before_an_answer_do_not_count() -> None:
-    app = App({"joules": 10.0}, True, Power(3.0, 0.5, 200.0))
+    app = App({"energy": 10.0}, True, Power(3.0, 0.5, 200.0))
     app.lib.watch_read(app.c, ctypes.byref(app.readings()), False)
     app.joules += 500.0
     app.now.value = app.python_now = app.python_now + 60
@@ -322,7 +322,7 @@ def test_joules_that_were_read_long_before_an_answer_do_not_count() -> None:
 
 
 def test_a_meter_that_begins_anew_takes_nothing_back() -> None:
-    app = App({"joules": 30.0}, True, Power(3.0, 0.5, 200.0))
+    app = App({"energy": 30.0}, True, Power(3.0, 0.5, 200.0))
     app.start()
     app.joules += 10.0
     app.lib.watch_read(app.c, ctypes.byref(app.readings()), True)
@@ -349,7 +349,7 @@ def test_memory_is_returned_until_nothing_is_left(spare: int) -> None:
 
 
 def test_a_cancelled_answer_does_not_wait() -> None:
-    app = App({"watts": 0.1}, True, Power())
+    app = App({"power": 0.1}, True, Power())
     app.start()
     app.work(1.0, 20.0, 0)
     assert app.c_look(1, cancelled=1) == (None, 0.0)

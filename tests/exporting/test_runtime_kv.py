@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_kv import Case, InC, make_context, make_twin, new_rows
+from runtime_kv import Case, InC, make_sequence, make_twin, new_rows
 
-from edge.backends.base import RewindError
+from edge.backends.kv_cache import KVState, RewindError
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # of keys too large for float16
 
 RINGED: dict[str, Any] = {"windows": (20, 0, 9), "kinds": (1, 0, 1)}
+HYBRID: dict[str, Any] = {"windows": (0,) * 4, "kinds": (0,) * 4, "states": (32, 0, 80, 0)}
 CASES = {
     "streaming": Case(),
     "f32": Case(dtype="f32", kv_heads=1, head=16, pairs=8),
@@ -31,6 +32,9 @@ CASES = {
     "all windowed": Case(windows=(12, 30)),
     "long": Case(long_from=40, capacity=90, **RINGED),
     "long h2o": Case("h2o", long_from=80),
+    "states": Case(**HYBRID),
+    "states h2o": Case("h2o", "int8", **HYBRID, context=150),
+    "states ring": Case(windows=(20, 0, 0), kinds=(1, 0, 0), states=(0, 0, 48)),
 }
 STEPS = 60
 BAD_FILE, FULL = -2, -6
@@ -45,17 +49,19 @@ class Pair:
         self.normals = self.rng.standard_normal((heads, case.head)).astype(np.float32)
         self.normals /= np.linalg.norm(self.normals, axis=-1, keepdims=True)
         self.twin, self.c = make_twin(case, self.normals), InC(case, self.normals)
-        self.context = make_context(case, self.twin)
+        self.sequence = make_sequence(case, self.twin)
+        self.end: KVState | None = None  # to which both can go back, with the rows of then
 
     def run(self, count: int) -> None:
-        count = min(count, self.case.chunk)
-        fits = self.context.make_room(count)
+        count, evicted = min(count, self.case.chunk), self.sequence.evicted
+        fits = self.sequence.make_room(count)
+        self.end = self.end if evicted == self.sequence.evicted else None
         assert self.c.make_room(count) == fits
         self.check()
         if not fits:
             return
-        self.twin.expect(count)
-        self.c.expect(count)
+        self.twin.announce(count)
+        self.c.announce(count)
         self.twin.prepare(count)
         self.c.prepare(count)
         arena = self.twin.store.arena
@@ -65,6 +71,9 @@ class Pair:
         new = new_rows(self.twin, count, self.rng)
         for name in rows.arrays:
             other.scatter(name, new, rows.gather(name, new))
+        if state := self.twin.state:
+            state.values[:] = self.rng.standard_normal(state.values.size)
+            self.c.array("states", state.values)[:] = state.values
         self.twin.appended(count)
         self.c.appended(count)
         paid = self.rng.random(arena.paid.size, np.float32)
@@ -74,25 +83,28 @@ class Pair:
 
     def step(self) -> None:
         twin, c, rng = self.twin, self.c, self.rng
-        name = rng.choice(["run", "run", "run", "one", "evict", "keep", "truncate", "shrink", "renumber", "save"])
+        names = ["run"] * 3 + ["one", "evict", "keep", "truncate", "shrink", "renumber", "save", "remember"]
+        name = rng.choice(names)
         if name in ("run", "one"):
             self.run(1 if name == "one" else int(rng.integers(1, self.case.chunk + 1)))
         elif name == "evict":
             budget = int(rng.integers(max(1, twin.length // 2), twin.length + 2))
-            self.context.shrink(budget)
+            self.end = self.end if budget >= twin.length else None
+            self.sequence.shrink(budget)
             c.evict(budget)
-        elif name == "keep" and self.context.policy.evicts:
+        elif name == "keep" and self.sequence.policy.evicts:
             count = int(rng.integers(twin.length // 2, twin.length + 1))
-            heads = int(twin.head_lengths.size)
+            heads, self.end = int(twin.head_lengths.size), None
             rows = [np.sort(rng.permutation(twin.length)[:count]).astype(np.int32) for _ in range(heads)]
-            if self.context.policy.close_gaps:
+            if self.sequence.policy.close_gaps:
                 twin.keep(rows[0], close_gaps=True)
                 c.keep(rows[0])
             else:
                 twin.keep_heads(rows)
                 c.keep_heads(rows)
         elif name == "truncate":
-            self.truncate(int(rng.integers(max(0, twin.length - 30), twin.length + 1)))
+            length = int(rng.integers(max(0, twin.length - 30), twin.length + 1))
+            self.truncate(self.end.next_position if self.end and rng.random() < 0.7 else length)
         elif name == "shrink" and rng.random() < 0.2:
             capacity = max(1, twin.length, twin.capacity - int(rng.integers(1, 20)))
             twin.shrink(capacity)
@@ -100,23 +112,32 @@ class Pair:
         elif name == "renumber" and rng.random() < 0.3:
             twin.renumber()
             c.renumber()
+            self.end = None
         elif name == "save" and twin.capacity == self.case.capacity:
             saved = c.save()
             c.close()
             self.c = InC(self.case, self.normals, c.evicted)
             assert self.c.load(saved) == 0
             assert self.c.save() == saved
+            self.end = None
+        elif name == "remember" and twin.state and twin.alike and not twin.ring:
+            self.end = twin.save(twin.length)
+            c.remember()
+            self.run(int(rng.integers(1, 9)))
+            self.truncate(self.end.next_position if self.end else twin.length)
         self.check()
 
     def truncate(self, length: int) -> None:
         allowed = self.c.can_truncate(length)
+        end = self.end if self.end and self.end.next_position == length else None
         try:
-            self.twin.truncate(length)
+            self.twin.truncate(length, end)
         except RewindError:
             assert not allowed
             return
         assert allowed
         self.c.truncate(length)
+        self.end = self.end if length else None
 
     def check(self) -> None:
         twin, c = self.twin, self.c
@@ -124,7 +145,10 @@ class Pair:
         assert (c.next_position(), c.next_rope_position()) == (twin.next_position, twin.next_rope_position)
         assert c.lengthened() == bool(twin.rope.suffix)
         assert (c.bytes(), c.fixed()) == (twin.nbytes - twin.fixed, twin.fixed)
-        assert c.evicted.value == self.context.evicted
+        assert c.evicted.value == self.sequence.evicted
+        if twin.state:
+            np.testing.assert_array_equal(c.array("states", twin.state.values), twin.state.values)
+            assert c.remembered() == twin.state.nbytes
         for store in twin.stores:
             rows = store.regions.rows(np.arange(store.lengths.max())).reshape(-1)
             other = c.rows_like(store.rows)
@@ -149,7 +173,7 @@ def test_operations_leave_the_same_rows(name: str, seeds: range) -> None:
         pair.c.close()
 
 
-@pytest.mark.parametrize("name", ["pinned", "ring int8", "long"])
+@pytest.mark.parametrize("name", ["pinned", "ring int8", "long", "states"])
 def test_a_damaged_state_is_refused_or_harmless(name: str) -> None:
     """Most changes hit rows, which are any numbers; the session can run on in any case."""
     pair, rng, refused = Pair(CASES[name], 1), np.random.default_rng(0), 0
@@ -165,7 +189,7 @@ def test_a_damaged_state_is_refused_or_harmless(name: str) -> None:
         assert pair.c.length() <= pair.c.capacity()
         for count in (16, 1, 16):
             if pair.c.make_room(count):
-                pair.c.expect(count)
+                pair.c.announce(count)
                 pair.c.prepare(count)
                 pair.c.appended(count)
         pair.c.renumber()

@@ -162,6 +162,10 @@ def exhaustive(*values: Any) -> Any:
         exhaustive(Case("phi3-longrope", sizes=(*[16] * 15, *[1] * 30, 16), capacity=400)),  # 256 have short factors
         exhaustive(Case("mistral3")),  # queries have a temperature
         exhaustive(Case("gpt2")),  # learned positions
+        Case("qwen35", threads=3),  # a gated delta net
+        exhaustive(Case("qwen35", "int4", "h2o")),
+        exhaustive(Case("lfm2")),  # a short convolution
+        exhaustive(Case("lfm2", "f32", threads=1)),
     ],
     ids=lambda case: f"{case.model} {case.dtype} {case.policy} {case.threads}",
 )

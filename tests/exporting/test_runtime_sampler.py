@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from runtime_library import load_runtime
 
 from edge.errors import EngineError
+from edge.exporting.structs import OPTIONS
 from edge.run.sampler import Sampler
 from edge.run.stop_strings import StopStrings
 from edge.sampling import SamplingParams
@@ -28,10 +29,12 @@ class Arena(ctypes.Structure):
 
 
 class Sampling(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_double) for name in ("temperature", "top_p", "min_p", "repeat_penalty")),
-        ("top_k", ctypes.c_uint32),
-        ("seed", ctypes.c_uint64),
+    """SAMPLING_OPTIONS of constants.h, and the seed."""
+
+    _fields_ = tuple(
+        (each.name, {"int32": ctypes.c_uint32, "seed": ctypes.c_uint64}.get(each.kind, ctypes.c_double))
+        for each in OPTIONS
+        if each.name in SamplingParams.__dataclass_fields__
     )
 
 

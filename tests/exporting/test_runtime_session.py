@@ -10,6 +10,8 @@ import threading
 import time
 from contextlib import suppress
 from ctypes import byref, c_size_t, c_void_p
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,7 @@ FEW = ROWS | {"max_kv_size": 64}
 STREAMING = {"kv_policy": "streaming", **ROWS}
 WARM = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3}
 SYSTEM = "Be brief."
+HYBRIDS = ("qwen35", "lfm2")  # with a fixed state beside KV rows
 TEXT = "The quick brown fox jumps over the lazy dog. "
 
 
@@ -146,7 +149,7 @@ def test_stop_strings_end_an_answer_before_them() -> None:
         _, text, _ = pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1)
         stop = text[10:14]
         pair.forget()
-        _, shown, finish = pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1, stops=(stop, "never"))
+        _, shown, finish = pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1, stop=(stop, "never"))
         assert finish == Finish.STOP
         assert shown == text[: text.index(stop)]
         pair.ask("Go on", max_tokens=10, temperature=0, ignore_eos=1)
@@ -160,7 +163,7 @@ def test_a_cancelled_answer_can_be_followed_up() -> None:
         timer.start()
         pieces = list(pair.exported.pieces())
         timer.join()
-        assert pieces[-1].finish == Finish.CANCELLED
+        assert pieces[-1].finish == Finish.INTERRUPTED
         tokens = [piece.token for piece in pieces if piece.token is not None]
         stream = pair.python.stream("Tell me a story", max_tokens=None, ignore_eos=True)
         for _ in stream:
@@ -201,6 +204,74 @@ def test_turns_can_be_taken_back() -> None:
         pair.ask(ids(9), max_tokens=30, temperature=0, ignore_eos=1)
         with pytest.raises(UnsupportedError, match="append the conversation again"):
             pair.exported.rewind(1)
+
+
+@pytest.mark.parametrize("policy", ["streaming", "h2o"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrids_answer_as_the_python_session(name: str, policy: str) -> None:
+    """Steps, chunks, prompts longer than the cache, and a conversation that is saved in the middle and loaded."""
+    with pair_of(name, **(ROWS | {"kv_policy": policy})) as pair:
+        pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)
+        pair.ask(ids(40), max_tokens=20, ignore_eos=1, seed=1, **WARM)
+        pair.ask(ids(150), max_tokens=80, temperature=0, ignore_eos=1)
+        assert pair.exported.use()["evicted"] > 0
+        state, expected = pair.exported.save(), pair.ask(ids(9), max_tokens=9, temperature=0, ignore_eos=1)
+        pair.exported.rewind()
+        pair.exported.load(state)
+        assert pair.exported.answer(ids(9), Role.IDS) == expected
+        pair.forget()
+        pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_the_last_turn_of_a_hybrid_can_be_taken_back(name: str) -> None:
+    """Its state comes back by a copy of it; of earlier turns there is none, and the conversation runs again."""
+    with pair_of(name, kv_policy="streaming", **ROWS) as pair:
+        turns = [ids(20, seed) for seed in range(3)]
+        ask = partial(pair.ask, max_tokens=5, temperature=0, ignore_eos=1)
+        expected = [ask(turn) for turn in turns]
+        pair.exported.rewind(1)
+        assert pair.exported.answer(turns[2], Role.IDS) == expected[2]
+        pair.exported.append(Role.IDS, ids(30))
+        pair.exported.next()  # an answer that is broken off
+        pair.exported.rewind(1)
+        pair.exported.append(Role.IDS, ids(3))  # a question that has not been run
+        pair.exported.rewind(1)
+        ask(ids(7))
+        pair.exported.rewind(1)
+        with pytest.raises(UnsupportedError, match="recurrent state of these turns cannot be taken back: rewind all"):
+            pair.exported.rewind(1)
+        state = pair.exported.save()
+        pair.forget()
+        assert [ask(turn) for turn in turns[:2]] == expected[:2]
+        pair.exported.rewind(1)
+        assert pair.exported.answer(turns[1], Role.IDS) == expected[1]
+        pair.exported.load(state)
+        with pytest.raises(UnsupportedError, match="recurrent state"):
+            pair.exported.rewind(1)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_session_holds_the_state_and_its_copy_as_planned(name: str) -> None:
+    with open_bundle(bundle_of(name, kv_policy="streaming", **ROWS)) as bundle, bundle.session() as session:
+        assert session.use()["kv"] == bundle.info()["kv"] > 2 * model_of(name).spec.state_bytes > 0
+
+
+def test_the_last_turn_of_a_hybrid_can_be_taken_back_behind_turns_that_run_with_it() -> None:
+    with pair_of("lfm2", kv_policy="streaming", **ROWS) as pair:
+        pair.exported.append(Role.USER, TEXT)
+        pair.exported.append(Role.ASSISTANT, "Hello.")
+        past, follow_up = pair.python.model.past([(TEXT, "Hello.")]), pair.python.model.follow_up("Why?").first(None)
+        assert past.size % ROWS["prefill_step_size"] > 0
+        pair.exported.set(temperature=0, max_tokens=8, ignore_eos=1)
+        first = pair.exported.answer("Why?")
+        pair.python.generate(np.concatenate([past, follow_up]), max_tokens=8, ignore_eos=True)
+        assert first[0] == pair.recorded
+        pair.exported.rewind(1)
+        assert pair.exported.use()["rows"] == past.size
+        assert pair.exported.answer("Why?") == first
+        pair.begun = True
+        pair.ask("So?", max_tokens=8, temperature=0, ignore_eos=1)
 
 
 def test_an_earlier_conversation_runs_from_its_text() -> None:
@@ -293,24 +364,24 @@ def test_refused_options_change_nothing() -> None:
         with bundle.session(temperature=0, ignore_eos=1, max_tokens=40) as session:
             _, text, _ = session.answer("Hi")
         stop = text[10:14]
-        with bundle.session(temperature=0, ignore_eos=1, max_tokens=40, stops=(stop,)) as session:
+        with bundle.session(temperature=0, ignore_eos=1, max_tokens=40, stop=(stop,)) as session:
             with pytest.raises(InputError, match="longer than 128 bytes"):
-                session.set(stops=("never", "x" * 129))
+                session.set(stop=("never", "x" * 129))
             assert session.answer("Hi")[1:] == (text[: text.index(stop)], Finish.STOP)
 
 
 def test_budgets_end_answers() -> None:
     folder = bundle_of(MODEL, **STREAMING)
     with open_bundle(folder) as bundle, bundle.session(temperature=0, ignore_eos=1) as session:
-        session.set(temperature=0, ignore_eos=1, seconds=1e-9)
+        session.set(temperature=0, ignore_eos=1, time=1e-9)
         assert session.answer("Hi") == ([], "", Finish.TIME)
-        session.set(temperature=0, ignore_eos=1, seconds=0.1)
+        session.set(temperature=0, ignore_eos=1, time=0.1)
         started = time.perf_counter()
         tokens, _, finish = session.answer("Hi")
         assert finish == Finish.TIME
         assert tokens
         assert time.perf_counter() - started < 5
-        session.set(temperature=0, ignore_eos=1, joules=100)
+        session.set(temperature=0, ignore_eos=1, energy=100)
         session.read(joules=1000)
         session.append(Role.USER, "Hi")
         spent = []
@@ -419,7 +490,7 @@ def test_another_thread_is_told_to_wait() -> None:
         while thread.is_alive():  # as the text begins, a cancellation still belongs to what came before
             session.cancel()
             thread.join(0.01)
-        assert session.next().finish == Finish.CANCELLED
+        assert session.next().finish == Finish.INTERRUPTED
 
 
 def use_until_refused(session: BundleSession) -> None:
@@ -522,8 +593,9 @@ def test_tokens_of_a_text() -> None:
 # Programs in C that call the library
 
 
-def test_calls_in_any_order_from_two_threads() -> None:
-    run_program("fuzz_api", "1", "400")
+@pytest.mark.parametrize("name", [MODEL, *HYBRIDS])
+def test_calls_in_any_order_from_two_threads(name: str) -> None:
+    run_program("fuzz_api", "1", "400", model_name=name)
 
 
 @pytest.mark.parametrize("times", ["60", pytest.param("1000", marks=pytest.mark.exhaustive)])
@@ -548,24 +620,25 @@ def test_sanitizers_find_nothing_in_sessions_of_several_threads(sanitizer: str) 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("policy", ["streaming", "h2o", "full"])
+@pytest.mark.parametrize(("name", "policy"), [*product([MODEL], ["streaming", "h2o", "full"]), ("qwen35", "streaming")])
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_sanitizers_find_nothing(sanitizer: str, policy: str) -> None:
+def test_sanitizers_find_nothing(sanitizer: str, name: str, policy: str) -> None:
     for seed in range(2):
-        run_program(
-            "fuzz_api", str(seed), "3000" if sanitizer == "address" else "800", sanitizer=sanitizer, kv_policy=policy
-        )
+        count = "3000" if sanitizer == "address" else "800"
+        run_program("fuzz_api", str(seed), count, model_name=name, sanitizer=sanitizer, kv_policy=policy)
 
 
-def run_program(name: str, *arguments: str, sanitizer: str | None = None, kv_policy: str = "streaming") -> None:
+def run_program(
+    name: str, *arguments: str, model_name: str = MODEL, sanitizer: str | None = None, kv_policy: str = "streaming"
+) -> None:
     """A program of tests/runtime with a small model, its library with or without a sanitizer."""
     options = ROWS | {"kv_policy": kv_policy}
-    program, model = Path(__file__).parent / "runtime" / f"{name}.c", bundle_of(MODEL, **options) / "model.edge"
+    program, model = Path(__file__).parent / "runtime" / f"{name}.c", bundle_of(model_name, **options) / "model.edge"
     if sanitizer is None:
         archive = str(model.with_name("libedge.a"))
         built = build([program], ("-Wl,--whole-archive", archive, "-Wl,--no-whole-archive"))
     else:
-        model, parts = bundle_sources(MODEL, **options)
+        model, parts = bundle_sources(model_name, **options)
         runtime = [path.name for path in sorted(RUNTIME.glob("*.c"))]
         built = build([program, *runtime, *parts], SANITIZERS[sanitizer])
     done = subprocess.run([built, model, *arguments], capture_output=True, text=True, timeout=900, check=False)

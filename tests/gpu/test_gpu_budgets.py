@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from conftest import GOLDEN, run_child
 
-from edge.backends import engine_named, find_backend
-from edge.backends.base import Backend, GPUMemory
+from edge.backends import find_backend
+from edge.backends.counts import GPUMemory
+from edge.backends.tvm.gpu import GPU
 from edge.backends.tvm.gpu.hosts import host_named
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, UnsupportedError
 from edge.model.model import open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
-from edge.run.session import load
+from edge.run.loading import load
 
 MIB = 1 << 20
 ON_WGPU = """
@@ -50,8 +50,12 @@ def planning_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan_on(gpu: GPUMemory, **options: Any) -> Plan:
     """With the engine's own count, on a GPU that this machine need not have."""
-    backend = SimpleNamespace(**{**vars(engine_named("gpu")), "gpu_memory": lambda: gpu})
-    return make_plan(SMOLLM2.spec, cast(Backend, backend), Options.parse(backend="gpu", **options))
+
+    class Elsewhere(GPU):
+        def gpu_memory(self) -> GPUMemory:
+            return gpu
+
+    return make_plan(SMOLLM2.spec, Elsewhere(), Options.parse(backend="gpu", **options))
 
 
 def test_buffers_in_main_memory_count_with_the_process() -> None:

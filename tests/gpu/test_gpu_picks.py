@@ -11,14 +11,15 @@ import pytest
 from conftest import GOLDEN
 from test_picks import state
 
-from edge.backends.base import end_of
+from edge.backends.kv_cache import end_of
 from edge.backends.tvm.gpu import picking
 from edge.backends.tvm.gpu.design import State
 from edge.backends.tvm.gpu.engine import GPUEngine
 from edge.backends.tvm.gpu.hosts import Device, host_named, open_device
 from edge.backends.tvm.gpu.program import Kernel, Slice
 from edge.model.model import open_model
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 from edge.sampling import SamplingParams
 from edge.types import FloatArray
 

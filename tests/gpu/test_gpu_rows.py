@@ -29,7 +29,7 @@ from edge.backends.tvm.packing.shape import Shape
 from edge.kv import POLICY_NAMES
 from edge.model.layers import Attention, Temperature
 from edge.model.model import Model, open_model
-from edge.run.session import load
+from edge.run.loading import load
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray
 
@@ -124,9 +124,9 @@ def dispatches(case: Case, language: str) -> list[Dispatch]:
         scalars = {"layer": LAYER, "angles": case.tables.angles, "window": case.window}
         slices = tuple(Slice({"keys4": "keys"}.get(each, each)) for each in kernel.buffers)
         if name == "edge_attend":
-            from edge.backends.tvm.gpu.kernels.attention import Split
+            from edge.backends.tvm.gpu.kernels.attention import HeadSplit
 
-            count = case.kv_heads * Split.of(shape.attention, Tuning().attend).turns
+            count = case.kv_heads * HeadSplit.of(shape.attention, Tuning().attend).turns
         per = 0 if name == "edge_observe" else 1
         values = tuple(scalars[each] for each in kernel.scalars)
         found.append(Dispatch(name, slices, values, (count, 16), "attend", LAYER, per))

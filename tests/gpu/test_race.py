@@ -24,8 +24,8 @@ from edge.plan.plan import make_plan
 from edge.prediction.forecast import forecast
 from edge.prediction.predict import Wanted, predict
 from edge.run.history import Phase, Run, Setting
+from edge.run.loading import load
 from edge.run.race import lap, race
-from edge.run.session import load
 
 PATH = GOLDEN / "llama-gqa-tied.gguf"
 

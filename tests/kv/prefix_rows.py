@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge.backends.base import CapacityError, KVState
 from edge.backends.checks import check_range, check_state
+from edge.backends.kv_cache import CapacityError, KVState
 from edge.errors import InputError
 from edge.types import AnyArray, IntArray
 

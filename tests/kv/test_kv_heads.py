@@ -28,7 +28,8 @@ from edge.kv.policy import EVERY, Needs
 from edge.model.architectures.angles import find_angles
 from edge.model.model import Model, open_model
 from edge.run.eviction import keep_heads, queries_to_observe, view_for
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 from edge.types import AnyArray, FloatArray, IntArray
 
 CHUNK, SINKS = 8, 3
@@ -263,7 +264,7 @@ def test_longrope_is_rotated_for_the_positions_that_gaps_lead_to(engines: Callab
     backend, answer = find_backend("cpu", family.model.file, family.model.spec), family.arrays["long_logits"]
     config = EngineConfig(128, CHUNK, "f32", threads=1, logits_rows=CHUNK, per_head=True)
     engine = engines(backend.load(family.model.file, family.model.spec, config))
-    engine.kv.expect(257)  # more positions than the original context has, although the cache has fewer rows
+    engine.kv.announce(257)  # more positions than the original context has, although the cache has fewer rows
     np.testing.assert_allclose(engine.forward_all(family.tokens)[-len(answer) :], answer, rtol=0, atol=EXACT)
 
 
@@ -319,7 +320,7 @@ class Twin:
         self.session, self.oracle = session, oracle
         self.exact = session.plan.config.kv_dtype == "f32"
         self.kv = session.engine.kv
-        self.policy = session._context.policy = Recorder(make_policy(session.plan.kv_policy, session.plan.sinks))
+        self.policy = session._sequence.policy = Recorder(make_policy(session.plan.kv_policy, session.plan.sinks))
         self.renumbered = 0
         self.reset()
 
@@ -571,7 +572,7 @@ def session_of(engines: Callable[[Any], Any]) -> Callable[..., Session]:
 def test_a_follow_up_evicts_by_what_was_observed(policy: str, answer: int, session_of: Callable[..., Session]) -> None:
     """However many rows the answer left free; attention of nobody would be an arbitrary choice."""
     session = session_of(policy, sinks=2)
-    recorder = session._context.policy = Recorder(make_policy(policy, 2))
+    recorder = session._sequence.policy = Recorder(make_policy(policy, 2))
     shown: list[FloatArray] = []
     choose = recorder.rows_to_keep
 
@@ -651,7 +652,7 @@ def test_after_evictions_a_session_is_not_saved_and_starts_anew(session_of: Call
 
 def test_observing_happens_only_before_evictions(session_of: Callable[..., Session]) -> None:
     session = session_of("tova", rows=64)
-    recorder = session._context.policy = Recorder(make_policy("tova"))
+    recorder = session._sequence.policy = Recorder(make_policy("tova"))
     asked: list[int] = []
     observe = session.engine.observe  # type: ignore[attr-defined]
 

@@ -51,6 +51,8 @@ class Small:
     seed: int = 1
     architecture: str = "llama"
     context: int = CONTEXT
+    experts: int = 0  # of `ffn` values each, of which `used` serve a token
+    used: int = 2
 
     def type_of(self, name: str) -> str:
         if isinstance(self.types, str):
@@ -90,7 +92,12 @@ def random_weights(small: Small) -> dict[str, AnyArray]:
     family = small.architecture
     for layer in range(small.layers):
         at = f"blk.{layer}."
-        if family in ("qwen3", "gemma3"):
+        if small.experts:
+            weights[f"{at}ffn_gate_inp"] = matrix(small.experts, small.hidden)
+            for name in ("ffn_gate", "ffn_up", "ffn_down"):
+                rows, columns = weights.pop(f"{at}{name}").shape
+                weights[f"{at}{name}_exps"] = matrix(small.experts * rows, columns).reshape(-1, rows, columns)
+        if family in ("qwen3", "qwen3moe", "gemma3"):
             weights |= {f"{at}attn_q_norm": norm(small.head), f"{at}attn_k_norm": norm(small.head)}
         if family in ("gemma2", "gemma3"):
             weights |= {f"{at}post_attention_norm": norm(), f"{at}post_ffw_norm": norm()}
@@ -183,17 +190,24 @@ def write_small(
     writer.add_vocab_size(small.vocab)
     if small.window:
         writer.add_sliding_window(small.window)
+    if small.experts:
+        writer.add_expert_count(small.experts)
+        writer.add_expert_used_count(small.used)
+        writer.add_expert_feed_forward_length(small.ffn)
     add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
     for key, value in fields.items():
         add[type(value)](f"{small.architecture}.{key.replace('__', '.')}", value)
     _add_tokenizer(writer, small.vocab, special or Special(), ["t h"] if special is None else ["t h", "Ċ Ċ"])
     for name, weight in weights.items():
-        kind = "F32" if weight.ndim == 1 or name == "position_embd" else small.type_of(name)
+        exact = weight.ndim == 1 or name == "position_embd" or name.endswith("ffn_gate_inp")
+        kind = "F32" if exact else small.type_of(name)
         chosen = GGMLQuantizationType[kind]
         if raw and name in raw:
             data = raw[name]
         elif kind in UNWRITTEN:
-            data = random_quants(kind, *weight.shape, float(weight.std()), small.seed + len(name))
+            rows = int(np.prod(weight.shape[:-1]))
+            data = random_quants(kind, rows, weight.shape[-1], float(weight.std()), small.seed + len(name))
+            data = data.reshape(*weight.shape[:-1], -1)
         else:
             data = quantize(weight, chosen)
         writer.add_tensor(name if "." in name and name.endswith(".bias") else f"{name}.weight", data, raw_dtype=chosen)

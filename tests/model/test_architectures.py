@@ -204,7 +204,7 @@ def test_longrope_chooses_factors_by_the_text(row: Row, engines: Callable[[Engin
     engine = engines(load_engine(family.model, row.backend, row.kv_dtype, capacity=512))
     for count, answer in ((256, family.expected), (257, long), (40, family.expected), (300, long)):
         engine.kv.truncate(0)
-        engine.kv.expect(count)
+        engine.kv.announce(count)
         row.close_to(engine.forward_all(family.tokens)[-len(answer) :], answer, family.name)
     assert np.abs(long - family.expected).max() > 1
 
@@ -235,7 +235,7 @@ def test_a_text_that_outgrows_the_original_context(row: Row, engines: Callable[[
     assert short != ours.kv.key
 
     whole = engines(load_engine(model, "reference", "f32", capacity=512))
-    whole.kv.expect(300)
+    whole.kv.announce(300)
     whole.forward(tokens[:4])
     assert whole.kv.key not in (oracle.kv.key, engines(load_engine(model, "reference", "f32")).kv.key)
     np.testing.assert_allclose(oracle.kv.keys[0][:, :4], whole.kv.keys[0][:, :4], rtol=0, atol=1e-5)  # type: ignore[attr-defined]
@@ -348,13 +348,13 @@ def test_quantized_models_of_every_architecture(
     tokens = np.random.default_rng(7).integers(3, model.spec.vocab, 45).astype(np.int32)
     oracle, fast = (engines(load_engine(model, *each)) for each in (("reference", "f32"), ("cpu", "f16")))
     for engine in (oracle, fast):
-        engine.kv.expect(65)  # LongRoPE's factors of long texts, which llama.cpp has in a cache of that size
+        engine.kv.announce(65)  # LongRoPE's factors of long texts, which llama.cpp has in a cache of that size
     expected, ours = oracle.forward_all(tokens), fast.forward_all(tokens).copy()
     theirs = engines(load_engine(model, "llamacpp", "f16")).forward_all(tokens)
     for other in (expected, theirs):
         assert np.corrcoef(ours.ravel(), other.ravel())[0, 1] > 0.999
     fast.kv.truncate(0)
-    fast.kv.expect(65)
+    fast.kv.announce(65)
     pieces = np.concatenate([fast.forward_all(tokens[at : at + 1]).copy() for at in range(tokens.size)])
     assert np.corrcoef(pieces.ravel(), ours.ravel())[0, 1] > 0.9999
 
@@ -391,5 +391,5 @@ def test_quantized_models_of_every_architecture_in_exact_mode(
     tokens = np.random.default_rng(7).integers(3, model.spec.vocab, 45).astype(np.int32)
     oracle, exact = (engines(load_engine(model, name, "f32")) for name in ("reference", "cpu"))
     for engine in (oracle, exact):
-        engine.kv.expect(65)
+        engine.kv.announce(65)
     np.testing.assert_allclose(exact.forward_all(tokens), oracle.forward_all(tokens), rtol=0, atol=1e-3)

@@ -13,8 +13,10 @@ from fallbacks import FALLBACKS, open_fallback
 from test_gguf_file import GGUF, I32, STRING, U32
 
 from edge import load
-from edge.backends import find_backend, llamacpp
-from edge.backends.base import Engine, EngineConfig, RewindError
+from edge.backends import find_backend
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.kv_cache import RewindError
+from edge.backends.llamacpp import ENGINE as LLAMACPP
 from edge.backends.llamacpp.library import is_installed, library
 from edge.backends.llamacpp.trial import try_header, try_passes
 from edge.errors import InputError, UnsupportedError
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-pyth
 
 # llama.cpp reads GELU from a table of half floats, and multiplies MXFP4 by activations of 8 bits.
 TOLERANCES = {"gemma4": 1e-2, "gpt-oss": 0.4}
-OURS = ("gemma4", "lfm2", "qwen35")  # our own engines run these, too
+OURS = ("gemma4", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3moe")  # our own engines run these, too
 RECURRENT = ("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe")
 SHIFTED = ("gemma4", "qwen3moe")
 
@@ -82,10 +84,10 @@ def test_passes_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("edge.backends.llamacpp.trial.run_child", lambda *given, **_: tried.append(given[1][0]) or {})
     model, _, _ = open_fallback("lfm2")
     config = EngineConfig(256, 16, "f16", 1)
-    assert llamacpp.first_run(model.file, model.spec, config) > 60 << 20
+    assert LLAMACPP.first_run(model.file, model.spec, config) > 60 << 20
     for _ in range(2):
         try_passes(model.file, 1)
-        assert llamacpp.first_run(model.file, model.spec, config) == 0
+        assert LLAMACPP.first_run(model.file, model.spec, config) == 0
     assert tried == ["passes"]
 
 
@@ -193,7 +195,7 @@ def test_the_policy_is_full_where_no_row_can_be_evicted(name: str, caplog: pytes
 def test_auto_takes_llama_cpp_and_says_why(name: str, caplog: pytest.LogCaptureFixture) -> None:
     model, _, _ = open_fallback(name)
     with caplog.at_level(logging.WARNING, "edge"):
-        assert find_backend("auto", model.file, model.spec) is llamacpp
+        assert find_backend("auto", model.file, model.spec) is LLAMACPP
     assert f"{model.spec.architecture} models run on llama.cpp only" in caplog.text
 
 
@@ -234,7 +236,7 @@ def test_a_header_alone_is_tried(tmp_path: Path) -> None:
     head.write_bytes(file.path.read_bytes()[: file.data_offset])
     alone = replace(file, path=head, size=file.size + 32)
     spec = replace(read_spec(file), name="alone")
-    assert find_backend("llamacpp", alone, spec) is llamacpp
+    assert find_backend("llamacpp", alone, spec) is LLAMACPP
     assert try_header(alone, spec).flash == try_header(file, spec).flash
 
 
@@ -262,9 +264,9 @@ def test_layers_on_a_gpu_need_a_llama_cpp_that_can() -> None:
     if library().llama_supports_gpu_offload():
         pytest.skip("this llama.cpp has GPU support")
     with pytest.raises(UnsupportedError, match="with GPU support"):
-        make_plan(model.spec, llamacpp, Options(gpu_layers=1))
+        make_plan(model.spec, LLAMACPP, Options(gpu_layers=1))
     with pytest.raises(InputError, match="must be from 0 to 3"):
-        make_plan(model.spec, llamacpp, Options(gpu_layers=4))
+        make_plan(model.spec, LLAMACPP, Options(gpu_layers=4))
     with pytest.raises(UnsupportedError, match="--gpu-layers is for the llamacpp engine"):
         make_plan(model.spec, find_backend("reference", *_llama()), Options(gpu_layers=0))
     with load(GOLDEN / "qwen3moe.gguf", backend="llamacpp", gpu_layers=0, kv_dtype="f32", logits_rows=64) as session:

@@ -16,16 +16,16 @@ from conftest import GOLDEN, load_engine
 from fallbacks import open_fallback
 from test_gguf_file import GGUF
 
-import edge
 from edge.backends import backend_names, engine_named
-from edge.backends.base import Engine, EngineConfig, RewindError
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.kv_cache import RewindError
 from edge.converters.plain import write_plain
 from edge.converters.prune import Pruning, check_pruning
 from edge.errors import EngineError, InputError, ModelFormatError, UnsupportedError
 from edge.model.model import open_model
 from edge.options import Options
 from edge.plan.plan import make_plan
-from edge.run.session import load
+from edge.run.loading import load
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
@@ -203,7 +203,5 @@ def test_what_hybrids_cannot_do_yet_is_refused() -> None:
     model = open_fallback("qwen35")[0]
     with pytest.raises(UnsupportedError, match="with adapters does not run"):
         engine_named("cpu").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
-    with pytest.raises(UnsupportedError, match="cannot be exported: the C runtime of apps does not run"):
-        edge.export(model, "unused")
     with pytest.raises(UnsupportedError, match="cannot be pruned"):
         check_pruning(model.spec, Pruning(layers=1))

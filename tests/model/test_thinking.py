@@ -21,7 +21,8 @@ from edge.errors import BudgetError, InputError, ModelFormatError, UnsupportedEr
 from edge.model.chat_template import ChatTemplate
 from edge.model.model import Model, open_model
 from edge.model.thinking import FAMILIES, Think, find_family
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 from edge.run.thoughts import Splitter
 
 QWENS_WAY = ["Ċ", "<think>", *"abcdefghij", "</think>", "ĊĊ", *"XYZ", "<|im_end|>"]

@@ -17,7 +17,8 @@ from edge.inspection import inspect_model
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,8 @@ def ids_of(model: Model, *turns: tuple[str, str], **names: Any) -> list[int]:
 
 def rows_of(session: Session) -> list[int]:
     """The tokens of all rows in the cache, which a session with a prompt cache records."""
-    assert len(session._context.fed) == session.engine.kv.length
-    return list(session._context.fed)
+    assert len(session._sequence.fed) == session.engine.kv.length
+    return list(session._sequence.fed)
 
 
 def said(talk: Conversation, text: str, **options: Any) -> str:

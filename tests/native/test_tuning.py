@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import math
@@ -18,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -28,8 +26,9 @@ from hypothesis import strategies as st
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
-from edge.backends import find_backend, reference
+from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
+from edge.backends.reference import ENGINE as REFERENCE
 from edge.cli.tune import _summary as summary
 from edge.devices import records
 from edge.devices.records import Comparison, Record, Subject, nearest, read_records, record_name, write_record
@@ -52,9 +51,8 @@ from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
 from edge.backends.tvm.tuning.host import rig_config
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import allowed, make_space
-from edge.report.tuning import chart, plot
 from edge.tuning.effects import effects, fates
-from edge.tuning.search import PAIRS, Found, Limits, Trial, compare, is_gain, race, search
+from edge.tuning.search import PAIRS, Limits, Trial, compare, is_significant, race, search
 from edge.tuning.table import Table, read_trials
 from edge.tuning.tune import Result, Status, tune
 
@@ -134,7 +132,7 @@ def test_a_planted_optimum_is_found_in_noise(seed: int) -> None:
     assert found.values | PLANTED == found.values
     assert not found.interrupted
     comparison = compare(machine.measure, defaults(SPACE), found.values)
-    assert is_gain(comparison)
+    assert is_significant(comparison)
     assert comparison.low <= comparison.floor <= comparison.median <= comparison.high
 
 
@@ -476,8 +474,6 @@ def test_whatever_lies_in_the_folder_is_read_or_left_out(
     assert sum(fates(tried).values()) == len(tried)
     usual = tried[0].against if tried else record.values
     assert {each.field for each in effects(tried, usual)} <= usual.keys()
-    if tried:
-        chart(tried)
 
 
 # What runs make of them
@@ -588,7 +584,7 @@ def test_every_point_of_the_space_gives_the_same_tokens(
 ) -> None:
     model = open_model(write_small(tmp_path / "m.gguf", Small(layers=2, heads=6, kv_heads=3, hidden=96, types="Q4_0")))
     tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 90).astype(np.int32)
-    oracle = engines(reference.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
+    oracle = engines(REFERENCE.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
     expected = oracle.forward_all(tokens)
     tuned = {name: value for name, value in values.items() if name not in ("threads", "chunk")}
     config = EngineConfig(128, values["chunk"], "f32", values["threads"], logits_rows=8, tuning=tuned)
@@ -606,7 +602,7 @@ def test_batches_of_any_size_serve_every_token(tmp_path: Path, engines: Callable
     """With 8-bit activations, which the exact mode has not, batches are of `gemm_tokens`."""
     model = open_model(write_small(tmp_path / "m.gguf", Small(layers=2, types="Q4_0")))
     tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 90).astype(np.int32)
-    oracle = engines(reference.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
+    oracle = engines(REFERENCE.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
     config = EngineConfig(128, 33, "f16", 2, logits_rows=33, tuning={"gemm_tokens": 5, "chunk_dealt": True})
     engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
     ours, theirs = engine.forward_all(tokens), oracle.forward_all(tokens)
@@ -653,31 +649,6 @@ def test_effects_are_relative_to_the_defaults() -> None:
     assert fates(tried) == {"better": 2, "no better": 1, "died": 1, "failed": 1}
 
 
-def test_the_chart_has_a_line_per_trial() -> None:
-    from rich.console import Console
-
-    console = Console(width=100, record=True, file=io.StringIO())
-    found: Found = search(SPACE, Machine(PLANTED).measure, Limits(12, math.inf, time.monotonic))
-    console.print(chart(found.trials))
-    text = console.export_text().splitlines()
-    assert len(text) == 13
-    assert all(trial.fate in line for trial, line in zip(found.trials, text[1:], strict=True))
-
-
-def test_a_plot_is_one_file(tmp_path: Path) -> None:
-    found = search(SPACE, Machine(PLANTED).measure, Limits(12, math.inf, time.monotonic))
-    plot(found.trials, "a title", tmp_path / "trials.svg")
-    text = (tmp_path / "trials.svg").read_text()
-    assert "<svg" in text
-    ElementTree.fromstring(text)
-    assert "href" not in text
-    assert text.count('class="mark"') == len([each for each in found.trials if each.score is not None])
-    with pytest.raises(InputError, match="let its name end in"):
-        plot(found.trials, "a title", tmp_path / "trials.png")
-    with pytest.raises(InputError):
-        plot(found.trials, "a title", tmp_path / "no folder" / "trials.svg")
-
-
 # The command
 
 
@@ -691,7 +662,6 @@ def test_a_plot_is_one_file(tmp_path: Path) -> None:
         (["MODEL", "--target", "avx2"], "--tracker"),
         (["MODEL", "--time", "soon"], "soon"),
         (["MODEL", "--kv-dtype", "q8_0"], "q8_0"),
-        (["MODEL", "--plot", "x.svg"], "--show"),
         (["MODEL", "--show"], "edge tune"),
         ([], "MODEL"),
         (["nothing.gguf"], "nothing.gguf"),

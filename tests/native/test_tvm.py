@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from small_models import NUMBERS, Edit, Small, random_bytes, set_numbers, write_small
 
 from edge.backends import find_backend
-from edge.backends.base import Engine, EngineConfig, KVState
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.kv_cache import KVState
 from edge.errors import CacheError, InputError, UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.model.layers import Attention
@@ -689,7 +690,8 @@ for capacity, chunk in ((64, 8), (64, 5), (50, 64)):
     for threads in map(int, numbers):
         for sizes in ((1,), (2,), (64,), (3, 1, 7)):
             print("capacity", capacity, "chunk", chunk, "threads", threads, "sizes", sizes, file=sys.stderr, flush=True)
-            engine = tvm.load(model.file, model.spec, EngineConfig(capacity, chunk, kv_dtype, threads, min(5, chunk)))
+            config = EngineConfig(capacity, chunk, kv_dtype, threads, min(5, chunk))
+            engine = tvm.ENGINE.load(model.file, model.spec, config)
             at = 0
             while engine.kv.length < capacity:
                 size = sizes[at % len(sizes)]
@@ -795,7 +797,7 @@ from edge.model.model import open_model
 
 model = open_model(sys.argv[1])
 for kv_dtype in ("f32", "f16", "int8"):
-    engine = tvm.load(model.file, model.spec, EngineConfig(64, 8, kv_dtype, 2, 8))
+    engine = tvm.ENGINE.load(model.file, model.spec, EngineConfig(64, 8, kv_dtype, 2, 8))
     logits = engine.forward_all(np.arange(40))
     for token in range(12):
         engine.forward(np.array([token]))

@@ -122,18 +122,16 @@ def test_greedy_tokens_of_smollm2_are_those_of_the_cpu(smollm2: Model) -> None:
     assert emulated[0] == static[0]
 
 
-def test_shards_and_a_head_on_the_host_change_nothing() -> None:
+def test_shards_change_nothing() -> None:
     model, tokens = open_golden("llama-gqa-tied").model, open_golden("llama-gqa-tied").tokens
     expected = load_engine(model, "onnx@cpu-static", "f16", capacity=ROWS, chunk=CHUNK)
-    for shards, head in ((2, "npu"), (1, "host"), (2, "host")):
-        engine: Any = load_engine(model, "onnx@cpu-static", "f16", capacity=ROWS, chunk=CHUNK)
-        files = find_model_files(model.file, model.spec)
-        form = make_form(model.spec, ROWS, CHUNK, "f16", shards=shards, head="host" if head == "host" else "npu")
-        engine._passes._form = form
-        engine._passes.open(open_parts(model.spec, files, form, STATIC_CPU, 1))
-        for part in (tokens[:8], tokens[8:11], tokens[11:12]):
-            np.testing.assert_allclose(engine.forward(part), expected.forward(part), rtol=0, atol=1e-5)
-        expected.kv.truncate(0)
+    engine: Any = load_engine(model, "onnx@cpu-static", "f16", capacity=ROWS, chunk=CHUNK)
+    files = find_model_files(model.file, model.spec)
+    form = make_form(model.spec, ROWS, CHUNK, "f16", shards=2)
+    engine._passes._form = form
+    engine._passes.open(open_parts(model.spec, files, form, STATIC_CPU, 1))
+    for part in (tokens[:8], tokens[8:11], tokens[11:12]):
+        np.testing.assert_allclose(engine.forward(part), expected.forward(part), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("policy", [

@@ -17,7 +17,8 @@ from edge.backends.onnx.rows import load_rows, store_rows
 from edge.errors import InputError, UnsupportedError
 from edge.kv import make_policy
 from edge.model.model import Model
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 from edge.types import AnyArray, IntArray
 
 pytest.importorskip("onnxruntime")
@@ -199,7 +200,7 @@ class Recorder:
 
     def __init__(self, session: Session) -> None:
         self._policy, self._session = make_policy(session.plan.kv_policy, session.plan.sinks), session
-        session._context.policy = self  # type: ignore[assignment]
+        session._sequence.policy = self  # type: ignore[assignment]
         self.kept: list[AnyArray] = []
 
     def __getattr__(self, name: str) -> object:

@@ -6,8 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
-from typing import cast
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from conftest import examples, load_engine, open_golden, run_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.backends import find_backend
+from edge.backends import engine_named, find_backend
 from edge.backends.base import Backend, Engine
 from edge.budget import parse_bytes
 from edge.devices.host import logical_cores
@@ -297,7 +295,7 @@ def test_a_cache_has_room_for_its_sinks_and_a_window(sinks: int) -> None:
 
 # Policies that look at heads, and sizes in bytes
 
-NATIVE = cast(Backend, import_module("edge.backends.tvm"))
+NATIVE = engine_named("cpu")
 
 
 def native_plan(request: Options, memory: int | None = None, backend: Backend = NATIVE) -> Plan:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from edge.backends import backend_names, engine_named
-from edge.backends.base import EngineConfig, Footprint
+from edge.backends.base import EngineConfig
+from edge.backends.counts import Footprint
 from edge.cli.commands import app
 from edge.devices.profile import Cluster, DeviceProfile, Figure, Power
 from edge.devices.profile_file import write_profile

@@ -11,7 +11,8 @@ from conftest import open_golden
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.backends.base import EngineConfig, Footprint
+from edge.backends.base import EngineConfig
+from edge.backends.counts import Footprint
 from edge.devices.integer_products import missing
 from edge.devices.probe import measure_ceilings
 from edge.errors import InputError

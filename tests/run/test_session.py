@@ -16,7 +16,8 @@ from edge.devices.memory import MemoryUse
 from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
 from edge.model.model import Model, open_model
 from edge.report.run import report_lines
-from edge.run.session import Session, load
+from edge.run.loading import load
+from edge.run.session import Session
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from small_models import Small, write_small
 
-from edge.backends.base import EngineConfig, state_key
+from edge.backends.kv_cache import state_key
 from edge.errors import InputError
 from edge.model.model import open_model
 from edge.quality.material import identity_of
@@ -165,7 +165,7 @@ def test_packed_weights_rows_and_measurements_are_those_of_the_whole_file(model:
         opened = open_model(model)
         weights.open_weights(opened.file, make_layout(opened.file, opened.spec))
         assert len(entries("weights")) == turn
-        rows = state_key("any", opened.file, opened.spec, EngineConfig(8, 8, "f16", threads=1))
+        rows = state_key("any", opened.file, opened.spec, "f16")
         keys.append((rows, identity_of(opened, "reference")["model_sha256"]))
         change_in_place(model)
     assert keys[0][0] != keys[1][0]

@@ -9,9 +9,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { isMainThread, Worker, workerData } from 'node:worker_threads';
 import { fileURLToPath } from 'node:url';
 
-const OPTIONS = ['threads', 'temperature', 'top_p', 'min_p', 'repeat_penalty', 'top_k', 'seeded', 'seed_low', 'seed_high',
-                 'max_tokens', 'ignore_eos', 'seconds', 'joules', 'watts'];
-const DEFAULTS = { temperature: -1, top_p: -1, min_p: -1, repeat_penalty: -1, top_k: -1 };
+import { Engine } from '../../edge/exporting/web/package/module.js';
 
 const state = { saved: [], loaded: new Uint8Array() };
 
@@ -36,6 +34,8 @@ class Session {
     this.module = module;
     this.memory = memory;
     this.engine = instantiate(module, memory);
+    this.package = new Engine(module, memory); // which the package makes
+    this.package.exports = this.engine;
     this.workers = [];
   }
 
@@ -93,33 +93,19 @@ class Session {
   }
 
   info() {
-    return JSON.parse(this.text(this.engine.web_info()));
+    return this.package.info;
   }
 
   use() {
-    return JSON.parse(this.text(this.engine.web_use()));
+    return this.package.use;
   }
 
-  options(values) {
-    const all = { ...DEFAULTS, ...values };
-    if ('seed' in all) {
-      const seed = BigInt(all.seed);
-      Object.assign(all, { seeded: 1, seed_low: Number(seed & 0xffffffffn), seed_high: Number(seed >> 32n) });
-    }
-    const at = this.engine.web_options() >>> 0;
-    OPTIONS.forEach((name, i) => new Float64Array(this.memory.buffer, at, OPTIONS.length)[i] = Number(all[name] ?? 0));
-    const stops = all.stops ?? [];
-    return [new TextEncoder().encode(stops.map((each) => each + '\0').join('')), stops.length];
+  begin(options) {
+    this.package.begin(options);
   }
 
-  begin(values) {
-    const [stops, count] = this.options(values);
-    return this.with(stops, (at) => this.check(this.engine.web_begin(at, count)));
-  }
-
-  set(values) {
-    const [stops, count] = this.options(values);
-    return this.with(stops, (at) => this.check(this.engine.web_set(at, count)));
+  set(options) {
+    this.package.set(options);
   }
 
   end() {
@@ -201,7 +187,7 @@ async function serve([path, initial, maximum]) {
     try {
       answer = { result: (await session[name](...values)) ?? null };
     } catch (error) {
-      answer = { error: error.message ?? String(error), status: error.status ?? null };
+      answer = { error: error.message ?? String(error), status: error.status ?? null, code: error.code ?? null };
     }
     await new Promise((done) => process.stdout.write(JSON.stringify(answer) + '\n', done)); // a pipe takes parts of it
   }

@@ -219,7 +219,7 @@ CANCEL = (
 
 def test_answers_can_be_cancelled(page: Page, site: Sent) -> None:
     found = run(page, CANCEL)
-    assert found["finishes"] == ["cancelled"] * 3
+    assert found["finishes"] == ["interrupted"] * 3
     assert found["busy"] == ["busy"]
     assert found["answer"] == expected("abc", 24)
 
@@ -229,7 +229,7 @@ def test_pages_that_are_not_isolated_have_one_thread(page: Page, folder: Path) -
         at(page, url)
         found = run(page, CANCEL)
     assert (found["threads"], found["isolated"]) == (1, False)
-    assert found["finishes"] == ["cancelled"] * 3
+    assert found["finishes"] == ["interrupted"] * 3
     assert found["answer"] == expected("abc", 24)
 
 

@@ -20,8 +20,9 @@ from ctypes_bundle import ERRORS, MODEL, Piece
 
 from edge.devices.profiles import find_profile
 from edge.errors import EngineError
+from edge.exporting.bindings import camel
 from edge.exporting.bundle import make_sections, prepare
-from edge.exporting.enums import Finish, Role
+from edge.exporting.enums import Finish, Role, Status
 from edge.exporting.model_file import trusted_source, write_model
 from edge.exporting.module import PAGE, initial_pages, make_modules
 from edge.options import Options
@@ -90,7 +91,8 @@ class NodeModule:
         assert line, f"Node ended with {self._process.wait()}"
         answer = json.loads(line)
         if "error" in answer:
-            raise ERRORS.get(answer["status"], EngineError)(answer["error"])
+            code = answer["code"] and Status[answer["code"].upper().replace("-", "_")]
+            raise ERRORS.get(code or answer["status"], EngineError)(answer["error"])
         return answer["result"]
 
     def open(self, model: Path) -> None:
@@ -155,8 +157,9 @@ def _piece(token: int, text: str, finish: int) -> Piece:
 
 
 def _options(chosen: dict[str, Any]) -> dict[str, Any]:
-    """As JSON has no whole numbers of 64 bits."""
-    return chosen | ({"seed": str(chosen["seed"])} if "seed" in chosen else {})
+    """By the package's names; JSON has no whole numbers of 64 bits."""
+    named = {camel(name): value for name, value in chosen.items()}
+    return named | ({"seed": str(chosen["seed"])} if "seed" in chosen else {})
 
 
 def _encoded(text: str | bytes) -> str:

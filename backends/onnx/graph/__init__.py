@@ -1,1 +1,1 @@
-"""The ONNX graph of a model: its weights and their forms, its nodes, and its files."""
+"""The ONNX graph of a model: weights and their forms, nodes, and files."""

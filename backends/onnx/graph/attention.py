@@ -1,4 +1,4 @@
-"""Softmax attention: ONNX Runtime's GroupQueryAttention, and in static graphs the standard's Attention."""
+"""The softmax attention core: ONNX Runtime's GroupQueryAttention, and in static graphs the standard's Attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROTARY_HEADS = 16  # GroupQueryAttention rotates heads whose size is a multiple
 
 
 def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
-    """From normalised rows, [1, n, hidden], to the heads' outputs side by side, [1, n, width]."""
+    """Map normalized rows, [1, n, hidden], to the concatenated heads' outputs, [1, n, width]."""
     qkv = _project(graph, core, layer, x)
     if graph.observed:
         graph.output(f"qkv.{layer}", Type.FLOAT, 1, "k", core.width + core.row_values)
@@ -55,7 +55,7 @@ def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
 
 
 def static_attention(graph: Context, core: Attention, layer: int, x: str) -> str:
-    """As `attention`, for a fixed number of tokens. Queries before RoPE go to `graph.queries`."""
+    """Like `attention`, for a fixed number of tokens. Queries before RoPE are appended to `graph.queries`."""
     queries, keys, values = _split_heads(graph, core, _project(graph, core, layer, x))
     apart = graph.constant("layers_apart", [1, 1, graph.tokens, core.width])
     graph.queries.append(graph.node("Reshape", queries, apart))
@@ -77,7 +77,7 @@ def static_attention(graph: Context, core: Attention, layer: int, x: str) -> str
 
 
 def _project(graph: Context, core: Attention, layer: int, x: str) -> str:
-    """Queries, keys and values before RoPE, side by side."""
+    """Concatenated queries, keys and values before RoPE."""
     at = f"blk.{layer}."
     graph.begin("qkv", layer)
     qkv = graph.multiply(f"{at}qkv", x)
@@ -90,12 +90,12 @@ def _project(graph: Context, core: Attention, layer: int, x: str) -> str:
 
 
 def _scores(core: Attention) -> dict[str, Any]:
-    """How both operators compute scores."""
+    """Attributes of both operators for the computation of scores."""
     return {"scale": core.scale} | ({"softcap": core.score_cap} if core.score_cap else {})
 
 
 def _split_heads(graph: Context, core: Attention, qkv: str) -> list[str]:
-    """Queries, keys and values."""
+    """Split into queries, keys and values."""
     sizes = [core.width, core.row_values // 2, core.row_values // 2]
     parts = [f"{qkv}.{part}" for part in "qkv"]
     graph.emit("Split", [qkv, graph.constant("qkv_sizes", sizes)], parts, axis=-1)
@@ -103,7 +103,7 @@ def _split_heads(graph: Context, core: Attention, qkv: str) -> list[str]:
 
 
 def _norm_heads(graph: Context, core: Attention, at: str, qkv: str) -> str:
-    """Queries and keys normalised head by head."""
+    """Normalize queries and keys per head."""
     parts = _split_heads(graph, core, qkv)
     for index, name in enumerate(("attn_q_norm", "attn_k_norm")):
         apart = graph.node("Reshape", parts[index], graph.constant("heads_apart", [0, 0, -1, core.head_dim]))
@@ -112,7 +112,7 @@ def _norm_heads(graph: Context, core: Attention, at: str, qkv: str) -> str:
 
 
 def _rotate_heads(graph: Context, core: Attention, qkv: str, cos: str, sin: str) -> str:
-    """Rotate queries and keys before the attention, for heads that it does not rotate."""
+    """Rotate queries and keys before the attention operator, for head sizes that it cannot rotate."""
     parts = _split_heads(graph, core, qkv)
     for index, heads in enumerate((core.heads, core.kv_heads)):
         parts[index] = graph.node("RotaryEmbedding", parts[index], cos, sin, "positions", num_heads=heads)
@@ -120,13 +120,13 @@ def _rotate_heads(graph: Context, core: Attention, qkv: str, cos: str, sin: str)
 
 
 def _by_head(graph: Context, core: Attention, x: str, heads: int) -> str:
-    """[1, n, heads · head] as [1, heads, n, head]."""
+    """Transpose [1, n, heads · head] to [1, heads, n, head]."""
     shape = graph.constant(f"{heads} heads", [1, graph.tokens, heads, core.head_dim])
     return graph.node("Transpose", graph.node("Reshape", x, shape), perm=[0, 2, 1, 3])
 
 
 def _behind_past(graph: Context, core: Attention, name: str, new: str) -> str:
-    """The rows of the cache, then the new ones, which are an output, too."""
+    """Append the new rows, also an output, to those of the cache."""
     kind, past = KV_TYPES[graph.kv_dtype], f"past_{name}"
     graph.input(past, kind, 1, core.kv_heads, graph.rows_of(core.window), core.head_dim)
     graph.output(name, kind, 1, core.kv_heads, graph.tokens, core.head_dim)

@@ -1,22 +1,22 @@
 """The graph of an ONNX model, in ONNX Runtime's own operators where they are faster than the standard's.
 
 Inputs, besides `tokens` int64 [1, n]:
-  positions   int64 [1, n]: rows of the tables `cos` and `sin` [any, head / 2], by which queries and keys are rotated.
-              The caller fills them, so positions may grow for ever and RoPE may be scaled in any way. Layers with a
-              window may have tables of their own, `cos.1` and `sin.1`; learned positions have none, and are rows of
-              the model's. Layers without RoPE have none, either.
+  positions   int64 [1, n]: rows of the tables `cos` and `sin` [any, head / 2], which rotate queries and keys. The
+              caller fills the tables, so positions may grow without limit and RoPE may be scaled in any way. Layers
+              with a window may have tables of their own, `cos.1` and `sin.1`. For learned positions these are rows of
+              the model's table; layers without RoPE use none.
   temperatures float32 [1, n, 1]: factors of the tokens' queries, for models that have `Network.temperature`
-  wanted      int64 [m]: tokens of which logits are wanted
-  past_K.N, past_V.N  [1, KV heads, capacity, head]: layer N's rows; outputs key.N, value.N are to be bound to the same
-              memory, and the new rows come behind the `rows` − n first ones. Their order is free.
-  last, rows  int32: rows in use with the new ones, less one ([1]); and these ([])
+  wanted      int64 [m]: tokens whose logits are wanted
+  past_K.N, past_V.N  [1, KV heads, capacity, head]: layer N's rows, in any order; bind the outputs key.N, value.N to
+              the same memory: new rows are written after the first `rows` − n
+  last, rows  int32: rows in use with the new ones, minus one ([1]); and these ([])
   ring_last, ring_rows  the same of layers that have a ring of rows (edge.backends.ring); their capacity differs, too
-  window.N    [1, heads or 1, n, rows]: for layers with a sliding window, 0 for rows that a token sees, −inf for those
-              that it does not. (ONNX Runtime's own windows count rows, which lie in any order here.)
+  window.N    [1, heads or 1, n, rows]: for layers with a sliding window, 0 for rows that a token sees, −inf for
+              others. (ONNX Runtime's own windows count rows, but ours are in any order.)
   key_scales.N, value_scales.N  float32 [1, KV heads, 1, head], for int8 and int4 rows
   observed    int64 [k]: tokens of which layer N's queries (with their temperatures), keys and values, before RoPE, are
               the output qkv.N
-Outputs: logits float32 [1, m, vocabulary], and those.
+Outputs: logits float32 [1, m, vocabulary], and those above.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ OUTPUTS = {Attention: "output", Dense: "down"}  # phases of output projections
 
 
 def make_graph(layout: Layout, spec: ModelSpec, network: Network, kv_dtype: str, observed: bool, data: str) -> bytes:
-    """A serialized model whose weights lie in the file `data` beside it.
+    """Serialize a model whose weights lie in the file `data` beside it.
 
-    observed: with `observed` and qkv.N, which int8 and int4 rows always have: their scales are found by them.
+    observed: with input `observed` and outputs qkv.N; int8 and int4 rows always have them, to calibrate their scales.
     """
     return Builder(layout, spec, network, kv_dtype, observed, data).build()
 
 
 class Builder(Context):
-    """A loop over layers and blocks; names of values are returned. `static.py` has other parts."""
+    """Builds a graph by a loop over layers and blocks; methods return names of values. `static.py` overrides parts."""
 
     cores = CORES
 
@@ -74,7 +74,7 @@ class Builder(Context):
         return self.serialized()
 
     def run(self, layers: range, x: str) -> tuple[str, str]:
-        """The residual stream before the last addition, and the term to add."""
+        """Returns the residual stream before the last addition, and the term to add."""
         residual, added = x, ""
         for layer in layers:
             for block in self.network.layers[layer]:
@@ -114,7 +114,7 @@ class Builder(Context):
         return x
 
     def pick(self, x: str) -> str:
-        """Behind the last attention only wanted tokens go on."""
+        """Drop unwanted tokens; called after the last attention."""
         return self.node("Gather", x, "wanted", axis=1)
 
     def post_norm(self, x: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Check written files: graphs with ONNX's checker, weights by comparing some rows of every matrix with the source."""
+"""Check written files: graphs by ONNX's checker, weights by comparing sampled rows of every matrix with the source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EPSILON = 1e-5  # of a row's largest weight: float32 is multiplied and divided 
 
 
 def check_graphs(paths: Iterable[Path]) -> None:
-    """Raises ModelFormatError."""
+    """Check graphs. Raises ModelFormatError."""
     import onnx
 
     for path in paths:
@@ -30,7 +30,10 @@ def check_graphs(paths: Iterable[Path]) -> None:
 
 def check_weights(file: GGUFFile, layout: Layout, data: Path) -> None:
     """Compare the first, middle and last rows of every part of a matrix with the source, within the error of their
-    form. Raises ModelFormatError."""
+    form.
+
+    Raises ModelFormatError.
+    """
     if data.stat().st_size != layout.nbytes:
         raise _not_meant(data.name)
     with open(file.path, "rb") as source:
@@ -56,7 +59,7 @@ def _check_matrix(file: GGUFFile, source: BinaryIO, layout: Layout, name: str, m
 
 
 def _read(data: Path, place: Place, first: int, count: int) -> AnyArray:
-    """Some rows of an array."""
+    """Read some rows of an array."""
     array = place.array
     mapped = np.memmap(data, array.numpy, "r", place.offset, array.shape)
     return np.array(mapped[first : first + count] if array.rows_axis == 0 else mapped[:, first : first + count])

@@ -1,4 +1,4 @@
-"""What a core finds when it adds its nodes: the model, and the parts of a graph that all blocks share."""
+"""The context in which a core adds its nodes: the model, and the parts of a graph that all blocks share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ KV_TYPES = {"f32": Type.FLOAT, "f16": Type.FLOAT16, "int8": Type.INT8, "int4": T
 
 
 class Context(Nodes):
-    """A graph of a model. tokens: that run at once; 0: any number. queries: of layers that ran, in static graphs."""
+    """A model's graph under construction. tokens: of a pass; 0: any number. queries: of the layers so far, in static
+    graphs."""
 
     def __init__(
         self, layout: Layout, spec: ModelSpec, network: Network, kv_dtype: str, observed: bool, data: str,
@@ -28,14 +29,14 @@ class Context(Nodes):
         self.queries: list[str] = []
 
     def rows_of(self, window: int) -> int | str:
-        """Rows of the cache of layers with this window, or the name of their number."""
+        """The number of cache rows of layers with this window, or its name."""
         return "ring_capacity" if window and self.kinds.ringed else "capacity"
 
     def scaled(self, x: str, by: float) -> str:
         return x if by == 1 else self.node("Mul", x, self.number(by))
 
     def norm(self, x: str, name: str, input_factor: float = 1.0) -> str:
-        """input_factor: what x is multiplied by already, which changes nothing but the epsilon."""
+        """Add a norm. input_factor: an existing factor of x, which affects only the epsilon."""
         op = "LayerNormalization" if self.network.norm == "layer" else "RMSNormalization"
         return self.node(op, x, *self.scale_and_shift(name), axis=-1, epsilon=self.spec.norm_eps * input_factor**2)
 
@@ -45,7 +46,7 @@ class Context(Nodes):
 
 
 def table_names(kind: int) -> tuple[str, str]:
-    """Cosines and sines of one of a model's kinds of RoPE."""
+    """Names of the cosines and sines of one kind of RoPE."""
     return (f"cos.{kind}", f"sin.{kind}") if kind else ("cos", "sin")
 
 

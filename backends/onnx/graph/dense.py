@@ -1,4 +1,4 @@
-"""A feed-forward network."""
+"""The feed-forward core."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edge.model.layers import Dense
 
 
 def dense(graph: Context, core: Dense, layer: int, x: str) -> str:
-    """From normalised rows, [1, n, hidden], to the input of ffn_down, [1, n, ffn]."""
+    """Map normalized rows, [1, n, hidden], to the input of ffn_down, [1, n, ffn]."""
     graph.begin("gate-up", layer)
     up = graph.multiply(f"blk.{layer}.ffn_up", x)
     if not core.gated:

@@ -1,7 +1,7 @@
-"""The forms in which matrices are stored: the arrays of each, and how rows are encoded and decoded.
+"""The forms in which matrices are stored: the arrays of each, and the encoding of rows.
 
 A form is a frozen dataclass with three methods: `arrays` (names, types and shapes, before any weight is read), `stored`
-(some rows, encoded), `restored` (the values of encoded rows, and the largest error of each).
+(encodes rows), `restored` (decodes rows, with the largest error of each).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _EPSILON = 1e-5  # relative error of float32 scales
 
 @dataclass(frozen=True)
 class Array:
-    """An array of a form. rows_axis: along which the matrix's rows lie."""
+    """An array of a form."""
 
     dtype: str
     shape: tuple[int, ...]
-    rows_axis: int = 0
+    rows_axis: int = 0  # axis of the matrix's rows
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
@@ -35,18 +35,17 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Some rows of a tensor of the file: uint8 [rows, row bytes], in blocks of a type. factors: what their columns are
-    multiplied by, float32 [columns], divisors: what they are divided by, float32 [rows]; None: by nothing."""
+class RawRows:
+    """Some rows of a tensor of the file."""
 
     name: str
-    raw: AnyArray
+    raw: AnyArray  # uint8 [rows, row bytes], in blocks of type `kind`
     kind: str
-    factors: FloatArray | None = None
-    divisors: FloatArray | None = None
+    factors: FloatArray | None = None  # of columns, float32 [columns]; None: 1
+    divisors: FloatArray | None = None  # of rows, float32 [rows]; None: 1
 
     def values(self) -> FloatArray:
-        """float32 [rows, columns]; a new array. Raises ModelFormatError if they are not finite."""
+        """Decode to a new array, float32 [rows, columns]. Raises ModelFormatError for values that are not finite."""
         values = np.array(dequantize(self.raw, self.kind))
         if not np.isfinite(values).all():
             raise damaged(self.name)
@@ -63,25 +62,26 @@ Stored = dict[str, AnyArray]
 class Form(Protocol):
     def arrays(self, rows: int, columns: int) -> dict[str, Array]: ...
 
-    def stored(self, rows: Rows) -> Stored:
-        """Raises UnsupportedError for types that cannot be read."""
+    def stored(self, rows: RawRows) -> Stored:
+        """Encode rows. Raises UnsupportedError for types that cannot be read."""
         ...
 
     def restored(self, stored: Stored, kind: str) -> tuple[FloatArray, FloatArray]:
-        """The values of rows that had this block type, float32 [rows, columns], and the largest error of each."""
+        """Decode rows that had this block type: float32 [rows, columns], and the largest error of each."""
         ...
 
 
 @dataclass(frozen=True)
 class Floats:
-    """Unquantized. dtype: float32, or the file's float16 or bfloat16, which ONNX Runtime converts to float32."""
+    """Unquantized weights. dtype: float32, or the file's float16 or bfloat16, which ONNX Runtime converts to
+    float32."""
 
     dtype: str = "float32"
 
     def arrays(self, rows: int, columns: int) -> dict[str, Array]:
         return {"floats": Array(self.dtype, (rows, columns))}
 
-    def stored(self, rows: Rows) -> Stored:
+    def stored(self, rows: RawRows) -> Stored:
         values = rows.values()
         if self.dtype == "float32":
             return {"floats": values}
@@ -97,8 +97,8 @@ class Floats:
 
 @dataclass(frozen=True)
 class Blocks:
-    """MatMulNBits: blocks of 32 whole numbers with a scale. minima: with zero points, and one column more for the mean
-    of every block of inputs."""
+    """MatMulNBits: blocks of 32 integers with a scale. minima: with zero points, and an extra column for the mean of
+    every block of inputs."""
 
     bits: int
     minima: bool = False
@@ -114,7 +114,7 @@ class Blocks:
         }
         return arrays | ({"zeros": Array("uint8", (rows, (blocks * self.bits + 7) // 8))} if self.minima else {})
 
-    def stored(self, rows: Rows) -> Stored:
+    def stored(self, rows: RawRows) -> Stored:
         exact = is_exact(rows.kind, self.bits)
         blocks = to_blocks(rows.raw, rows.kind, self.bits) if exact else nearest(rows.values())
         if not np.isfinite(blocks.scales).all():
@@ -144,7 +144,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class NormalFloats:
-    """MatMulBnb4: four bits by the table of NF4, a scale for every 64. type: its name in edge.json."""
+    """MatMulBnb4: 4-bit NF4 codes, a scale for every 64. type: its name in edge.json."""
 
     type: ClassVar[str] = "NF4"
 
@@ -154,7 +154,7 @@ class NormalFloats:
             "scales": Array("float32", (rows, columns // nf4.BLOCK)),
         }
 
-    def stored(self, rows: Rows) -> Stored:
+    def stored(self, rows: RawRows) -> Stored:
         codes, scales = nf4.quantize(rows.values())
         return {"nf4": nf4.pack(codes), "scales": scales}
 
@@ -166,7 +166,7 @@ class NormalFloats:
 
 @dataclass(frozen=True)
 class Int8:
-    """DynamicQuantizeMatMul: eight bits and a scale for every row, and float32 for the columns `outliers`."""
+    """DynamicQuantizeMatMul: int8 with a scale per row; the columns `outliers` in float32."""
 
     type: ClassVar[str] = "INT8"
     outliers: tuple[int, ...] = ()
@@ -176,7 +176,7 @@ class Int8:
         outliers = {"floats": Array("float32", (len(self.outliers), rows), rows_axis=1)}
         return arrays | (outliers if self.outliers else {})
 
-    def stored(self, rows: Rows) -> Stored:
+    def stored(self, rows: RawRows) -> Stored:
         values, outliers = rows.values(), list(self.outliers)
         floats = values[:, outliers].T
         values[:, outliers] = 0
@@ -193,7 +193,7 @@ class Int8:
 
 
 def round_rows(values: FloatArray) -> tuple[AnyArray, FloatArray]:
-    """float32 [rows, columns] to steps from −127 to 127, int8 [rows, columns], and scales, float32 [rows]."""
+    """Round float32 [rows, columns] to −127 … 127, int8 [rows, columns], with scales, float32 [rows]."""
     scales = np.abs(values).max(axis=-1) / np.float32(127)
     steps = np.rint(values / np.where(scales == 0, np.float32(1), scales)[:, None])
     return steps.astype(np.int8), scales

@@ -1,4 +1,4 @@
-"""The weights of an ONNX model, their forms and their places in the data file, before any weight is read."""
+"""The weights of an ONNX model, their forms and places in the data file, determined before any weight is read."""
 
 from __future__ import annotations
 
@@ -26,22 +26,19 @@ _HEAD_MULTIPLE = 8  # of GroupQueryAttention
 
 @dataclass(frozen=True)
 class Method:
-    """Forms of weights that differ from those of their block types. Embedding and head keep the file's.
+    """A quantization method that replaces the forms of block types. Embedding and head keep the file's.
 
-    form: of the matrices of all layers, or of each by its name (`blk.0.attn_q`); None: as their types say.
-
-    multiplied: columns of matrices, float32 [columns]. divided: values of vectors, or rows of matrices, float32
-    [rows]. Together they change nothing but the size of what flows between (SmoothQuant); such matrices are Int8.
+    `multiplied` and `divided` together change only the magnitude of activations (SmoothQuant); such matrices are Int8.
     """
 
     name: str = ""
-    form: Form | None = None
-    forms: Mapping[str, Form] = field(default_factory=dict)
-    multiplied: Mapping[str, FloatArray] = field(default_factory=dict)
-    divided: Mapping[str, FloatArray] = field(default_factory=dict)
+    form: Form | None = None  # of all matrices within layers; None: as their types say
+    forms: Mapping[str, Form] = field(default_factory=dict)  # likewise, by matrix (`blk.0.attn_q`)
+    multiplied: Mapping[str, FloatArray] = field(default_factory=dict)  # columns of matrices, float32 [columns]
+    divided: Mapping[str, FloatArray] = field(default_factory=dict)  # vectors, or rows of matrices, float32 [rows]
 
     def form_of(self, name: str, columns: int) -> Form | None:
-        """None: the form of the block types. name: the first part's, where matrices are joined."""
+        """The form of a matrix; None: that of its block types. name: the first part's, where matrices are joined."""
         if not name.startswith("blk."):
             return None
         form = self.forms.get(name, self.form)
@@ -52,19 +49,19 @@ AS_IT_IS = Method()
 
 
 @dataclass(frozen=True)
-class Part:
-    """Rows of a tensor of the file. order: of each head's rows in the graph; empty: the file's."""
+class SourceRows:
+    """Rows of a tensor of the file."""
 
     name: str
     source: Source
-    order: tuple[int, ...]
+    order: tuple[int, ...]  # of each head's rows in the graph; empty: the file's
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of the graph: parts of the file's tensors, row behind row."""
+    """A matrix of the graph: rows of one or more tensors of the file, concatenated."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SourceRows, ...]
     rows: int
     columns: int
     form: Form
@@ -72,7 +69,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array lies in the data file."""
+    """The place of an array in the data file."""
 
     array: Array
     offset: int
@@ -84,18 +81,18 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """matrices and vectors by name: `blk.0.qkv` is attn_q, attn_k and attn_v. The arrays of a matrix are named by its
-    form: `blk.0.qkv.scales`."""
+    """The arrays of a model by name: matrix `blk.0.qkv` joins attn_q, attn_k and attn_v, and has arrays such as
+    `blk.0.qkv.scales`, depending on its form."""
 
     matrices: dict[str, Matrix]
-    vectors: dict[str, tuple[Part, ...]]
+    vectors: dict[str, tuple[SourceRows, ...]]
     places: dict[str, Place]
     nbytes: int
     method: Method
 
     @property
     def types(self) -> dict[str, str]:
-        """Names of the forms that GGUF does not have, by tensor of the file."""
+        """Names of forms that GGUF lacks, by tensor of the file."""
         forms = ((part.source.tensor, matrix.form) for matrix in self.matrices.values() for part in matrix.parts)
         return {name: form.type for name, form in forms if isinstance(form, (NormalFloats, Int8))}
 
@@ -106,7 +103,7 @@ class Layout:
         return {name: list(form.outliers) for name, form in first if isinstance(form, Int8) and form.outliers}
 
     def rounded_types(self, file: GGUFFile) -> list[str]:
-        """Block types of the file whose weights are rounded once more, since ONNX Runtime has no such grid."""
+        """Block types of the file whose weights are rounded a second time, since ONNX Runtime lacks their grid."""
         found = set()
         for matrix in self.matrices.values():
             kinds = {file.tensors[part.source.tensor].type for part in matrix.parts}
@@ -118,7 +115,7 @@ class Layout:
 
 
 def check_network(spec: ModelSpec) -> Network:
-    """Raises UnsupportedError for models that the graph cannot express."""
+    """The model's layers. Raises UnsupportedError for models that the graph cannot express."""
     network = check_usual("onnx engine", spec)
     if spec.head_dim % _HEAD_MULTIPLE:
         raise UnsupportedError(
@@ -129,10 +126,10 @@ def check_network(spec: ModelSpec) -> Network:
 
 
 def head_order(spec: ModelSpec) -> tuple[int, ...]:
-    """The permutation of a head's values from the file's order to the graph's; empty if both are the same.
+    """The permutation of a head's values from the file's order to the graph's; empty for the identity.
 
-    ONNX Runtime rotates pairs of values, one in each half of the head. Conversion to GGUF makes them neighbours in
-    Llama models; where RoPE is partial, values that are not rotated fill the rest of the halves.
+    ONNX Runtime rotates pairs with one value in each half of the head. Conversion to GGUF puts them side by side in
+    Llama models; with partial RoPE, values that are not rotated fill the rest of the halves.
     """
     network = find_network(spec)
     if not network.ropes:
@@ -145,16 +142,16 @@ def head_order(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def products_of(core: Core) -> dict[str, tuple[str, ...]]:
-    """Matrices by the product that multiplies them: queries, keys and values have one."""
+    """Matrices grouped by product: queries, keys and values share one."""
     if isinstance(core, Attention):
         return {"qkv": core.inputs, core.output: (core.output,)}
     return {name: (name,) for name in (*core.inputs, core.output)}
 
 
 def form_for(kinds: Sequence[str], columns: int, *, looked_up: bool = False) -> Form:
-    """How weights of these block types are stored, without loss if they are floats or of 4 bits.
+    """The form that stores weights of these block types, lossless for floats and 4 bits.
 
-    looked_up: rows are wanted one by one, without columns for means.
+    looked_up: rows are read individually, so there are no columns for means.
     """
     if any(kind in FLOATS for kind in kinds) or columns % BLOCK:
         same = len(set(kinds)) == 1
@@ -165,7 +162,7 @@ def form_for(kinds: Sequence[str], columns: int, *, looked_up: bool = False) -> 
 
 
 def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> Layout:
-    """Raises UnsupportedError, and ModelFormatError like `find_tensors`."""
+    """Lay out a model's weights. Raises UnsupportedError, and the errors of `find_tensors`."""
     network, found = check_network(spec), find_tensors(file, spec)
     maker = _Maker(file, found, head_order(spec), method)
     maker.table("token_embd")
@@ -188,18 +185,18 @@ def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> L
 
 
 class _Maker:
-    """Places arrays one behind the other."""
+    """Lays out arrays one after the other."""
 
     def __init__(self, file: GGUFFile, found: dict[str, Source], order: tuple[int, ...], method: Method) -> None:
         self._file, self._found, self._order, self._method = file, found, order, method
         self.matrices: dict[str, Matrix] = {}
-        self.vectors: dict[str, tuple[Part, ...]] = {}
+        self.vectors: dict[str, tuple[SourceRows, ...]] = {}
         self.places: dict[str, Place] = {}
         self.used: set[str] = set()
         self.end = 0
 
     def table(self, name: str) -> None:
-        """A matrix whose rows are also looked up."""
+        """Add a matrix whose rows are also looked up."""
         parts = self._parts((name,))
         info = self._file.tensors[parts[0].source.tensor]
         self._matrix(name, parts, form_for([info.type], info.shape[0], looked_up=True))
@@ -214,29 +211,29 @@ class _Maker:
             self.vector(f"{name}.bias", *biases)
 
     def norm(self, name: str) -> None:
-        """A norm and its bias, if the model has them."""
+        """Add a norm and its bias, if the model has them."""
         for each in (name, f"{name}.bias"):
             if each in self._found:
                 self.vector(each, each)
 
     def vector(self, name: str, *names: str) -> None:
-        """A vector, stored as float32."""
+        """Add a vector, stored as float32."""
         parts = self.vectors[name] = self._parts(names)
         columns = self._file.tensors[parts[0].source.tensor].shape[:-1]
         self._place(name, Array("float32", (sum(part.source.rows for part in parts), *columns)))
 
-    def _matrix(self, name: str, parts: tuple[Part, ...], form: Form) -> None:
+    def _matrix(self, name: str, parts: tuple[SourceRows, ...], form: Form) -> None:
         rows, columns = sum(part.source.rows for part in parts), self._file.tensors[parts[0].source.tensor].shape[0]
         self.matrices[name] = Matrix(parts, rows, columns, form)
         for suffix, array in form.arrays(rows, columns).items():
             self._place(f"{name}.{suffix}", array)
 
-    def _parts(self, names: tuple[str, ...]) -> tuple[Part, ...]:
+    def _parts(self, names: tuple[str, ...]) -> tuple[SourceRows, ...]:
         self.used.update(names)
         rotated = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
         stems = [name.removesuffix(".bias").rpartition(".")[2] for name in names]
         orders = [self._order if stem in rotated else () for stem in stems]
-        return tuple(Part(name, self._found[name], order) for name, order in zip(names, orders, strict=True))
+        return tuple(SourceRows(name, self._found[name], order) for name, order in zip(names, orders, strict=True))
 
     def _place(self, name: str, array: Array) -> None:
         self.places[name] = place = Place(array, self.end)

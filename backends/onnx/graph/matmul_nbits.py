@@ -1,11 +1,11 @@
-"""Weights of a GGUF file in the form of ONNX Runtime's MatMulNBits: blocks of 32 integers, a scale, a zero point.
+"""Weights of a GGUF file for ONNX Runtime's MatMulNBits: blocks of 32 integers, a scale, a zero point.
 
-A weight is scale · (quant − zero). Q4_0, Q5_0, Q8_0 and IQ4_NL are such grids and come through unchanged (IQ4_NL's
-sixteen levels are integers of 8 bits). Q4_1 and Q4_K have a minimum that is not a multiple of the scale.
-ONNX Runtime knows such minima, too, but is 15 times slower with them; rounding the weights once more to a whole zero
-point costs a fifth of the perplexity. But what a whole zero point leaves over is the same for all weights of a block,
-so it can be multiplied by the mean of the block's inputs: one more column for every 32, in 4 bits as well, which is
-exact enough by far. Weights of other types are rounded to 8 bits once more.
+A weight is scale · (quant − zero). Q4_0, Q5_0, Q8_0 and IQ4_NL are such grids and stay unchanged (IQ4_NL's sixteen
+levels are integers of 8 bits). Q4_1 and Q4_K have a minimum that is not a multiple of the scale. ONNX Runtime supports
+such minima, but is 15 times slower with them; rounding to an integral zero point costs a fifth of the perplexity.
+However, the remainder after an integral zero point is the same for all weights of a block, so it can be multiplied by
+the mean of the block's inputs: one more column for every 32, in 4 bits as well, which is exact enough by far. Weights
+of other types are rounded to 8 bits.
 """
 
 from __future__ import annotations
@@ -25,32 +25,31 @@ _MIDDLE = {4: 8, 8: 128}  # the zero point where none is stated
 
 @dataclass(frozen=True)
 class Blocks:
-    """quants: uint8 [rows, blocks, 32]; scales: float32 [rows, blocks]; zeros: uint8 [rows, blocks]. rest:
-    added to all weights of a block, float32 [rows, blocks]; None for nothing."""
+    """Weights in blocks."""
 
-    quants: AnyArray
-    scales: FloatArray
-    zeros: AnyArray
-    rest: FloatArray | None = None
+    quants: AnyArray  # uint8 [rows, blocks, 32]
+    scales: FloatArray  # float32 [rows, blocks]
+    zeros: AnyArray  # uint8 [rows, blocks]
+    rest: FloatArray | None = None  # float32 [rows, blocks]: added to all weights of a block; None: nothing
 
 
 def bits_of(kind: str) -> int:
-    """Bits in which weights of this block type are kept: 4, 8, or 32 for floats."""
+    """Bits per stored weight of this block type: 4, 8, or 32 for floats."""
     return 32 if kind in FLOATS else 4 if kind in _FOUR_BITS else 8
 
 
 def is_exact(kind: str, bits: int) -> bool:
-    """Whether weights of this type come through unchanged; the others are rounded to 8 bits once more."""
+    """Whether weights of this type are stored without loss; others are rounded to 8 bits."""
     return kind in _EXACT[bits]
 
 
 def has_minimum(kind: str, bits: int) -> bool:
-    """Whether the blocks of this type have zero points, and a rest."""
+    """Whether blocks of this type have zero points and a rest."""
     return bits == 4 and kind != "Q4_0"
 
 
 def to_blocks(raw: AnyArray, kind: str, bits: int) -> Blocks:
-    """Rows of a tensor, uint8 [rows, row bytes], of a type that comes through unchanged."""
+    """Convert rows, uint8 [rows, row bytes], of a type that is stored without loss."""
     found = formats.unpack(raw, kind)
     if found.minima is not None:
         return _with_minimum(found.quants.view(np.uint8), found.scales, found.minima)
@@ -60,7 +59,7 @@ def to_blocks(raw: AnyArray, kind: str, bits: int) -> Blocks:
 
 
 def nearest(values: FloatArray) -> Blocks:
-    """Weights float32 [rows, columns], rounded to 8 bits."""
+    """Round weights, float32 [rows, columns], to 8 bits."""
     blocks = values.reshape(len(values), -1, BLOCK)
     scales = np.abs(blocks).max(axis=-1) / np.float32(127)
     steps = np.rint(blocks / _no_zeros(scales)[..., None])
@@ -68,7 +67,7 @@ def nearest(values: FloatArray) -> Blocks:
 
 
 def with_means(blocks: Blocks) -> Blocks:
-    """With the columns by which the means of blocks of inputs are multiplied: blocks of 32, the last padded."""
+    """Append the columns that multiply the means of input blocks: blocks of 32, the last padded."""
     rows, count = blocks.scales.shape
     rest = np.zeros((rows, -(-count // BLOCK) * BLOCK), np.float32)
     if blocks.rest is not None:
@@ -84,8 +83,8 @@ def with_means(blocks: Blocks) -> Blocks:
 
 
 def pack(quants: AnyArray, bits: int) -> AnyArray:
-    """Quants uint8 [..., n] as bytes, [..., n · bits / 8]: of two 4-bit ones the first lies low; an odd last one has 0
-    beside it."""
+    """Pack quants uint8 [..., n] into bytes [..., n · bits / 8]: 4-bit ones in pairs, the first low; an odd last one is
+    paired with 0."""
     if bits == 8:
         return quants
     if quants.shape[-1] % 2:
@@ -94,7 +93,7 @@ def pack(quants: AnyArray, bits: int) -> AnyArray:
 
 
 def unpack(packed: AnyArray, bits: int) -> AnyArray:
-    """The inverse, [..., bytes · 8 / bits]."""
+    """The inverse of `pack`, [..., bytes · 8 / bits]."""
     if bits == 8:
         return packed
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""Nodes, inputs, weights and matrix products of a graph: what `builder.py` builds a model of."""
+"""Building blocks of a graph for `builder.py`: nodes, inputs, weights and matrix products."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Nodes:
         return self.node("MatMulNBits", *inputs, domain=MS, output=output, **how)
 
     def with_means(self, x: str) -> str:
-        """Behind the inputs, the mean of each block of them."""
+        """Append the mean of each block of inputs."""
         if ("means", x) not in self.made:
             means = self.node("AveragePool", x, kernel_shape=[BLOCK], strides=[BLOCK])
             self.made["means", x] = self.node("Concat", x, means, axis=-1)
@@ -90,8 +90,8 @@ class Nodes:
         return self.node("Add", self.node("Mul", product, sizes), apart, output=output)
 
     def _by_token(self, x: str) -> tuple[str, str]:
-        """Each token's inputs divided by the largest of them, which makes ONNX Runtime's one scale for all tokens a
-        scale for every token; and these divisors."""
+        """Each token's inputs divided by their maximum, and these divisors: this turns ONNX Runtime's one scale for all
+        tokens into a scale per token."""
         if ("sizes", x) not in self.made:
             largest = self.node("ReduceMax", self.node("Abs", x), self.constant("last_axis", [-1]), keepdims=1)
             self.made["sizes", x] = sizes = self.node("Max", largest, self.number(_TINY))
@@ -99,7 +99,7 @@ class Nodes:
         return self.made["by token", x], self.made["sizes", x]
 
     def _all_but(self, which: str, columns: int, count: int) -> str:
-        """1 for every column, 0 for these: computed once, when the model is loaded."""
+        """A vector of 1 for every column except 0 for these; computed once, at load."""
         zeros = self.node("ConstantOfShape", self.constant(f"{count} values", [count]))
         one = proto.tensor("one", Type.FLOAT, [1], [1.0])
         ones = self.node("ConstantOfShape", self.constant(f"{columns} values", [columns]), value=one)
@@ -112,7 +112,7 @@ class Nodes:
         return self.node("MatMulBnb4", x, codes, scales, domain=MS, output=output, **how)
 
     def floats(self, name: str) -> str:
-        """A matrix of floats, cast to float32 by ONNX Runtime once, when the model is loaded."""
+        """A float matrix, which ONNX Runtime casts to float32 once, at load."""
         weight = self.weight(f"{name}.floats")
         if self.layout.places[f"{name}.floats"].array.dtype == "float32":
             return weight
@@ -121,7 +121,7 @@ class Nodes:
         return self.made["float32", weight]
 
     def look_up(self, name: str, rows: str) -> str:
-        """Rows of a matrix of floats or blocks without minima."""
+        """Look up rows of a matrix of floats, or of blocks without minima."""
         matrix = self.layout.matrices[name]
         if isinstance(matrix.form, Blocks):
             quants = self.weight(f"{name}.quants", (matrix.rows, matrix.columns * matrix.form.bits // 8), "rows")
@@ -134,7 +134,7 @@ class Nodes:
     # The parts of a graph
 
     def begin(self, phase: str, layer: int | None = None) -> None:
-        """Assign the next nodes to this phase of `backends.base.PHASES`, which profiles show in their names."""
+        """Assign the following nodes to this phase of `backends.base.PHASES`; profiles show it in their names."""
         self.part = phase if layer is None else f"{phase}.{layer}"
 
     def node(self, op: str, *inputs: str, domain: str = "", output: str = "", **attributes: Attribute) -> str:
@@ -167,7 +167,7 @@ class Nodes:
         return name
 
     def weight(self, name: str, shape: tuple[int, ...] = (), seen_as: str = "") -> str:
-        """An array of the data file; the same bytes in another shape under a name of its own."""
+        """An array of the data file; the same bytes in another shape get a name of their own."""
         place = self.layout.places[name]
         known = f"{name}.{seen_as}" if seen_as else name
         if known not in self.initializers:

@@ -1,6 +1,6 @@
-"""ONNX's messages, serialized: only those of our graphs, in the order of their fields.
+"""Serialization of ONNX's messages: only those of our graphs, in the order of their fields.
 
-The same graph is the same bytes, whatever the version of the `onnx` package, which only checks written files.
+Equal graphs give equal bytes, whatever the version of the `onnx` package, which only checks written files.
 
 Format: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
@@ -13,7 +13,7 @@ from enum import IntEnum
 
 
 class Type(IntEnum):
-    """Types of tensors' elements."""
+    """Element types of tensors."""
 
     FLOAT = 1
     UINT8 = 2
@@ -35,7 +35,7 @@ def model(
     nodes: Iterable[bytes], inputs: Iterable[bytes], outputs: Iterable[bytes], initializers: Iterable[bytes],
     *, opsets: Mapping[str, int], ir_version: int, name: str = "edge",
 ) -> bytes:  # fmt: skip
-    """A whole file. opsets: versions of domains."""
+    """A complete file. opsets: versions of domains."""
     graph = [*(_field(1, each) for each in nodes), _field(2, name), *(_field(5, each) for each in initializers)]
     graph += [*(_field(11, each) for each in inputs), *(_field(12, each) for each in outputs)]
     imports = (_field(8, _field(1, domain) + _field(2, version)) for domain, version in opsets.items())
@@ -51,14 +51,14 @@ def node(
 
 
 def value(name: str, kind: Type, shape: Iterable[int | str]) -> bytes:
-    """An input or output of the graph; extents that vary have names."""
+    """An input or output of the graph; variable extents have names."""
     extents = (_field(1, _field(1 if isinstance(extent, int) else 2, extent)) for extent in shape)
     tensor_type = _field(1, kind) + _field(2, b"".join(extents))
     return _field(1, name) + _field(2, _field(1, tensor_type))
 
 
 def tensor(name: str, kind: Type, shape: Iterable[int], values: Iterable[int] | Iterable[float]) -> bytes:
-    """A few numbers, int64 or float32."""
+    """A few numbers as int64 or float32."""
     if kind == Type.FLOAT:
         data = _field(4, b"".join(struct.pack("<f", each) for each in values))
     else:
@@ -67,7 +67,7 @@ def tensor(name: str, kind: Type, shape: Iterable[int], values: Iterable[int] | 
 
 
 def external_tensor(name: str, kind: Type, shape: Iterable[int], location: str, offset: int, length: int) -> bytes:
-    """An array of a file beside the graph's."""
+    """An array in a file beside the graph's."""
     where = {"location": location, "offset": str(offset), "length": str(length)}
     entries = (_field(13, _field(1, key) + _field(2, text)) for key, text in where.items())
     return b"".join((_dims(shape), _field(2, kind), _field(8, name), *entries, _field(14, _EXTERNAL)))
@@ -91,7 +91,7 @@ def _dims(shape: Iterable[int]) -> bytes:
 
 
 def _field(number: int, content: int | str | bytes) -> bytes:
-    """A whole number, a text, or a message that is serialized already."""
+    """A field with an integer, a text, or a serialized message."""
     if isinstance(content, int):
         return _tag(number, _VARINT) + _varint(content)
     data = content.encode() if isinstance(content, str) else content
@@ -103,7 +103,7 @@ def _tag(number: int, kind: int) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """A varint: seven bits a byte, the lowest first; negative numbers as 64 bits."""
+    """A varint: seven bits per byte, lowest first; negative numbers as 64 bits."""
     number &= (1 << 64) - 1
     data = bytearray()
     while number > 127:

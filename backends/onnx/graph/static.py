@@ -1,23 +1,24 @@
-"""The static form of a model's graph: every size is fixed, as compilers of NPUs want it.
+"""Static graphs of a model, all of whose sizes are fixed, as NPU compilers require.
 
-A `StaticForm` says the sizes. It has two graphs over the same weights, a chunk of tokens and a step of one token; long
-models are cut into shards of some layers each, and the head may be a graph of its own, for the host. A chunk that has
-fewer tokens than the graph is filled up in front, so that the newest token is always the last.
+A `StaticForm` gives the sizes. It has two graphs over the same weights, a chunk of tokens and a step of one token; long
+models are split into shards of several layers, and the head may be a separate graph for the host. A chunk with fewer
+tokens than the graph is padded in front, so that the newest token is always the last.
 
 Inputs of a shard of n tokens:
   x               float32 [1, n, hidden]: the tokens' embeddings times `residual_factor`, which the host looks up, or
-                  what the shard before gave
+                  the output of the preceding shard
   cos, sin        float32 [1, n, head / 2], of the tokens' positions; for each kind of RoPE, as in `builder.py`
   temperatures    float32 [1, n, 1], for models that have `Network.temperature`
   mask, mask.W    float32 [1, 1, n, rows + n]: 0 for rows and tokens that a token sees, HIDDEN for others; mask.W is for
                   layers with a sliding window of W, whose rows are those of the ring where there is one
   past_key.N, past_value.N  f32 or f16 [1, KV heads, rows, head]: layer N's rows, their keys rotated, in any order
 Outputs:
-  key.N, value.N  [1, KV heads, n, head]: the new rows alone, which the host writes where it likes. Eviction is writing
-                  over rows, and rotating pinned ones anew, on the host: the graph has no state.
-  queries         float32 [1, layers of the shard, n, heads · head], before RoPE: by them the host computes attention
-                  for policies that go by it
-  y               float32 [1, n, hidden], for the next shard; behind the last layer [1, 1, hidden], normed, for the head
+  key.N, value.N  [1, KV heads, n, head]: the new rows alone, which the host stores in any place. Eviction overwrites
+                  rows and rotates pinned ones, on the host: the graph has no state.
+  queries         float32 [1, layers of the shard, n, heads · head], before RoPE, from which the host computes attention
+                  for policies
+  y               float32 [1, n, hidden], for the next shard; after the last layer [1, 1, hidden], normalized, for the
+                  head
   logits          float32 [1, 1, vocabulary] instead, where the head is in the last shard
 """
 
@@ -45,39 +46,32 @@ HIDDEN = -30000.0  # of masks: far below any score, and float16 holds its sum wi
 
 @dataclass(frozen=True)
 class Part:
-    """One graph of a form. layers: of the shard, none of the head's graph. tokens: that run at once."""
+    """One graph of a form."""
 
-    layers: range
-    tokens: int
+    layers: range  # of the shard
+    tokens: int  # of a pass
     last: bool = False
-
-    @property
-    def is_head(self) -> bool:
-        return not self.layers
 
 
 def parts_of(spec: ModelSpec, form: StaticForm, tokens: int) -> list[Part]:
-    """The graphs through which so many tokens go, one for each shard, which are as equal as they can be."""
+    """The graphs that a pass of `tokens` tokens goes through: one per shard, of nearly equal numbers of layers."""
     ends = [spec.layers * index // form.shards for index in range(form.shards + 1)]
     return [Part(range(first, last), tokens, last == spec.layers) for first, last in pairwise(ends)]
 
 
 def residual_factor(network: Network) -> float:
-    """What the residual stream is multiplied by, the embeddings as well, to stay within float16.
+    """The factor of the residual stream, embeddings included, that keeps it within float16.
 
-    Gemma's grows beyond it in larger models. A factor changes nothing where all terms of the stream come from norms,
-    and only norms read it, except that their epsilon is multiplied by its square.
+    Larger Gemma models exceed float16. A factor changes nothing if all terms of the stream come from norms and only
+    norms read it, except that their epsilon is multiplied by its square.
     """
     return _HEADROOM if all(block.post_norm for layer in network.layers for block in layer) else 1.0
-
-
-HEAD = Part(range(0), 1, True)
 
 
 def make_static_graph(
     layout: Layout, spec: ModelSpec, network: Network, form: StaticForm, part: Part, data: str
 ) -> bytes:
-    """A serialized model whose weights lie in the file `data` beside it.
+    """Serialize a graph whose weights lie in the file `data` beside it.
 
     Raises UnsupportedError for weights in a form that NPUs do not multiply.
     """
@@ -88,7 +82,7 @@ def make_context_graph(
     layout: Layout, spec: ModelSpec, network: Network, form: StaticForm, part: Part,
     *, context: str, name: str, compiler: str,
 ) -> bytes:  # fmt: skip
-    """A graph of the same inputs and outputs whose only node runs the graph `name` of a context binary, a file.
+    """Serialize a graph with the same inputs and outputs whose only node runs graph `name` of a context binary.
 
     Format: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
     """
@@ -121,10 +115,6 @@ class _Static(Builder):
     def compose(self) -> None:
         spec, tokens = self.spec, self.at.tokens
         self.input("x", Type.FLOAT, 1, tokens, spec.hidden)
-        if self.at.is_head:
-            self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
-            self.head("x")
-            return
         for kind in sorted({self.network.rope_of(layer) for layer in self.at.layers if self.network.rotates(layer)}):
             for name in table_names(kind):
                 self.input(name, Type.FLOAT, 1, tokens, spec.head_dim // 2)
@@ -144,18 +134,14 @@ class _Static(Builder):
             return
         self.begin("norm")
         x = self.norm(self.node("Add", residual, added), "output_norm", self.factor)
-        if self.form.head == "npu":
-            self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
-            self.head(x)
-        else:
-            self.output("y", Type.FLOAT, 1, 1, spec.hidden)
-            self.node("Identity", x, output="y")
+        self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
+        self.head(x)
 
     def rows_of(self, window: int) -> int:
         return self.form.ring_rows if window and self.kinds.ringed else self.form.rows
 
     def pick(self, x: str) -> str:
-        """Behind the last attention only the newest token goes on."""
+        """Drop all tokens but the newest; called after the last attention."""
         return self.node("Gather", x, self.constant("newest", [self.tokens - 1]), axis=1) if self.tokens > 1 else x
 
     def add_and_norm(self, residual: str, added: str, name: str, keep: bool = True) -> tuple[str, str]:
@@ -166,7 +152,7 @@ class _Static(Builder):
         return self.scaled(super().post_norm(x, name), self.factor)
 
     def multiply(self, name: str, x: str, output: str = "") -> str:
-        """The operators of `Nodes.multiply` that NPUs have: MatMulNBits with whole blocks, a bias apart; MatMul."""
+        """`Nodes.multiply` in operators that NPUs have: MatMulNBits with whole blocks and a separate bias; MatMul."""
         matrix = self.layout.matrices[name]
         bias = f"{name}.bias" if f"{name}.bias" in self.layout.vectors else ""
         if isinstance(matrix.form, Blocks):
@@ -189,7 +175,7 @@ class _Static(Builder):
         return self.node("MatMulNBits", *inputs, domain=MS, output=output, **sizes)
 
     def _means_and_zeros(self, x: str, zeros: int) -> str:
-        """Behind the inputs, the mean of each block of them, and zeros that fill the last block."""
+        """Append the mean of each block of inputs, and zeros that fill the last block."""
         if not zeros:
             return self.with_means(x)
         if ("whole", x) not in self.made:

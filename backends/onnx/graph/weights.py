@@ -1,4 +1,4 @@
-"""The data file of an ONNX model: its weights, one slice in memory at a time."""
+"""Writer of an ONNX model's data file: its weights, one slice in memory at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.backends.onnx.graph.forms import Rows
-from edge.backends.onnx.graph.layout import Layout, Matrix, Part, Place
+from edge.backends.onnx.graph.forms import RawRows
+from edge.backends.onnx.graph.layout import Layout, Matrix, Place, SourceRows
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.types import AnyArray
@@ -37,8 +37,8 @@ def write_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progre
                     first += len(rows.raw)
 
 
-def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part, first: int, count: int) -> Rows:
-    """`count` rows of a part from `first` on, in the graph's order: whole heads, where it has an order.
+def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows, first: int, count: int) -> RawRows:
+    """Read `count` rows of a part from `first` on, in the graph's order; whole heads, if the order differs.
 
     Raises ModelFormatError if the file ends before them.
     """
@@ -51,14 +51,14 @@ def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part, firs
     heads = raw.reshape(-1, len(part.order) or 1, row_bytes)
     raw = heads[:, list(part.order) or slice(None)].reshape(count, row_bytes)
     divisors = layout.method.divided.get(part.name)
-    return Rows(
+    return RawRows(
         f"{file.path}: {info.name}", raw, info.type, layout.method.multiplied.get(part.name),
         None if divisors is None else divisors[first : first + count],
     )  # fmt: skip
 
 
-def slices(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part) -> Iterator[Rows]:
-    """All rows of a part, in slices that take little memory. Raises as `read_rows`."""
+def slices(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows) -> Iterator[RawRows]:
+    """Iterate over all rows of a part, in slices that take little memory. Raises as `read_rows`."""
     info, head = file.tensors[part.source.tensor], len(part.order) or 1
     step = max(1, _SLICE // (head * (info.elements // info.shape[-1]))) * head
     for first in range(0, part.source.rows, step):
@@ -75,7 +75,7 @@ def _write_matrix(file: GGUFFile, source: BinaryIO, layout: Layout, name: str, m
 
 
 def _put(out: BinaryIO, place: Place, first: int, values: AnyArray) -> None:
-    """Write values of rows from `first` on."""
+    """Write rows from `first` on."""
     itemsize, shape = place.array.numpy.itemsize, place.array.shape
     if place.array.rows_axis == 0:
         row_bytes = place.nbytes // max(1, shape[0])

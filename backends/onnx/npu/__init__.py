@@ -1,1 +1,1 @@
-"""NPUs: graphs of fixed sizes, compiled by the vendor, with the same KV cache as everywhere."""
+"""NPUs: graphs of fixed sizes, compiled by the vendor's compiler, with our KV cache."""

@@ -1,19 +1,18 @@
-"""Context binaries: what a vendor's compiler makes of static graphs for one chip.
+"""Context binaries: static graphs as compiled by a vendor's compiler for one chip.
 
 The graphs of a shard, a chunk's and a step's, are compiled into one context and share their weights. ONNX Runtime runs
-a context by a small graph that names its file and the graph in it. We write that one anew whenever it is needed, so
-that a folder holds the contexts alone.
+a context through a small graph that names the file and the graph in it. We regenerate that graph whenever it is needed,
+so that a folder holds only the contexts.
 """
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge.backends.onnx.graph.static import HEAD, Part, make_context_graph, make_static_graph, parts_of
+from edge.backends.onnx.graph.static import Part, make_context_graph, make_static_graph, parts_of
 from edge.backends.onnx.model_files import ModelFiles
 from edge.backends.onnx.npu.form import make_form
 from edge.backends.onnx.providers import CPU, Provider
@@ -37,24 +36,25 @@ _Made = tuple[Part, int, int, bytes]
 
 @dataclass(frozen=True)
 class Contexts:
-    """What the compiler made. files, graphs, source: as `contexts`, `graphs` and `source` of
-    `edge.formats.compiled.Compiled`. sizes: bytes of the files. seconds: of compiling."""
+    """The compiler's output."""
 
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # as `contexts` of edge.formats.compiled.Compiled, like the next three
     graphs: tuple[tuple[str, str], ...]
     compiler: str
     source: str
-    sizes: tuple[int, ...]
-    seconds: float
+    sizes: tuple[int, ...]  # bytes of the files
 
 
 def open_parts(
     spec: ModelSpec, files: ModelFiles, form: StaticForm, provider: Provider, threads: int,
     progress: Progress | None = None,
 ) -> dict[Part, Any]:  # fmt: skip
-    """Sessions of all parts of a form: of the folder's contexts, where it has them for this provider and there is an
-    NPU; otherwise compiled now. Raises EngineError if they cannot be, UnsupportedError for weights that NPUs do not
-    multiply, ModelFormatError for contexts that are not the model's."""
+    """Open sessions of all parts of a form: from the folder's contexts, if it has them for this provider and there is
+    an NPU; otherwise compiled now.
+
+    Raises EngineError if compiling fails, UnsupportedError for weights that NPUs do not multiply, ModelFormatError for
+    contexts that are not the model's.
+    """
     sessions: dict[Part, Any] = {}
     if compiled := spec.compiled:
         _check(spec, files, compiled)  # before graphs of these sizes are made
@@ -83,8 +83,6 @@ def open_parts(
             sessions[part] = open_session(content, files.folder, provider, threads, entries=entries)
         if progress:
             progress(done / len(parts))
-    if form.head == "host":
-        sessions[HEAD] = open_session(_make(spec, files, form, HEAD), files.folder, CPU, threads)
     return sessions
 
 
@@ -93,12 +91,12 @@ def compile_contexts(
 ) -> Contexts:
     """Compile all shards, each into a file `npu.N.bin` beside the weights.
 
-    The graphs lie there, too, while they are compiled: by their paths ONNX Runtime tells the graphs of a context apart.
-    Raises EngineError if the compiler refuses a graph, UnsupportedError for weights that NPUs do not multiply, OSError.
+    The graphs lie there, too, during compilation, since ONNX Runtime distinguishes a context's graphs by path. Raises
+    EngineError if the compiler refuses a graph, UnsupportedError for weights that NPUs do not multiply, OSError.
     """
     import onnx
 
-    made, names, sizes, started = [], [], [], time.monotonic()
+    made, names, sizes = [], [], []
     compiler, parts, kept = "", _parts(spec, files, form), []  # sessions of a context live until it is written
     for done, (_, shard, graph, content) in enumerate(parts, start=1):
         plain = files.folder / f"npu.{shard}.{graph}.onnx"
@@ -122,14 +120,13 @@ def compile_contexts(
         if progress:
             progress(done / len(parts))
     graphs = tuple(zip(names[::2], names[1::2], strict=True))
-    return Contexts(tuple(made), graphs, compiler, _source(parts), tuple(sizes), time.monotonic() - started)
+    return Contexts(tuple(made), graphs, compiler, _source(parts), tuple(sizes))
 
 
 def _check(spec: ModelSpec, files: ModelFiles, compiled: Compiled) -> None:
-    """Raises ModelFormatError if the sizes of these contexts do not fit the model, or they are not the files that were
-    written."""
+    """Raise ModelFormatError if the contexts' sizes do not fit the model, or the files were changed."""
     form, manifest = compiled.form, read_manifest(files.folder)
-    sizes = make_form(spec, form.rows, form.chunk, form.kv_dtype, shards=form.shards, head=form.head)
+    sizes = make_form(spec, form.rows, form.chunk, form.kv_dtype, shards=form.shards)
     counts = {form.shards, len(compiled.contexts), len(compiled.graphs)}
     if form != sizes or len(counts) > 1 or form.shards > spec.layers or not form.chunk < form.rows <= spec.context:
         raise ModelFormatError(f"{files.folder / MANIFEST}: the sizes of npu do not fit the model: convert it again")

@@ -1,16 +1,15 @@
-"""The sizes of static graphs: those that a folder was compiled with, or those of the plan."""
+"""The sizes of static graphs: those of a compiled folder, or of the plan."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 
-from edge.backends.base import EngineConfig, FixedSizes
-from edge.backends.onnx.npu.lookup import find_npu, find_tuned
+from edge.backends.base import EngineConfig
+from edge.backends.counts import FixedSizes
 from edge.backends.onnx.providers import is_static
 from edge.backends.ring import LayerKinds
 from edge.devices.profile import Npu
-from edge.formats.compiled import Place, StaticForm
+from edge.formats.compiled import StaticForm
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 
@@ -22,51 +21,36 @@ _LAYER_BYTES, _LAYER_BYTES_PER_WIDTH = 200 << 10, 220
 _HAVE_NO_NPU = ("x86_64", "AMD64")  # machines on which QNN emulates
 
 
-def find_sizes(
-    spec: ModelSpec, provider: str | None, kv_dtype: str | None = None, *, elsewhere: bool
-) -> FixedSizes | None:
-    """See `ProviderBackend.fixed_sizes`."""
+def find_sizes(spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
+    """See `Backend.fixed_sizes`."""
     if provider is None or not is_static(provider):
         return None
     emulated = not elsewhere and provider.lower() == "qnn" and platform.machine() in _HAVE_NO_NPU
     if (compiled := spec.compiled) is None:
-        tuned = None
-        if not (elsewhere or emulated):
-            tuned = find_tuned(spec, provider.lower(), find_npu(provider.lower()), kv_dtype or KV_DTYPES[0])
-        chunk = tuned.chunk if tuned and tuned.chunk else CHUNK
-        return FixedSizes(min(ROWS, spec.context), chunk, spec.context, KV_DTYPES, False, emulated, tuned)
+        return FixedSizes(min(ROWS, spec.context), CHUNK, spec.context, KV_DTYPES, False, emulated)
     form = compiled.form
     return FixedSizes(form.rows, form.chunk, spec.context, (form.kv_dtype,), True, emulated)
 
 
 def find_form(spec: ModelSpec, config: EngineConfig) -> StaticForm:
-    """What `config` runs on a provider that is static."""
+    """The static form that `config` runs on a static provider."""
     if spec.compiled:
         return spec.compiled.form
-    tuned = config.tuning
-    shards, head = min(tuned.get("shards", 1), spec.layers), place_of_head(tuned)
-    return make_form(spec, config.capacity, config.chunk, config.kv_dtype, shards=shards, head=head)
+    return make_form(spec, config.capacity, config.chunk, config.kv_dtype)
 
 
-def place_of_head(tuning: Mapping[str, int]) -> Place:
-    """By `EngineConfig.tuning`."""
-    return "host" if tuning.get("host_head") else "npu"
-
-
-def make_form(
-    spec: ModelSpec, rows: int, chunk: int, kv_dtype: str, *, shards: int = 1, head: Place = "npu"
-) -> StaticForm:
+def make_form(spec: ModelSpec, rows: int, chunk: int, kv_dtype: str, *, shards: int = 1) -> StaticForm:
     ring_rows = LayerKinds.of(find_network(spec).windows).ring_rows(rows, chunk)
-    return StaticForm(rows, ring_rows, chunk, "f32" if kv_dtype == "f32" else "f16", shards, head)
+    return StaticForm(rows, ring_rows, chunk, "f32" if kv_dtype == "f32" else "f16", shards)
 
 
 def graph_bytes(spec: ModelSpec) -> int:
-    """Of the contexts of a model, besides weights: the operators of a chunk's graph and a step's."""
+    """Bytes of a model's contexts besides weights: the operators of a chunk's and a step's graph."""
     return spec.layers * (_LAYER_BYTES + _LAYER_BYTES_PER_WIDTH * spec.hidden)
 
 
 def chip_of(spec: ModelSpec) -> Npu | None:
-    """The chip that the model was compiled for; None: whatever is here."""
+    """The chip that the model was compiled for; None: this device's."""
     if not (found := spec.compiled):
         return None
     return Npu(found.device, found.provider, "edge.json", found.provider, found.soc, found.arch)

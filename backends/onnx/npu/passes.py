@@ -1,7 +1,7 @@
-"""Passes of static graphs: the rows lie in our memory, the graphs read them and give the new ones, which are copied in.
+"""Passes of static graphs: the graphs read KV rows from our memory and output new rows, which are copied in.
 
-What differs from `dynamic.py` follows from fixed sizes. A pass has as many tokens as a graph: shorter chunks are filled
-up in front with tokens that the masks hide. Rows that are not in use are hidden likewise.
+Differences from `dynamic.py` follow from fixed sizes. A pass has as many tokens as a graph: shorter chunks are padded
+in front with tokens that the masks hide. Unused rows are hidden likewise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from edge.backends.onnx.model_files import ModelFiles
 from edge.backends.onnx.providers import explained
 from edge.backends.onnx.rows import NUMPY_TYPE
 from edge.backends.onnx.session import bind
-from edge.errors import UnsupportedError
 from edge.formats.compiled import StaticForm
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
@@ -31,9 +30,9 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 
 class StaticPasses:
-    """Passes protocol over the sessions of a form, which `open` gives it: of each part, and of the head for the host.
+    """The Passes protocol over the sessions of a form, given to `open`.
 
-    Two sets of arrays, for a chunk and for a step, hold what goes in and out.
+    It holds two sets of arrays for inputs and outputs: of a chunk and of a step.
     """
 
     most_logits = 1  # a graph has no others
@@ -53,19 +52,14 @@ class StaticPasses:
         self._bindings: dict[int, list[tuple[Any, Any]]] = {}
 
     def open(self, sessions: Mapping[Part, Any]) -> None:
-        """sessions: by the parts of `parts_of`, and HEAD's where the head is the host's."""
+        """Set the sessions, by the parts of `parts_of`."""
         self._sessions = sessions
         for tokens, arrays in self._sizes.items():
-            steps = [(sessions[part], self._binding(part, arrays)) for part in parts_of(self._spec, self._form, tokens)]
-            if (head := next((each for each in sessions if each.is_head), None)) is not None:
-                binding = sessions[head].io_binding()
-                bind(binding, "x", arrays.y)
-                bind(binding, "logits", self.logits, output=True, shape=(1, *self.logits.shape))
-                steps.append((sessions[head], binding))
-            self._bindings[tokens] = steps
+            parts = parts_of(self._spec, self._form, tokens)
+            self._bindings[tokens] = [(sessions[part], self._binding(part, arrays)) for part in parts]
 
     def run(self, tokens: IntArray, wanted: int, shown: int) -> None:
-        """wanted and shown: 1 is all that there can be, and any number."""
+        """See Passes. wanted is at most 1; shown is any number."""
         kv, count = self._kv, tokens.size
         arrays = self._last = self._sizes[1 if count == 1 else self._form.chunk]
         new = slice(arrays.tokens - count, None)
@@ -90,9 +84,6 @@ class StaticPasses:
 
     def queries(self, count: int) -> FloatArray:
         return self._last.queries[:, self._last.tokens - count :]
-
-    def end_trace(self) -> Path:
-        raise UnsupportedError("graphs that a compiler joins have no times of operators: leave --provider out")
 
     def close(self) -> None:
         self._sessions, self._bindings = {}, {}
@@ -120,19 +111,17 @@ class StaticPasses:
         bind(binding, "queries", queries, output=True, shape=(1, *queries.shape))
         if not part.last:
             bind(binding, "y", arrays.x, output=True)
-        elif self._form.head == "host":
-            bind(binding, "y", arrays.y, output=True)
         else:
             bind(binding, "logits", self.logits, output=True, shape=(1, *self.logits.shape))
         return binding
 
 
 class _Arrays:
-    """What goes into the graphs of so many tokens, and comes out. rows: new ones, [layers, 2, KV heads, n, head]."""
+    """Inputs and outputs of a graph of n tokens. rows: new ones, [layers, 2, KV heads, n, head]."""
 
     def __init__(self, spec: ModelSpec, network: Network, form: StaticForm, tokens: int) -> None:
         self.tokens = tokens
-        self.x, self.y = np.zeros((1, tokens, spec.hidden), np.float32), np.zeros((1, 1, spec.hidden), np.float32)
+        self.x = np.zeros((1, tokens, spec.hidden), np.float32)
         self.angles = [np.zeros((2, 1, tokens, spec.head_dim // 2), np.float32) for _ in network.ropes]
         self.temperatures = np.ones((1, tokens, 1), np.float32)
         rows = {window: form.ring_rows if window and form.ring_rows else form.rows for window in set(network.windows)}
@@ -143,11 +132,11 @@ class _Arrays:
 
 
 def fill_mask(mask: FloatArray, length: int, count: int, window: int, positions: AnyArray | None) -> None:
-    """What the last `count` tokens of a graph see of `length` rows in use, and of each other; the tokens before them
-    fill the graph up, and see themselves.
+    """Write the mask of a graph's last `count` tokens, over `length` rows in use and each other; the padding tokens
+    before them see only themselves.
 
-    mask: float32 [n, rows + n], written. window: positions that a token sees, 0: all; positions: of the rows in use,
-    then of the tokens.
+    mask: float32 [n, rows + n]. window: positions that a token sees, 0: all; positions: of the rows in use, then of the
+    tokens.
     """
     tokens = len(mask)
     rows, filled = mask.shape[1] - tokens, tokens - count
@@ -165,7 +154,7 @@ def fill_mask(mask: FloatArray, length: int, count: int, window: int, positions:
 
 
 class Embedding:
-    """The tokens' embeddings, and learned positions', from the mapped file of weights."""
+    """The token embedding, and learned positions, in the mapped weights file."""
 
     def __init__(self, file: GGUFFile, spec: ModelSpec, network: Network, files: ModelFiles) -> None:
         path, layout = files.folder / files.data, files.layout
@@ -176,7 +165,7 @@ class Embedding:
         self._positions = _mapped(path, layout.places["position_embd"]) if network.learned_positions else None
 
     def look_up(self, tokens: IntArray, position: int) -> FloatArray:
-        """float32 [n, hidden], of tokens from this position on."""
+        """Embeddings, float32 [n, hidden], of tokens from this position on."""
         stored = {name: np.array(array[tokens]) for name, array in self._arrays.items()}
         found, _ = self._matrix.form.restored(stored, self._kind)
         found = np.asarray(found * np.float32(self._scale))

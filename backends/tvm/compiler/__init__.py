@@ -1,1 +1,1 @@
-"""Compiles designs in a child process and caches them: the same for every kind of target."""
+"""Compilation of designs in a child process, and the cache of the results, for every kind of target."""

@@ -1,12 +1,12 @@
-"""The program that compiles and links a pass: some seconds, once per design.
+"""The child process that compiles and links a pass: some seconds, once per design.
 
-TVM's compiler has a process of its own, which gives its memory back. `compiled.py` sends the request through
+TVM's compiler runs in a process of its own, which returns its memory at exit. `compiled.py` sends the request through
 `edge.devices.child`: {"design": JSON, "frugal": bool, "out": [IMAGE] or [IMAGE, OBJECT]}, of an exported design
-[OBJECT]. OBJECT is an object file for other linkers. Messages are {"done": the share of the work}.
+[OBJECT]. OBJECT is an object file for other linkers. Messages are {"done": fraction of the work}.
 
-A frugal child compiles one unit at a time, and lets go of TVM's code between two of them: of its 200 MiB, 140 are
-pages of that library. A library that was just installed lies in the page cache in large pieces, which are mapped whole:
-80 MiB more. So it is read anew.
+A frugal child compiles one unit at a time, and evicts TVM's code in between: of its 200 MiB, 140 are pages of that
+library. A freshly installed library lies in the page cache in large pieces, which are mapped whole: 80 MiB more. So it
+is read again.
 """
 
 from __future__ import annotations

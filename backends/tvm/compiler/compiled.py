@@ -1,4 +1,4 @@
-"""Compiled passes on this machine: find them in the cache folder or compile them, and load them.
+"""Compiled passes of this machine: found in the cache folder or compiled, and loaded.
 
 Loading a cached pass needs no part of TVM. A device without TVM runs passes that were compiled elsewhere (`export.py`).
 """
@@ -46,13 +46,13 @@ def is_compiled(design: Design) -> bool:
 
 
 def install(design: Design, image: bytes) -> None:
-    """Put an image that was compiled elsewhere into the cache. Raises EdgeError if that cannot be written."""
+    """Add an image that was compiled elsewhere to the cache. Raises EdgeError if that cannot be written."""
     with cache.create("kernels", design_key(design), ".img", about_design(design)) as out:
         out.write_bytes(image)
 
 
 def compile_design(design: Design, *out: Path, progress: Progress | None = None, frugal: bool = False) -> None:
-    """Write the image, and to a second path the object file; of an exported design only the object file.
+    """Write the image to the first path, and the object file to a second; of an exported design only the object file.
 
     Raises EngineError if TVM's compiler fails, MissingExtraError if it is not installed.
     """
@@ -77,7 +77,7 @@ def about_design(design: Design) -> str:
 
 
 def compiler_size() -> int:
-    """It stands for the version, which takes 20 ms to look up, and needs no import. 0 without TVM."""
+    """The compiler library's size, which stands for its version: looking that up takes 20 ms. 0 without TVM."""
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
         return 0

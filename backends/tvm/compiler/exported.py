@@ -1,4 +1,4 @@
-"""Passes for apps: object files that the C runtime (edge/exporting/runtime) calls, one for every instruction set."""
+"""Passes for apps: object files that the C runtime (edge/exporting/runtime) calls, one per instruction set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def exported_designs(
     layout: PackedLayout, kv_dtype: str, machine: str, system: str,
     tuning: Callable[[str], Mapping[str, int]] | None = None, isas: Sequence[str] | None = None,
 ) -> list[Design]:  # fmt: skip
-    """The designs of a model for all instruction sets of a machine, or for `isas` of them, the best first.
+    """The designs of a model for all instruction sets of a machine, or for `isas` of them, best first.
 
     tuning: values that `edge tune` found for an instruction set. Raises UnsupportedError if the machine or the system
     lacks one of them.
@@ -46,8 +46,8 @@ def exported_designs(
 
 
 def exported_objects(designs: Sequence[Design], progress: Progress | None = None) -> list[Path]:
-    """The object files of exported designs, in their order; for Apple's systems assembly text. They lie in the cache,
-    where they are made if need be, so copy them soon.
+    """The object files of exported designs, in order; for Apple's systems assembly text. They lie in the cache and are
+    compiled if missing; copy them soon.
 
     Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, CacheError.
     """
@@ -68,15 +68,15 @@ def exported_objects(designs: Sequence[Design], progress: Progress | None = None
 
 
 def exported_object(design: Design, progress: Progress | None = None) -> Path:
-    """The same for one of them."""
+    """The object file of one design; see `exported_objects`."""
     make = functools.partial(compile_design, design, progress=progress)
     suffix = ".s" if design.target.is_apple else ".o"
     return cache.find_or_make("kernels", design_key(design), suffix, make, about=about_design(design))
 
 
 def _shared(design: Design, plainer: Design | None) -> dict[str, str]:
-    """The units whose code would be the same in a plainer pass of the library: those without dot products of bytes,
-    and a step of i8mm, whose instruction takes two tokens."""
+    """The units whose code would equal those of a plainer pass of the library: those without int8 dot products, and a
+    step of i8mm, whose instruction takes two tokens."""
     shared = {"step_embed": design.symbol("chunk_embed")}
     if plainer is None or not _alike(design.target, plainer.target):
         return shared
@@ -87,7 +87,7 @@ def _shared(design: Design, plainer: Design | None) -> dict[str, str]:
 
 
 def _alike(target: Target, plainer: Target) -> bool:
-    """Whether they have the same registers and instructions for floats, and divide work alike."""
+    """Whether two targets have the same registers and float instructions, and divide work alike."""
     names = {target.name, plainer.name}
     told = replace(plainer, name=target.name, llvm=target.llvm, flags=target.flags, gemm_tokens=target.gemm_tokens)
     return told == target and any(names <= family for family in _FAMILIES)

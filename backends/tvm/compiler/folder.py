@@ -1,4 +1,4 @@
-"""Folders that `edge compile` makes: they appear whole, and the description of their files is written last."""
+"""The folders that `edge compile` writes: they appear whole, with the description of their files written last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge.storage.fingerprint import hash_file
 
 @contextmanager
 def appearing(folder: Path, files: tuple[str, ...], *, force: bool) -> Iterator[Path]:
-    """Yields an empty folder, whose `files` appear in `folder` together if the block succeeds; the last of them is the
+    """Yield an empty folder, whose `files` appear in `folder` together if the block succeeds; the last is the
     description.
 
     Raises InputError if the folder holds other files (unless `force`) or cannot be written.
@@ -36,7 +36,8 @@ def described(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _put(made: Path, folder: Path, files: tuple[str, ...]) -> None:
-    """A new folder appears in one step. In an old one files are replaced, the description last."""
+    """Publish the files: a new folder appears atomically; in an existing one files are replaced, the description
+    last."""
     if not folder.exists():
         made.rename(folder)
         return

@@ -10,9 +10,17 @@ from typing import Any
 
 from edge.backends.ring import LayerKinds
 from edge.backends.tvm.packing.layout import PackedLayout
-from edge.backends.tvm.packing.shape import GROUPS, MOST_MATRICES, Shape, groups_of, padded_head, round_up
+from edge.backends.tvm.packing.shape import (
+    GROUPS,
+    MOST_MATRICES,
+    RoutedRows,
+    Shape,
+    groups_of,
+    padded_head,
+    round_up,
+)
 from edge.backends.tvm.targets import Target
-from edge.model.layers import Attention, DeltaNet, Dense, PerLayerInput, ShortConvolution
+from edge.model.layers import Attention, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
 
 LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
 _USUAL = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -30,11 +38,26 @@ _MATRICES = (
     "shortconv.out_proj",
     "inp_gate",
     "proj",
+    "ffn_gate_inp",
+    "ffn_gate_inp_shexp",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_down_exps",
+    "ffn_gate_shexp",
+    "ffn_up_shexp",
+    "ffn_down_shexp",
 )
 _NORMS = (
     "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "ssm_norm",
     "post_norm", "layer_output_scale",
 )  # fmt: skip
+_VECTORS = (
+    *_NORMS,
+    *(f"{name}.bias" for name in ("attn_norm", "ffn_norm", *_USUAL)),
+    "ssm_dt.bias",
+    "ssm_a",
+    "exp_probs_b.bias",
+)
 _VECTORS = (*_NORMS, *(f"{name}.bias" for name in ("attn_norm", "ffn_norm", *_USUAL)), "ssm_dt.bias", "ssm_a")
 _OF_INPUTS = ("per_layer_model_proj", "per_layer_proj_norm")
 LORA_SLOTS = tuple(f"{name}.{part}" for name in _USUAL for part in ("lora_a", "lora_a.scales", "lora_b"))
@@ -69,6 +92,7 @@ class Table:
     NAMES = (
         "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw", "raw_stride", "normals",
         "temperatures", "gates", "channels", "steps", "layer_inputs",
+        "routes", "scores", "shares", "ranks", "chosen", "members", "starts",  # phases/experts.py
         "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
         "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
         "per_layer_model_proj", "per_layer_model_proj.scales", "per_layer_proj_norm",
@@ -208,32 +232,49 @@ def make_scratch(
     query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
     delta_work = max((2 * core.size + core.value_size for core in delta_nets), default=0)
     part = max(round_up(delta_work, 16), *(work_offsets(core, target)["size"] for core in attention))
-    blocks = shape.widest // 32
+    experts = [block.core for block in shape.blocks if isinstance(block.core, Experts)]
+    routed = [(core, RoutedRows.of(core)) for core in experts]
+    activations = [rows * shape.widest, *(rows * each.places * round_up(core.width, 32) for core, each in routed)]
+    values = max(activations)  # that are quantized at once
+    blocks = values // 32
     floats = {
         "x": tokens * shape.padded_hidden,
         "normed": rows * shape.padded_hidden,
         "queries": shape.kv_heads * query_rows * shape.padded_head,
         "mixed": rows * max(map(shape.widths, (Attention, DeltaNet, ShortConvolution))),
-        "ffn": tokens * max(map(shape.widths, (Dense, PerLayerInput))),
+        "ffn": tokens
+        * max(
+            [
+                *map(shape.widths, (Dense, PerLayerInput)),
+                *(each.places * round_up(core.width, 32) for core, each in routed),
+            ]
+        ),
         "work": threads * part,
         "raw": threads * observed_rows,
         "temperatures": tokens if shape.tempered else 0,
-        "scales": rows * blocks,
-        "sums": rows * blocks,
-        "half_sums": rows * 2 * blocks,
+        "scales": blocks,
+        "sums": blocks,
+        "half_sums": 2 * blocks,
         "normals": shape.layers * shape.kv_heads * shape.padded_head,  # of reflections; zeros without any
         "gates": tokens * shape.padded_mixed if any(core.gated for core in attention) else 0,
         "channels": tokens
         * max([3 * shape.widths(ShortConvolution), *(core.mixed + core.width for core in delta_nets)]),
         "layer_inputs": tokens * shape.layers * shape.padded_inputs,
         "steps": tokens * 2 * max((round_up(core.heads, 16) for core in delta_nets), default=0),
+        "routes": tokens * max((each.logits for _, each in routed), default=0),
+        "scores": threads * max((each.experts for _, each in routed), default=0),
+        "shares": rows * max((each.shares for _, each in routed), default=0),
         "lora": rows * MOST_MATRICES * lora_rank,
         "lora_parts": threads * MOST_MATRICES * lora_rank,
     }
     integers = {
-        "words": rows * shape.widest // 4,
-        "corrections": rows * blocks,
-        "half_corrections": rows * 2 * blocks,
+        "words": values // 4,
+        "corrections": blocks,
+        "half_corrections": 2 * blocks,
+        "ranks": threads * max((each.experts for _, each in routed), default=0),
+        "chosen": rows * max((core.used for core in experts), default=0),
+        "members": tokens * max((core.used for core in experts), default=0),
+        "starts": max((core.number + 1 for core in experts), default=0),
     }
     offsets = {"query_rows": query_rows, "part_stride": part, "raw_stride": observed_rows}
     totals = []

@@ -19,14 +19,14 @@ from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
-from edge.backends.tvm.cpu.phases import attention, delta_net, dense, per_layer_input, short_convolution
+from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, per_layer_input, short_convolution
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.embed import embed
 from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.shape import Shape, padded_head
-from edge.model.layers import Attention, DeltaNet, Dense, PerLayerInput, ShortConvolution
+from edge.model.layers import Attention, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
 
 POINTERS = {  # the arguments of `run`, and the types that they point to
     "job": "int64", "lines": "int32",
@@ -38,7 +38,7 @@ POINTERS = {  # the arguments of `run`, and the types that they point to
     "attention": "float32",  # that rows received from observed queries
     "starts": "int32",  # the first row of each head, [layers, KV heads]
 }  # fmt: skip
-STATES = {"states": "float32"}  # one more argument of models with fixed states
+STATES = {"states": "float32"}  # one more argument of models with fixed states, and of every exported pass
 RINGS = ("keys", "values", "key_scales", "value_scales", "positions")  # once more, `ring_…`, if these lie apart
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
 LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
@@ -143,7 +143,8 @@ def pointers_of(design: Design) -> dict[str, str]:
     """The pointers that a design's functions take, in their order."""
     found = POINTERS | memory_types(design.kv_dtype)
     found |= {f"ring_{name}": found[name] for name in RINGS} if design.shape.apart else {}
-    for wanted, more in ((design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA)):
+    states = design.shape.states or design.exported  # the C runtime calls all of them alike
+    for wanted, more in ((states, STATES), (design.timed, TIMES), (design.lora, LORA)):
         found |= more if wanted else {}
     return found
 
@@ -245,13 +246,15 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 
 
 CORES: dict[type, dict[str, Unit]] = {
-    Attention: attention.UNITS, Dense: dense.UNITS, DeltaNet: delta_net.UNITS,
+    Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
     ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
 }  # fmt: skip
 _BY_SIZE = (
     "qkv",
     "attend",
     "gate_up",
+    "experts_in",
+    "experts_out",
     "delta_in",
     "down",
     "head",

@@ -26,10 +26,10 @@ _TILES = 16  # of the head for each thread between two barriers, at least
 
 @dataclass(frozen=True)
 class Need:
-    """least: resident bytes of weights if as many as possible are streamed. kept: 256ths of each layer that stay.
-    streamed: bytes that a pass reads again."""
+    """least: resident bytes of weights if as many as possible are streamed; None: none can be. kept: 256ths of each
+    layer that stay. streamed: bytes that a pass reads again."""
 
-    least: int
+    least: int | None
     kept: int
     streamed: int
 
@@ -44,7 +44,7 @@ def streaming_need(spec: ModelSpec, config: EngineConfig) -> Need:
     def resident(kept: int) -> int:
         return streamable * kept // STEPS + _window(spec, config.threads, worst, kept)
 
-    least = resident(0)
+    least = None if spec.experts else resident(0)  # only behind its router is it known what a layer of experts reads
     if not config.resident:
         return Need(least, STEPS, 0)
     kept = max((kept for kept in range(STEPS) if resident(kept) <= config.resident), default=0)

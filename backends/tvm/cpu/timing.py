@@ -43,7 +43,11 @@ MARKS = {  # the parts of a pass in their order, and the phase of `backends.base
     "post_attention_norm": "norm",
     "ffn_norm": "norm",
     "gate_up": "gate-up",
+    "router": "other",
+    "route": "other",
+    "experts_in": "gate-up",
     "quantize_ffn": "down",
+    "experts_out": "down",
     "down": "down",
     "post_ffw_norm": "norm",
     "quantize_x": "other",
@@ -126,8 +130,14 @@ def _operators(counted: Sequence[AnyArray], counts: Counts) -> Iterable[Operator
             )  # fmt: skip
 
 
+def is_experts(place: Place) -> bool:
+    """Whether tokens need a part of the tensor only."""
+    return "_exps." in place.source.tensor
+
+
 class Counts:
-    """Bytes that each mark reads and its floating-point operations, in a pass of these pieces; counted from shapes."""
+    """Bytes that each mark reads and its floating-point operations, in a pass of these pieces; counted from shapes.
+    Experts count as if the router liked them all equally."""
 
     def __init__(self, layout: PackedLayout, spec: ModelSpec, kv_dtype: str, parts: Sequence[Piece]) -> None:
         self.spec = spec
@@ -144,8 +154,10 @@ class Counts:
         if name == "embed":
             tables = (self._layout.places.get(table) for table in ("token_embd", "position_embd"))
             return sum(self._tokens * (place.nbytes // place.rows) for place in tables if place)
-        times = 1 if name == "head" else len(self._parts)  # only the last token's logits are computed
-        return times * sum(place.nbytes for place in self._read(name, layer)) or None
+        times = 1.0 if name == "head" else len(self._parts)  # only the last token's logits are computed
+        of_experts = sum(self.spec.experts_read(part.count) for part in self._parts)
+        read = self._read(name, layer)
+        return round(sum(place.nbytes * (of_experts if is_experts(place) else times) for place in read)) or None
 
     def flops(self, name: str, layer: int | None) -> int | None:
         """None for all but products and attention."""
@@ -155,8 +167,10 @@ class Counts:
         if name == "embed":
             return None
         tokens = 1 if name == "head" else self._tokens
+        used = self.spec.experts_used / max(1, self.spec.experts)
         matrices = [place for place in self._read(name, layer) if place.block]
-        return 2 * tokens * sum(place.source.rows * place.columns for place in matrices) or None
+        values = sum(place.source.rows * place.columns * (used if is_experts(place) else 1.0) for place in matrices)
+        return round(2 * tokens * values) or None
 
     def _read(self, name: str, layer: int | None) -> list[Place]:
         """The matrices or the norm of a mark, and their biases."""

@@ -1,4 +1,4 @@
-"""How fast a GPU reads its memory, measured by a kernel that adds up words."""
+"""Benchmark of a GPU's memory bandwidth, by a kernel that adds up words."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _RUNS = 8  # of which the best counts: other processes disturb the rest
 def measure_bandwidth(
     adapter: Adapter, seconds: float = 1.0, on_progress: Callable[[float], None] | None = None
 ) -> float:
-    """Bytes per second, in about this many seconds. Raises EngineError if the driver fails, MissingExtraError without
-    TVM, which makes the kernel."""
+    """Measure bytes per second, for about `seconds`. Raises EngineError if the driver fails, MissingExtraError without
+    TVM, which generates the kernel."""
     kernel = sum_kernel(adapter.language)
     room = memory_limit().bytes // 4 if adapter.unified or adapter.memory is None else adapter.memory // 4
     groups = max(_LEAST, min(_BUFFER, adapter.limits.binding, room // _BUFFERS) // _GROUP)
@@ -54,7 +54,7 @@ def measure_bandwidth(
 
 
 def sum_kernel(language: str) -> Kernel:
-    """edge_sum: each thread adds up the words that it reads, 16 bytes at once."""
+    """Build edge_sum, in which each thread adds up the words that it reads, 16 bytes at a time."""
     try:
         from edge.backends.tvm.gpu.kernels import threads as t
         from edge.backends.tvm.gpu.lowering import lower
@@ -75,5 +75,5 @@ def sum_kernel(language: str) -> Kernel:
 
 
 def sum_words(buffer: str, groups: int) -> Dispatch:
-    """Of the first `groups` · 128 KiB of the buffer, into `sums`, uint32 [groups · 256]."""
+    """Sum the first `groups` · 128 KiB of the buffer into `sums`, uint32 [groups · 256]."""
     return Dispatch("edge_sum", (Slice("sums"), Slice(buffer)), (), (groups, 1), "other")

@@ -1,6 +1,6 @@
-"""Programs on this machine: find them in the cache folder, or make them in a child process.
+"""GPU programs of this machine, from the cache folder or generated in a child process.
 
-TVM has a process of its own, which gives its memory back. Run as a module, this is that process.
+TVM runs in the child, which returns its memory at exit. Run as a module, this is the child.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IMPORTED = 0.5  # share of the work that importing TVM is
 
 
 def program_of(design: Design, progress: Callable[[float], None] | None = None) -> Program:
-    """The design's program, made in a child process if the cache lacks it.
+    """The design's program, generated in a child process if the cache lacks it.
 
     Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, EdgeError if the cache folder
     cannot be written.

@@ -1,4 +1,4 @@
-"""Everything that the kernels of a model on a GPU depend on, as data. TVM is not needed."""
+"""Everything that a model's GPU kernels depend on, as data. TVM is not needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edge.backends.base import EngineConfig
 from edge.backends.rope import find_rotation
 from edge.backends.tvm.gpu.hosts import Adapter
 from edge.backends.tvm.gpu.picking import found_bytes
-from edge.backends.tvm.gpu.weights import Weights, make_weights
+from edge.backends.tvm.gpu.weights import WeightsLayout, make_weights
 from edge.backends.tvm.packing.shape import Shape, round_up
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Attention, Block, Dense
@@ -24,7 +24,7 @@ ALIGNMENT = 64  # words, between the parts of `Tables`: 256 bytes
 
 
 class State:
-    """Words at the start of `tables`."""
+    """Indices of the words at the start of `tables`."""
 
     COUNT = 0  # tokens of this pass
     APPENDED = 1  # rows that passes have appended since lengths were uploaded
@@ -42,24 +42,19 @@ class State:
 
 @dataclass(frozen=True)
 class Tables:
-    """Offsets in words of the buffer `tables`.
+    """Offsets, in words, into the buffer `tables`."""
 
-    starts, lengths: [layers, KV heads], a head's first row in the arena, and its rows in use. angles: float32
-    [kinds, angle_rows, 2, pairs], cosines, then sines, for consecutive positions. temperatures: float32 [chunk], of the
-    queries. positions: [rows of the arena], behind everything else, since their number is not known here.
-    """
-
-    starts: int
-    lengths: int
-    angles: int
-    temperatures: int
-    positions: int
+    starts: int  # [layers, KV heads]: a head's first row in the arena
+    lengths: int  # [layers, KV heads]: a head's rows in use
+    angles: int  # float32 [kinds, angle_rows, 2, pairs]: cosines, then sines, for consecutive positions
+    temperatures: int  # float32 [chunk]: of the queries
+    positions: int  # [rows of the arena]; last, since their number is not known here
     angle_rows: int
     pairs: int
 
     @classmethod
     def of(cls, layers: int, kv_heads: int, kinds: int, chunk: int, pairs: int) -> Tables:
-        """pairs: values of a head that are rotated, by two."""
+        """Lay out the tables. pairs: rotated values of a head / 2."""
         starts = State.WORDS
         lengths = starts + _aligned(layers * kv_heads)
         angles = lengths + _aligned(layers * kv_heads)
@@ -68,16 +63,16 @@ class Tables:
         return cls(starts, lengths, angles, temperatures, temperatures + _aligned(chunk), rows, pairs)
 
     def angle_row(self, kind: int) -> int:
-        """Where the first row of one kind of rope is."""
+        """The first angle row of one kind of RoPE."""
         return self.angles + kind * self.angle_rows * 2 * self.pairs
 
 
 @dataclass(frozen=True)
 class RowForm:
-    """How rows of the KV cache lie: codes in words, and with integers a float32 scale for each key and value besides.
+    """The storage of KV rows: codes in words; for integers also a float32 scale per key and value.
 
-    Keys lie in tiles of 16 rows, so that 16 threads that read 16 bytes each of 16 rows read neighbours; values row by
-    row. head: values of a row, a multiple of LANES.
+    Keys lie in tiles of 16 rows, so that 16 threads that read 16 bytes each of 16 rows read consecutive memory; values
+    row by row. head: values of a row, a multiple of LANES.
     """
 
     dtype: str
@@ -89,17 +84,17 @@ class RowForm:
 
     @property
     def per_word(self) -> int:
-        """Values of a word."""
+        """Values per word."""
         return {"f32": 1, "f16": 2, "int8": 4}[self.dtype]
 
     @property
     def words(self) -> int:
-        """Of a row."""
+        """Words per row."""
         return self.head // self.per_word
 
     @property
     def units(self) -> int:
-        """Of 16 bytes."""
+        """16-byte units per row."""
         return self.words // 4
 
     @property
@@ -109,54 +104,44 @@ class RowForm:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How work is divided, which suits one device better than another: what `edge tune` races.
+    """The division of work over threads, which `edge tune` optimizes per device."""
 
-    rows: of a matrix that a thread multiplies at once in a step. split: threads that share a row's columns.
-    workgroup: threads of a product. gemm_tokens, gemm_rows: tile of a workgroup in a chunk. attend: threads that attend
-    for one KV head.
-    """
-
-    rows: int = 2
-    split: int = 16
-    workgroup: int = 64
-    gemm_tokens: int = 32
-    gemm_rows: int = 32
-    attend: int = 128
+    rows: int = 2  # rows of a matrix per thread in a step
+    split: int = 16  # threads that share a row's columns
+    workgroup: int = 64  # threads of a product's workgroup
+    gemm_tokens: int = 32  # tokens of a workgroup's tile in a chunk
+    gemm_rows: int = 32  # rows of a workgroup's tile in a chunk
+    attend: int = 128  # threads that attend for one KV head
 
     @classmethod
     def of(cls, kind: str) -> Tuning:
-        """For an adapter of this kind. CPUs run the threads of a workgroup one after the other, or side by side in
-        vectors: steps take half the time where none share a row."""
+        """The defaults for an adapter of this kind. CPUs run a workgroup's threads serially or as vector lanes: steps
+        take half the time if none share a row."""
         return cls(rows=4, split=1, workgroup=16, gemm_tokens=16, gemm_rows=16) if kind == "cpu" else cls()
 
 
 @dataclass(frozen=True)
 class Design:
-    """What a program depends on.
-
-    pairs: values of a head that RoPE rotates, by two; halves: value i with value i + pairs, else 2i with 2i + 1.
-    forms, kinds: which of `Shape.forms`, and which rope, each layer has, [layers]. windows: [layers], 0 for none.
-    observes: there are passes that add up attention.
-    """
+    """Everything that a program depends on."""
 
     shape: Shape
-    weights: Weights
+    weights: WeightsLayout
     language: str
     tuning: Tuning
     kv_dtype: str
     chunk: int
     logits_rows: int
-    observes: bool
-    pairs: int
-    halves: bool
-    forms: tuple[int, ...]
-    kinds: tuple[int, ...]
-    windows: tuple[int, ...]
+    observes: bool  # there are passes that accumulate attention
+    pairs: int  # rotated values of a head / 2
+    halves: bool  # RoPE pairs value i with i + pairs, else 2i with 2i + 1
+    forms: tuple[int, ...]  # [layers]: index into `Shape.forms`
+    kinds: tuple[int, ...]  # [layers]: kind of RoPE
+    windows: tuple[int, ...]  # [layers]; 0: none
     learned: bool
 
     @classmethod
     def of(cls, file: GGUFFile, spec: ModelSpec, config: EngineConfig, adapter: Adapter) -> Design:
-        """Raises UnsupportedError for models that the device's kernels cannot run."""
+        """The design of a model on an adapter. Raises UnsupportedError for models that its kernels cannot run."""
         network = find_network(spec)
         rotation = find_rotation(file, network, halves=network.halves)
         known = {field.name for field in fields(Tuning)}
@@ -179,7 +164,7 @@ class Design:
         return Tables.of(shape.layers, shape.kv_heads, max(self.kinds, default=0) + 1, self.chunk, self.pairs)
 
     def buffers(self, positions: int) -> dict[str, int]:
-        """Bytes of all buffers but those of the KV cache. positions: rows of the arena, if there are windows."""
+        """Bytes of all buffers except the KV cache's. positions: rows of the arena, if there are windows."""
         return self.weights.buffers | scratch_sizes(self.shape, self.tables, self.chunk, self.logits_rows, positions)
 
     def about(self) -> str:
@@ -187,7 +172,7 @@ class Design:
 
 
 def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int) -> dict[str, int]:
-    """Bytes of the buffers besides weights and the KV cache."""
+    """Bytes of the buffers besides weights and KV cache."""
     words = {
         "tables": tables.positions + positions,
         "tokens": chunk + PICKS,

@@ -6,12 +6,13 @@ import weakref
 
 import numpy as np
 
-from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress, state_key
+from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress
 from edge.backends.checks import check_positions, check_tokens
 from edge.backends.head_kv import HeadKV
+from edge.backends.kv_cache import state_key
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
-from edge.backends.tvm.gpu import CAPABILITIES, NAME, picking
+from edge.backends.tvm.gpu import ENGINE, picking
 from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, Design, State
 from edge.backends.tvm.gpu.hosts import Buffer, Recording, card_of, choose_adapter, open_device
@@ -32,9 +33,9 @@ _COMPILED, _PREPARED = 0.3, 0.5  # of the time of loading
 
 
 class GPUEngine:
-    """ObservedEngine and PickingEngine protocols over a program on a device. All memory is allocated at load."""
+    """The ObservedEngine and PickingEngine protocols over a program on a device. All memory is allocated at load."""
 
-    capabilities = CAPABILITIES
+    capabilities = ENGINE.CAPABILITIES
     most_candidates, most_banned = picking.TOP, State.MOST_BANS
 
     def __init__(
@@ -73,8 +74,8 @@ class GPUEngine:
             raise
 
     def _warm_up(self) -> None:
-        """Run every kernel of an answer: some drivers compile a kernel when it first runs, which takes time, joules and
-        memory that belong to loading."""
+        """Run every decode kernel once: some drivers compile on the first run, whose time, energy and memory belong to
+        loading."""
         for count in sorted({1, min(2, self.config.chunk, self._kv.free)}):
             self.forward(np.zeros(count, np.int32))
             self._kv.truncate(0)
@@ -91,7 +92,7 @@ class GPUEngine:
         count = rings.size + regions.size
         rows = DeviceRows(self._device, count, shape.padded_head, config.kv_dtype, observes=config.observes)
         self._arena = Arena(shape, rows, observes=config.observes)
-        key = state_key(f"{NAME} {source_hash('gpu', 'kv')}", file, spec, config)
+        key = state_key(f"{ENGINE.NAME} {source_hash('gpu', 'kv')}", file, spec, config.kv_dtype)
         return make_kv(self._arena, kinds, regions, rings, rope, key, config)
 
     def _make_buffers(self) -> dict[str, Buffer]:
@@ -125,14 +126,14 @@ class GPUEngine:
 
     def _forward(self, tokens: IntArray) -> None:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.expect(tokens.size)
+        self._kv.announce(tokens.size)
         for start in range(0, tokens.size, self.config.chunk):
             part = tokens[start : start + self.config.chunk]
             self._run(part, wanted=int(start + part.size == tokens.size))
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.expect(tokens.size)
+        self._kv.announce(tokens.size)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = min(self.config.logits_rows, self.config.chunk)
         for start in range(0, tokens.size, step):
@@ -142,11 +143,11 @@ class GPUEngine:
         return logits
 
     def run_greedy(self, token: int, count: int, banned: IntArray) -> IntArray:
-        """See PickingEngine: all steps are one submission, in which each writes its token for the next."""
+        """See PickingEngine: all steps are one submission, in which each writes the next one's token."""
         kv, tables = self._kv, self._tables
         tokens = check_tokens(np.full(count, token), self.spec.vocab, kv.free)
         count, length = self._steps(count), kv.length
-        kv.expect(count)
+        kv.announce(count)
         tables[State.BANNED] = banned.size
         tables[State.BANS :][: banned.size] = banned
         self._prepare(tokens[:1], wanted=1, rows=count)
@@ -162,7 +163,7 @@ class GPUEngine:
         return picked[: damaged[0]]
 
     def _steps(self, count: int) -> int:
-        """How many of these tokens can run one by one in a submission."""
+        """The number of these tokens that can run step by step in one submission."""
         if self._network.temperature:
             return 1
         most = min(count, self.design.tables.angle_rows, PICKS, self._kv.at_once(count))
@@ -178,7 +179,7 @@ class GPUEngine:
         return picking.candidates(found.view(np.uint32), min(count, self.spec.vocab))
 
     def time_pass(self, tokens: IntArray) -> list[tuple[Dispatch, float]]:
-        """As `forward`: seconds of every dispatch."""
+        """Run `forward` and return the seconds of every dispatch."""
         tokens, found = check_tokens(tokens, self.spec.vocab, self._kv.free), list[tuple[Dispatch, float]]()
         for start in range(0, tokens.size, self.config.chunk):
             part = tokens[start : start + self.config.chunk]
@@ -206,14 +207,14 @@ class GPUEngine:
         self._kv.appended(count)
 
     def _pass(self, name: str) -> Recording:
-        """The one that also adds up attention, if that is asked for."""
+        """The recording of a pass, with accumulation of attention if requested."""
         if not self._observed:
             return self._passes[name]
         self._arena.rows.observed = True
         return self._passes[f"observed {name}"]
 
     def _prepare(self, tokens: IntArray, wanted: int, rows: int) -> None:
-        """rows: that will be appended, by this pass and those that follow it on the device."""
+        """Prepare a pass. rows: to be appended by it and the passes that follow it on the device."""
         if self._closed:
             raise EngineError("the engine is closed")
         check_positions(self.spec, self._kv.next_position + rows)
@@ -223,7 +224,7 @@ class GPUEngine:
         self._upload(tokens, wanted, rows)
 
     def _upload(self, tokens: IntArray, wanted: int, rows: int) -> None:
-        """What kernels read: tokens, the state, the heads' rows, positions and angles."""
+        """Upload the kernels' inputs: tokens, the state, the heads' rows, positions and angles."""
         kv, count, design, device = self._kv, tokens.size, self.design, self._device
         angle = self._angle_row(rows)
         if temperature := self._network.temperature:
@@ -244,7 +245,7 @@ class GPUEngine:
         device.write(self._buffers["tokens"], 0, tokens)
 
     def _angle_row(self, count: int) -> int:
-        """The row at which the table of rotary angles has the next `count` positions."""
+        """The row of the RoPE table where the next `count` positions begin."""
         first, rotation = self._kv.next_rope_position, self._kv.rope.rotation
         if self._rotation is not rotation:
             self._rotation, self._angles_known = rotation, 0
@@ -258,6 +259,6 @@ class GPUEngine:
         return first - self._angles_from
 
     def _logits(self, rows: int) -> FloatArray:
-        """Those of the last pass, float32 [rows, vocab]."""
+        """Logits of the last pass, float32 [rows, vocab]."""
         values: AnyArray = self._device.read(self._buffers["logits"], 0, 4 * rows * self.spec.vocab)
         return values.view(np.float32).reshape(rows, -1)

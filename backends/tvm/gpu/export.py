@@ -1,8 +1,8 @@
-"""A model's program for the GPUs of apps and pages, which then need neither edge nor TVM.
+"""Export of a model's GPU program to apps and pages, which then need neither edge nor TVM.
 
 program.json  the kernels with their sources, the sizes of buffers, and the dispatches of every pass (`Program`)
-weights.bin   if wanted, the buffers of weights, one behind the other
-design.json   what the program depends on, where the others' parts lie, checksums; written last
+weights.bin   if requested, the buffers of weights, concatenated
+design.json   the program's inputs, places of tensors, checksums; written last
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.backends.base import EngineConfig
-from edge.backends.tvm import versions
+from edge.backends.tvm import ENGINE
 from edge.backends.tvm.compiler.folder import appearing, described
 from edge.backends.tvm.gpu import KV_DTYPES
 from edge.backends.tvm.gpu.compiled import program_of
@@ -37,7 +37,7 @@ def export(
     file: GGUFFile, spec: ModelSpec, language: str, folder: Path, *, kv_dtype: str = KV_DTYPES[0],
     weights: bool = False, force: bool = False, progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make `folder` for any GPU with WebGPU's limits; returns the content of design.json.
+    """Write `folder` for any GPU with WebGPU's limits; returns the content of design.json.
 
     Raises InputError for an unknown language or KV dtype, and if the folder holds other files (unless `force`) or
     cannot be written; UnsupportedError for models without kernels; MissingExtraError without TVM.
@@ -65,7 +65,7 @@ def export(
             "rows": {"dtype": kv_dtype, "head": rows.head, "words": rows.words, "scaled": rows.scaled},
             "weights": {name: {"offset": at, "bytes": size} for name, (at, size) in places.items()},
             "source": source_hash("gpu"),
-            "versions": own_versions() | versions(),
+            "versions": own_versions() | ENGINE.versions(),
             "files": described(made),
         }
         (made / DESIGN).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

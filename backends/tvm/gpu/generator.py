@@ -28,8 +28,9 @@ CORES: dict[type, Callable[..., None]] = {Attention: attention, Dense: dense}
 
 
 def generate(design: Design) -> Program:
-    """Passes: step; chunk, whose logits `last` or `rows` compute, of one token or of State.WANTED; behind them
-    `picked` or `top` (picking.py). With `Design.observes` also `observed step` and `observed chunk`."""
+    """Generate a model's program. Passes: step; chunk; `last` and `rows`, the logits of a chunk's last token or of
+    State.WANTED; then `picked` or `top` (picking.py). With `Design.observes` also `observed step` and `observed
+    chunk`."""
     kernels = Kernels(design.language)
     makers = {"step": _step, "chunk": _layers, "last": _last, "rows": _rows}
     passes = {}
@@ -63,7 +64,7 @@ def _layers(made: PassBuilder) -> None:
 
 
 def _last(made: PassBuilder) -> None:
-    """Logits of a pass's last token, if they are wanted."""
+    """Add the logits of a pass's last token, if wanted."""
     design = made.design
     for piece, product in head_products(design.weights, design.shape):
 
@@ -75,7 +76,7 @@ def _last(made: PassBuilder) -> None:
 
 
 def _rows(made: PassBuilder) -> None:
-    """Logits of the last State.WANTED tokens of a pass."""
+    """Add the logits of the last State.WANTED tokens of a pass."""
     design, count = made.design, made.design.logits_rows
     heads = head_products(design.weights, design.shape)
     if norm := heads[0][1].norm:

@@ -1,4 +1,4 @@
-"""What GPU languages call by different names, or lack: functions that kernels call by `threads.call`.
+"""Functions for kernels (`threads.call`) that GPU languages name differently, or lack.
 
 Each is defined in front of a kernel that uses it. Float16 numbers are read and written as halves of uint32 words, which
 needs no 16-bit types of the device.

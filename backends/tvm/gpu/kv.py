@@ -1,7 +1,7 @@
-"""KV rows in a device's buffers, with the interface of `tvm/kv/rows.py`.
+"""KV rows in device buffers, with the interface of `tvm/kv/rows.py`.
 
-Few rows travel between host and device: they are moved to or from staging rows behind those of the arena, which lie
-together. Reading or writing them is then a single copy of each array.
+Rows that travel between host and device go through contiguous staging rows behind those of the arena, so that each
+array is read or written by a single copy.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def arena_bytes(count: int, head: int, dtype: str, *, observes: bool = False) ->
 
 
 class DeviceRows:
-    """`count` rows of all heads together. changed: the buffers are others than before (see `release`). observed: there
-    may be attention in `paid` that `collect` has not fetched."""
+    """`count` rows of all heads in device memory. changed: buffers were replaced (see `release`). observed: `paid` may
+    hold attention that `collect` has not fetched."""
 
     def __init__(self, device: Device, count: int, head: int, dtype: str, *, observes: bool = False) -> None:
         self.dtype, self.count, self.changed, self.observed = dtype, count, False, False
@@ -40,7 +40,7 @@ class DeviceRows:
         }
 
     def record(self) -> None:
-        """The device has the kernel `edge_move`, or buffers have changed."""
+        """Record the row moves again; needs the kernel `edge_move`. Call it after buffers have changed."""
         self.changed = False
         names = ("keys", "values", *(["row_scales"] if self._form.scaled else []), "pairs")
         slices = tuple(Slice(name) for name in names)
@@ -52,14 +52,14 @@ class DeviceRows:
         }
 
     def move(self, pairs: IntArray, which: int = KEYS + VALUES) -> None:
-        """Copy rows of the arena, int32 [n, 2]: (source, target), none of which is in another pair."""
+        """Copy rows of the arena by pairs, int32 [n, 2]: (source, target). No row may be in two pairs."""
         for start in range(0, len(pairs), MOST_MOVED):
             part = np.ascontiguousarray(pairs[start : start + MOST_MOVED], np.int32)
             self._device.write(self.buffers["pairs"], 0, part)
             self._device.run(self._moves[which], len(part))
 
     def shift(self, move: Move) -> None:
-        """Move neighbouring rows; both ends begin with a tile. Where they overlap, rows move by way of the staging."""
+        """Move consecutive rows; source and target begin a tile. Overlapping moves go through the staging rows."""
         distance = abs(move.source - move.target)
         step = max(distance, _STAGED)
         starts = range(0, move.count, step)
@@ -72,7 +72,7 @@ class DeviceRows:
                 self.move(np.stack([source, target], axis=1).astype(np.int32))
 
     def save(self, rows: AnyArray) -> Iterable[bytes]:
-        """Rows [heads, n]."""
+        """Yield the bytes of rows [heads, n]."""
         for part in _parts(rows):
             for which in (KEYS, VALUES):
                 codes, scales = self._read(part, which)
@@ -92,7 +92,7 @@ class DeviceRows:
                 self._write(part, which, codes, scales)
 
     def keys(self, rows: AnyArray, heads: AnyArray | int) -> FloatArray:
-        """Keys of one head of all layers', float32 [n, head], or of several, [heads, n, head]."""
+        """Keys of one head among those of all layers, float32 [n, head], or of several, [heads, n, head]."""
         found = [self._decoded(*self._read(part, KEYS)) for part in _parts(rows)]
         keys: FloatArray = np.concatenate(found) if found else np.zeros((0, self._form.head), np.float32)
         return keys.reshape(*rows.shape, self._form.head)
@@ -107,14 +107,14 @@ class DeviceRows:
             at += part.size
 
     def collect(self, paid: FloatArray) -> None:
-        """See ArenaRows. Costs a read of 4 bytes for every row of the arena, if something was observed."""
+        """See ArenaRows. Reads 4 bytes for every row of the arena, if something was observed."""
         if self.observed:
             paid[: self.count] += self._device.read(self.buffers["paid"], 0, 4 * self.count).view(np.float32)
             self._device.write(self.buffers["paid"], 0, np.zeros(self.count, np.float32))
             self.observed = False
 
     def release(self, first: int) -> None:
-        """Return the memory of all rows from `first` on, which begins a tile. Their content is lost."""
+        """Free the memory of all rows from `first` on, which begins a tile. Their content is lost."""
         device, form = self._device, self._form
         sizes = arena_bytes(first, form.head, self.dtype, observes="paid" in self.buffers)
         for name in self.buffers.keys() - {"pairs"}:
@@ -165,7 +165,7 @@ class DeviceRows:
 
 
 def _parts(rows: AnyArray) -> Iterator[AnyArray]:
-    """All rows, as many at a time as there is staging for, [n]."""
+    """Split rows into pieces [n] that fit the staging rows."""
     flat = rows.reshape(-1)
     for start in range(0, flat.size, _STAGED):
         yield flat[start : start + _STAGED]

@@ -1,7 +1,7 @@
 """The part of TVM's compiler that GPUs need: from a function of the generator to source text.
 
-TVM's own pipeline splits a function into one for the host and one for the device, and orders the device's parameters
-anew. Ours are device functions from the start: parameters keep their order and their names.
+TVM's own pipeline splits a function into a host part and a device part, and reorders the device's parameters. Ours are
+device functions from the start: parameters keep their order and names.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def lower(built: Built, language: str) -> Kernel:
 
 
 def _adapted(source: str, language: str, built: Built) -> str:
-    """With what TVM leaves out. Both: buffers that are only read are const, so that loads go through read-only caches.
-    OpenCL: the size of workgroups, for which its compilers schedule. CUDA: TVM's head includes files that NVRTC does
-    not have without CUDA's own folder."""
+    """Add what TVM omits. Both languages: read-only buffers become const, so that loads go through read-only caches.
+    OpenCL: the workgroup size, which its compilers schedule for. CUDA: TVM's header includes files that NVRTC lacks
+    without CUDA's own folder."""
     if language not in ("cuda", "opencl"):
         return source
     for name in set(built.buffers) - set(built.written):
@@ -75,7 +75,7 @@ def _adapted(source: str, language: str, built: Built) -> str:
 
 
 def _with_prelude(source: str, language: str) -> str:
-    """The functions of `intrinsics.py` that the kernel calls come first."""
+    """Prepend the functions of `intrinsics.py` that the kernel calls."""
     if language == "opencl":  # TVM writes vectors of several scalars as C++ does
         source = re.sub(r"\b(float4|uint4)\(", r"(\1)(", source)
     if language == "metal":  # and conversions of vectors as C does, where they mean bits

@@ -1,4 +1,4 @@
-"""Choosing tokens on the device: the dispatches of `kernels/pick.py`, and what the host reads of them."""
+"""Token selection on the device: the dispatches of `kernels/pick.py`, and the host's reading of their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_PARTS = 256  # workgroups of the first stage of an argmax: as many as the s
 
 
 def found_bytes(vocab: int) -> int:
-    """Of the buffer `found`, uint32: pairs of a key and an id."""
+    """Bytes of the buffer `found`, uint32: pairs of a key and an id."""
     pairs, total = vocab, 0
     while pairs > TOP:
         pairs = _groups(pairs) * TOP
@@ -23,8 +23,9 @@ def found_bytes(vocab: int) -> int:
 
 
 def argmax(vocab: int, chunk: int, logits: Slice) -> tuple[Dispatch, ...]:
-    """Behind a step: tokens[0] is the likeliest token but for banned ones, so is the id behind those picked before, and
-    the state is that of the next step. The id is −1 − id if the logits have a NaN, which argmax finds first.
+    """Dispatches after a step: tokens[0] becomes the likeliest token except banned ones, its id is appended to those
+    picked before, and the state advances to the next step. The id is −1 − id if the logits have a NaN, which argmax
+    finds first.
 
     logits: float32 [vocab]. chunk: words of `tokens` before the ids.
     """
@@ -36,10 +37,8 @@ def argmax(vocab: int, chunk: int, logits: Slice) -> tuple[Dispatch, ...]:
 
 
 def top(vocab: int, logits: Slice) -> tuple[Dispatch, ...]:
-    """The `TOP` largest logits (all, if there are fewer), for `candidates`.
-
-    logits: float32 [vocab].
-    """
+    """Dispatches that find the `TOP` largest logits (all, if there are fewer), for `candidates`. logits: float32
+    [vocab]."""
     passes = [Dispatch("edge_top_logits", (Slice("found"), logits), (vocab,), (_groups(vocab), 1), "head")]
     pairs, at = _groups(vocab) * TOP, 0
     while pairs > TOP:
@@ -51,13 +50,13 @@ def top(vocab: int, logits: Slice) -> tuple[Dispatch, ...]:
 
 
 def top_offset(vocab: int) -> int:
-    """Where in bytes `found` has the result of `top`."""
+    """The byte offset of `top`'s result in `found`."""
     last = top(vocab, Slice("logits"))[-1]
     return 4 * last.scalars[-1] if last.kernel == "edge_top_pairs" else 0
 
 
 def candidates(found: IntArray, k: int) -> tuple[IntArray, FloatArray]:
-    """Ids, int32 [k], and logits, float32 [k], from what `top` left: uint32 [2 · TOP], k ≤ TOP."""
+    """Ids, int32 [k], and logits, float32 [k], from the result of `top`: uint32 [2 · TOP], k ≤ TOP."""
     keys, ids = found[0 : 2 * k : 2], found[1 : 2 * k : 2]
     words = np.where(keys >> 31, keys ^ np.uint32(1 << 31), ~keys)
     return ids.astype(np.int32), words.astype(np.uint32).view(np.float32)

@@ -1,4 +1,4 @@
-"""What the generator makes for a GPU: kernels in the source language of a device, and the dispatches of each pass.
+"""The generator's output for a GPU: kernels in the device's source language, and the dispatches of each pass.
 
 A program is data: it is cached as JSON, exported for apps and pages, and run by any host (`hosts/`). TVM is not needed.
 """
@@ -15,26 +15,20 @@ LANGUAGES = ("wgsl", "opencl", "cuda", "metal")
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compute kernel, whose entry point has its name.
-
-    source: complete, of one module. threads: of a workgroup, in x and y. buffers: parameters that are arrays, in the
-    order of their bindings. written: of these, those that the kernel writes. scalars: int32 parameters behind the
-    buffers; in WGSL the members of a uniform, which ends with a uint32: workgroups in x minus 1. shared: bytes of
-    workgroup memory.
-    """
+    """A compute kernel, whose entry point has its name."""
 
     name: str
-    source: str
-    threads: tuple[int, int]
-    buffers: tuple[str, ...]
-    written: tuple[str, ...]
+    source: str  # a complete module
+    threads: tuple[int, int]  # of a workgroup, in x and y
+    buffers: tuple[str, ...]  # array parameters, in the order of their bindings
+    written: tuple[str, ...]  # the buffers that the kernel writes
     scalars: tuple[str, ...]
-    shared: int
+    shared: int  # bytes of workgroup memory
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of a buffer in bytes. Offsets are multiples of 256; size 0: all behind the offset."""
+    """A part of a buffer, in bytes. Offsets are multiples of 256; size 0: to the buffer's end."""
 
     buffer: str
     offset: int = 0
@@ -43,20 +37,15 @@ class Slice:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """A kernel's run.
-
-    slices: by `Kernel.buffers`. scalars: by `Kernel.scalars`. groups: workgroups in x and y. per: tokens of a workgroup
-    in y, where their number depends on that of a pass's tokens: ceil(tokens / per) instead of groups[1]; else 0.
-    phase: of `backends.base.PHASES`. layer: None outside of layers.
-    """
+    """A run of a kernel."""
 
     kernel: str
-    slices: tuple[Slice, ...]
-    scalars: tuple[int, ...]
-    groups: tuple[int, int]
-    phase: str
-    layer: int | None = None
-    per: int = 0
+    slices: tuple[Slice, ...]  # for `Kernel.buffers`
+    scalars: tuple[int, ...]  # for `Kernel.scalars`
+    groups: tuple[int, int]  # workgroups in x and y
+    phase: str  # of `backends.base.PHASES`
+    layer: int | None = None  # None outside of layers
+    per: int = 0  # if not 0: tokens of a workgroup in y, of which there are ceil(tokens / per), not groups[1]
 
     def workgroups(self, tokens: int) -> tuple[int, int]:
         return (self.groups[0], -(-tokens // self.per)) if self.per else self.groups
@@ -64,19 +53,19 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Program:
-    """kernels: by name. buffers: bytes by name. passes: dispatches in their order, by the name of the pass."""
+    """A model's program."""
 
     language: str
-    kernels: dict[str, Kernel]
-    buffers: dict[str, int]
-    passes: dict[str, tuple[Dispatch, ...]]
+    kernels: dict[str, Kernel]  # by name
+    buffers: dict[str, int]  # bytes by name
+    passes: dict[str, tuple[Dispatch, ...]]  # dispatches in order, by name of the pass
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Program:
-        """Raises ValueError, KeyError or TypeError for anything that `to_json` has not written."""
+        """Parse the output of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
         fields = json.loads(text)
         return cls(
             fields["language"],

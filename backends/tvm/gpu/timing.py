@@ -1,4 +1,4 @@
-"""Times of a pass's dispatches, by the device's timestamps where it has them, each on its own otherwise."""
+"""Times of a pass's dispatches, by the device's timestamps where it has them, else by separate submission."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def time_operators(
 
 
 def _name(kernel: str) -> str:
-    """Without the number that tells variants apart."""
+    """A kernel's name without the number of its variant."""
     return kernel.removeprefix("edge_").replace("_chunk", "").rstrip("_0123456789").replace("_", " ")
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """Bytes that an operator reads and its floating-point operations, in a pass of these pieces, from shapes."""
+    """Bytes read and floating-point operations of an operator, counted from shapes, in a pass of these pieces."""
 
     design: Design
     spec: ModelSpec
@@ -78,7 +78,7 @@ class _Counts:
         return times * sum(4 * matrix.words for matrix in self._read(name, phase, layer)) or None
 
     def flops(self, name: str, phase: str, layer: int | None) -> int | None:
-        """None for all but products and attention."""
+        """Operations of products and attention; None for others."""
         if name == "attend" and layer is not None:
             return attention_flops(self.spec.heads * self.spec.head_dim, self.design.windows[layer], self.parts)
         tokens = 1 if phase == "head" else sum(part.count for part in self.parts)

@@ -1,4 +1,4 @@
-"""Tuning of the GPU engine: the fields of `design.Tuning`, timed by the engine itself, and records of each adapter."""
+"""Tuning of the GPU engine: the fields of `design.Tuning`, timed by the engine itself, with records per adapter."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Tuned
+from edge.backends.counts import Tuned
 from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, model_shape, tuned_by
-from edge.backends.tvm.gpu import versions
+from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import Adapter, choose_adapter
 from edge.backends.tvm.sources import source_hash
@@ -31,7 +31,7 @@ _CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the 
 
 
 def make_space(kind: str, prompt: int) -> tuple[Field, ...]:
-    """For an adapter of this kind. prompt: tokens that are measured, the longest chunk."""
+    """The search space for an adapter of this kind. prompt: tokens that are measured, the longest chunk."""
     usual = Tuning.of(kind)
     space = [
         Field(name, about, int(getattr(usual, name)), choices, parts)
@@ -42,7 +42,7 @@ def make_space(kind: str, prompt: int) -> tuple[Field, ...]:
 
 
 def gpu_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
-    """Tuning of a model on the GPU of `EDGE_GPU`, or on the first one."""
+    """The setting to tune for a model on the GPU of `EDGE_GPU`, or on the first one."""
     from edge.backends.rig import Depths, Rig
     from edge.backends.tvm.gpu.engine import GPUEngine
     from edge.backends.tvm.tuning.host import rig_config
@@ -57,17 +57,17 @@ def gpu_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
         return Rig(spec, space, load, on_compile)
 
     subject = make_subject(spec, adapter, kv_dtype)
-    return Setting(subject, space, depths.about(), open_rig, source_hash("."), versions())
+    return Setting(subject, space, depths.about(), open_rig, source_hash("."), ENGINE.versions())
 
 
 def make_subject(spec: ModelSpec, adapter: Adapter, kv_dtype: str) -> Subject:
-    """The subject of a record that this adapter would make. Another driver compiles the kernels otherwise."""
+    """The key under which this adapter would record a tuning; includes the driver, which compiles the kernels."""
     maker = f"{adapter.vendor} {adapter.driver}".strip()
     return Subject(adapter.name, maker, 1, f"{adapter.host} {adapter.language}", kv_dtype, model_shape(spec))
 
 
 def find_record(spec: ModelSpec, kv_dtype: str) -> Record | None:
-    """The record that `find_tuned` uses. None without a GPU, too."""
+    """The record that `find_tuned` uses; None also without a GPU."""
     try:
         adapter = choose_adapter()
     except UnsupportedError:
@@ -83,7 +83,7 @@ def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
 
 
 def _usable(record: Record, subject: Subject) -> bool:
-    """Sizes from a file never reach a compiler unchecked."""
+    """Whether a record's values are valid: unchecked sizes from a file never reach a compiler."""
     if record.subject.isa != subject.isa:
         return False
     known = {field.name for field in fields(Tuning)}

@@ -1,8 +1,8 @@
-"""Where a model's weights lie in a GPU's buffers, and how they come there, slice by slice. TVM is not needed.
+"""The layout of a model's weights in GPU buffers, and their packing, slice by slice. TVM is not needed.
 
-A buffer holds tensors one behind the other, in words of 32 bits. A matrix is row-major: first its quants, then what
-scales them, each [rows, words of a row]. Everything starts at a multiple of 16 bytes, the width of a load: a quad of
-words. Kernels work on the 4 words of a quad at once, each on one of 4 neighbouring values.
+A buffer concatenates tensors, in words of 32 bits. A matrix is row-major: first its quants, then their scales, each
+[rows, words of a row]. Everything starts at a multiple of 16 bytes, the width of a load: a quad of words. Kernels work
+on the 4 words of a quad at once, each on one of 4 consecutive values.
 
 Quants are in planes of b bits. A quad holds 4 / b parts of 32 values (8 bits: half of one). Value 16h + 4j + i of part
 p of a quad is in word i, from bit 8j + b · (2p + h) on: the values 4j + i are bytes j, as products of bytes need them.
@@ -31,14 +31,14 @@ from edge.types import AnyArray
 
 _QUAD = 4  # words that are loaded at once
 _SLICE = 2 << 20  # bytes of a tensor that are read at once, which limits the memory that packing takes
-_WHOLE = ("output_norm", "output_norm.bias", "position_embd")  # tensors of `Weights.rest`
+_WHOLE = ("output_norm", "output_norm.bias", "position_embd")  # tensors of `WeightsLayout.rest`
 
 Packed = tuple[str, int, AnyArray]  # a buffer's name, an offset in bytes, uint32 words
 
 
 @dataclass(frozen=True)
 class Vector:
-    """Float32 values from word `at` on, followed by zeros up to a multiple of 32."""
+    """Float32 values from word `at` on, zero-padded to a multiple of 32."""
 
     at: int
     size: int
@@ -50,12 +50,12 @@ class Vector:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix that starts at word `at`. kind: its block type. columns: a multiple of 32."""
+    """A matrix in a buffer."""
 
-    at: int
+    at: int  # its first word
     rows: int
-    columns: int
-    kind: str
+    columns: int  # a multiple of 32
+    kind: str  # block type
 
     @property
     def block(self) -> Block:
@@ -63,23 +63,23 @@ class Matrix:
 
     @property
     def parts(self) -> int:
-        """Of a row."""
+        """Parts per row."""
         return self.columns // PART
 
     @property
     def planes(self) -> tuple[int, ...]:
-        """Bits of a value in each plane: the words of a part, but for padding."""
+        """Bits per value in each plane, which equal the words per part, padding aside."""
         block = self.block
         return block.planes if isinstance(block, IntegerBlock) else (8 * block.raw_bytes,)
 
     @property
     def plane_quads(self) -> tuple[int, ...]:
-        """Quads of a row in each plane."""
+        """Quads per row in each plane."""
         return tuple(-(-self.parts * bits // _QUAD) for bits in self.planes)
 
     @property
     def number_words(self) -> int:
-        """Words of the float16 numbers of a row."""
+        """Words of a row's float16 numbers."""
         block = self.block
         if isinstance(block, FloatBlock):
             return 0
@@ -87,17 +87,17 @@ class Matrix:
 
     @property
     def factor_words(self) -> int:
-        """Words of the factors of a row: two bytes for each part of a super-block."""
+        """Words of a row's factors: two bytes for each part of a super-block."""
         return 0 if isinstance(self.block, FloatBlock) or self.block.parts == 1 else self.parts // 2
 
     @property
     def row_words(self) -> tuple[int, ...]:
-        """Words of a row of each piece: of the planes, the numbers and the factors."""
+        """Words per row of each piece: of the planes, the numbers and the factors."""
         return (*(_QUAD * quads for quads in self.plane_quads), self.number_words, self.factor_words)
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The word at which each piece starts, and the end."""
+        """The first word of each piece, and the end."""
         sizes = (round_up(self.rows * words, _QUAD) for words in self.row_words)
         return tuple(accumulate(sizes, initial=self.at))
 
@@ -107,12 +107,12 @@ class Matrix:
 
     @property
     def numbers(self) -> int:
-        """The word at which numbers start."""
+        """The first word of the numbers."""
         return self.offsets[-3]
 
     @property
     def factors(self) -> int:
-        """The word at which factors start."""
+        """The first word of the factors."""
         return self.offsets[-2]
 
     @property
@@ -125,18 +125,18 @@ Tensor = Matrix | Vector
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """The tensors of a buffer by their names: those of a layer without `blk.0.`."""
+    """The tensors of a buffer by name; a layer's without `blk.0.`."""
 
     tensors: tuple[tuple[str, Tensor], ...]
 
     def matrix(self, name: str) -> Matrix:
-        """Raises KeyError where there is none."""
+        """Find a matrix. Raises KeyError where there is none."""
         tensor = dict(self.tensors)[name]
         assert isinstance(tensor, Matrix)
         return tensor
 
     def vector(self, name: str) -> Vector | None:
-        """A norm or a bias, if the model has it."""
+        """Find a norm or a bias, if the model has it."""
         tensor = dict(self.tensors).get(name)
         assert not isinstance(tensor, Matrix)
         return tensor
@@ -148,7 +148,7 @@ class LayerLayout:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of a matrix from `first_row` on, which have a buffer of their own."""
+    """Rows of a matrix from `first_row` on, in a buffer of their own."""
 
     buffer: str
     first_row: int
@@ -160,19 +160,17 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Weights:
-    """layers: a layout for each; those with the same block types have the same. embedding, head: pieces in the order of
-    their rows; the same ones where the head is the token embedding. rest: norms behind the layers, learned positions.
-    """
+class WeightsLayout:
+    """The layout of all weights."""
 
-    layers: tuple[LayerLayout, ...]
-    embedding: tuple[Piece, ...]
-    head: tuple[Piece, ...]
-    rest: LayerLayout
+    layers: tuple[LayerLayout, ...]  # one each; layers with the same block types share theirs
+    embedding: tuple[Piece, ...]  # in row order
+    head: tuple[Piece, ...]  # in row order; the embedding's if tied
+    rest: LayerLayout  # final norms and learned positions
 
     @property
     def buffers(self) -> dict[str, int]:
-        """Bytes by the buffer's name: layer.0 …, embed.0 …, head.0 …, rest."""
+        """Bytes by buffer name: layer.0 …, embed.0 …, head.0 …, rest."""
         pieces = {piece.buffer: 4 * piece.matrix.words for piece in self.embedding + self.head}
         return {f"layer.{i}": each.nbytes for i, each in enumerate(self.layers)} | pieces | {"rest": self.rest.nbytes}
 
@@ -181,8 +179,8 @@ class Weights:
         return sum(self.buffers.values())
 
 
-def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights:
-    """Reads the header only. binding_limit: bytes of a buffer that a kernel sees.
+def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> WeightsLayout:
+    """Lay out the weights from the header alone. binding_limit: bytes of a buffer that a kernel can access.
 
     Raises UnsupportedError for unknown tensors, block types without kernels, and layers beyond the limit.
     """
@@ -201,11 +199,11 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
         )
     embedding = find.pieces("token_embd", "embed", binding_limit)
     head = find.pieces("output", "head", binding_limit) if "output" in tensors else embedding
-    return Weights(layers, embedding, head, find.layout(_WHOLE, ""))
+    return WeightsLayout(layers, embedding, head, find.layout(_WHOLE, ""))
 
 
 def packed_bytes(spec: ModelSpec) -> int:
-    """At most what `make_weights` will find, from a model's figures alone."""
+    """An upper bound on the bytes of `make_weights`, from a model's spec alone."""
     exact = sum(int(size * _growth(BLOCKS[name])) for name, size in spec.type_bytes if name in BLOCKS)
     blocks = [BLOCKS[name] for name, _ in spec.type_bytes if name in BLOCKS]
     tensors = [tensor for _, tensor in find_network(spec).tensors()]
@@ -219,7 +217,7 @@ def packed_bytes(spec: ModelSpec) -> int:
 
 
 def _row_padding(block: Block, columns: int) -> int:
-    """Bytes that a row grows by: floats to whole parts, planes to quads, numbers to words."""
+    """Bytes of padding per row: floats to whole parts, planes to quads, numbers to words."""
     if isinstance(block, FloatBlock):
         return -columns % PART * block.raw_bytes
     parts = columns // PART
@@ -249,7 +247,7 @@ class _Finder:
         return LayerLayout(tuple(found))
 
     def pieces(self, name: str, buffer: str, limit: int) -> tuple[Piece, ...]:
-        """As few as the limit allows, of whole rows."""
+        """The fewest pieces of whole rows within the limit."""
         whole = self._tensor(self.tensors[name], 0)
         assert isinstance(whole, Matrix)
         alignment = len(whole.row_words) * 4 * _QUAD
@@ -272,8 +270,8 @@ class _Finder:
         return Matrix(at, source.rows, round_up(info.shape[0], PART), info.type)
 
 
-def pack_weights(file: GGUFFile, spec: ModelSpec, weights: Weights) -> Iterator[Packed]:
-    """All words that are not padding, in slices of at most a few MiB; buffers are zeros before.
+def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Iterator[Packed]:
+    """Pack all words except padding, in slices of at most a few MiB; buffers must be zero before.
 
     Raises ModelFormatError if the file has become shorter.
     """
@@ -295,7 +293,7 @@ def pack_weights(file: GGUFFile, spec: ModelSpec, weights: Weights) -> Iterator[
 
 
 def _pack(data: BinaryIO, info: TensorInfo, first: int, buffer: str, tensor: Tensor) -> Iterator[Packed]:
-    """Rows of a tensor of the file, from `first` on."""
+    """Pack rows of a tensor of the file, from `first` on."""
     if isinstance(tensor, Vector):
         count = info.shape[0]
         raw = _read(data, info, 0, info.nbytes).reshape(1, -1)
@@ -320,7 +318,7 @@ def _read(data: BinaryIO, info: TensorInfo, start: int, count: int) -> AnyArray:
 
 
 def pack_rows(matrix: Matrix, raw: AnyArray) -> list[AnyArray]:
-    """Rows as they stand in the file, uint8 [rows, row bytes], to words [rows, n], in the order of `row_words`."""
+    """Pack rows from the file, uint8 [rows, row bytes], to words [rows, n], in the order of `row_words`."""
     rows, block = len(raw), matrix.block
     if isinstance(block, FloatBlock):
         words = _words(raw, matrix.row_words[0])
@@ -336,13 +334,13 @@ def pack_rows(matrix: Matrix, raw: AnyArray) -> list[AnyArray]:
 
 
 def _in_pairs(words: AnyArray) -> AnyArray:
-    """16-bit values [rows, n · 8 of them] in their order to low and high halves of quads."""
+    """Reorder 16-bit values [rows, n · 8] into low and high halves of quads."""
     halves = words.view("<u2").reshape(len(words), -1, 2, 4)
     return np.ascontiguousarray(halves.swapaxes(2, 3)).view("<u4").reshape(len(words), -1)
 
 
 def _in_quads(plane: AnyArray, bits: int) -> AnyArray:
-    """A plane of `Split`, [rows, parts, 4 · bits] bytes, to [rows, quads, 16] bytes."""
+    """Convert a plane of `BlockParts`, [rows, parts, 4 · bits] bytes, to [rows, quads, 16] bytes."""
     rows, parts, _ = plane.shape
     if bits >= 4:  # bytes are the same, in another order
         bytes_of: AnyArray = plane.reshape(rows, -1, 4, 4).swapaxes(2, 3)
@@ -358,7 +356,7 @@ def _in_quads(plane: AnyArray, bits: int) -> AnyArray:
 
 
 def _words(values: AnyArray, count: int) -> AnyArray:
-    """[rows, …] of any type to uint32 [rows, count], padded with zeros."""
+    """Convert [rows, …] of any type to uint32 [rows, count], zero-padded."""
     raw = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
     if raw.shape[1] == 4 * count:
         return raw.view("<u4")

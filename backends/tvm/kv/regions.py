@@ -1,4 +1,4 @@
-"""The regions of the heads' rows, which lie one after the other in one arena.
+"""The arena's division into regions, one per head, that hold the heads' rows.
 
 Layers with a ring of rows (edge.backends.ring) have the first part of the arena, or one of their own if their rows have
 other sizes; the other layers have the rest. At first all regions of a part have the same size. Once heads keep
@@ -20,7 +20,7 @@ TILE = 16  # rows: keys lie in tiles, so regions begin with one
 
 @dataclass(frozen=True)
 class Move:
-    """Rows of one head that move; source and target count from the start of the arena."""
+    """A move of rows of one head; source and target count from the start of the arena."""
 
     source: int
     target: int
@@ -28,11 +28,12 @@ class Move:
 
 
 class Regions:
-    """starts: first row of each head in the arena, int32 [heads]. limits: rows that each head may hold.
+    """The regions of some heads.
 
-    first: row of the arena where the regions begin. size: their rows, from which `shrink` takes. capacity: rows per
-    head on average. longest: the most rows that one head may hold. uneven: heads may keep different numbers of rows,
-    for which each gets one more tile.
+    starts: first row of each head in the arena, int32 [heads]. limits: rows that each head may hold. first: row of the
+    arena where the regions begin. size: their total rows, reduced by `shrink`. capacity: average rows per head.
+    longest: most rows that one head may hold. uneven: heads may keep different numbers of rows; each region then has
+    one tile more.
     """
 
     def __init__(self, heads: int, capacity: int, longest: int, *, uneven: bool, first: int = 0) -> None:
@@ -60,13 +61,13 @@ class Regions:
         return self._moves(before, lengths)
 
     def rows(self, slots: AnyArray) -> AnyArray:
-        """Rows of the arena, [heads, n], for the same slots of all heads."""
+        """Rows of the arena, [heads, n], for the same slots in all heads."""
         return np.asarray(self.starts[:, None] + slots)
 
     def share_out(self, lengths: IntArray) -> list[Move]:
-        """Divide the rows among heads that keep `lengths` of them, at most `capacity` on average, with equal room.
+        """Divide the rows among heads that keep `lengths` of them, at most `capacity` on average, with equal free room.
 
-        Returns the necessary moves, in an order in which none overwrites rows that have yet to move.
+        Returns the necessary moves, ordered so that none overwrites rows that have yet to move.
         """
         heads, before = len(self.starts), self.starts.copy()
         free = min(self.capacity - -(-int(lengths.sum()) // heads), self.longest - int(lengths.max()))
@@ -76,7 +77,7 @@ class Regions:
         return self._moves(before, lengths)
 
     def _moves(self, before: IntArray, lengths: IntArray) -> list[Move]:
-        """Moves from the starts `before`, in an order in which none overwrites rows that have yet to move."""
+        """Moves from the starts `before`, ordered so that none overwrites rows that have yet to move."""
         moves = [
             Move(int(before[head]), int(self.starts[head]), int(lengths[head]))
             for head in range(len(before))
@@ -90,9 +91,9 @@ class Regions:
 def make_regions(
     kinds: LayerKinds, kv_heads: int, config: EngineConfig, context: int, apart: int = 0
 ) -> tuple[Regions, Regions]:
-    """Those of layers whose rows a policy chooses, at the end of the arena, and those of rings.
+    """The regions of layers whose rows a policy chooses, at the end of the arena, and those of rings.
 
-    apart: the KV heads of layers with rings, if these have an arena of their own; 0: the rings lie in the same one.
+    apart: KV heads of layers with rings, if these have an arena of their own; 0: the rings lie in the same one.
     """
     rows = kinds.ring_rows(config.capacity, config.chunk)
     rings = Regions(len(kinds.ringed) * (apart or kv_heads), rows, rows, uneven=False)
@@ -102,12 +103,13 @@ def make_regions(
 
 
 def allocated_rows(capacity: int, *, uneven: bool) -> int:
-    """Rows of a head on average: whole tiles, and one more if heads may differ: each region wastes a part."""
+    """Average rows allocated per head: whole tiles, and one more if heads may differ, since each region wastes a
+    part."""
     return -(-capacity // TILE) * TILE + TILE * uneven
 
 
 def longest_head(capacity: int, context: int, *, uneven: bool) -> int:
-    """The most rows that one head may hold. Scratch and bookkeeping have this size for every head."""
+    """The most rows that one head may hold, which sizes its scratch and bookkeeping."""
     return max(capacity, min(_LONGEST_SHARE * capacity, context)) if uneven else capacity
 
 

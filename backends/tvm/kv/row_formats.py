@@ -1,4 +1,4 @@
-"""How each KV dtype stores a row of one head, with NumPy's functions; cpu/kernels/row_formats.py has the compiled ones.
+"""Storage of a head's row for each KV dtype, in NumPy; cpu/kernels/row_formats.py has the compiled functions.
 
 int8: x = scale · code, scale = max |x| / 127.
 int4: x = H (least + scale · code), code 0 … 15, scale = (max − min) / 15 of H x. H is a Hadamard matrix: few dimensions
@@ -22,18 +22,16 @@ LARGEST = 65504  # of float16
 
 @dataclass(frozen=True)
 class RowFormat:
-    """memory: NumPy's type of an element of keys and values, which holds `packed` of them. `scales` numbers of type
-    `scale` belong to every row of every head: the scale, and the least value. transformed: rows are stored as H x.
-    """
+    """The storage of rows in one KV dtype."""
 
-    memory: str
-    packed: int = 1
-    scale: str = "float32"
-    scales: int = 0
-    transformed: bool = False
+    memory: str  # NumPy's type of a stored element
+    packed: int = 1  # values per element
+    scale: str = "float32"  # their type
+    scales: int = 0  # numbers stored per row of a head: the scale, and the least value
+    transformed: bool = False  # rows are stored as H x
 
     def widths(self, head: int) -> dict[str, int]:
-        """Elements of each of the cache's arrays for one row of a head."""
+        """Elements of each of the cache's arrays per row of a head."""
         width = head // self.packed
         return {"keys": width, "values": width, "key_scales": self.scales, "value_scales": self.scales}
 
@@ -47,14 +45,14 @@ FORMATS = {
 
 
 def row_bytes(core: Attention, dtype: str) -> int:
-    """Bytes of a token in one layer."""
+    """Bytes of a token's row in one layer."""
     form = FORMATS[dtype]
     codes = padded_head(core.head_dim) // form.packed * np.dtype(form.memory).itemsize
     return 2 * core.kv_heads * (codes + form.scales * np.dtype(form.scale).itemsize)
 
 
 def encode(dtype: str, x: FloatArray) -> tuple[AnyArray, AnyArray]:
-    """Rows float32 [..., head] as codes [..., head], one per element, and scales [..., scales]."""
+    """Quantize rows, float32 [..., head], to codes [..., head], one per element, and scales [..., scales]."""
     form = FORMATS[dtype]
     if dtype == "int8":
         scales = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
@@ -71,7 +69,7 @@ def encode(dtype: str, x: FloatArray) -> tuple[AnyArray, AnyArray]:
 
 
 def decode(dtype: str, codes: AnyArray, scales: AnyArray) -> FloatArray:
-    """The inverse of `encode`, except for rounding: float32 [..., head]."""
+    """Dequantize to float32 [..., head]; inverts `encode` except for rounding."""
     x: FloatArray = codes.astype(np.float32)
     if dtype == "int8":
         x *= scales
@@ -84,7 +82,8 @@ def decode(dtype: str, codes: AnyArray, scales: AnyArray) -> FloatArray:
 
 
 def hadamard(x: FloatArray) -> FloatArray:
-    """x H over the last axis; H = Hᵀ = H⁻¹, in blocks of the largest power of two that divides its length."""
+    """Multiply x by H over the last axis; H = Hᵀ = H⁻¹, in blocks of the largest power of two that divides its
+    length."""
     head = x.shape[-1]
     block = head & -head
     parts, distance = x.reshape(*x.shape[:-1], -1, block), 1
@@ -98,41 +97,11 @@ def hadamard(x: FloatArray) -> FloatArray:
 
 
 def pack_keys(dtype: str, codes: AnyArray) -> AnyArray:
-    """Codes [..., head] as elements. int4: two neighbours in a byte, the first in the low half."""
-    return _joined(codes[..., ::2], codes[..., 1::2]) if FORMATS[dtype].packed == 2 else codes
+    """Pack codes [..., head] into elements. int4: two neighbours per byte, the first in the low half."""
+    return np.asarray(codes[..., ::2] | codes[..., 1::2] << 4) if FORMATS[dtype].packed == 2 else codes
 
 
 def unpack_keys(dtype: str, elements: AnyArray) -> AnyArray:
     if FORMATS[dtype].packed == 1:
         return elements
     return np.stack([elements & 15, elements >> 4], axis=-1).reshape(*elements.shape[:-1], -1)
-
-
-def pack_values(dtype: str, codes: AnyArray) -> AnyArray:
-    """Codes [..., head] as elements. int4: a byte holds two that are 16 apart, of every 32; 8 apart, of the last 16."""
-    if FORMATS[dtype].packed == 1:
-        return codes
-    pairs = _value_pairs(codes)
-    return np.concatenate([_joined(each[..., 0, :], each[..., 1, :]) for each in pairs], axis=-1)
-
-
-def unpack_values(dtype: str, elements: AnyArray) -> AnyArray:
-    if FORMATS[dtype].packed == 1:
-        return elements
-    codes = np.zeros((*elements.shape[:-1], 2 * elements.shape[-1]), np.uint8)
-    at = 0
-    for pair in _value_pairs(codes):
-        part = elements[..., at : at + pair.shape[-1]]
-        pair[..., 0, :], pair[..., 1, :] = part & 15, part >> 4
-        at += pair.shape[-1]
-    return codes
-
-
-def _joined(low: AnyArray, high: AnyArray) -> AnyArray:
-    return np.asarray(low | high << 4)
-
-
-def _value_pairs(codes: AnyArray) -> list[AnyArray]:
-    """Views [..., 2, 16] of every 32 codes, and [..., 2, 8] of the rest."""
-    starts = range(0, codes.shape[-1], 32)
-    return [codes[..., start : start + 32].reshape(*codes.shape[:-1], 2, -1) for start in starts]

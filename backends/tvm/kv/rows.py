@@ -1,4 +1,4 @@
-"""NumPy's view of the KV cache's rows in memory, all heads together, in the order that cpu/kernels/cache.py defines."""
+"""NumPy's view of the KV cache's rows in memory, all heads together, in the layout of cpu/kernels/cache.py."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from edge.types import AnyArray, FloatArray, IntArray
 SPARE_ROWS = 64  # after the last head: kernels compute scores for up to 4 tiles of 16 rows at once
 
 
-class Rows:
-    """ArenaRows protocol (store.py). arrays: those that compiled code reads and writes.
+class HostRows:
+    """The ArenaRows protocol (store.py) in main memory. arrays: shared with compiled code.
 
-    move_rows: copies rows within these arrays, by pairs (source, target), int32 [n, 2].
+    move_rows: compiled function that copies rows within these arrays by pairs (source, target), int32 [n, 2].
     normals: of the Householder reflections of keys (householder.py), [heads of all layers, head].
     """
 
@@ -36,11 +36,11 @@ class Rows:
         }
 
     def width(self, name: str) -> int:
-        """Elements that an array has for every row."""
+        """The number of an array's elements per row."""
         return self._widths[name]
 
     def gather(self, name: str, rows: AnyArray) -> AnyArray:
-        """As stored, [..., width]."""
+        """Read rows as stored, [..., width]."""
         view = self._view(name)
         return np.asarray(view[rows] if name == "values" else view[rows // TILE, :, rows % TILE])
 
@@ -54,7 +54,7 @@ class Rows:
         self._move_rows(self.arrays.values(), pairs)
 
     def save(self, rows: AnyArray) -> Iterable[bytes]:
-        """Of each array, in the order of memory: whole tiles of each head, then the remaining rows."""
+        """Yield the bytes of each array in memory order: whole tiles of each head, then the remaining rows."""
         tiled, rest, tiles = _tiles(rows)
         for name in self.arrays:
             if self.width(name):
@@ -84,7 +84,7 @@ class Rows:
         self.scatter(name, rest, others.reshape(*rest.shape, width))
 
     def keys(self, rows: AnyArray, heads: AnyArray | int) -> FloatArray:
-        """Keys of one head of all layers', float32 [n, head], or of several, [heads, n, head]."""
+        """Keys of one head among those of all layers, float32 [n, head], or of several, [heads, n, head]."""
         codes = unpack_keys(self.dtype, self.gather("keys", rows))
         return self._reflected(decode(self.dtype, codes, self.gather("key_scales", rows)), heads)
 
@@ -97,7 +97,7 @@ class Rows:
         return reflect(keys, self.normals[heads]) if FORMATS[self.dtype].transformed else keys
 
     def shift(self, move: Move) -> None:
-        """Move neighbouring rows; both ends begin with a tile."""
+        """Move consecutive rows; source and target begin a tile."""
         for name in self.arrays:
             view, unit = self._view(name), 1 if name == "values" else TILE
             count = -(-move.count // unit)
@@ -105,7 +105,7 @@ class Rows:
             view[target : target + count] = view[source : source + count]
 
     def collect(self, paid: FloatArray) -> None:
-        """See ArenaRows: compiled code adds to `paid` itself."""
+        """See ArenaRows. Does nothing: compiled code adds to `paid` directly."""
 
     def release(self, first: int) -> None:
         """Return the memory of all rows from `first` on, which begins a tile, to the system. Their content is lost."""
@@ -113,27 +113,27 @@ class Rows:
             release(array[first * self.width(name) :])
 
     def _by_tile(self, name: str) -> AnyArray:
-        """[tiles, TILE · width], whatever the order within a tile."""
+        """The array as [tiles, TILE · width], whatever the order within a tile."""
         return self.arrays[name].reshape(-1, TILE * self.width(name))
 
     def _transposed(self, name: str, tiles: AnyArray) -> AnyArray:
-        """[…, TILE, width] to the order in memory, or back."""
+        """Convert [..., TILE, width] to the order in memory, or back."""
         return tiles if name == "values" else tiles.swapaxes(-1, -2)
 
     def _view(self, name: str) -> AnyArray:
-        """values [rows, width], the others [rows / 16, width, 16]."""
+        """The array as stored: values [rows, width], the others [rows / 16, width, 16]."""
         array, width = self.arrays[name], self.width(name)
         return array.reshape(-1, width) if name == "values" else array.reshape(self._tiles, width, TILE)
 
 
 def with_spare(count: int, dtype: str, width: int = 1) -> AnyArray:
-    """[count] zeros, followed by memory that kernels may read."""
+    """Zeros [count], with allocated memory behind them, since kernels may read beyond the end."""
     return aligned_zeros(count + SPARE_ROWS * width, dtype)[:count]
 
 
 def _tiles(rows: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray | None]:
-    """Rows [heads, n] as [heads, tiles, TILE], the remaining rows, and the tiles' numbers if the rows fill whole tiles
-    of the arena, which makes copying much faster."""
+    """Split rows [heads, n] into [heads, tiles, TILE] and the rest, with the tiles' numbers if they are whole tiles of
+    the arena, which makes copying much faster."""
     whole = rows.shape[1] // TILE * TILE
     tiled = rows[:, :whole].reshape(len(rows), -1, TILE)
     first = tiled[..., 0]

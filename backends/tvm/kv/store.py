@@ -1,4 +1,4 @@
-"""The native engine's memory of KV rows: every head's rows lie in a region of one arena."""
+"""The native engine's store of KV rows: every head's rows lie in a region of one arena."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from edge.backends.row_lists import RowLists
 from edge.backends.tvm.kv.householder import find_normals, sample_runs
 from edge.backends.tvm.kv.regions import Move, Regions
 from edge.backends.tvm.kv.row_formats import row_bytes
-from edge.backends.tvm.kv.rows import Rows, with_spare
+from edge.backends.tvm.kv.rows import HostRows, with_spare
 from edge.backends.tvm.memory import aligned_zeros, release
 from edge.backends.tvm.packing.shape import Shape, padded_head
 from edge.types import AnyArray, FloatArray, IntArray
 
 
 class ArenaRows(Protocol):
-    """The keys and values of an arena, `count` rows in the memory of a CPU or of a GPU. Rows count from its start.
+    """The keys and values of an arena, `count` rows in the memory of a CPU or a GPU. Row numbers count from its start.
 
-    Arrays of rows are int [n] of one head of all layers', or [heads, n].
+    Arrays of row numbers are int [n] for one head among those of all layers, or [heads, n].
     """
 
     dtype: str
@@ -36,11 +36,11 @@ class ArenaRows(Protocol):
         ...
 
     def shift(self, move: Move) -> None:
-        """Move neighbouring rows; both ends begin with a tile."""
+        """Move consecutive rows; source and target begin a tile."""
         ...
 
     def save(self, rows: AnyArray) -> Iterable[bytes]:
-        """Of [heads, n]."""
+        """Yield the bytes of rows [heads, n]."""
         ...
 
     def restore(self, rows: AnyArray, saved: memoryview) -> None:
@@ -48,18 +48,20 @@ class ArenaRows(Protocol):
         ...
 
     def keys(self, rows: AnyArray, heads: AnyArray | int) -> FloatArray:
-        """float32 [n, head] or [heads, n, head]; heads: their numbers among those of all layers."""
+        """Keys, float32 [n, head] or [heads, n, head]; heads: numbers among those of all layers."""
         ...
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None: ...
 
     def collect(self, paid: FloatArray) -> None:
-        """Add to `paid`, float32 [count], the attention that kernels have added up elsewhere since the last call. Rows
-        that a pass appends begin with none in both places."""
+        """Add to `paid`, float32 [count], the attention that kernels have accumulated elsewhere since the last call.
+
+        Rows that a pass appends start with none in both places.
+        """
         ...
 
     def release(self, first: int) -> None:
-        """Return the memory of all rows from `first` on, which begins a tile. Their content is lost."""
+        """Free the memory of all rows from `first` on, which begins a tile. Their content is lost."""
         ...
 
 
@@ -67,11 +69,11 @@ OwnRows = TypeVar("OwnRows", bound=ArenaRows)
 
 
 class Arena(Generic[OwnRows]):
-    """What compiled code reads and writes: `rows`, and of all heads of all layers, int32 [layers · KV heads], the first
-    row and the number of rows, which `NativeStore.prepare` fills in.
+    """Memory shared with compiled code: `rows`, and the first row and the number of rows of all heads of all layers,
+    int32 [layers · KV heads], which `NativeStore.prepare` fills in.
 
-    core: of a layer whose rows are here. positions, paid: for each row of the arena, its position (for sliding windows)
-    and the attention paid to it (for policies); empty unless needed.
+    core: of a layer whose rows are here. positions, paid: each arena row's position (for sliding windows) and received
+    attention (for policies); empty unless needed.
     """
 
     def __init__(self, shape: Shape, rows: OwnRows, *, observes: bool, beside: Arena[OwnRows] | None = None) -> None:
@@ -85,10 +87,10 @@ class Arena(Generic[OwnRows]):
 
 
 class NativeStore(Generic[OwnRows]):
-    """RowStore protocol over some regions of an arena.
+    """The RowStore protocol over some regions of an arena.
 
-    heads: of all layers', those that have these regions. windowed: their layers look at positions. observes: there is
-    room for their attention.
+    heads: the heads with these regions, among those of all layers. windowed: their layers use positions. observes:
+    there is room for their attention.
     """
 
     level = False
@@ -153,7 +155,7 @@ class NativeStore(Generic[OwnRows]):
         self.regions.make_even()
 
     def shrink(self, capacity: int) -> None:
-        """Of the regions at the end of the arena."""
+        """Reduce the capacity; only for the regions at the end of the arena."""
         self._follow(self.regions.shrink(capacity, self.lengths))
         self.capacity, end = capacity, self.regions.first + self.regions.size
         self.rows.release(end)
@@ -186,7 +188,7 @@ class NativeStore(Generic[OwnRows]):
         self._paid()[:] = 0
 
     def _in_arena(self, rows: AnyArray, head: int | None = None) -> AnyArray:
-        """Physical rows [n] of one head, or of all [heads, n], counted from the start of the arena."""
+        """Arena rows [n] for physical rows of one head, or [heads, n] for all."""
         return self.regions.rows(rows) if head is None else np.asarray(self.regions.starts[head] + rows)
 
     def _follow(self, moves: list[Move]) -> None:
@@ -199,7 +201,7 @@ class NativeStore(Generic[OwnRows]):
                 paid[target] = paid[source]
 
     def _paid(self) -> FloatArray:
-        """All attention until now, of every row of the arena."""
+        """All attention so far, of every row of the arena."""
         if self.observes:
             self.rows.collect(self.arena.paid)
         return self.arena.paid
@@ -209,8 +211,8 @@ def make_kv(
     arena: Arena[OwnRows], kinds: LayerKinds, regions: Regions, rings: Regions, rope: CacheRope, key: str,
     config: EngineConfig, state: FixedState | None = None, apart: Arena[OwnRows] | None = None,
 ) -> HeadKV[NativeStore[OwnRows]]:  # fmt: skip
-    """The cache over an arena with these regions (`regions.make_regions`). state: of layers without rows. apart: the
-    arena of rings, if they have their own."""
+    """Create the cache over an arena with these regions (`regions.make_regions`). state: of layers without rows. apart:
+    the arena of rings, if they have their own."""
     ring, windowed = None, arena.shape.windowed and not kinds.ringed
     if kinds.ringed:
         ringed = NativeStore(apart or arena, kinds.ringed, rings, windowed=True, observes=False)
@@ -219,8 +221,8 @@ def make_kv(
     return HeadKV(store, kinds.whole, arena.core.kv_heads, rope, key, config.pinned, ring, state)
 
 
-def choose_normals(kv: HeadKV[NativeStore[Rows]], run: Callable[[IntArray], object], vocab: int) -> None:
-    """Set the normals of Householder reflections from the keys of random tokens that `run` runs. Empties the cache."""
+def choose_normals(kv: HeadKV[NativeStore[HostRows]], run: Callable[[IntArray], object], vocab: int) -> None:
+    """Set the Householder normals from the keys of random tokens, run by `run`. Empties the cache."""
     runs = sample_runs(kv.capacity, vocab)
     keys: list[list[FloatArray]] = [[] for _ in kv.stores]
     for tokens in runs:

@@ -1,1 +1,1 @@
-"""Packing weights for kernels of every target: the file's layout, the file, and the block types."""
+"""Packing of weights for the native kernels: block types, layout, and the packed file."""

@@ -1,6 +1,6 @@
-"""Block types of GGUF that the native engine reads, and how their bytes are packed for its kernels.
+"""GGUF's block types for the native engine, and their packing for its kernels.
 
-Rows of a matrix are packed in tiles of 16, one row per lane. Within a tile, 64 bytes hold 4 neighbouring values of each
+Rows of a matrix are packed in tiles of 16, one row per lane. Within a tile, 64 bytes hold 4 consecutive values of each
 of the 16 rows, the operands of a dot-product instruction: 16 sums of 4 products at once. cpu/kernels/matmul.py reads
 the packed bytes back.
 """
@@ -23,30 +23,26 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Split:
-    """The parts of GGUF blocks.
+class BlockParts:
+    """GGUF blocks, split into their parts."""
 
-    quants: [rows, parts, 4 per bit]. numbers: float16 as uint16 [rows, blocks, 1 or 2], d and the minimum's.
-    factors: [rows, blocks, 2 per part] in super-blocks.
-    """
-
-    quants: Bytes
-    numbers: NDArray[np.uint16]
-    factors: Bytes | None = None
+    quants: Bytes  # [rows, parts, 4 per bit]
+    numbers: NDArray[np.uint16]  # float16 as uint16 [rows, blocks, 1 or 2]: d and the minimum's
+    factors: Bytes | None = None  # of super-blocks: [rows, blocks, 2 per part]
 
 
 @dataclass(frozen=True)
 class IntegerBlock:
-    """Weights s · (q − center) + m, q small integers, in parts of 32 values.
+    """A block type of weights s · (q − center) + m with small integers q, in parts of 32 values.
 
-    A block of one part has s and m as float16 numbers. A super-block has parts with two bytes of factors each, which
-    its float16 numbers are multiplied with, for s and m: one byte each, or, where 16 values share them (`group_size`),
-    one byte for the first half and one for the second, either s signed, or s and m of 4 bits.
+    A block of one part has s and m as float16 numbers. A super-block has two bytes of factors per part, which are
+    multiplied by its float16 numbers: one byte each for s and m; or, where 16 values share them (`group_size`), one
+    byte for each half, which holds either a signed s, or s and m of 4 bits.
     """
 
     name: str
     planes: tuple[int, ...]  # numbers of bits of q that are stored together, the lowest first
-    split: Callable[[Bytes], Split]  # from uint8 [rows, blocks, raw_bytes]
+    split: Callable[[Bytes], BlockParts]  # from uint8 [rows, blocks, raw_bytes]
     center: int = 0
     group_size: int = PART
     signed: bool = False  # whether q is a signed byte; unsigned values are below 128
@@ -55,7 +51,7 @@ class IntegerBlock:
 
     @property
     def values(self) -> int:
-        """Values of a block."""
+        """Values per block."""
         return block_size(self.name)
 
     @property
@@ -74,7 +70,7 @@ class IntegerBlock:
 
     @property
     def numbers(self) -> int:
-        """Float16 numbers of a block."""
+        """Float16 numbers per block."""
         return 1 + self.has_minimum
 
     @property
@@ -88,12 +84,13 @@ class IntegerBlock:
         return None if self.signed else (1 << sum(self.planes)) - 1
 
     def packed_bytes(self, rows: int, columns: int) -> tuple[int, int]:
-        """Bytes of quants and of scales."""
+        """Bytes of packed quants and scales."""
         tiles = -(-rows // TILE)
         return tiles * (columns // PART) * self.part_bytes, tiles * (columns // self.values) * self.scale_bytes
 
     def pack(self, raw: Bytes) -> tuple[Bytes, Bytes]:
-        """Quants [rows / 16, parts, part_bytes] and scales [rows / 16, blocks, scale_bytes], of whole tiles of rows."""
+        """Pack whole tiles of rows: quants [rows / 16, parts, part_bytes] and scales [rows / 16, blocks,
+        scale_bytes]."""
         split = self.split(raw)
         rows, parts, count = split.quants.shape
         fours = split.quants.reshape(rows // TILE, TILE, parts, count // 4, 4).transpose(0, 2, 3, 1, 4)
@@ -103,10 +100,10 @@ class IntegerBlock:
 
 @dataclass(frozen=True)
 class FloatBlock:
-    """Weights as floats, packed [rows / 16, columns, 16]."""
+    """A type of float weights, packed [rows / 16, columns, 16]."""
 
     name: str
-    dtype: str  # of the memory, as the kernel reads it
+    dtype: str  # in memory, as the kernel reads it
 
     values = 1
 
@@ -132,7 +129,7 @@ def numbers_at(raw: Bytes, start: int, count: int) -> NDArray[np.uint16]:
 
 
 def bits_of(raw: Bytes, bits: int, run: int) -> Bytes:
-    """[rows, blocks, n] bytes to [rows, blocks, 8 n / bits] fields of `bits` bits.
+    """Split bytes [rows, blocks, n] into fields of `bits` bits, [rows, blocks, 8 n / bits].
 
     In every run of `run` bytes, the lowest fields of all bytes come first, then the next ones.
     """
@@ -143,7 +140,7 @@ def bits_of(raw: Bytes, bits: int, run: int) -> Bytes:
 
 
 def plane(values: Bytes, bits: int) -> Bytes:
-    """[rows, blocks, n] values of `bits` bits to [rows, parts, 4 · bits] bytes.
+    """Pack values of `bits` bits, [rows, blocks, n], into bytes [rows, parts, 4 · bits].
 
     Byte i of a part has value i lowest, then value i + 4 · bits, and so on: for 4 bits, as in a block of Q4_0.
     """
@@ -159,7 +156,8 @@ def growth(block: Block) -> float:
 
 
 def _by_lanes(numbers: NDArray[Any]) -> Bytes:
-    """[rows, blocks, n] numbers to [rows / 16, blocks, bytes]: each number of 16 rows side by side."""
+    """Rearrange numbers [rows, blocks, n] to bytes [rows / 16, blocks, bytes], with each number of 16 rows side by
+    side."""
     rows, blocks, count = numbers.shape
     tiles = np.ascontiguousarray(numbers.reshape(rows // TILE, TILE, blocks, count).transpose(0, 2, 3, 1))
     return tiles.view(np.uint8).reshape(rows // TILE, blocks, -1)
@@ -168,27 +166,27 @@ def _by_lanes(numbers: NDArray[Any]) -> Bytes:
 # Block types: how each is split. The formula of its values comes first.
 
 
-def _split_plain(raw: Bytes) -> Split:
+def _split_plain(raw: Bytes) -> BlockParts:
     """Q4_0: d · (q − 8), q of 4 bits; the low half of byte i is value i, the high half value i + 16.
 
     Q8_0: d · q, q signed bytes. IQ4_NL: d · codebook[q], q in the order of Q4_0.
     """
-    return Split(raw[:, :, 2:], numbers_at(raw, 0, 1))
+    return BlockParts(raw[:, :, 2:], numbers_at(raw, 0, 1))
 
 
-def _split_q4_1(raw: Bytes) -> Split:
+def _split_q4_1(raw: Bytes) -> BlockParts:
     """d · q + m, q in the order of Q4_0."""
-    return Split(raw[:, :, 4:], numbers_at(raw, 0, 2))
+    return BlockParts(raw[:, :, 4:], numbers_at(raw, 0, 2))
 
 
-def _split_q5_0(raw: Bytes) -> Split:
+def _split_q5_0(raw: Bytes) -> BlockParts:
     """d · (q − 16), q of 5 bits: a word with the highest bits, the others in the order of Q4_0."""
-    return Split(_fives(raw[:, :, 2:]), numbers_at(raw, 0, 1))
+    return BlockParts(_fives(raw[:, :, 2:]), numbers_at(raw, 0, 1))
 
 
-def _split_q5_1(raw: Bytes) -> Split:
+def _split_q5_1(raw: Bytes) -> BlockParts:
     """d · q + m, q in the order of Q5_0."""
-    return Split(_fives(raw[:, :, 4:]), numbers_at(raw, 0, 2))
+    return BlockParts(_fives(raw[:, :, 4:]), numbers_at(raw, 0, 2))
 
 
 def _fives(raw: Bytes) -> Bytes:
@@ -197,45 +195,45 @@ def _fives(raw: Bytes) -> Bytes:
     return np.concatenate([raw[:, :, 4:], plane(high, 1)], axis=-1)
 
 
-def _split_q2_k(raw: Bytes) -> Split:
+def _split_q2_k(raw: Bytes) -> BlockParts:
     """d · s · q − dmin · m, q of 2 bits, s and m of 4 bits for every 16 values.
 
     32 bytes hold 128 values. A byte of scales has s in its low half.
     """
-    return Split(plane(bits_of(raw[:, :, 16:80], 2, 32), 2), _d_and_dmin(raw, 80), raw[:, :, :16])
+    return BlockParts(plane(bits_of(raw[:, :, 16:80], 2, 32), 2), _d_and_dmin(raw, 80), raw[:, :, :16])
 
 
-def _split_q3_k(raw: Bytes) -> Split:
+def _split_q3_k(raw: Bytes) -> BlockParts:
     """d · (s − 32) · (q − 4), q of 3 bits, s of 6 bits for every 16 values.
 
     The scales' low 4 bits are 8 bytes, their high 2 bits 4 more; s − 32 is stored, a signed byte.
     """
     high, low = plane(bits_of(raw[:, :, :32], 1, 32), 1), plane(bits_of(raw[:, :, 32:96], 2, 32), 2)
     scales = bits_of(raw[:, :, 96:104], 4, 8) | bits_of(raw[:, :, 104:108], 2, 4) << 4
-    return Split(np.concatenate([low, high], axis=-1), numbers_at(raw, 108, 1), scales - np.uint8(32))
+    return BlockParts(np.concatenate([low, high], axis=-1), numbers_at(raw, 108, 1), scales - np.uint8(32))
 
 
-def _split_q4_k(raw: Bytes) -> Split:
+def _split_q4_k(raw: Bytes) -> BlockParts:
     """d · s · q − dmin · m, q of 4 bits, s and m of 6 bits for each of 8 parts.
 
     32 bytes hold two parts, one in the low halves.
     """
-    return Split(plane(bits_of(raw[:, :, 16:], 4, 32), 4), _d_and_dmin(raw, 0), _factors(raw[:, :, 4:16]))
+    return BlockParts(plane(bits_of(raw[:, :, 16:], 4, 32), 4), _d_and_dmin(raw, 0), _factors(raw[:, :, 4:16]))
 
 
-def _split_q5_k(raw: Bytes) -> Split:
-    """As Q4_K, q of 5 bits: 32 bytes hold the highest bits, each those of one part."""
+def _split_q5_k(raw: Bytes) -> BlockParts:
+    """Like Q4_K, with q of 5 bits: 32 bytes hold the highest bits, one bit of each byte per part."""
     high, low = plane(bits_of(raw[:, :, 16:48], 1, 32), 1), plane(bits_of(raw[:, :, 48:], 4, 32), 4)
-    return Split(np.concatenate([low, high], axis=-1), _d_and_dmin(raw, 0), _factors(raw[:, :, 4:16]))
+    return BlockParts(np.concatenate([low, high], axis=-1), _d_and_dmin(raw, 0), _factors(raw[:, :, 4:16]))
 
 
-def _split_q6_k(raw: Bytes) -> Split:
+def _split_q6_k(raw: Bytes) -> BlockParts:
     """d · s · (q − 32), q of 6 bits, a signed byte s for every 16 values.
 
     64 bytes hold the low 4 bits of 128 values, 32 others their high 2 bits.
     """
     low, high = plane(bits_of(raw[:, :, :128], 4, 64), 4), plane(bits_of(raw[:, :, 128:192], 2, 32), 2)
-    return Split(np.concatenate([low, high], axis=-1), numbers_at(raw, 208, 1), raw[:, :, 192:208])
+    return BlockParts(np.concatenate([low, high], axis=-1), numbers_at(raw, 208, 1), raw[:, :, 192:208])
 
 
 def _d_and_dmin(raw: Bytes, start: int) -> NDArray[np.uint16]:

@@ -1,4 +1,4 @@
-"""The place of each tensor in the packed file of weights. TVM is not needed."""
+"""The layout of the packed weights file: the place of each tensor. TVM is not needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.backends.tvm.packing.blocks import BLOCKS, Block
 from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape, groups_of, round_up
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Network
+from edge.model.layers import Network, Tensor
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 
@@ -23,36 +23,36 @@ _ROTATED = _PER_HEAD - {"attn_v"}  # by RoPE; if it pairs halves of a head, rows
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor in the packed file. quants, scales: offsets in bytes; vectors have no scales."""
+    """A tensor in the packed file."""
 
     source: Source
     rows: int  # padded
     columns: int
-    quants: int
-    scales: int
+    quants: int  # offset in bytes
+    scales: int  # offset in bytes; unused for vectors
     nbytes: int
     block: Block | None  # None: a vector of float32, `rows` long
-    unit: int  # rows of the source that are rounded up to whole tiles together
-    interleaved: int  # the first rows of each unit, whose two halves are interleaved; 0 for none
+    unit: int  # rows of the source that are padded to whole tiles together: those of a head, of an expert
+    interleaved: int  # number of each unit's first rows whose halves are interleaved; 0: none
 
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The place of every tensor in the packed file. nbytes: the size of that file."""
+    """The places of all tensors in the packed file."""
 
     shape: Shape
     network: Network
     places: dict[str, Place]
-    nbytes: int
+    nbytes: int  # size of the file
 
     @cached_property
     def forms(self) -> list[int]:
-        """The form of each layer, a number of `Shape.forms`."""
+        """The form of each layer, an index into `Shape.forms`."""
         return [self.shape.form_of(layer, self.network) for layer in self.network.layers]
 
     @cached_property
     def variants(self) -> dict[str, list[tuple[str, ...]]]:
-        """For each group of matrices, by `Shape.code`, the combinations of block types that occur in some layer."""
+        """The combinations of block types that occur in each group of matrices, by `Shape.code`."""
         found: dict[str, dict[tuple[str, ...], None]] = {}
         if place := self.places.get("per_layer_model_proj"):
             assert place.block is not None
@@ -77,7 +77,8 @@ class PackedLayout:
 
 
 def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
-    """Raises UnsupportedError for unknown tensors, and for cores and block types without kernels."""
+    """Lay out a model's weights. Raises UnsupportedError for unknown tensors, and for cores and block types without
+    kernels."""
     network = find_network(spec)
     shape, tensors = Shape.of(spec), find_tensors(file, spec)
     places: dict[str, Place] = {}
@@ -85,25 +86,28 @@ def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
     for name, tensor in network.tensors():
         if name == TABLE:
             continue
-        place = _place(file, tensors[name], at, *_units(network, name, tensor.name.removesuffix(".bias")))
+        place = _place(file, tensor, tensors[name], at, *_units(network, name, tensor))
         places[name] = place
         at = round_up(place.quants + place.nbytes, ALIGNMENT)
     return PackedLayout(shape, network, places, at)
 
 
-def _units(network: Network, name: str, tensor: str) -> tuple[int, int]:
-    """`Place.unit` and `Place.interleaved` of a tensor, whose name within its layer is `tensor`."""
-    if tensor in _PER_HEAD:
+def _units(network: Network, name: str, tensor: Tensor) -> tuple[int, int]:
+    """`Place.unit` and `Place.interleaved` of a tensor."""
+    stem = tensor.name.removesuffix(".bias")
+    if stem in _PER_HEAD:
         core = network.attention[int(name.split(".")[1])]
         assert core is not None
-        return core.head_dim, core.rope.dim if network.halves and tensor in _ROTATED else 0
+        return core.head_dim, core.rope.dim if network.halves and stem in _ROTATED else 0
+    if tensor.experts:
+        return tensor.rows, 0
     return network.layer_inputs if name in LAYER_INPUTS["layer_inputs"] else _TILE, 0
 
 
-def _place(file: GGUFFile, source: Source, at: int, unit: int, interleaved: int) -> Place:
+def _place(file: GGUFFile, tensor: Tensor, source: Source, at: int, unit: int, interleaved: int) -> Place:
     info = file.tensors[source.tensor]
     rows = -(-source.rows // unit) * round_up(unit, _TILE)
-    if len(info.shape) == 1:
+    if not tensor.columns:
         rows = round_up(rows, 32)
         return Place(source, rows, 1, at, 0, 4 * rows, None, unit, interleaved)
     block = BLOCKS.get(info.type)
@@ -111,6 +115,6 @@ def _place(file: GGUFFile, source: Source, at: int, unit: int, interleaved: int)
         raise UnsupportedError(
             f"the cpu engine has no kernels for {info.type} ({info.name}) yet: use --backend=llamacpp"
         )
-    quants, scales = block.packed_bytes(rows, info.shape[0])
+    quants, scales = block.packed_bytes(rows, tensor.columns)
     start = round_up(at + quants, ALIGNMENT)
-    return Place(source, rows, info.shape[0], at, start, start - at + scales, block, unit, interleaved)
+    return Place(source, rows, tensor.columns, at, start, start - at + scales, block, unit, interleaved)

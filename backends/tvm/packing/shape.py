@@ -1,7 +1,7 @@
-"""The sizes that kernels are compiled for: a model's pass without what differs from layer to layer. TVM is not needed.
+"""The sizes that kernels are compiled for: a model's pass without differences between layers. TVM is not needed.
 
-Layers whose blocks have the same shape share compiled code: what differs between them (windows, RoPE, block types,
-places of tensors) stands in the table of a run.
+Layers whose blocks have the same shape share compiled code; their differences (windows, RoPE, block types, places of
+tensors) are entries in a table at run time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from edge.model.layers import (
     Core,
     DeltaNet,
     Dense,
+    Experts,
     Network,
     PerLayerInput,
     ShortConvolution,
@@ -36,7 +37,7 @@ ROPE_AHEAD = 64  # decode steps for which angles are computed at once
 
 
 def rope_values(tokens: int, gemm_tokens: int, head: int) -> int:
-    """Values of one table of angles, for a chunk of `tokens`: its last batch may read beyond them."""
+    """Values of one RoPE table, for a chunk of `tokens`, with the excess that its last batch may read."""
     return (max(tokens, ROPE_AHEAD) + gemm_tokens) * 2 * head
 
 
@@ -55,6 +56,8 @@ def groups_of(core: Core) -> Groups:
         return {"delta_in": core.inputs, "delta_out": (core.output,)}
     if isinstance(core, ShortConvolution):
         return {"conv_in": core.inputs, "conv_out": (core.output,)}
+    if isinstance(core, Experts):
+        return {"router": core.routers, "experts_in": core.inputs, "experts_out": core.outputs}
     if isinstance(core, PerLayerInput):
         return {"input_gate": core.inputs, "input_out": (core.output,)}
     return {"gate_up": core.inputs, "down": (core.output,)}
@@ -62,13 +65,14 @@ def groups_of(core: Core) -> Groups:
 
 MOST_MATRICES = 3  # of a phase of a model that runs adapters
 GROUPS = (
-    "qkv", "output", "gate_up", "down", "delta_in", "delta_out", "conv_in", "conv_out", "input_gate", "input_out",
+    "qkv", "output", "gate_up", "down", "delta_in", "delta_out", "conv_in", "conv_out", "router", "experts_in",
+    "experts_out", "input_gate", "input_out",
 )  # fmt: skip
 LAYER_INPUTS = {"layer_inputs": ("per_layer_model_proj",)}  # the group outside of layers
 
 
 def supports(core: Core) -> str | None:
-    """Why the kernels cannot run a core; None if they can."""
+    """The reason why the kernels cannot run a core; None if they can."""
     if isinstance(core, DeltaNet) and (core.size % _LANES or core.value_size % _LANES):
         return f"gated delta nets with heads of {core.size} and {core.value_size} values"
     if isinstance(core, ShortConvolution) and core.hidden % _LANES:
@@ -78,10 +82,7 @@ def supports(core: Core) -> str | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """blocks: the different ones, without RoPE; windows are 1 where some layer of the model has one, or where the layer
-    has one if its rows have sizes of their own (`apart`). forms: the different layers, as numbers of blocks. The
-    `padded_` sizes are rounded up to whole vectors.
-    """
+    """The sizes of a model's pass. The `padded_` sizes are rounded up to whole vectors."""
 
     layers: int
     hidden: int
@@ -92,12 +93,13 @@ class Shape:
     logit_cap: float
     logit_scale: float
     output_norm_bias: bool
-    blocks: tuple[Block, ...]
-    forms: tuple[tuple[int, ...], ...]
+    blocks: tuple[Block, ...]  # distinct ones, without RoPE; windows are 1 where some layer has one, see `_shape_of`
+    forms: tuple[tuple[int, ...], ...]  # distinct layers, as indices into blocks
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Shape:
-        """Raises UnsupportedError for cores without kernels, and for layers that differ too much."""
+        """The shape of a model. Raises UnsupportedError for cores without kernels, and for layers that differ too
+        much."""
         network = check_cores("cpu engine", spec, supports)
         layers = [tuple(_shape_of(block, network) for block in layer) for layer in network.layers]
         blocks = tuple(dict.fromkeys(block for layer in layers for block in layer))
@@ -112,23 +114,23 @@ class Shape:
         )  # fmt: skip
 
     def form_of(self, layer: tuple[Block, ...], network: Network) -> int:
-        """The number of a layer's form."""
+        """The index of a layer's form."""
         return self.forms.index(tuple(self.blocks.index(_shape_of(block, network)) for block in layer))
 
     @property
     def states(self) -> bool:
-        """Some layers have a state of a fixed size."""
+        """Whether some layers have a fixed state."""
         return any(block.core.fixed_values for block in self.blocks)
 
     @cached_property
     def groups(self) -> Groups:
-        """Of all cores, and outside of layers."""
+        """The matrix groups of all cores, and outside of layers."""
         found = {name: matrices for block in self.blocks for name, matrices in groups_of(block.core).items()}
         return found | (LAYER_INPUTS if self.layer_inputs else {})
 
     def code(self, number: int, unit: str) -> str:
-        """The name of a unit, or of a group of matrices, of one of `blocks`: that of its kind, numbered from the second
-        block of the kind on."""
+        """The name, in compiled code, of a unit or matrix group of one of `blocks`: its kind's name, with a number for
+        all but the kind's first block."""
         kinds = [type(block.core) for block in self.blocks]
         alike = kinds[:number].count(kinds[number])
         return f"{unit}_{alike}" if alike else unit
@@ -163,7 +165,7 @@ class Shape:
 
     @cached_property
     def dense(self) -> Dense:
-        """Of the first feed-forward network."""
+        """The first feed-forward core."""
         return next(block.core for block in self.blocks if isinstance(block.core, Dense))
 
     @cached_property
@@ -194,12 +196,12 @@ class Shape:
 
     @property
     def windowed(self) -> bool:
-        """Some layers have a sliding window."""
+        """Whether some layers have a sliding window."""
         return self.ringed.window > 0
 
     @property
     def tempered(self) -> bool:
-        """Queries have a temperature that depends on their position."""
+        """Whether queries have a temperature that depends on their position."""
         return self.attention.temperature is not None
 
     @property
@@ -208,7 +210,7 @@ class Shape:
 
     @property
     def gated(self) -> bool:
-        """The feed-forward network has a gate."""
+        """Whether the feed-forward network has a gate."""
         return self.dense.gated
 
     @property
@@ -221,7 +223,7 @@ class Shape:
 
     @property
     def padded_mixed(self) -> int:
-        """Values of all heads' outputs side by side."""
+        """Values of all heads' concatenated outputs."""
         return self.widths(Attention)
 
     @property
@@ -234,13 +236,30 @@ class Shape:
 
     @property
     def widest(self) -> int:
-        """The longest row of activations."""
+        """The length of the longest row of activations."""
         return max(self.padded_hidden, *(round_up(block.core.width, 32) for block in self.blocks))
 
     def widths(self, kind: type[Core]) -> int:
-        """The longest row that a core of this kind hands to its output projection, padded; 0 without such cores."""
+        """The length of the longest input to an output projection from cores of this kind, padded; 0 without such
+        cores."""
         widths = (round_up(block.core.width, 32) for block in self.blocks if isinstance(block.core, kind))
         return max(widths, default=0)
+
+
+@dataclass(frozen=True)
+class RoutedRows:
+    """Sizes of rows between the phases of experts. experts: the padded number. logits, shares: values of a token's row.
+    places: rows of activations of a token."""
+
+    experts: int
+    logits: int
+    shares: int
+    places: int
+
+    @classmethod
+    def of(cls, core: Experts) -> RoutedRows:
+        experts, shared = round_up(core.number, _LANES), int(core.shared > 0)
+        return cls(experts, experts + shared * _LANES, round_up(core.used + shared, _LANES), core.used + shared)
 
 
 def _shape_of(block: Block, network: Network) -> Block:

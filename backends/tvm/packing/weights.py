@@ -1,4 +1,4 @@
-"""The packed file of weights: a model's tensors are reordered for the kernels once, then mapped.
+"""The packed file of weights: a model's tensors, reordered once for the kernels, then mapped.
 
 Mapped weights are file pages: processes share them, and the system may drop and reread them. The file lies in the cache
 folder under a key of everything that it depends on; `edge.storage.cache` checks that it is complete.
@@ -39,8 +39,8 @@ def open_weights(
 ) -> AnyArray:
     """The packed bytes, uint8 [nbytes], mapped read-only; packed first if the cache folder lacks them.
 
-    resident: ranges that are brought into memory at once; None: everything.
-    Raises EdgeError if the cache folder cannot be written.
+    resident: ranges to bring into memory at once; None: everything. Raises EdgeError if the cache folder cannot be
+    written.
     """
     found = fingerprint(file.path, progress and (lambda part: progress(_HASHING * part)))
 
@@ -62,7 +62,8 @@ def open_weights(
 
 
 def _key(file: GGUFFile, layout: PackedLayout, found: Fingerprint) -> str:
-    """A hash of what the packed bytes depend on: the model, the places of its tensors, and the code that packs them."""
+    """A hash of everything that the packed bytes depend on: the model, the places of its tensors, and the packing
+    code."""
     how = source_hash("packing")
     depends = (how, sorted(layout.places), list(file.tensors.values()), found.sha256)
     return hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
@@ -91,7 +92,7 @@ def write_weights(
 
 
 def _reread(path: Path) -> None:
-    """Read the file anew, so that the page cache holds it in large pages, which cost less to map, not in small ones."""
+    """Read the file again, so that the page cache holds it in large pages, which are cheaper to map than small ones."""
     if not hasattr(os, "posix_fadvise"):
         return
     with open(path, "rb") as file, suppress(OSError), mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
@@ -105,11 +106,11 @@ def _reread(path: Path) -> None:
 
 def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO, start: int) -> None:
     rows, unit = place.source.rows, place.unit
-    row_bytes = info.nbytes // info.shape[-1]
+    row_bytes = info.nbytes * place.columns // info.elements
     step = max(1, _SLICE // (unit * row_bytes)) * unit
     quants_at, scales_at = start + place.quants, start + place.scales
     for first in range(0, rows, step):
-        raw = _read_rows(source, info, place.source, first, min(step, rows - first)).reshape(-1, row_bytes)
+        raw = _read_rows(source, info.offset, row_bytes, place.source, first, min(step, rows - first))
         padded = pad_rows(raw, unit, place.interleaved)
         if place.block is None:
             out.seek(quants_at)
@@ -122,20 +123,21 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
         quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
 
 
-def _read_rows(file: BinaryIO, info: TensorInfo, source: Source, first: int, count: int) -> AnyArray:
-    """Bytes of rows first … first + count − 1 of a source, uint8."""
-    row_bytes, parts, at = info.nbytes // info.shape[-1], [], 0
+def _read_rows(file: BinaryIO, offset: int, row_bytes: int, source: Source, first: int, count: int) -> AnyArray:
+    """Rows first … first + count − 1 of a source, uint8 [count, row_bytes], of a tensor at this offset of the file."""
+    parts, at = [], 0
     for start, length in source.runs:
         begin, end = max(first, at), min(first + count, at + length)
         if begin < end:
-            file.seek(info.offset + (start + begin - at) * row_bytes)
+            file.seek(offset + (start + begin - at) * row_bytes)
             parts.append(file.read((end - begin) * row_bytes))
         at += length
-    return np.frombuffer(b"".join(parts), np.uint8)
+    return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, row_bytes)
 
 
 def pad_rows(raw: AnyArray, unit: int, interleaved: int) -> AnyArray:
-    """Pads every `unit` rows with zero rows to whole tiles, and interleaves the halves of their first `interleaved`."""
+    """Pad every `unit` rows with zero rows to whole tiles, and interleave the halves of their first `interleaved`
+    rows."""
     units, width = -(-len(raw) // unit), raw.shape[1]
     order = np.arange(unit)
     order[:interleaved] = order[:interleaved].reshape(2, -1).T.reshape(-1)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from edge.backends.base import EngineConfig
 from edge.backends.rig import Depths, Rig
 from edge.backends.tuning import Field, Setting, Values
-from edge.backends.tvm import versions
+from edge.backends.tvm import ENGINE
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import choose_target
@@ -19,7 +19,7 @@ from edge.model.spec import ModelSpec
 
 
 def host_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
-    """Tuning of a model on this device."""
+    """The setting to tune for a model on this device."""
     target, depths, cores = choose_target(), Depths.of(spec.context), usable_cores()
     space = make_space(target, kv_dtype, cores, depths.prompt)
     subject = make_subject(spec, target, kv_dtype)
@@ -34,11 +34,11 @@ def host_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
     def open_rig(on_compile: Callable[[], None]) -> Rig:
         return Rig(spec, space, load, on_compile)
 
-    return Setting(subject, space, depths.about(), open_rig, source_hash("."), versions())
+    return Setting(subject, space, depths.about(), open_rig, source_hash("."), ENGINE.versions())
 
 
 def rig_config(spec: ModelSpec, space: tuple[Field, ...], kv_dtype: str, values: Values, cores: int) -> EngineConfig:
-    """For a candidate of a `Rig`."""
+    """The engine configuration of a candidate."""
     depths = Depths.of(spec.context)
     return EngineConfig(
         capacity=depths.capacity, chunk=values.get("chunk", depths.prompt), kv_dtype=kv_dtype,

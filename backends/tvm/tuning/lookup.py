@@ -1,10 +1,10 @@
-"""Looks up the tuned values of a run. Every start does so, so this module imports little."""
+"""Lookup of a run's tuned values. Every start does so, so this module imports little."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from edge.backends.base import Tuned
+from edge.backends.counts import Tuned
 from edge.backends.tuning import model_shape, tuned_by
 from edge.backends.tvm.compiler.compiled import is_installed
 from edge.backends.tvm.targets import Target, choose_target, target_named
@@ -17,9 +17,9 @@ from edge.model.spec import ModelSpec
 
 
 def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
-    """The values of the record of this device and model, or of the most similar one.
+    """Values from the record of this device and model, or of the most similar one.
 
-    Without TVM, compiled values are those of the image that was added to the cache, and only the others a record's.
+    Without TVM, compiled values come from the image that was added to the cache, and only the others from a record.
     """
     record = find_record(spec, kv_dtype)
     found = None if record is None else _tuned(record)
@@ -35,7 +35,7 @@ def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
 
 
 def find_tuned_for(spec: ModelSpec, kv_dtype: str, device: str, isa: str) -> Tuned | None:
-    """The same for a device by its name, to which code for `isa` goes: another one was measured through a tracker."""
+    """Like `find_tuned`, for another device by name with code for `isa`; it was measured through a tracker."""
     if device == HOST:
         return find_tuned(spec, kv_dtype) if isa == choose_target().name else None
     target, shape = target_named(isa, f"isa {isa!r} is unknown"), model_shape(spec)
@@ -45,7 +45,7 @@ def find_tuned_for(spec: ModelSpec, kv_dtype: str, device: str, isa: str) -> Tun
 
 
 def _tuned(record: Record) -> Tuned:
-    """Threads suit the processor and the cores that they were chosen for."""
+    """The values of a record. Threads are dropped unless the processor and its cores are the same."""
     found = tuned_by(record)
     same = (record.subject.cpu, record.subject.cores) == (processor().name, usable_cores())
     return found if same else replace(found, threads=None)
@@ -59,13 +59,13 @@ def find_record(spec: ModelSpec, kv_dtype: str) -> Record | None:
 
 
 def make_subject(spec: ModelSpec, target: Target, kv_dtype: str) -> Subject:
-    """The subject of a record that this device would make."""
+    """The key under which this device would record a tuning."""
     cpu = processor()
     return Subject(cpu.name, cpu.family, usable_cores(), target.name, kv_dtype, model_shape(spec))
 
 
 def _usable(record: Record, target: Target) -> bool:
-    """Records of other instruction sets are not checked; wrong values in one of ours cause a warning, once."""
+    """False if a record of this instruction set has invalid values, which is logged once. Others are not checked."""
     if record.subject.isa != target.name or allowed(target, record.values):
         return True
     set_aside(user_folder() / f"{record.name}.json", "it has values that this version of edge does not know")

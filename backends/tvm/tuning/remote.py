@@ -1,4 +1,4 @@
-"""Times candidates on a remote device through TVM's RPC: they are compiled here, sent, and timed there.
+"""Tuning on a remote device through TVM's RPC: candidates are compiled here, sent, and timed there.
 
 The device runs TVM's RPC server and none of our code. Each measurement times one job of the pass, on TVM's threads
 instead of the engine's, with the model's weights, which are sent once.
@@ -17,7 +17,7 @@ import numpy as np
 
 from edge.backends.rig import ANSWER, Depths
 from edge.backends.tuning import CHUNK, Field, Pool, Setting, Values
-from edge.backends.tvm import versions
+from edge.backends.tvm import ENGINE
 from edge.backends.tvm.cpu.arguments import LINE, Job, fill_table, make_scratch
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import Regions
@@ -44,7 +44,8 @@ _STEPS = 8  # decode steps measured at once
 def remote_setting(
     file: GGUFFile, spec: ModelSpec, device: str, kv_dtype: str, tracker: str, key: str, isa: str | None = None
 ) -> Setting:
-    """Tuning for the device that has `key` at the tracker. isa: the name of its target, if it is not this machine's.
+    """The setting to tune on the device that has `key` at the tracker. isa: the name of its target, if not this
+    machine's.
 
     Raises InputError if it cannot be reached, MissingExtraError without the packages that RPC needs.
     """
@@ -59,11 +60,11 @@ def remote_setting(
     def open_remote(on_compile: Callable[[], None]) -> Remote:
         return Remote(session, file, spec, target, space, kv_dtype, cores, on_compile)
 
-    return Setting(subject, space, f"{depths.about()}, by RPC", open_remote, source_hash("."), versions())
+    return Setting(subject, space, f"{depths.about()}, by RPC", open_remote, source_hash("."), ENGINE.versions())
 
 
 class Remote:
-    """Candidates on the device, loaded when needed. `search` takes the function `measure`."""
+    """Candidates on the device, loaded on demand. `measure` is for `search`."""
 
     def __init__(
         self, session: Any, file: GGUFFile, spec: ModelSpec, target: Target, space: tuple[Field, ...], kv_dtype: str,
@@ -161,7 +162,7 @@ class _Candidate:
         self._arguments = [arrays[name] for name in POINTERS]
 
     def seconds(self, kind: int, count: int, rows: int, number: int) -> float:
-        """Mean time of one job with `rows` rows in the cache, over `number` runs."""
+        """Mean seconds of one job with `rows` rows in the cache, over `number` runs."""
         job = {"kind": kind, "threads": self._threads, "count": count, "position": rows, "wanted": 1}
         try:
             self._arrays["job"].copyfrom(np.array([job.get(name, 0) for name in Job.NAMES], np.int64))

@@ -1,7 +1,7 @@
 """The search space of tuning: fields of `Target`, the number of threads, and the length of prefill chunks.
 
-Decode and prefill are different code in one compiled function. A field that changes only one of them is judged by
-that one alone, and a candidate for decode shares its compilation with one for prefill.
+Decode and prefill are separate code in one compiled function. A field that changes only one of them is judged by that
+one alone, and a candidate for decode shares its compilation with one for prefill.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edge.backends.tvm.targets import Target, target_named
 
 
 def make_space(target: Target, kv_dtype: str, cores: int, prompt: int) -> tuple[Field, ...]:
-    """For one instruction set, KV dtype and number of cores; the defaults are those of `target`.
+    """The fields for an instruction set, KV dtype and number of cores; their defaults are those of `target`.
 
     Chunks longer than the measured `prompt` are left out, because they cannot be measured.
     """
@@ -58,12 +58,12 @@ def compiled_values(target: Target) -> Values:
 
 
 def allowed(target: Target, values: Values) -> bool:
-    """Whether tuning could have chosen these values: sizes from a file never reach a compiler unchecked."""
+    """Whether these values are in the search space: unchecked sizes from a file never reach a compiler."""
     choices: dict[str, Sequence[int]] = {field.name: field.choices for field in _compiled(target)}
     choices |= {"threads": range(1, 1025), "chunk": range(1, 8193)}
     return all(value in choices.get(name, ()) for name, value in values.items())
 
 
 def _sixths(value: int, *parts: int) -> tuple[int, ...]:
-    """Sixths of a default: sizes that fit registers are known except for the number of registers."""
+    """Multiples of a sixth of a default. Defaults scale with the number of registers, so candidates scale with them."""
     return tuple(max(1, value * part // 6) for part in parts)

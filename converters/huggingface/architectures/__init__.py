@@ -1,4 +1,4 @@
-"""Names and layouts of the same tensors in Hugging Face and GGUF: one file per family, and a line here."""
+"""Conversion of architectures between Hugging Face and GGUF: one file per family, and a line here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BY_GGUF_NAME = {architecture.name: architecture for architecture in _BY_MODEL_T
 
 
 def of_config(config: Config) -> tuple[Architecture, Config]:
-    """The architecture of a `config.json`, and the part that describes the text model. Raises UnsupportedError."""
+    """The architecture of a `config.json`, and its part for the text model. Raises UnsupportedError."""
     kind = config.get("model_type")
     if kind == "gemma3":  # with a vision tower beside the text model
         text = config.part("text_config")
@@ -42,7 +42,7 @@ def of_config(config: Config) -> tuple[Architecture, Config]:
 
 
 def of_gguf(name: str) -> Architecture:
-    """The architecture of this GGUF name. Raises UnsupportedError."""
+    """The architecture with this GGUF name. Raises UnsupportedError."""
     if name not in _BY_GGUF_NAME:
         raise UnsupportedError(f"{name} models cannot be written as a Hugging Face folder ({', '.join(_BY_GGUF_NAME)})")
     return _BY_GGUF_NAME[name]

@@ -1,4 +1,4 @@
-"""Definitions that families of architectures share: sizes, names, shapes."""
+"""The description of an architecture's conversion, and the parts that families share: sizes, names, shapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ transposed; or with the 1 added that the model adds to it."""
 
 @dataclass(frozen=True)
 class Sizes:
-    """Counts of values."""
+    """The sizes of a model, in values."""
 
     layers: int
     hidden: int
@@ -34,66 +34,13 @@ class Sizes:
     context: int
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """`name` is GGUF's; `names` are those of tensors without `.weight`: GGUF's, and Hugging Face's below `root`.
-
-    fused: modules of checkpoints whose rows GGUF keeps apart, and the names that `names` has for their parts.
-    biases: matrices that always have one. maybe_biases: groups of matrices that all have one, or none has, by the
-    setting of config.json that says so. rope: reads RoPE's settings; None: there is none. fields: of the header, except
-    the tokenizer's. described: the config.json of a model in a GGUF file.
-    """
-
-    name: str
-    root: str
-    names: Mapping[str, str]
-    sizes: Callable[[Config], Sizes]
-    fields: Callable[[Config, Sizes], dict[str, Field]]
-    described: Callable[[GGUFFile, ModelSpec], dict[str, Any]]
-    layouts: Mapping[str, Layout]
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    biases: frozenset[str] = frozenset()
-    maybe_biases: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    rope: Callable[[Config], Config] | None = None
-    gate_in_up: bool = False  # one matrix holds the gate and ffn_up
-    tied: bool = False  # where config.json does not say
-
-    def shape(self, stem: str, sizes: Sizes) -> tuple[int, ...]:
-        """The shape of the tensor (its name without the layer's), [out, in] for a matrix."""
-        queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-        rows = {
-            "token_embd": sizes.vocab,
-            "output": sizes.vocab,
-            "position_embd": sizes.context,
-            "attn_q": queries,
-            "attn_k": keys,
-            "attn_v": keys,
-            "attn_qkv": queries + 2 * keys,
-            "ffn_gate": sizes.ffn,
-            "ffn_up": 2 * sizes.ffn if self.gate_in_up else sizes.ffn,
-            "attn_q_norm": sizes.head_dim,
-            "attn_k_norm": sizes.head_dim,
-        }.get(stem, sizes.hidden)
-        if stem.endswith("_norm"):
-            return (rows,)
-        return rows, {"attn_output": queries, "ffn_down": sizes.ffn}.get(stem, sizes.hidden)
-
-    def odd_bias(self, tensors: Iterable[str], layers: int) -> str | None:
-        """A matrix with a bias in some layers only, or unlike others of its group, or that should have none."""
-        counts = Counter(name.split(".")[-2] for name in tensors if name.endswith(".bias"))
-        for group in self.maybe_biases.values():
-            if {counts[stem] for stem in group} not in ({0}, {layers}):
-                return min(sorted(group), key=lambda stem: counts[stem])
-        known = self.biases.union(*self.maybe_biases.values())
-        return next((stem for stem in counts if stem not in known), None)
-
-
+INTERLEAVED: dict[str, Layout] = {"attn_q": "interleaved", "attn_k": "interleaved"}
 ATTENTION_BIASES = frozenset(("attn_q", "attn_k", "attn_v", "attn_output"))
 FFN_BIASES = frozenset(("ffn_gate", "ffn_up", "ffn_down"))
 
 
 def in_layers(names: Mapping[str, str]) -> dict[str, str]:
-    """Names below `blk.{}` and `layers.{}`."""
+    """The names prefixed by `blk.{}` and `layers.{}`."""
     return {f"blk.{{}}.{ours}": f"layers.{{}}.{theirs}" for ours, theirs in names.items()}
 
 
@@ -119,7 +66,7 @@ HEAD_NORMS = in_layers({"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_
 
 
 def usual_sizes(config: Config) -> Sizes:
-    """Sizes under the names of Llama's family."""
+    """Sizes from the keys of Llama's family."""
     hidden, heads = config.count("hidden_size", "hidden"), config.count("num_attention_heads", "heads")
     return Sizes(
         layers=config.count("num_hidden_layers", "layers"),
@@ -133,9 +80,60 @@ def usual_sizes(config: Config) -> Sizes:
     )
 
 
+@dataclass(frozen=True)
+class Architecture:
+    """Names, sizes and layouts of an architecture in GGUF and Hugging Face."""
+
+    name: str  # GGUF's
+    fields: Callable[[Config, Sizes], dict[str, Field]]  # of the header, except the tokenizer's
+    described: Callable[[GGUFFile, ModelSpec], dict[str, Any]]  # the config.json of a model in a GGUF file
+    names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)  # to Hugging Face's, without .weight and root
+    root: str = "model."  # prefix of Hugging Face's tensor names
+    sizes: Callable[[Config], Sizes] = usual_sizes
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # fused modules and their parts as in `names`
+    biases: frozenset[str] = frozenset()  # matrices that always have one
+    maybe_biases: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by setting: one for all, or none
+    rope: Callable[[Config], Config] | None = None  # reads RoPE's settings; None: no RoPE
+    gate_in_up: bool = False  # one matrix holds the gate and ffn_up
+    tied: bool = False  # where config.json does not say
+
+    def shape(self, stem: str, sizes: Sizes) -> tuple[int, ...]:
+        """The shape of a tensor, named without its layer: [out, in] for a matrix."""
+        queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        rows = {
+            "token_embd": sizes.vocab,
+            "output": sizes.vocab,
+            "position_embd": sizes.context,
+            "attn_q": queries,
+            "attn_k": keys,
+            "attn_v": keys,
+            "attn_qkv": queries + 2 * keys,
+            "ffn_gate": sizes.ffn,
+            "ffn_up": 2 * sizes.ffn if self.gate_in_up else sizes.ffn,
+            "attn_q_norm": sizes.head_dim,
+            "attn_k_norm": sizes.head_dim,
+        }.get(stem, sizes.hidden)
+        if stem.endswith("_norm"):
+            return (rows,)
+        return rows, {"attn_output": queries, "ffn_down": sizes.ffn}.get(stem, sizes.hidden)
+
+    def odd_bias(self, tensors: Iterable[str], layers: int) -> str | None:
+        """A matrix with a missing or unexpected bias: unlike other layers, unlike others of its group, or not allowed.
+        None: none."""
+        counts = Counter(name.split(".")[-2] for name in tensors if name.endswith(".bias"))
+        for group in self.maybe_biases.values():
+            if {counts[stem] for stem in group} not in ({0}, {layers}):
+                return min(sorted(group), key=lambda stem: counts[stem])
+        known = self.biases.union(*self.maybe_biases.values())
+        return next((stem for stem in counts if stem not in known), None)
+
+
 def one_window(config: Config, sizes: Sizes, window: int) -> int:
-    """The window of all layers, 0 for none: `window`, unless layer_types says otherwise. Raises UnsupportedError if
-    layers differ, or have a window of unknown size."""
+    """The sliding window of all layers, 0 for none: `window`, unless layer_types contradicts.
+
+    Raises UnsupportedError if layers differ, or have a window of unknown size.
+    """
     types = config.get("layer_types")
     if types is None or (window and types == ["sliding_attention"] * sizes.layers):
         return window
@@ -145,7 +143,7 @@ def one_window(config: Config, sizes: Sizes, window: int) -> int:
 
 
 def size_fields(sizes: Sizes) -> dict[str, Field]:
-    """Sizes under a header's names."""
+    """Sizes as header fields."""
     counts = {
         "block_count": sizes.layers,
         "context_length": sizes.context,
@@ -160,8 +158,14 @@ def size_fields(sizes: Sizes) -> dict[str, Field]:
     return {key: np.uint32(value) for key, value in counts.items()}
 
 
+def usual_fields(config: Config, sizes: Sizes, *, norm_eps: float = 1e-6) -> dict[str, Field]:
+    """Header fields of models with RMSNorm. norm_eps: where config.json does not say."""
+    epsilon = np.float32(config.positive("rms_norm_eps", norm_eps))
+    return size_fields(sizes) | {"attention.layer_norm_rms_epsilon": epsilon}
+
+
 def usual_description(spec: ModelSpec) -> dict[str, Any]:
-    """Sizes of a model in a GGUF file, under config.json's names."""
+    """A GGUF model's sizes under config.json's keys."""
     return {
         "hidden_size": spec.hidden,
         "intermediate_size": spec.ffn,
@@ -175,5 +179,5 @@ def usual_description(spec: ModelSpec) -> dict[str, Any]:
 
 
 def short(value: float) -> float:
-    """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
+    """The shortest decimal that rounds to the same float32: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))

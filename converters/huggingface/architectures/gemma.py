@@ -1,4 +1,5 @@
-"""Gemma 2 and 3: norms before and behind, counted from 1; windows in all layers but every second or sixth."""
+"""Gemma 2 and 3: norms before and after each block, stored as weight − 1; windows in all but every second or sixth
+layer."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from edge.converters.huggingface.architectures.common import (
     Sizes,
     in_layers,
     short,
-    size_fields,
     usual_description,
+    usual_fields,
     usual_sizes,
 )
 from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_fields
@@ -71,8 +72,7 @@ def _fields(kind: str, config: Config, sizes: Sizes) -> dict[str, Field]:
     _check_query_scale(kind, config, sizes)
     rope = _ROPES[kind](config)
     rope.must_be("partial_rotary_factor", 1.0)
-    fields = size_fields(sizes) | rope_fields(rope, sizes)
-    fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-6))
+    fields = usual_fields(config, sizes) | rope_fields(rope, sizes)
     fields["attention.sliding_window"] = np.uint32(config.count("sliding_window", "context"))
     period = _period(kind, config, sizes)
     if period != _PERIODS[kind]:
@@ -89,7 +89,7 @@ def _fields(kind: str, config: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def _check_query_scale(kind: str, config: Config, sizes: Sizes) -> None:
-    """GGUF has no field for the divisor of scores: its readers know it."""
+    """Check the divisor of scores: GGUF has no field for it, and its readers assume the usual one."""
     by_27b = sizes.layers == _LARGEST[kind]
     known = sizes.hidden / sizes.heads if by_27b else sizes.head_dim
     if config.positive("query_pre_attn_scalar") != known:
@@ -97,7 +97,7 @@ def _check_query_scale(kind: str, config: Config, sizes: Sizes) -> None:
 
 
 def _period(kind: str, config: Config, sizes: Sizes) -> int:
-    """Every n-th layer has full attention. Raises UnsupportedError if the file says something else."""
+    """The n of "every n-th layer has full attention". Raises UnsupportedError if the file says something else."""
     types = config.get("layer_types")
     if types is None:
         return config.count("sliding_window_pattern", "layers", _PERIODS[kind])
@@ -144,7 +144,6 @@ def _architecture(kind: str, names: dict[str, str]) -> Architecture:
     norms: dict[str, Layout] = {name.rpartition(".")[2]: "plus one" for name in names if name.endswith("_norm")}
     return Architecture(
         name=kind,
-        root="model.",
         names=names,
         sizes=partial(_sizes, kind),
         fields=partial(_fields, kind),

@@ -1,4 +1,4 @@
-"""GPT-2: LayerNorm, learned positions, biases everywhere, matrices with rows for columns."""
+"""GPT-2: LayerNorm, learned positions, biases everywhere, transposed matrices."""
 
 from __future__ import annotations
 

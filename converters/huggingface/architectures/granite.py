@@ -1,4 +1,4 @@
-"""Granite 3 and 4, dense: Llama with factors of embeddings, scores, additions and logits.
+"""Granite 3 and 4, dense: Llama with scalar factors on embeddings, scores, residual additions and logits.
 
 Dense models of Granite 4 are `granitemoehybrid` in Hugging Face, without experts and with attention in all layers.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from edge.converters.huggingface.architectures.common import (
     ATTENTION_BIASES,
     FFN_BIASES,
+    INTERLEAVED,
     LLAMA_NAMES,
     Architecture,
     Sizes,
@@ -43,7 +44,7 @@ def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def _dense_sizes(config: Config) -> Sizes:
-    """The network that experts would share is the only one."""
+    """Sizes; the shared expert's network is the only one."""
     return replace(usual_sizes(config), ffn=config.count("shared_intermediate_size", "ffn", default=1024))
 
 
@@ -77,12 +78,9 @@ def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
 
 GRANITE = Architecture(
     name="granite",
-    root="model.",
-    names=LLAMA_NAMES,
-    sizes=usual_sizes,
     fields=_fields,
     described=_described,
-    layouts={"attn_q": "interleaved", "attn_k": "interleaved"},
+    layouts=INTERLEAVED,
     maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": FFN_BIASES},
     rope=llama_rope,
 )

@@ -1,4 +1,4 @@
-"""Llama's family, SmolLM among it, and Mistral: the same model, with a window."""
+"""Llama's family, which includes SmolLM, and Mistral: the same model with a sliding window."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import numpy as np
 from edge.converters.huggingface.architectures.common import (
     ATTENTION_BIASES,
     FFN_BIASES,
-    LLAMA_NAMES,
+    INTERLEAVED,
     Architecture,
     Sizes,
     one_window,
-    size_fields,
     usual_description,
-    usual_sizes,
+    usual_fields,
 )
 from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_dimensions, rope_fields
 from edge.converters.huggingface.config import Config
@@ -31,8 +30,7 @@ def llama_fields(config: Config, sizes: Sizes) -> dict[str, Field]:
     config.must_be("hidden_act", "silu")
     rope = llama_rope(config)
     rope.must_be("partial_rotary_factor", 1.0)
-    fields = size_fields(sizes) | rope_fields(rope, sizes)
-    fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-6))
+    fields = usual_fields(config, sizes) | rope_fields(rope, sizes)
     fields["rope.dimension_count"] = np.uint32(rope_dimensions(rope, sizes))
     said = config.get("sliding_window") and config.get("model_type") == "mistral"
     if window := one_window(config, sizes, config.count("sliding_window", "context") if said else 0):
@@ -53,12 +51,9 @@ def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
 
 LLAMA = Architecture(
     name="llama",
-    root="model.",
-    names=LLAMA_NAMES,
-    sizes=usual_sizes,
     fields=llama_fields,
     described=_described,
-    layouts={"attn_q": "interleaved", "attn_k": "interleaved"},
+    layouts=INTERLEAVED,
     maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": FFN_BIASES},
     rope=llama_rope,
 )

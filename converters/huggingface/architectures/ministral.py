@@ -1,4 +1,4 @@
-"""Ministral 3: Llama with YaRN, and queries that grow with their position. GGUF calls it `mistral3`."""
+"""Ministral 3: Llama with YaRN, and queries scaled up with their position. GGUF calls it `mistral3`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from edge.converters.huggingface.architectures.common import (
-    LLAMA_NAMES,
+    INTERLEAVED,
     Architecture,
     Sizes,
     one_window,
     short,
-    size_fields,
     usual_description,
-    usual_sizes,
+    usual_fields,
 )
 from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_dimensions, rope_fields
 from edge.converters.huggingface.config import Config
@@ -34,8 +33,7 @@ def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
     one_window(config, sizes, 0)
     rope = _rope(config)
     rope.must_be("partial_rotary_factor", 1.0)
-    fields = size_fields(sizes) | rope_fields(rope, sizes, bounds=True)
-    fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-5))
+    fields = usual_fields(config, sizes, norm_eps=1e-5) | rope_fields(rope, sizes, bounds=True)
     fields["rope.dimension_count"] = np.uint32(rope_dimensions(rope, sizes))
     if rope.get(_BETA) != 0:
         fields["attention.temperature_scale"] = np.float32(rope.positive(_BETA))
@@ -43,7 +41,7 @@ def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
-    """Mistral Small 3, which has neither YaRN nor a temperature, is a `mistral`."""
+    """config.json; Mistral Small 3, which has neither YaRN nor a temperature, is a `mistral`."""
     said = usual_description(spec) | described_rope(file, spec) | {"hidden_act": "silu", "sliding_window": None}
     temperature, scaling = spec.network and spec.network.temperature, said["rope_scaling"]
     if temperature is None and scaling is None:
@@ -60,11 +58,8 @@ def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
 
 MINISTRAL3 = Architecture(
     name="mistral3",
-    root="model.",
-    names=LLAMA_NAMES,
-    sizes=usual_sizes,
     fields=_fields,
     described=_described,
-    layouts={"attn_q": "interleaved", "attn_k": "interleaved"},
+    layouts=INTERLEAVED,
     rope=_rope,
 )

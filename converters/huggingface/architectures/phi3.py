@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4-mini: queries, keys and values in one matrix, gate and up in another; longrope."""
+"""Phi-3 and Phi-4-mini: queries, keys and values in one matrix, gate and up in another; LongRoPE."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from edge.converters.huggingface.architectures.common import (
     Sizes,
     in_layers,
     one_window,
-    size_fields,
     usual_description,
-    usual_sizes,
+    usual_fields,
 )
 from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_dimensions, rope_fields
 from edge.converters.huggingface.config import Config
@@ -33,8 +32,7 @@ _NAMES |= in_layers({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_pr
 def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
     config.must_be("hidden_act", "silu")
     rope = _rope(config)
-    fields = size_fields(sizes) | rope_fields(rope, sizes)
-    fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-5))
+    fields = usual_fields(config, sizes, norm_eps=1e-5) | rope_fields(rope, sizes)
     fields["rope.dimension_count"] = np.uint32(rope_dimensions(rope, sizes))
     original = rope.count("original_max_position_embeddings", "context")
     fields["rope.scaling.original_context_length"] = np.uint32(original)
@@ -60,12 +58,9 @@ def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
 
 PHI3 = Architecture(
     name="phi3",
-    root="model.",
     names=_NAMES,
-    sizes=usual_sizes,
     fields=_fields,
     described=_described,
-    layouts={},
     rope=_rope,
     gate_in_up=True,
 )

@@ -1,11 +1,9 @@
-"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values. Qwen3: norms of heads instead."""
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values. Qwen3: norms per head instead."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from edge.converters.huggingface.architectures.common import (
     ATTENTION_BIASES,
@@ -14,9 +12,8 @@ from edge.converters.huggingface.architectures.common import (
     Architecture,
     Sizes,
     one_window,
-    size_fields,
     usual_description,
-    usual_sizes,
+    usual_fields,
 )
 from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_fields
 from edge.converters.huggingface.config import Config
@@ -36,8 +33,7 @@ def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
     one_window(config, sizes, 0)
     rope = _rope(config)
     rope.must_be("partial_rotary_factor", 1.0)
-    fields = size_fields(sizes) | rope_fields(rope, sizes)
-    fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-6))
+    fields = usual_fields(config, sizes) | rope_fields(rope, sizes)
     return fields
 
 
@@ -49,23 +45,16 @@ def _described(kind: str, file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
 
 QWEN2 = Architecture(
     name="qwen2",
-    root="model.",
-    names=LLAMA_NAMES,
-    sizes=usual_sizes,
     fields=_fields,
     described=partial(_described, "qwen2"),
-    layouts={},
     biases=frozenset(("attn_q", "attn_k", "attn_v")),
     rope=_rope,
 )
 QWEN3 = Architecture(
     name="qwen3",
-    root="model.",
     names=LLAMA_NAMES | HEAD_NORMS,
-    sizes=usual_sizes,
     fields=_fields,
     described=partial(_described, "qwen3"),
-    layouts={},
     maybe_biases={"attention_bias": ATTENTION_BIASES},
     rope=_rope,
 )

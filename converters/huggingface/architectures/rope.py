@@ -1,4 +1,4 @@
-"""RoPE's settings: from the layouts that config.json has had, to GGUF's fields and tensors of factors, and back."""
+"""Convert RoPE's settings from every layout of config.json to GGUF's fields and factor tensors, and back."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ _BOUNDS = {"beta_fast": 32.0, "beta_slow": 1.0}  # of YaRN, by default
 def read_rope(
     config: Config, scalings: tuple[str, ...], default_theta: float = 10_000.0, *, by_layers: bool = False
 ) -> Config:
-    """The RoPE scaling of layers with full attention, under the current names, `rope_type` one of `scalings`.
+    """The RoPE settings of layers with full attention under the current keys, with `rope_type` one of `scalings`.
 
     Older files have rope_theta, rope_scaling and partial_rotary_factor side by side. Where a file has both layouts,
-    transformers' rules decide. by_layers: rope_parameters has a part for each type of layer.
-    Raises UnsupportedError.
+    transformers' rules decide. by_layers: rope_parameters has a part for each type of layer. Raises UnsupportedError.
     """
     said: dict[str, Any] = {"rope_theta": config.get("rope_theta", default_theta)}
     said["partial_rotary_factor"] = config.get("partial_rotary_factor", 1.0)
@@ -51,7 +50,7 @@ def read_rope(
 
 
 def rope_fields(rope: Config, sizes: Sizes, *, bounds: bool = False) -> dict[str, Field]:
-    """Fields of the header; their keys lack the architecture's name in front.
+    """Header fields; their keys lack the architecture's prefix.
 
     bounds: the architecture's readers know fields for YaRN's betas and multiplier.
     """
@@ -69,7 +68,7 @@ def rope_fields(rope: Config, sizes: Sizes, *, bounds: bool = False) -> dict[str
 
 
 def rope_dimensions(rope: Config, sizes: Sizes) -> int:
-    """The number of values of a head that are rotated."""
+    """The number of rotated values per head."""
     share = rope.positive("partial_rotary_factor")
     rotated = int(sizes.head_dim * share)
     if share > 1 or rotated < 2 or rotated % 2:
@@ -96,7 +95,7 @@ def llama3_factors(theta: float, dim: int, factor: float, low: float, high: floa
 
 
 def kept_fields(rope: Config) -> dict[str, Field]:
-    """Parameters that the other fields lack, for conversion back."""
+    """Fields for parameters that only the conversion back needs."""
     if rope.values["rope_type"] != "llama3":
         return {}
     return {KEPT: json.dumps({key: rope.positive(key) for key in _LLAMA3})}
@@ -132,7 +131,7 @@ _LAYERS = ("full_attention", "sliding_attention")
 
 
 def _for_all_layers(config: Config) -> dict[str, Any]:
-    """rope_scaling, unless it is empty; else rope_parameters."""
+    """rope_scaling if not empty, else rope_parameters."""
     scaling = config.part("rope_scaling")
     part = scaling if scaling and scaling.values else config.part("rope_parameters")
     if part and any(key in part.values for key in _LAYERS):
@@ -141,7 +140,7 @@ def _for_all_layers(config: Config) -> dict[str, Any]:
 
 
 def _full_attention(config: Config) -> dict[str, Any]:
-    """rope_scaling is added to the part for layers with full attention."""
+    """The part for layers with full attention, merged with rope_scaling."""
     parameters, scaling = config.part("rope_parameters"), config.part("rope_scaling")
     if parameters and any(key not in _LAYERS for key in parameters.values):
         raise UnsupportedError(f"{config.path}: rope_parameters must have only {' and '.join(_LAYERS)} in it")
@@ -184,7 +183,7 @@ def _yarn_fields(rope: Config, *, bounds: bool) -> dict[str, Field]:
 
 
 def _described_bounds(spec: ModelSpec) -> dict[str, float]:
-    """YaRN's betas and multiplier, where they are not the usual ones."""
+    """YaRN's betas and multiplier where they differ from the defaults."""
     if spec.network is None:
         return {}
     (rope, *_) = spec.network.ropes

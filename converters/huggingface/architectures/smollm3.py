@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from edge.converters.huggingface.architectures.common import (
-    LLAMA_NAMES,
+    INTERLEAVED,
     Architecture,
     Sizes,
     one_window,
-    size_fields,
     usual_description,
-    usual_sizes,
+    usual_fields,
 )
 from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_dimensions, rope_fields
 from edge.converters.huggingface.config import Config
@@ -39,14 +38,13 @@ def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
         config.must_be("no_rope_layer_interval", PERIOD)
     rope = _rope(config)
     rope.must_be("partial_rotary_factor", 1.0)
-    fields = size_fields(sizes) | rope_fields(rope, sizes)
-    fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-6))
+    fields = usual_fields(config, sizes) | rope_fields(rope, sizes)
     fields["rope.dimension_count"] = np.uint32(rope_dimensions(rope, sizes))
     return fields
 
 
 def _rotated(layers: int) -> list[int]:
-    """What `no_rope_layers` says, in spite of its name: 1 for layers with RoPE."""
+    """`no_rope_layers` of config.json, which despite its name holds 1 for layers with RoPE."""
     return [int((layer + 1) % PERIOD != 0) for layer in range(layers)]
 
 
@@ -67,12 +65,9 @@ def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
 
 SMOLLM3 = Architecture(
     name="smollm3",
-    root="model.",
-    names=LLAMA_NAMES,
-    sizes=usual_sizes,
     fields=_fields,
     described=_described,
-    layouts={"attn_q": "interleaved", "attn_k": "interleaved"},
+    layouts=INTERLEAVED,
     rope=_rope,
     tied=True,
 )

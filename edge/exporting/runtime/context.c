@@ -1,5 +1,5 @@
-/* The conversation: its rows in the KV cache, and its tokens that have not been run. A port of edge/run/context.py, of
- * the loop over a prompt in edge/run/session.py, and of edge/run/reclaim.py. */
+/* The conversation: its rows in the KV cache, and its tokens that have not been run. A port of edge/run/sequence.py,
+ * of `prefill` in edge/run/loop.py, and of edge/run/reclaim.py. */
 #include <string.h>
 
 #include "session.h"
@@ -8,7 +8,7 @@ void context_reset(edge_session *s)
 {
     kv_clear(s->rows);
     policy_pin(s->policy, 0, kv_capacity(s->rows));
-    s->first = s->waiting = s->turns = 0;
+    s->first = s->waiting = s->turns = s->turn_rows = 0;
     s->evicted = 0;
     context_settle(s);
 }
@@ -98,11 +98,13 @@ static edge_finish look_around(edge_session *s, uint32_t tokens)
     edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, context_spare(s), &give);
     if (give > 0)
         context_give(s, give);
-    return __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_CANCELLED : reason;
+    return __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_INTERRUPTED : reason;
 }
 
 static bool run(edge_session *s, uint32_t count)
 {
+    if (s->turn_rows && kv_length(s->rows) == s->turn_rows)
+        kv_remember(s->rows);
     s->logits = pass_run(s->pass, s->ids + s->first, count, policy_observes(s->policy) ? count : 0);
     if (!s->logits)
         return false;
@@ -132,6 +134,15 @@ static void start(edge_session *s)
     watch_start(&s->watch, s->model->config, &s->options, &s->readings);
 }
 
+/* Of `count` tokens, those up to where the last turn begins, if it begins among them: earlier turns may be run only now,
+ * and edge_rewind comes back there by the state that `run` remembers. */
+static uint32_t up_to_turn(const edge_session *s, uint32_t count)
+{
+    uint32_t length = kv_length(s->rows);
+    bool ahead = kv_remembered(s->rows) && s->turn_rows > length && s->waiting <= kv_free(s->rows);
+    return ahead && s->turn_rows - length < count ? s->turn_rows - length : count;
+}
+
 /* One pass of the prompt; all has been run if nothing waits any more. */
 static edge_finish run_chunk(edge_session *s)
 {
@@ -144,17 +155,17 @@ static edge_finish run_chunk(edge_session *s)
         return reason;
     if (s->pass_size > size)
         s->pass_size = size;
-    int64_t count = watch_affordable(&s->watch, s->pass_size < left ? s->pass_size : left);
+    int64_t count = watch_affordable(&s->watch, up_to_turn(s, s->pass_size < left ? s->pass_size : left));
     if (count <= 0)
         return EDGE_ENERGY;
     if (!pass_reaches(s->pass, (uint32_t)count))
         return EDGE_CAPACITY;
     if (!make_room(s, (uint32_t)count))
         return EDGE_MEMORY; /* rows that it was planned to have were given back */
-    kv_expect(s->rows, left);
+    kv_announce(s->rows, left);
     if (!run(s, (uint32_t)count)) {
         s->failed = true;
-        return EDGE_CANCELLED;
+        return EDGE_INTERRUPTED;
     }
     s->last = (uint32_t)count;
     return EDGE_GOING;
@@ -185,10 +196,10 @@ edge_finish context_step(edge_session *s)
     if (run(s, 1))
         return EDGE_GOING;
     s->failed = true;
-    return EDGE_CANCELLED;
+    return EDGE_INTERRUPTED;
 }
 
-/* Tokens that decisions about the next chunk depend on, as `_read_ahead` of edge/run/session.py reads them. */
+/* Tokens that decisions about the next chunk depend on, as `read_ahead` of edge/run/loop.py reads them. */
 static uint32_t tokens_ahead(const edge_session *s)
 {
     uint32_t held = s->model->config->capacity + s->model->config->chunk, wanted = kv_foresight(s->rows);

@@ -66,40 +66,70 @@ typedef struct { /* where model.edge is: a path, or an open file, such as an ass
 } edge_source;
 
 typedef struct { /* strings belong to the model */
-    uint32_t size, abi;
-    const char *name, *license, *policy, *kv_dtype, *isa; /* isa: the best of this CPU */
-    uint32_t vocab, context, capacity, threads, chat; /* capacity: KV rows; threads: at most; chat: has a template */
-    uint64_t weights, kv, scratch; /* bytes, planned for a session */
+    uint32_t size;
+    /* generated: ModelInfo */
+    uint32_t abi; /* EDGE_ABI of the library. */
+    const char *name;
+    const char *license;
+    const char *policy; /* By which KV rows are evicted. */
+    const char *kv_dtype; /* Type of KV rows. */
+    const char *isa; /* The best instruction set of this CPU. */
+    uint32_t vocab; /* Tokens. */
+    uint32_t context; /* Positions that the model has learned. */
+    uint32_t capacity; /* KV rows. */
+    uint32_t threads; /* The most threads of a session. */
+    uint32_t chat; /* Whether there is a chat template. */
+    uint64_t weights; /* Bytes of weights; as the next two, planned for one session. */
+    uint64_t kv; /* Bytes of KV rows. */
+    uint64_t scratch; /* Bytes of scratch memory. */
+    /* end */
 } edge_model_info;
 
-typedef struct { /* EDGE_OPTIONS leaves everything to the model and its bundle */
+typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to the model and its bundle */
     uint32_t size;
-    uint32_t threads;  /* 0: the cores of the fastest cluster, as far as the bundle has room for them */
-    uint64_t cpu_mask; /* bit i: threads may run on CPU i; 0: on all */
-    const char *isa;   /* NULL: the best of this CPU; read by edge_begin only */
-    /* Sampling as in `edge run`; less than 0: as the model recommends. temperature 0 is greedy. */
-    double temperature, top_p, min_p, repeat_penalty;
-    int32_t top_k;
-    uint32_t seeded; /* 0: a new seed for every answer */
-    uint64_t seed;
-    uint32_t max_tokens; /* of an answer; 0: no limit */
-    uint32_t ignore_eos;
-    const char *const *stops; /* texts before which an answer ends; copied */
-    uint32_t stop_count;      /* at most 16, of at most 128 bytes */
-    /* Budgets of an answer and the prompt before it; 0: none. They need readings (edge_read), but for seconds; without
-     * them joules are estimated. */
-    double seconds, joules, watts, celsius, headroom;
+    /* generated: Options */
+    uint32_t threads; /* CPU threads. 0: the cores of the fastest cluster, as far as the bundle has room for them. */
+    uint64_t cpu_mask; /* Bit i: threads may run on CPU i. 0: all of them. */
+    /* Instruction set, such as dotprod; read when a session begins only. NULL: the best of this CPU. */
+    const char *isa;
+    double temperature; /* 0 is greedy: the same answer every time. Less than 0: as the model recommends. */
+    int32_t top_k; /* Draw from the k likeliest; 0 is off. Less than 0: as the model recommends. */
+    double top_p; /* Draw from the likeliest that make up p; 1 is off. Less than 0: as the model recommends. */
+    double min_p; /* Drop tokens below p times the likeliest; 0 is off. Less than 0: as the model recommends. */
+    double repeat_penalty; /* Penalty on the last 64 tokens; 1 is off. Less than 0: as the model recommends. */
+    uint32_t seeded; /* 0: a new one for every answer */
+    uint64_t seed; /* Seed of the draws. */
+    uint32_t max_tokens; /* Tokens to generate. 0: no limit. */
+    uint32_t ignore_eos; /* Never end the turn; go on. */
+    const char *const *stop; /* Texts before which an answer ends: 16 of 128 bytes at most. */
+    uint32_t stop_count;
+    double time; /* Seconds that an answer and the prompt before it may take. 0: no limit. */
+    /* Joules that an answer and the prompt before it may cost, estimated without readings. 0: no limit. */
+    double energy;
+    double power; /* Watts on average, estimated without readings; held by pauses. 0: no limit. */
+    double max_temp; /* Degrees Celsius that the processor may have, by readings; held by pauses. 0: no limit. */
+    /* Thermal headroom that may be used up, by readings, as Android counts: 1 is where the system throttles; held by
+     * pauses. 0: no limit. */
+    double headroom;
+    /* end */
 } edge_options;
+/* generated: EDGE_OPTIONS */
 #define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0}
+/* end */
 
 typedef struct { /* what the app measures; less than 0: not read */
     uint32_t size;
-    double joules;    /* since a fixed moment. Read them before a prompt, too: what is spent since is estimated */
-    double celsius;
-    double headroom;  /* Android's getThermalHeadroom: 1 is where the system throttles */
-    int64_t available; /* bytes that this process may still take, such as os_proc_available_memory's */
+    /* generated: Readings */
+    /* Consumed since a fixed moment. Read them before a prompt, too: what is spent since is estimated. */
+    double joules;
+    double celsius; /* Temperature of the processor. */
+    double headroom; /* Android's thermal headroom: 1 is where the system throttles. */
+    int64_t available; /* Bytes that this process may still take. */
+    /* end */
 } edge_readings;
+/* generated: EDGE_READINGS */
 #define EDGE_READINGS {sizeof(edge_readings), -1, -1, -1, -1}
+/* end */
 
 typedef int32_t edge_role;
 enum {
@@ -115,8 +145,8 @@ enum {
 typedef int32_t edge_finish;
 enum {
     /* generated: Finish */
-    EDGE_GOING, EDGE_EOS, EDGE_STOP, EDGE_LENGTH, EDGE_CAPACITY, EDGE_CANCELLED, EDGE_TIME, EDGE_ENERGY, EDGE_POWER,
-    EDGE_HEAT, EDGE_MEMORY
+    EDGE_GOING, EDGE_EOS, EDGE_STOP, EDGE_LENGTH, EDGE_CAPACITY, EDGE_INTERRUPTED, EDGE_TIME, EDGE_ENERGY, EDGE_POWER,
+    EDGE_THERMAL, EDGE_MEMORY
     /* end */
 };
 
@@ -129,11 +159,21 @@ typedef struct {
 } edge_piece;
 
 typedef struct {
-    uint32_t size, rows, capacity, threads; /* rows: of the KV cache, in use */
-    uint64_t weights, kv, scratch, file;    /* bytes; file: mapped of model.edge */
-    uint64_t tokens, evicted;               /* that ran since edge_begin; rows that the policy evicted */
-    double joules, seconds;                 /* of the last answer and its prompt */
-    uint32_t measured;                      /* joules: 1 by the app, 0 estimated */
+    uint32_t size;
+    /* generated: Usage */
+    uint32_t rows; /* Rows of the KV cache in use. */
+    uint32_t capacity; /* Rows that the cache has. */
+    uint32_t threads;
+    uint64_t weights; /* Bytes of weights. */
+    uint64_t kv; /* Bytes of KV rows. */
+    uint64_t scratch; /* Bytes of scratch memory. */
+    uint64_t file; /* Bytes of model.edge that are mapped. */
+    uint64_t tokens; /* Tokens that ran since the session began. */
+    uint64_t evicted; /* Rows that the policy evicted. */
+    double joules; /* Of the last answer and its prompt, as are the seconds. */
+    double seconds;
+    uint32_t measured; /* Whether the app read the joules; otherwise they are estimated. */
+    /* end */
 } edge_usage;
 
 typedef struct { /* where a saved state goes or comes from: a buffer or an open file */
@@ -179,7 +219,8 @@ EDGE_API edge_status edge_next(edge_session *session, edge_piece *piece, edge_er
 /* From any thread: the answer ends before its next token, also while its prompt runs. Between answers nothing happens. */
 EDGE_API void edge_cancel(edge_session *session);
 /* Forgets the last turns, each a question with its answer; UINT32_MAX: all, with the system's text. EDGE_UNSUPPORTED
- * where their rows cannot be taken back, as after evictions: then rewind all and append the conversation again. */
+ * where they cannot be taken back: after evictions, and with a recurrent state all but the last turn, if it ran in this
+ * session. Then rewind all and append the conversation again. */
 EDGE_API edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error);
 /* The conversation with its KV rows, for edge_load in a session of the same bundle. */
 EDGE_API edge_status edge_save(edge_session *session, edge_stream *stream, edge_error *error);

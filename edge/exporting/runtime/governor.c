@@ -100,7 +100,7 @@ static edge_finish find_stop(const run_limits *limits, const governor_state *sta
     if (state->paused > HOPELESS_S && state->idle >= limits->power) /* the device draws more even in pauses */
         return EDGE_POWER;
     if (state->last.celsius > limits->celsius + 2 && now->time - state->cooled_at > NO_COOLER_S)
-        return EDGE_HEAT; /* pauses do not cool it */
+        return EDGE_THERMAL; /* pauses do not cool it */
     return EDGE_GOING;
 }
 

@@ -192,7 +192,9 @@ bool chat_starts(const edge_model *model, enum chat_part part); /* the text afte
 
 typedef struct sampler sampler;
 sampler *sampler_layout(arena *from, uint32_t vocab);
-typedef struct { double temperature, top_p, min_p, repeat_penalty; uint32_t top_k; uint64_t seed; } sampling;
+#define MEMBER(type, name) type name;
+typedef struct { SAMPLING_OPTIONS(MEMBER) uint64_t seed; } sampling;
+#undef MEMBER
 void sampler_start(sampler *s, const sampling *params, const int32_t *banned, uint32_t banned_count,
                    const int32_t *more, uint32_t more_count);
 /* The next token of logits [vocab], which it changes; -1 for NaN. As edge/run/sampler.py, token by token. */
@@ -280,8 +282,8 @@ uint32_t kv_capacity(const kv *k);
 int64_t kv_next_position(const kv *k);
 int64_t kv_next_rope_position(const kv *k);
 bool kv_lengthened(const kv *k);                   /* whether LongRoPE's long factors hold now */
-uint32_t kv_foresight(const kv *k);                /* tokens to come that kv_expect has to count; 0 once it has */
-void kv_expect(kv *k, uint32_t count);             /* so many tokens are about to come: chooses the factors */
+uint32_t kv_foresight(const kv *k);                /* tokens to come that kv_announce must count; 0 once it has */
+void kv_announce(kv *k, uint32_t count);           /* `count` tokens will come: chooses RoPE's factors */
 void kv_prepare(kv *k, uint32_t count);            /* at most a chunk, and kv_free: fills starts, lengths, positions,
                                                       attention for a pass */
 void kv_appended(kv *k, uint32_t count);           /* the pass has written them */
@@ -294,12 +296,15 @@ bool kv_can_truncate(const kv *k, uint32_t length);
 void kv_truncate(kv *k, uint32_t length);
 void kv_shrink(kv *k, uint32_t capacity);
 uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
-uint64_t kv_fixed(const kv *k);                    /* bytes of rings */
+uint64_t kv_fixed(const kv *k);                    /* bytes of rings and of the fixed state */
+/* Keeps a copy of the fixed state, for kv_truncate to come back to the present length, as long as nothing is evicted. */
+void kv_remember(kv *k);
+uint64_t kv_remembered(const kv *k);               /* bytes of the copy; 0 for models without such a state */
 /* For policies that observe: of a head of the layers without a ring, by logical row, attention and ages [length]. */
 uint32_t kv_heads(const kv *k);
 void kv_attention(const kv *k, uint32_t head, float *paid, int32_t *ages);
 /* The pass's arguments, in the order of generator.POINTERS from "keys" on. */
-typedef struct { void *keys, *values, *key_scales, *value_scales; int32_t *lengths, *positions; float *paid; int32_t *starts; } kv_pointers;
+typedef struct { void *keys, *values, *key_scales, *value_scales; int32_t *lengths, *positions; float *paid; int32_t *starts; float *states; } kv_pointers;
 kv_pointers kv_arguments(kv *k);
 uint64_t kv_saved_bytes(const kv *k);
 bool kv_save(const kv *k, bool (*out)(void *to, const void *bytes, size_t size), void *to);
@@ -331,10 +336,10 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
 void pass_stop(pass *p);
 uint32_t pass_threads(const pass *p);
-/* Runs tokens and appends their rows, for which there is room; calls kv_expect, kv_prepare and kv_appended. observed: the
- * last so many are observed. Returns the logits [vocab] after the last token, which are valid until the next call and may be
- * changed. NULL, and nothing has changed: more than a chunk or than there is room for, no token of the vocabulary, a
- * position beyond those that the model has learned, or a file that was cut short. */
+/* Runs tokens and appends their rows, for which there is room; calls kv_announce, kv_prepare and kv_appended. observed:
+ * the number of last tokens to observe. Returns the logits [vocab] after the last token, which are valid until the next
+ * call and may be changed. NULL, and nothing has changed: more than a chunk or than there is room for, no token of the
+ * vocabulary, a position beyond those that the model has learned, or a file that was cut short. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
 bool pass_reaches(const pass *p, uint32_t count); /* false: the model has learned fewer positions */
 uint64_t pass_bytes(const pass *p); /* scratch */
@@ -345,7 +350,7 @@ uint64_t pass_bytes(const pass *p); /* scratch */
 typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, const int64_t *table, float *floats,
                           int32_t *integers, void *keys, void *values, void *key_scales, void *value_scales,
                           const int32_t *lengths, const int32_t *positions, const int32_t *tokens, float *logits,
-                          const float *rope, float *attention, const int32_t *starts, int64_t thread);
+                          const float *rope, float *attention, const int32_t *starts, float *states, int64_t thread);
 typedef struct { const char *isa; compiled_run *run; } compiled_pass;
 extern const compiled_pass EDGE_PASSES[]; /* passes.c, written at export: the best first; ends with NULL */
 /* SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES and NORMALS, one behind the other: trusted.c, from export. */

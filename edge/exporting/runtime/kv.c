@@ -4,6 +4,9 @@
  * A logical row is a row's place among those in use, oldest first; its physical row is its place in memory. Rows from the
  * end move into the holes that evicted ones leave. The RoPE position of a key is `base` and the position in its list:
  * closing a gap rotates the few keys before it forward and raises `base`, so RoPE positions only grow.
+ *
+ * A fixed state sums up all tokens, and no eviction touches it: see backends/fixed_state.py. It comes back to an earlier
+ * length by a copy, of which there is one.
  */
 #include "kv.h"
 
@@ -21,10 +24,14 @@ static void lay_out(arena *from, kv *k, kv_part *p, bool ringed, uint32_t capaci
     const edge_config *config = k->model->config;
     uint32_t *of = take(from, sizeof *of * config->layers * config->kv_heads);
     *p = (kv_part){.start = start, .even = tiles_of(capacity), .capacity = capacity, .longest = capacity, .lists = 1};
-    for (uint32_t layer = 0; layer < config->layers; layer++)
-        for (uint32_t head = 0; head < config->kv_heads && (k->model->layers[layer].ringed != 0) == ringed; head++, p->heads++)
+    for (uint32_t layer = 0; layer < config->layers; layer++) {
+        const layer_config *own = k->model->layers + layer;
+        if (own->rowless || (own->ringed != 0) != ringed)
+            continue;
+        for (uint32_t head = 0; head < config->kv_heads; head++, p->heads++)
             if (of)
                 of[p->heads] = layer * config->kv_heads + head;
+    }
     uint64_t count = p->heads ? (uint64_t)(lists ? lists : p->heads) * capacity : 0;
     p->physical = take(from, sizeof(int32_t) * count);
     p->positions = take(from, sizeof(int32_t) * count);
@@ -45,6 +52,10 @@ kv *kv_layout(arena *from, const edge_model *model)
     k->spare = k->ring.capacity / RING_SHARE < 1 ? 1
         : k->ring.capacity / RING_SHARE > RING_SLACK ? RING_SLACK : k->ring.capacity / RING_SHARE;
     k->first = ALL;
+    k->state_bytes = (size_t)config->states * sizeof *k->states;
+    k->states = take(from, k->state_bytes);
+    k->remembered = take(from, k->state_bytes);
+    k->end = NOWHERE;
 
     uint32_t heads = config->layers * config->kv_heads, rows = k->whole.start + k->whole.heads * k->whole.even;
     rows_layout(from, &k->rows, model, rows);
@@ -99,10 +110,12 @@ void kv_place(kv *k, const kv_part *p)
             k->positions[row_of(p, head, row)] = *position_of(p, head, row);
 }
 
-/* The ring's rows keep their distances to the next token, whose position may be another one. */
+/* Rows have been evicted, or positions changed. The ring's rows keep their distances to the next token, whose position
+ * may be another one. */
 static void follow(kv *k)
 {
     kv_part *ring = &k->ring;
+    k->end = NOWHERE;
     int64_t by = k->whole.base + k->whole.next - ring->base - ring->next, shift = k->whole.next - ring->next;
     for (uint32_t row = 0; row < ring->length; row++) {
         if (by)
@@ -196,6 +209,9 @@ void kv_clear(kv *k)
     for (kv_part *p = &k->whole; p; p = p == &k->whole ? &k->ring : NULL)
         p->lists = 1, p->length = 0, p->base = p->next = 0;
     k->known = 0, k->lengthened = false, k->first = ALL;
+    k->end = NOWHERE;
+    if (k->state_bytes)
+        memset(k->states, 0, k->state_bytes);
 }
 
 uint32_t kv_length(const kv *k) { return k->whole.length; }
@@ -255,6 +271,8 @@ bool kv_can_truncate(const kv *k, uint32_t length)
     const kv_part *p = &k->whole;
     if (!length || length >= p->length)
         return length <= p->length;
+    if (k->state_bytes && length != k->end)
+        return false;
     return !k->ring.heads || next_without(p, length) >= k->first + k->before;
 }
 
@@ -265,6 +283,8 @@ void kv_truncate(kv *k, uint32_t length)
         kv_clear(k);
     if (length >= p->length)
         return;
+    if (k->state_bytes)
+        memcpy(k->states, k->remembered, k->state_bytes);
     int64_t next = next_without(p, length), gone = ring->next - next;
     uint32_t kept = ring->length > gone ? (uint32_t)(ring->length - gone) : 0;
     if (ring->heads)
@@ -307,12 +327,22 @@ static uint64_t bytes_of(const kv *k, const kv_part *p)
 }
 
 uint64_t kv_bytes(const kv *k) { return bytes_of(k, &k->whole); }
-uint64_t kv_fixed(const kv *k) { return bytes_of(k, &k->ring); }
+uint64_t kv_fixed(const kv *k) { return bytes_of(k, &k->ring) + k->state_bytes; }
+uint64_t kv_remembered(const kv *k) { return k->state_bytes; }
+
+void kv_remember(kv *k)
+{
+    if (!k->state_bytes)
+        return;
+    memcpy(k->remembered, k->states, k->state_bytes);
+    k->end = k->whole.length;
+}
 
 kv_pointers kv_arguments(kv *k)
 {
     uint8_t **arrays = k->rows.arrays;
-    return (kv_pointers){arrays[0], arrays[1], arrays[2], arrays[3], k->lengths, k->positions, k->paid, k->starts};
+    return (kv_pointers){arrays[0], arrays[1], arrays[2], arrays[3], k->lengths, k->positions, k->paid, k->starts,
+                         k->states};
 }
 
 /* ---- what policies look at ---------------------------------------------------------------------------------------- */

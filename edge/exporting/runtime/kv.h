@@ -4,6 +4,7 @@
 
 #include "internal.h"
 
+static const uint32_t NOWHERE = UINT32_MAX;
 static const int64_t ALL = -((int64_t)1 << 60); /* for `first`: no row has been forgotten */
 
 typedef struct { /* the rows of layers without a ring, or of those with one */
@@ -25,6 +26,9 @@ struct kv {
     int32_t *starts, *lengths, *positions;
     float *paid;
     bool lengthened;
+    float *states, *remembered; /* of layers that sum up all tokens, and a copy from when there were `end` rows */
+    size_t state_bytes;
+    uint32_t end;              /* NOWHERE without one */
     uint32_t pinned, known;    /* first rows, at most and now, whose keys are kept as they were before they were rotated */
     float *pinned_keys;        /* [heads][pinned][head] */
     int64_t *pinned_positions; /* RoPE's */

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Cosines and sines, without magnitude, for `by` more positions. */
-static void turn(kv *k, int64_t by, enum kv_factors factors)
+/* Sets `k->angles`: cosines and sines, without magnitude, for `by` more positions. */
+static void set_angles(kv *k, int64_t by, enum kv_factors factors)
 {
     const edge_config *config = k->model->config;
     uint32_t pairs = config->head / 2;
@@ -26,7 +26,7 @@ static void turn(kv *k, int64_t by, enum kv_factors factors)
     }
 }
 
-/* Rotates a key as `turn` said, and stores it. */
+/* Rotates a key by the angles of `set_angles`, and stores it. */
 static void rotate(kv *k, uint32_t row, uint32_t head, float *key)
 {
     const edge_config *config = k->model->config;
@@ -47,7 +47,7 @@ enum kv_factors kv_factors(const kv *k)
 
 void kv_rotate_row(kv *k, kv_part *p, uint32_t list, uint32_t logical, int64_t by, enum kv_factors factors)
 {
-    turn(k, by, factors);
+    set_angles(k, by, factors);
     for (uint32_t head = list; head < heads_of(p, list); head++) {
         uint32_t row = row_of(p, head, logical);
         rows_key(&k->rows, row, p->of[head], k->key);
@@ -68,7 +68,7 @@ uint32_t kv_foresight(const kv *k)
     return from && !k->lengthened && k->whole.next <= from ? (uint32_t)(from + 1 - k->whole.next) : 0;
 }
 
-void kv_expect(kv *k, uint32_t count)
+void kv_announce(kv *k, uint32_t count)
 {
     uint32_t from = k->model->config->long_from;
     if (!from || k->lengthened || k->whole.next + count <= from)
@@ -76,7 +76,7 @@ void kv_expect(kv *k, uint32_t count)
     lengthen(k, &k->whole);
     lengthen(k, &k->ring);
     k->lengthened = true;
-    k->known = 0;
+    k->known = 0, k->end = NOWHERE;
 }
 
 /* The first rows are rotated at every eviction, and each time their keys would be rounded again. So they are always
@@ -91,7 +91,7 @@ void kv_move_keys(kv *k, const uint32_t *rows, const int64_t *from, const int64_
         known = rows[at] == first + at ? known : 0;
     for (uint32_t at = 0; at < count; at++) {
         bool kept = at < known, old = kept && first + at < have;
-        turn(k, to[at] - (old ? k->pinned_positions[first + at] : from[at]), kv_factors(k));
+        set_angles(k, to[at] - (old ? k->pinned_positions[first + at] : from[at]), kv_factors(k));
         for (uint32_t each = 0; each < p->heads; each++) {
             float *first_key = k->pinned_keys + ((size_t)each * k->pinned + first + at) * head;
             uint32_t row = row_of(p, each, rows[at]);

@@ -4,11 +4,13 @@
  */
 #include "kv.h"
 
+#include <math.h>
 #include <string.h>
 
 typedef struct {
     uint32_t rows, lists, ring, lengthened, known, row_bytes, heads, ring_heads;
     int64_t base, next, first;
+    uint64_t state_bytes;
 } kv_header;
 
 enum {
@@ -21,7 +23,7 @@ static kv_header header_of(const kv *k)
 {
     const kv_part *whole = &k->whole, *ring = &k->ring;
     return (kv_header){whole->length, whole->lists, ring->length, k->lengthened, k->known, (uint32_t)rows_bytes(&k->rows),
-                       whole->heads, ring->heads, whole->base, whole->next, k->first};
+                       whole->heads, ring->heads, whole->base, whole->next, k->first, k->state_bytes};
 }
 
 static uint64_t part_bytes(const kv *k, const kv_part *p)
@@ -33,7 +35,7 @@ static uint64_t part_bytes(const kv *k, const kv_part *p)
 uint64_t kv_saved_bytes(const kv *k)
 {
     uint64_t pinned = k->known * (sizeof(int64_t) + sizeof(float) * k->whole.heads * k->rows.head);
-    return sizeof(kv_header) + part_bytes(k, &k->whole) + part_bytes(k, &k->ring) + pinned;
+    return sizeof(kv_header) + part_bytes(k, &k->whole) + part_bytes(k, &k->ring) + pinned + k->state_bytes;
 }
 
 typedef bool (*bytes_out)(void *to, const void *bytes, size_t size);
@@ -72,7 +74,7 @@ bool kv_save(const kv *k, bytes_out out, void *to)
         fine = fine && out(to, k->pinned_positions, sizeof(int64_t) * k->known);
     for (uint32_t head = 0; fine && k->known && head < k->whole.heads; head++)
         fine = out(to, k->pinned_keys + (size_t)head * k->pinned * k->rows.head, sizeof(float) * k->known * k->rows.head);
-    return fine;
+    return fine && out(to, k->states, k->state_bytes);
 }
 
 /* Whether a list names each of the first rows once, and its positions grow up to those before `next`. */
@@ -116,10 +118,21 @@ static bool load_lists(kv *k, kv_part *p, bytes_in in, void *from)
     return fine;
 }
 
+static bool load_states(kv *k, bytes_in in, void *from)
+{
+    if (!in(from, k->states, k->state_bytes))
+        return false;
+    for (size_t at = 0; at < k->state_bytes / sizeof *k->states; at++)
+        if (!isfinite(k->states[at]))
+            return false;
+    return true;
+}
+
 static bool header_is_possible(const kv *k, const kv_header *h)
 {
     const kv_part *whole = &k->whole, *ring = &k->ring;
-    bool same = h->row_bytes == rows_bytes(&k->rows) && h->heads == whole->heads && h->ring_heads == ring->heads;
+    bool same = h->row_bytes == rows_bytes(&k->rows) && h->heads == whole->heads && h->ring_heads == ring->heads &&
+                h->state_bytes == k->state_bytes;
     bool lists = h->lists == 1 || (h->lists == whole->heads && whole->observed);
     int64_t most = (int64_t)1 << 50; /* far more than a text has */
     return same && lists && h->ring <= ring->capacity && h->known <= k->pinned && h->known <= h->rows &&
@@ -148,6 +161,7 @@ edge_status kv_load(kv *k, bytes_in in, void *from, edge_error *error)
         fine = k->pinned_positions[row] >= 0 && k->pinned_positions[row] <= h.base + h.next;
     for (uint32_t head = 0; fine && h.known && head < whole->heads; head++)
         fine = in(from, k->pinned_keys + (size_t)head * k->pinned * k->rows.head, sizeof(float) * h.known * k->rows.head);
+    fine = fine && load_states(k, in, from);
     k->known = fine ? h.known : 0;
     if (fine)
         return EDGE_OK;

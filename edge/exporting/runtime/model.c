@@ -85,7 +85,7 @@ static bool config_is_possible(const edge_config *c)
         && within(c->threads, 1, MOST_THREADS) && within(c->evict_step, 1, c->capacity) && c->pinned < c->capacity
         && c->sinks <= c->pinned
         && c->policy <= POLICY_H2O && c->kv_dtype <= KV_INT4;
-    bool rings = within(c->whole, 1, c->layers) && c->ringed == c->layers - c->whole && c->windowed <= 1
+    bool rings = within(c->whole, 1, c->layers) && c->ringed <= c->layers - c->whole && c->windowed <= 1
         && (c->ringed ? c->windowed && within(c->ring_rows, 1, c->capacity) && within(c->ring_window, 1, 1 << 30)
                             && (c->ring_rows == c->capacity || c->ring_rows >= c->ring_window + c->chunk)
                       : !c->ring_rows && !c->ring_window)
@@ -97,7 +97,8 @@ static bool config_is_possible(const edge_config *c)
         && number_within(c->recent, 0, 1) && number_within(c->aging, 0, 1);
     bool costs = number_within(c->core_watts, 0, 1e6) && number_within(c->idle_watts, 0, 1e6)
         && number_within(c->joules_per_byte, 0, 1) && c->chat <= 1 && c->weight_bytes <= MOST_BYTES
-        && c->kv_bytes <= MOST_BYTES && c->scratch_bytes <= MOST_BYTES && c->peak <= MOST_BYTES;
+        && c->states < MOST_SCRATCH / sizeof(float) && c->kv_bytes <= MOST_BYTES && c->scratch_bytes <= MOST_BYTES
+        && c->peak <= MOST_BYTES;
     return shape && plan && rings && angles && sampled && costs;
 }
 
@@ -106,15 +107,16 @@ static bool layers_agree(const edge_model *model)
     const edge_config *c = model->config;
     if (model->sizes[SECTION_LAYERS] != c->layers * sizeof(layer_config))
         return false;
-    uint32_t ringed = 0;
+    uint32_t ringed = 0, rowless = 0;
     for (uint32_t i = 0; i < c->layers; i++) {
         const layer_config *layer = model->layers + i;
-        if (layer->rope >= c->rope_kinds || layer->ringed > 1 || (layer->window && !c->windowed)
+        if (layer->rope >= c->rope_kinds || layer->ringed > 1 || layer->rowless > 1 - layer->ringed
+            || (layer->window && !c->windowed)
             || (layer->ringed && !within(layer->window, 1, c->ring_window)))
             return false;
-        ringed += layer->ringed;
+        ringed += layer->ringed, rowless += layer->rowless;
     }
-    return ringed == c->ringed;
+    return ringed == c->ringed && rowless == c->layers - c->whole - c->ringed;
 }
 
 static uint64_t angles_bytes(const edge_config *c)

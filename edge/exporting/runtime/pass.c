@@ -76,7 +76,7 @@ static void run_compiled(pass *p, int64_t number)
     const kv_pointers *cache = &p->cache;
     p->run((int64_t *)p->job, p->lines, p->model->sections[SECTION_WEIGHTS], p->table, p->floats, p->integers,
            cache->keys, cache->values, cache->key_scales, cache->value_scales, cache->lengths, cache->positions,
-           p->tokens, p->logits, p->rope, cache->paid, cache->starts, number);
+           p->tokens, p->logits, p->rope, cache->paid, cache->starts, cache->states, number);
 }
 
 static void *work(void *argument)
@@ -213,7 +213,7 @@ float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observe
 {
     if (!can_run(p, tokens, count))
         return NULL;
-    kv_expect(p->rows, count);
+    kv_announce(p->rows, count);
     kv_prepare(p->rows, count);
     memcpy(p->tokens, tokens, count * sizeof *tokens);
     int64_t position = kv_next_position(p->rows);

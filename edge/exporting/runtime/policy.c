@@ -1,5 +1,5 @@
 /* Which rows stay when the cache is full: a port of edge/kv/{full,streaming,window,h2o,policy}.py and of shrink and
- * make_room in edge/run/context.py.
+ * make_room in edge/run/sequence.py.
  */
 #include "internal.h"
 
@@ -54,8 +54,8 @@ static uint32_t rank(float score)
     return score != score ? UINT32_MAX : bits >> 31 ? ~bits : bits | 0x80000000;
 }
 
-/* The rank of the row that comes at `count`: its bytes, from the first, by how many ranks begin with less. */
-static uint32_t rank_at(const uint32_t *ranks, uint32_t length, uint32_t count, uint32_t *below)
+/* The count-th smallest rank, by radix selection. below: the number of smaller ranks. */
+static uint32_t select_rank(const uint32_t *ranks, uint32_t length, uint32_t count, uint32_t *below)
 {
     uint32_t found = 0, mask = 0;
     *below = 0;
@@ -89,7 +89,7 @@ static void choose_heavy(void *from, uint32_t head, int32_t *rows)
     }
     if (!e->budget)
         return;
-    uint32_t worst = rank_at(p->ranks, e->length, e->budget, &below);
+    uint32_t worst = select_rank(p->ranks, e->length, e->budget, &below);
     uint32_t equal = e->budget - below; /* rows of this rank that stay */
     for (uint32_t row = 0; row < e->length && kept < e->budget; row++)
         if (p->ranks[row] < worst || (p->ranks[row] == worst && equal && equal--))

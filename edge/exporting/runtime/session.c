@@ -41,44 +41,37 @@ edge_status leave(edge_session *s, edge_status status)
 
 /* ---- options ---------------------------------------------------------------------------------------------------- */
 
-/* range: from `low` to `high`, in words. */
-static edge_status check_range(const char *name, double value, double low, double high, const char *range,
-                               edge_error *error)
+/* By the table of constants.h. */
+static edge_status check_ranges(const edge_options *options, edge_error *error)
 {
-    if (value < 0 || (value >= low && value <= high)) /* which NaN is not */
-        return EDGE_OK;
-    return edge_fail(error, EDGE_BAD_ARGUMENT, "%s must be %s, or less than 0 for the model's own", name, range);
-}
-
-static edge_status check_limit(const char *name, double value, edge_error *error)
-{
-    if (value >= 0 && value < 1e18)
-        return EDGE_OK;
-    return edge_fail(error, EDGE_BAD_ARGUMENT, "%s must be more than 0, or 0 for no limit", name);
+#define VALUE(name, low, high, own, range) options->name,
+#define LIMITS(name, low, high, own, range) {low, high, own},
+#define WORDS(name, low, high, own, range) #name "\0" range "\0"
+    const double values[] = {RANGED_OPTIONS(VALUE)};
+    static const struct { double low, high; bool own; } limits[] = {RANGED_OPTIONS(LIMITS)};
+    const char *name = RANGED_OPTIONS(WORDS), *range;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++, name = range + strlen(range) + 1) {
+        range = name + strlen(name) + 1;
+        if (!(limits[i].own && values[i] < 0) && !(values[i] >= limits[i].low && values[i] <= limits[i].high))
+            return edge_fail(error, EDGE_BAD_ARGUMENT, "%s must be %s", name, range);
+    }
+    return EDGE_OK;
+#undef VALUE
+#undef LIMITS
+#undef WORDS
 }
 
 static edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error)
 {
-    edge_status status;
     if (options->size < sizeof *options)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_options.size is %d: begin with EDGE_OPTIONS",
                          (int64_t)options->size);
     if (options->threads > model->config->threads)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "threads must be at most %d, for which the model was exported",
                          (int64_t)model->config->threads);
-    if ((status = check_range("temperature", options->temperature, 0, 100, "from 0 to 100", error)) ||
-        (status = check_range("top_p", options->top_p, 0, 1, "from 0 to 1", error)) ||
-        (status = check_range("min_p", options->min_p, 0, 1, "from 0 to 1", error)) ||
-        (status = check_range("repeat_penalty", options->repeat_penalty, 0.01, 100, "from 0.01 to 100", error)))
-        return status;
-    const double limits[] = {options->seconds, options->joules, options->watts, options->celsius, options->headroom};
-    const char *const names[] = {"seconds", "joules", "watts", "celsius", "headroom"};
-    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
-        if ((status = check_limit(names[i], limits[i], error)))
-            return status;
-    if (options->stop_count > MOST_STOPS || (options->stop_count && !options->stops))
-        return edge_fail(error, EDGE_BAD_ARGUMENT, "stops must be at most %d texts", (int64_t)MOST_STOPS);
-    return EDGE_OK;
+    if (options->stop_count > MOST_STOPS || (options->stop_count && !options->stop))
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "stop must be at most %d texts", (int64_t)MOST_STOPS);
+    return check_ranges(options, error);
 }
 
 /* As many threads as the options say, or as there are fast cores. */
@@ -99,12 +92,12 @@ static edge_status take_options(edge_session *s, const edge_options *options, ed
 {
     edge_status status = start_threads(s, options, error);
     if (!status)
-        status = stops_set(s->next_stops, options->stops, options->stop_count, error);
+        status = stops_set(s->next_stops, options->stop, options->stop_count, error);
     if (status)
         return status;
     s->new_stops = true;
     memcpy(&s->next_options, options, sizeof s->next_options);
-    s->next_options.stops = NULL; /* copied, and the app's own may go */
+    s->next_options.stop = NULL; /* copied, and the app's own may go */
     s->next_options.isa = NULL;
     return EDGE_OK;
 }
@@ -261,7 +254,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .capacity = kv_capacity(s->rows),
         .threads = pass_threads(s->pass),
         .weights = s->model->sizes[SECTION_WEIGHTS],
-        .kv = kv_bytes(s->rows) + kv_fixed(s->rows),
+        .kv = kv_bytes(s->rows) + kv_fixed(s->rows) + kv_remembered(s->rows),
         .scratch = pass_bytes(s->pass),
         .file = s->model->file.size,
         .tokens = s->ran,

@@ -46,6 +46,7 @@ struct edge_session {
     uint32_t system_count, turns;
     uint64_t evicted;         /* rows, of this conversation */
     turn_mark marks[MOST_MARKS];
+    uint32_t turn_rows;       /* with which the last turn began */
     enum turn turn;
     uint32_t chunk;           /* most tokens of a prompt that run at once */
     double needed;            /* the planned peak of the process, in bytes */

@@ -1,5 +1,5 @@
 /* A conversation: text to tokens that wait, answers piece by piece, turns taken back. The loop is that of
- * edge/run/session.py. */
+ * edge/run/loop.py. */
 #include <string.h>
 
 #include "session.h"
@@ -120,6 +120,8 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
 {
     bool opens = s->turn == TURN_NEW || s->turn == TURN_SYSTEM || s->turn == TURN_ANSWERED;
     turn_mark mark = context_mark(s);
+    if (opens)
+        s->turn_rows = mark.rows;
     uint32_t waiting = s->waiting, at = kv_length(s->rows);
     uint64_t ran = s->ran;
     s->full = false;
@@ -183,14 +185,9 @@ static void start_sampler(edge_session *s)
 {
     const edge_config *model = s->model->config;
     const edge_options *own = &s->options;
-    sampling params = {
-        own->temperature < 0 ? model->temperature : own->temperature,
-        own->top_p < 0 ? model->top_p : own->top_p,
-        own->min_p < 0 ? model->min_p : own->min_p,
-        own->repeat_penalty < 0 ? model->repeat_penalty : own->repeat_penalty,
-        own->top_k < 0 ? model->top_k : (uint32_t)own->top_k,
-        own->seeded ? own->seed : random_seed(),
-    };
+#define CHOSEN(type, name) .name = own->name < 0 ? model->name : (type)own->name,
+    sampling params = {SAMPLING_OPTIONS(CHOSEN) .seed = own->seeded ? own->seed : random_seed()};
+#undef CHOSEN
     const int32_t *banned, *ends;
     uint32_t banned_count = tokenizer_banned(s->tokenizer, &banned), end_count = tokenizer_end_ids(s->tokenizer, &ends);
     sampler_start(s->sampler, &params, banned, banned_count, ends, own->ignore_eos ? end_count : 0);
@@ -322,8 +319,9 @@ static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *err
         return EDGE_OK;
     }
     if (turns > MOST_MARKS || !context_rewind(s, &s->marks[(s->turns - turns) % MOST_MARKS]))
-        return edge_fail(error, EDGE_UNSUPPORTED, "the KV rows of these turns cannot be taken back: rewind all, and "
-                         "append the conversation again");
+        return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot be taken back: rewind all, and append the conversation again",
+                         kv_remembered(s->rows) ? "the KV rows and the recurrent state of these turns"
+                                                : "the KV rows of these turns");
     s->turns -= turns;
     s->turn = TURN_ANSWERED;
     context_settle(s);

@@ -41,11 +41,11 @@ void watch_start(watch *w, const edge_config *config, const edge_options *option
         take_joules(w, readings->joules);
     w->celsius_at = -THERMAL_S;
     w->memory_at = -PRESSURE_S;
-    w->celsius_limit = limit_of(options->celsius);
+    w->celsius_limit = limit_of(options->max_temp);
     w->headroom_limit = limit_of(options->headroom);
     w->limits = (run_limits){
-        .deadline = w->started + limit_of(options->seconds), .energy = limit_of(options->joules),
-        .power = limit_of(options->watts), .celsius = w->celsius_limit,
+        .deadline = w->started + limit_of(options->time), .energy = limit_of(options->energy),
+        .power = limit_of(options->power), .celsius = w->celsius_limit,
     };
     if (!isnan(w->headroom_limit)) /* degrees beyond what is allowed */
         w->limits.celsius = 0;

@@ -1,4 +1,4 @@
-"""Architectures of decoders: one file each, and a line here."""
+"""Decoder architectures: one file each, and a line here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from edge.model.architectures import (
     gpt2,
     granite,
     lfm2,
+    lfm2moe,
     llama,
     minicpm,
     mistral3,
     phi3,
     qwen2,
     qwen3,
+    qwen3moe,
     qwen35,
+    qwen35moe,
     smollm3,
     stablelm,
 )
@@ -31,7 +34,9 @@ _NETWORKS: dict[str, Callable[[Header, ModelSpec], Network]] = {
     "ernie4_5": llama.network,  # Baidu's ERNIE 4.5 has no formula of its own
     "qwen2": qwen2.network,
     "qwen3": qwen3.network,
+    "qwen3moe": qwen3moe.network,
     "qwen35": qwen35.network,
+    "qwen35moe": qwen35moe.network,
     "gemma": gemma.network,
     "gemma2": gemma2.network,
     "gemma3": gemma3.network,
@@ -40,14 +45,29 @@ _NETWORKS: dict[str, Callable[[Header, ModelSpec], Network]] = {
     "gpt2": gpt2.network,
     "granite": granite.network,
     "lfm2": lfm2.network,
+    "lfm2moe": lfm2moe.network,
     "mistral3": mistral3.network,
     "minicpm": minicpm.network,
     "smollm3": smollm3.network,
     "stablelm": stablelm.network,
 }
 
+USUAL: dict[str, tuple[str, ...]] = {
+    "gemma2": ("post_attention_norm.weight", "post_ffw_norm.weight"),
+    "gemma3": ("attn_q_norm.weight", "post_attention_norm.weight", "post_ffw_norm.weight"),
+    "gpt-oss": ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias", "ffn_down_exps.weight"),
+    "lfm2moe": ("ffn_down_exps.weight",),
+    "phi3": ("attn_qkv.weight", "ffn_up.weight"),
+    "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
+    "qwen3": ("attn_q_norm.weight",),
+    "qwen3moe": ("attn_q_norm.weight", "ffn_down_exps.weight"),
+    "qwen35moe": ("ffn_down_exps.weight",),
+}
+"""Tensors of the first layer by which `find_network` knows what a header does not say. Files of these architectures
+have them, so that a model can be described without its file (`edge/model/layout.py`)."""
+
 
 def find_network(header: Header, spec: ModelSpec) -> Network | None:
-    """The pass of the model; None for architectures that only llama.cpp runs."""
+    """The model's description of layers; None for architectures that only llama.cpp runs."""
     make = _NETWORKS.get(spec.architecture)
     return make(header, spec) if make else None

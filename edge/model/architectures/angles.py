@@ -1,5 +1,4 @@
-"""What positions do to queries and keys: RoPE's frequencies with the scalings that stretch a model's context, and
-the temperature of queries."""
+"""RoPE's frequencies with the scalings that extend a model's context, and the temperature of queries."""
 
 from __future__ import annotations
 
@@ -16,16 +15,16 @@ from edge.types import AnyArray, FloatArray
 
 @dataclass(frozen=True)
 class Angles:
-    """radians: float64 [dim / 2] per position. magnitude: of cosines and sines, for queries and keys alike."""
+    """RoPE's angles."""
 
-    radians: AnyArray
-    magnitude: float
+    radians: AnyArray  # float64 [dim / 2], per position
+    magnitude: float  # factor of cosines and sines, for queries and keys alike
 
 
 def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
-    """The angles of a model. long: for texts beyond the original context, for which longrope has separate factors.
+    """The angles of a model. long: for texts beyond the original context, for which LongRoPE has separate factors.
 
-    Raises ModelFormatError if factors are not positive numbers, or for yarn with a base of 1 or less.
+    Raises ModelFormatError if factors are not positive numbers, or for YaRN with a base of 1 or less.
     """
     if not rope.dim:
         return Angles(np.zeros(0), 1.0)
@@ -51,7 +50,7 @@ def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
 
 
 def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
-    """What YaRN multiplies cosines and sines by (arXiv:2309.00071, section 3.4)."""
+    """YaRN's factor of cosines and sines (arXiv:2309.00071, section 3.4)."""
     return 1 + 0.1 * multiplier * math.log(max(factor, 1.0))
 
 
@@ -61,7 +60,7 @@ def temperatures(temperature: Temperature, positions: AnyArray) -> FloatArray:
 
 
 def _yarn_share(rope: Rope) -> AnyArray:
-    """The share by which each pair is stretched, [dim / 2]: 0 for short wavelengths, 1 for long ones."""
+    """The extent to which each pair is stretched, [dim / 2]: 0 for short wavelengths, 1 for long ones."""
 
     def pair_with_rotations(count: float) -> float:
         return rope.dim * math.log(rope.original_context / (count * 2 * math.pi)) / (2 * math.log(rope.base))

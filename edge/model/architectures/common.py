@@ -1,13 +1,13 @@
-"""Parts that architectures share."""
+"""Builders of layers and readers of fields that architectures share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edge.errors import ModelFormatError
+from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_fields import Header
-from edge.model.layers import Activation, Attention, Block, Dense, Network, Norm, Rope, Temperature
+from edge.model.layers import Activation, Attention, Block, Dense, Experts, Network, Norm, Rope, Router, Temperature
 from edge.model.spec import ModelSpec
 
 _ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
@@ -19,11 +19,12 @@ def decoder(
     halves: bool = False, query_scale: float = 0.0, activation: Activation = "silu", gated: bool = True,
     norm: Norm = "rms", residual_scale: float = 1.0, temperature: Temperature | None = None, score_cap: float = 0.0,
     embedding_scale: float = 1.0, learned_positions: bool = False, logit_scale: float = 1.0, logit_cap: float = 0.0,
+    experts: Experts | None = None,
 ) -> Network:  # fmt: skip
-    """Layers of attention and a feed-forward network, as most architectures have them.
+    """A network whose layers are attention and a feed-forward network, or `experts` instead, as in most architectures.
 
-    ropes, windows: of each layer; None: the header's, in all layers. query_scale: 0 stands for 1 / √head_dim. halves:
-    see `Rope`. Biases, norms of heads, and norms behind blocks are those that the first layer has in the file.
+    ropes, windows: per layer; None: the header's, in all layers. query_scale: 0 stands for 1 / √head_dim. halves: see
+    `Rope`. The file's first layer decides which biases, norms of heads, and post-norms there are.
     """
     ropes = ropes or [replace(read_rope(header, spec), halves=halves)] * spec.layers
     windows = windows or same_window(spec)
@@ -36,11 +37,11 @@ def decoder(
     fused = "ffn_up" if gated and not _has(header, "ffn_gate.weight") else ""
     dense = Dense(spec.ffn, activation, gated, _biases(header, matrices, fused))
 
-    def block(name: str, core: Attention | Dense, post_norm: str) -> Block:
+    def block(name: str, core: Attention | Dense | Experts, post_norm: str) -> Block:
         behind = post_norm if _has(header, f"{post_norm}.weight") else None
         return Block(name, core, behind, residual_scale, _has(header, f"{name}.bias"))
 
-    feeding = block("ffn_norm", dense, "post_ffw_norm")
+    feeding = block("ffn_norm", experts or dense, "post_ffw_norm")
     layers = tuple(
         (block("attn_norm", replace(attention, rope=rope, window=window), "post_attention_norm"), feeding)
         for rope, window in zip(ropes, windows, strict=True)
@@ -53,7 +54,7 @@ def decoder(
 
 
 def read_rope(header: Header, spec: ModelSpec) -> Rope:
-    """The rotary positions of a header, from the fields that all architectures share."""
+    """RoPE by the header fields that all architectures share."""
     factor = header.positive("rope.scaling.factor", header.positive("rope.scale_linear", 1.0, below=1e4), below=1e4)
     return Rope(
         dim=spec.rope_dim,
@@ -67,20 +68,41 @@ def read_rope(header: Header, spec: ModelSpec) -> Rope:
 
 
 def read_kernel(header: Header, key: str) -> int:
-    """How many tokens a causal convolution sees. Raises ModelFormatError for fewer than two."""
+    """The width of a causal convolution, in tokens. Raises ModelFormatError for fewer than two."""
     kernel = header.count(key, "head_dim")
     if kernel < 2:
         raise ModelFormatError(f"{header.file.path}: {header.architecture}.{key} is {kernel}: it must be 2 or more")
     return kernel
 
 
+def read_experts(header: Header, router: Router = "softmax", *, shared: bool = False) -> Experts:
+    """The experts of a header. shared: a shared expert serves every token.
+
+    Raises ModelFormatError for impossible figures, UnsupportedError for experts that are chosen by groups.
+    """
+    number, used = header.count("expert_count", "ffn"), header.count("expert_used_count", "ffn")
+    if used > number:
+        raise ModelFormatError(f"{header.file.path}: {used} of {number} experts for a token")
+    if header.value("expert_group_count") not in (None, 0, 1):
+        raise UnsupportedError(f"{header.file.path}: groups of experts run on llama.cpp only")
+    width = header.count("expert_feed_forward_length", "ffn")
+    return Experts(
+        number,
+        used,
+        width,
+        router,
+        scale=read_factor(header, "expert_weights_scale"),
+        shared=header.count("expert_shared_feed_forward_length", "ffn", default=width) if shared else 0,
+    )
+
+
 def read_factor(header: Header, key: str, default: float = 1.0) -> float:
-    """A factor of the header; 0 means that there is none, as in llama.cpp."""
+    """A scalar factor of the header; 0 counts as absent, as in llama.cpp."""
     return default if header.value(key) == 0 else header.positive(key, default, below=1e6)
 
 
 def same_window(spec: ModelSpec) -> tuple[int, ...]:
-    """Every layer has the header's window, if a position can be beyond it: Phi-4-mini's is twice its context."""
+    """The header's window for every layer, if it is shorter than the context: Phi-4-mini's is twice as long."""
     return (spec.window if spec.window < spec.context else 0,) * spec.layers
 
 
@@ -94,6 +116,6 @@ def _has(header: Header, name: str) -> bool:
 
 
 def _biases(header: Header, matrices: tuple[str, ...], fused: str) -> tuple[str, ...]:
-    """fused: the matrix that may hold all of `matrices` but the last, the output."""
+    """Matrices with biases. fused: the matrix that may hold all of `matrices` but the last, the output."""
     whole = bool(fused) and _has(header, f"{fused}.weight") and _has(header, f"{fused}.bias")
     return tuple(name for name in matrices if _has(header, f"{name}.bias") or (whole and name != matrices[-1]))

@@ -1,5 +1,5 @@
-"""Gemma 3 (arXiv:2503.19786): norms of queries and keys; five layers with a window and a RoPE of their own for
-each layer with full attention."""
+"""Gemma 3 (arXiv:2503.19786): norms of queries and keys; five layers with a sliding window and their own RoPE for each
+layer with full attention."""
 
 from __future__ import annotations
 

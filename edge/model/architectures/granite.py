@@ -1,4 +1,5 @@
-"""Granite 3 and 4, dense (github.com/ibm-granite): Llama with factors of embeddings, scores, additions and logits.
+"""Granite 3 and 4, dense (github.com/ibm-granite): Llama with scalar factors on embeddings, scores, residuals and
+logits.
 
 `rope.scaling.finetuned` is false in models without RoPE.
 """

@@ -1,4 +1,5 @@
-"""MiniCPM up to version 4 (arXiv:2404.06395): Llama with factors of embeddings, additions and logits, as Granite's."""
+"""MiniCPM up to version 4 (arXiv:2404.06395): Llama with scalar factors on embeddings, residuals and logits, as
+Granite."""
 
 from __future__ import annotations
 

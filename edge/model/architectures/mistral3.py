@@ -1,6 +1,6 @@
-"""Ministral 3 (arXiv:2601.08584): Llama with YaRN, and queries that grow with their position.
+"""Ministral 3 (arXiv:2601.08584): Llama with YaRN, and queries scaled up with their position.
 
-Mistral Small 3 has the same name in GGUF, and neither.
+Mistral Small 3 has the same name in GGUF, but no YaRN and no scaling.
 """
 
 from __future__ import annotations

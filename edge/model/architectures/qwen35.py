@@ -1,6 +1,6 @@
 """Qwen3.5 (huggingface.co/Qwen): three layers of gated delta nets for each layer of attention with an output gate.
 
-Heads are normalised, and RoPE rotates a part of each head. The norm before the feed-forward network is named after the
+Heads are normalized, and RoPE rotates a part of each head. The norm before the feed-forward network is named after the
 attention. MRoPE's sections agree for text, so positions are plain.
 """
 
@@ -11,28 +11,37 @@ from dataclasses import replace
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_kernel, read_rope
-from edge.model.layers import Attention, Block, DeltaNet, Dense, Network
+from edge.model.fallback import per_layer
+from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, Network
 from edge.model.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:
+    return hybrid(header, spec, Dense(header.count("feed_forward_length", "ffn")))
+
+
+def hybrid(header: Header, spec: ModelSpec, feeding: Dense | Experts) -> Network:
+    """Layers of delta nets or attention, each followed by `feeding`."""
     if header.value("nextn_predict_layers"):
         raise UnsupportedError(f"{header.file.path}: layers that predict several tokens run on llama.cpp only")
     rope = replace(read_rope(header, spec), halves=True)
     attention = Attention(
         spec.heads, spec.kv_heads, spec.head_dim, spec.head_dim**-0.5, rope, head_norms=True, gated=True
     )
-    delta = _delta_net(header)
-    feeding = Block("post_attention_norm", Dense(header.count("feed_forward_length", "ffn")))
+    delta, recurrent = _delta_net(header), _recurrent(header, spec.layers)
     layers = tuple(
-        (Block("attn_norm", delta if _is_recurrent(header, layer) else attention), feeding)
-        for layer in range(spec.layers)
+        (Block("attn_norm", delta if is_delta else attention), Block("post_attention_norm", feeding))
+        for is_delta in recurrent
     )
     return Network(spec.hidden, spec.vocab, layers, norm_eps=spec.norm_eps, tied_head=spec.tied_head)
 
 
-def _is_recurrent(header: Header, layer: int) -> bool:
-    return f"blk.{layer}.ssm_a" in header.file.tensors
+def _recurrent(header: Header, layers: int) -> list[bool]:
+    """Which layers are delta nets, as llama.cpp has it: those that the header names, or all but every n-th."""
+    if f"{header.architecture}.attention.recurrent_layers" in header.file.metadata:
+        return [bool(flag) for flag in per_layer(header, "attention.recurrent_layers", "layers", layers, 0)]
+    interval = header.count("full_attention_interval", "layers", default=4)
+    return [(layer + 1) % interval != 0 for layer in range(layers)]
 
 
 def _delta_net(header: Header) -> DeltaNet:

@@ -34,8 +34,8 @@ private fun values(model: EdgeModel) {
     show("info", model.info)
     val options = EdgeOptions(
         threads = 3, cpuMask = 1L shl 40, isa = "avx2", temperature = 0.5, topK = 7, topP = 0.25, minP = 0.125,
-        repeatPenalty = 1.5, seed = -1, maxTokens = 9, stops = listOf("a", "ä😀"), seconds = 1.0, joules = 2.0,
-        watts = 3.0, celsius = 4.0, headroom = 0.5,
+        repeatPenalty = 1.5, seed = -1, maxTokens = 9, stop = listOf("a", "ä😀"), time = 1.0, energy = 2.0,
+        power = 3.0, maxTemp = 4.0, headroom = 0.5,
     )
     val sensors = Sensors { Readings(1.0, 2.0, 3.0, 1 shl 30) }
     model.session(options, sensors).use { session ->
@@ -66,8 +66,8 @@ private fun texts(model: EdgeModel) = model.session().use { session ->
 private fun errors(model: EdgeModel) {
     show("missing", failure { EdgeModel.open("/missing/😀") })
     show("nul", failure { EdgeModel.open("a\u0000b") })
-    show("stop", failure { model.session(EdgeOptions(stops = listOf("x".repeat(1000)))) })
-    show("stops", failure { model.session(EdgeOptions(stops = List(40) { "x" })) })
+    show("stop", failure { model.session(EdgeOptions(stop = listOf("x".repeat(1000)))) })
+    show("stops", failure { model.session(EdgeOptions(stop = List(40) { "x" })) })
     show("threads", failure { EdgeOptions(threads = 0) })
     val session = model.session()
     show("nothing asked", failure { runBlocking { session.answer().collect() } })

@@ -73,9 +73,9 @@ edge_status edge_set(edge_session *session, const edge_options *options, edge_er
     if (options->stop_count > 16)
         return fail(error, EDGE_BAD_ARGUMENT, "more than 16 stops");
     for (uint32_t i = 0; i < options->stop_count; i++) {
-        if (strlen(options->stops[i]) > 128)
+        if (strlen(options->stop[i]) > 128)
             return fail(error, EDGE_BAD_ARGUMENT, "a stop has more than 128 bytes");
-        strcpy(session->stops[i], options->stops[i]);
+        strcpy(session->stops[i], options->stop[i]);
     }
     session->options = *options;
     return EDGE_OK;
@@ -140,7 +140,7 @@ edge_status edge_next(edge_session *session, edge_piece *piece, edge_error *erro
     if (strstr(session->text, "slow"))
         nanosleep(&(struct timespec){0, 5000000}, NULL);
     if (atomic_load(&session->cancelled))
-        piece->finish = EDGE_CANCELLED;
+        piece->finish = EDGE_INTERRUPTED;
     else if (session->at == session->length)
         piece->finish = EDGE_EOS;
     else {
@@ -199,7 +199,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         (uint64_t)((o->temperature * 1000 + o->top_p * 100 + o->min_p * 10 + o->repeat_penalty) * 1000 + 0.5),
         o->stop_count ? strlen(session->stops[o->stop_count - 1]) : 0, session->tokens, (uint64_t)atomic_load(&faults),
         session->readings.joules + session->readings.celsius * 1000 + session->readings.headroom * 1e6,
-        o->seconds + o->joules * 10 + o->watts * 100 + o->celsius * 1000 + o->headroom * 1e4,
+        o->time + o->energy * 10 + o->power * 100 + o->max_temp * 1000 + o->headroom * 1e4,
         session->readings.available == 1 << 30};
     return EDGE_OK;
 }

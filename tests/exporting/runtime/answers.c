@@ -34,7 +34,7 @@ int main(int count, char **values)
     options.temperature = 0;
     options.ignore_eos = 1;
     options.max_tokens = count > 2 ? (uint32_t)atoi(values[2]) : 1;
-    options.seconds = count > 3 ? atof(values[3]) : 0;
+    options.time = count > 3 ? atof(values[3]) : 0;
     edge_model *model;
     edge_session *session;
     check(edge_open(&source, &model, &error));

@@ -119,15 +119,15 @@ static void call_set(run *r)
         copies[i][length] = 0;
         texts[i] = copies[i];
     }
-    options.stops = options.stop_count && rarely(c) ? NULL : texts;
-    options.seconds = rarely(c) ? some_number(c, 0.01) : 0;
-    options.joules = rarely(c) ? some_number(c, 0.001) : 0;
-    options.watts = rarely(c) ? some_number(c, 50) : 0;
-    options.celsius = rarely(c) ? some_number(c, 90) : 0;
+    options.stop = options.stop_count && rarely(c) ? NULL : texts;
+    options.time = rarely(c) ? some_number(c, 0.01) : 0;
+    options.energy = rarely(c) ? some_number(c, 0.001) : 0;
+    options.power = rarely(c) ? some_number(c, 50) : 0;
+    options.max_temp = rarely(c) ? some_number(c, 90) : 0;
     options.headroom = rarely(c) ? some_number(c, 0.9) : 0;
     options.size = rarely(c) ? below(c, 300) : options.size;
-    if (options.watts != 0 || options.celsius != 0 || options.headroom != 0)
-        options.seconds = 0.05; /* or there are pauses of seconds */
+    if (options.power != 0 || options.max_temp != 0 || options.headroom != 0)
+        options.time = 0.05; /* or there are pauses of seconds */
     if (r->session) {
         hold(r, edge_set(r->session, rarely(c) ? NULL : &options, &error), &error);
     } else if (!hold(r, edge_begin(r->model, &options, &r->session, &error), &error)) {

@@ -61,7 +61,7 @@ static void once(const char *path, int tokens)
     if (!piece.finish) {
         edge_cancel(session);
         hold(edge_next(session, &piece, &error), &error);
-        if (piece.finish != EDGE_CANCELLED && piece.finish != EDGE_GOING) {
+        if (piece.finish != EDGE_INTERRUPTED && piece.finish != EDGE_GOING) {
             fprintf(stderr, "not cancelled\n");
             exit(1);
         }

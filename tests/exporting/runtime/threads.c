@@ -45,7 +45,7 @@ static void *converse(void *argument)
     edge_piece piece = {.size = sizeof piece};
     while (!piece.finish) /* until it is cancelled */
         hold(edge_next(session, &piece, &error), &error);
-    if (piece.finish != EDGE_CANCELLED)
+    if (piece.finish != EDGE_INTERRUPTED)
         exit(2);
     edge_end(session);
     return NULL;

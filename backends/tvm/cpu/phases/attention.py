@@ -9,7 +9,7 @@ from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, loop, s
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.attend import attend_chunk, attend_step, merge_parts, observe_last
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.cpu.phases.project import add, add_normed
+from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.cpu.phases.qkv import qkv
 from edge.backends.tvm.packing.shape import round_up
 
@@ -35,20 +35,17 @@ def output_unit(b: PassBuilder, layer: Value) -> None:
     if "attn_q_gate" in b.names and not b.single:
         with b.phase("gate", layer), b.shared_out(b.count) as token:
             _apply_gate(b, token, token)
-    b.quantize_chunk("mixed", width, layer, "output")
-    with b.phase("output", layer):
-        if b.single:
-            merge_parts(b)
-            if "attn_q_gate" in b.names:
-                _apply_gate(b, i64(0), b.thread)
-            b.mark("merge", layer)
-        inputs = b.quantized_inputs("mixed", width, layer, "output", private=True)
-        adapt(b, "output", layer, inputs)
-        add(b, layer, inputs)
-    add_normed(b, layer)
+    project(b, layer, "mixed", width, "output", private=True, first=_merge if b.single else None)
 
 
 UNITS: dict[str, Unit] = {"qkv": qkv_unit, "attend": attend_unit, "output": output_unit}
+
+
+def _merge(b: PassBuilder, layer: Value) -> None:
+    merge_parts(b)
+    if "attn_q_gate" in b.names:
+        _apply_gate(b, i64(0), b.thread)
+    b.mark("merge", layer)
 
 
 def _apply_gate(b: PassBuilder, token: Value, row: Value) -> None:

@@ -112,25 +112,25 @@ class PassBuilder:
     def groups(self) -> Groups:
         return groups_of(self.block.core)
 
-    def normalise_chunk(self, norm: str, layer: Value, group: str) -> None:
+    def normalise_chunk(self, norm: str, layer: Value, *groups: str) -> None:
         """In a chunk, normalise and quantize rows, in a phase of its own; in a step, nothing."""
         if self.single:
             return
         with self.phase(norm, layer), self.shared_out(self.count) as token:
             self.norm_row(token, token, norm, layer)
-            self.quantize_row("normed", self.shape.padded_hidden, token, token, self.blocks(group))
+            self.quantize_row("normed", self.shape.padded_hidden, token, token, self.blocks(*groups))
 
-    def normalised_inputs(self, norm: str, layer: Value, group: str) -> Inputs:
+    def normalised_inputs(self, norm: str, layer: Value, *groups: str) -> Inputs:
         """The normalised rows; in a step, the thread makes its own copy."""
         if self.single:
             self.norm_row(i64(0), self.thread, norm, layer)
-            self.quantize_row("normed", self.shape.padded_hidden, self.thread, self.thread, self.blocks(group))
+            self.quantize_row("normed", self.shape.padded_hidden, self.thread, self.thread, self.blocks(*groups))
             self.mark(norm, layer)
         return self.inputs("normed", self.shape.padded_hidden)
 
     def quantize_chunk(self, name: str, width: int, layer: Value, group: str) -> None:
         """In a chunk, quantize rows, in a phase of its own; in a step, nothing."""
-        if self.single or not self._group_sizes(self.blocks(group)):
+        if self.single or not self.group_sizes(self.blocks(group)):
             return
         with self.phase(f"quantize_{name}", layer), self.shared_out(self.count) as token:
             self.quantize_row(name, width, token, token, self.blocks(group))
@@ -138,7 +138,7 @@ class PassBuilder:
     def quantized_inputs(self, name: str, width: int, layer: Value, group: str, *, private: bool) -> Inputs:
         """The quantized rows; in a step, a copy for this thread, of its own row (`private`) or of the common one."""
         source = self.thread if private else i64(0)
-        if self.single and self._group_sizes(self.blocks(group)):
+        if self.single and self.group_sizes(self.blocks(group)):
             self.quantize_row(name, width, source, self.thread, self.blocks(group))
             self.mark(f"quantize_{name}", layer)
         return self.inputs(name, width, shared=not private)
@@ -156,10 +156,10 @@ class PassBuilder:
         )  # fmt: skip
 
     def quantize_row(self, name: str, width: int, source: Value, row: Value, blocks: Sequence[str]) -> None:
-        if group_sizes := self._group_sizes(blocks):
+        if group_sizes := self.group_sizes(blocks):
             quantize(self.floats, let(self.at(name) + source * width), width, self.quantized(), row, group_sizes)
 
-    def _group_sizes(self, blocks: Sequence[str]) -> Sequence[int]:
+    def group_sizes(self, blocks: Sequence[str]) -> Sequence[int]:
         """The group sizes of these weights, for which activations need sums; none if no weights are integers."""
         integers = [block for block in map(BLOCKS.__getitem__, blocks) if isinstance(block, IntegerBlock)]
         sizes = {block.group_size for block in integers} | ({PART} if integers and self.design.lora else set())
@@ -291,8 +291,8 @@ class PassBuilder:
         """Rows of activations: in a step, the thread's own copy."""
         return [self.thread] if self.single else tokens
 
-    def blocks(self, group: str) -> list[str]:
-        return [name for blocks in self.variants(group) for name in blocks]
+    def blocks(self, *groups: str) -> list[str]:
+        return [name for group in groups for blocks in self.variants(group) for name in blocks]
 
     def layer_matrix(self, layer: Value, name: str, block: str) -> Matrix:
         quants, scales = self.layer_at(layer, name), self.layer_at(layer, f"{name}.scales")
@@ -300,7 +300,7 @@ class PassBuilder:
 
     def columns(self, name: str) -> int:
         """Of a matrix of the block."""
-        return self.block.core.width if name == self.block.core.output else self.shape.hidden
+        return next(each.columns for each in self.block.core.tensors(self.shape.hidden) if each.name == name)
 
     def matrix(self, block: str, columns: int, name: str) -> Matrix:
         return Matrix(BLOCKS[block], columns, self.at(name), self.at(f"{name}.scales"))

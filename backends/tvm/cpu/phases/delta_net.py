@@ -28,7 +28,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     when,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.cpu.phases.project import add, add_normed
+from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.packing.shape import round_up
 from edge.model.layers import DeltaNet
 
@@ -60,12 +60,7 @@ def recur(b: PassBuilder, layer: Value) -> None:
 
 
 def output(b: PassBuilder, layer: Value) -> None:
-    width = round_up(_core(b).width, 32)
-    b.quantize_chunk("mixed", width, layer, "delta_out")
-    with b.phase("delta_out", layer):
-        _keep_inputs(b, layer)
-        add(b, layer, b.quantized_inputs("mixed", width, layer, "delta_out", private=False))
-    add_normed(b, layer)
+    project(b, layer, "mixed", round_up(_core(b).width, 32), "delta_out", first=_keep_inputs)
 
 
 UNITS: dict[str, Unit] = {"delta_in": products, "delta_net": recur, "delta_out": output}

@@ -7,7 +7,7 @@ from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.vectors import Value, store
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.cpu.phases.project import add, add_normed
+from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.packing.shape import round_up
 from edge.model.layers import Dense
 
@@ -22,13 +22,7 @@ def gate_up(b: PassBuilder, layer: Value) -> None:
 
 
 def down(b: PassBuilder, layer: Value) -> None:
-    width = _width(b)
-    b.quantize_chunk("ffn", width, layer, "down")
-    with b.phase("down", layer):
-        inputs = b.quantized_inputs("ffn", width, layer, "down", private=False)
-        adapt(b, "down", layer, inputs)
-        add(b, layer, inputs)
-    add_normed(b, layer)
+    project(b, layer, "ffn", _width(b), "down")
 
 
 UNITS: dict[str, Unit] = {"gate_up": gate_up, "down": down}

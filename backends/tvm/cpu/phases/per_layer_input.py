@@ -12,7 +12,7 @@ from edge.backends.tvm.cpu.kernels.functions import ACTIVATIONS
 from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.vectors import Strip, Value, floats, i64, let, load, loop, store
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.cpu.phases.project import add, add_normed
+from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.cpu.phases.qkv import unit
 from edge.backends.tvm.cpu.phases.streaming import evict_embeddings
 from edge.backends.tvm.packing.shape import round_up
@@ -54,11 +54,7 @@ def gate(b: PassBuilder, layer: Value) -> None:
 
 
 def output(b: PassBuilder, layer: Value) -> None:
-    width = round_up(b.shape.layer_inputs, 32)
-    b.quantize_chunk("ffn", width, layer, "input_out")
-    with b.phase("input_out", layer):
-        add(b, layer, b.quantized_inputs("ffn", width, layer, "input_out", private=False))
-    add_normed(b, layer)
+    project(b, layer, "ffn", round_up(b.shape.layer_inputs, 32), "input_out")
 
 
 UNITS: dict[str, Unit] = {"input_gate": gate, "input_out": output}

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edge.backends.tvm.cpu.kernels.functions import rms_scale
 from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, loop, scaled, spread, store
+from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 
+Part = Callable[[PassBuilder, Value], None]
 
-def add(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
-    """x += matrix · inputs; if the model normalises the product first, it goes to `normed` for `add_normed`."""
+
+def project(
+    b: PassBuilder, layer: Value, name: str, width: int, group: str, *, private: bool = False, first: Part | None = None
+) -> None:
+    """The unit that ends a block: x += output projection · rows `name`, each `width` long, with the norm behind it.
+
+    group: of the output's matrix, and the name of the phase. private: in a step, each thread has its own copy of the
+    row. first: what the phase does before the rows are read.
+    """
+    b.quantize_chunk(name, width, layer, group)
+    with b.phase(group, layer):
+        if first:
+            first(b, layer)
+        inputs = b.quantized_inputs(name, width, layer, group, private=private)
+        adapt(b, group, layer, inputs)
+        _add(b, layer, inputs)
+    if post_norm := b.block.post_norm:
+        with b.phase(post_norm, layer):
+            _add_normed(b, layer, let(b.layer_at(layer, post_norm)))
+
+
+def _add(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
+    """x += matrix · inputs; if the model normalises the product first, it goes to `normed`."""
     has_norm, name = b.block.post_norm is not None, b.block.core.output
     target = "normed" if has_norm else "x"  # the normalised rows are no longer needed
 
@@ -21,15 +46,6 @@ def add(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
             store(b.floats, at, each.value if has_norm else _rescaled(b, layer, load(b.floats, at) + product))
 
 
-def add_normed(b: PassBuilder, layer: Value) -> None:
-    """x += the RMSNorm of `normed`, in a phase of its own; nothing if the model has no such norm."""
-    post_norm = b.block.post_norm
-    if post_norm is None:
-        return
-    with b.phase(post_norm, layer):
-        _add_normed(b, layer, let(b.layer_at(layer, post_norm)))
-
-
 def _rescaled(b: PassBuilder, layer: Value, total: Value) -> Value:
     """Hidden states behind the block, times its value in the file if it has one."""
     if b.block.rescale is None:
@@ -38,7 +54,7 @@ def _rescaled(b: PassBuilder, layer: Value, total: Value) -> Value:
 
 
 def _add_normed(b: PassBuilder, layer: Value, weight: Value) -> None:
-    """In a step the threads divide the row, in a chunk the tokens."""
+    """x += the RMSNorm of `normed`. In a step the threads divide the row, in a chunk the tokens."""
     shape, parts = b.shape, b.shape.padded_hidden // 16
     tokens = (i64(0), i64(1)) if b.single else b.range(b.count)
     first, last = b.range(parts) if b.single else (i64(0), i64(parts))

@@ -6,7 +6,7 @@ import itertools
 
 from edge.backends.tvm.cpu.kernels.vectors import Register, Value, floats, i64, let, load, loop, store
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.cpu.phases.project import add, add_normed
+from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.packing.shape import round_up
 from edge.model.layers import ShortConvolution
 
@@ -49,11 +49,7 @@ def convolve(b: PassBuilder, layer: Value) -> None:
 
 
 def output(b: PassBuilder, layer: Value) -> None:
-    width = round_up(_core(b).width, 32)
-    b.quantize_chunk("mixed", width, layer, "conv_out")
-    with b.phase("conv_out", layer):
-        add(b, layer, b.quantized_inputs("mixed", width, layer, "conv_out", private=False))
-    add_normed(b, layer)
+    project(b, layer, "mixed", round_up(_core(b).width, 32), "conv_out")
 
 
 UNITS: dict[str, Unit] = {"conv_in": products, "convolve": convolve, "conv_out": output}

@@ -1,4 +1,4 @@
-"""Drivers that run programs (`gpu/program.py`) on GPUs: what every one of them is, and which are there."""
+"""Hosts: drivers that run programs (`gpu/program.py`) on GPUs; their protocol and their registry."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ ALIGNMENT = 256  # bytes, of slices
 
 @dataclass(frozen=True)
 class Limits:
-    """binding, buffer: bytes of a slice that a kernel sees, and of a buffer. buffers: that a kernel may have. threads,
-    shared: of a workgroup, and its bytes. groups: workgroups in one dimension."""
+    """Limits of an adapter."""
 
-    binding: int
-    buffer: int
-    buffers: int
-    threads: int
-    shared: int
-    groups: int
+    binding: int  # bytes of a slice bound to a kernel
+    buffer: int  # bytes of a buffer
+    buffers: int  # number per kernel
+    threads: int  # of a workgroup
+    shared: int  # bytes of workgroup memory
+    groups: int  # workgroups in one dimension
 
 
 PORTABLE = Limits(binding=128 << 20, buffer=256 << 20, buffers=8, threads=256, shared=16384, groups=65535)  # WebGPU's
@@ -39,76 +38,70 @@ PORTABLE = Limits(binding=128 << 20, buffer=256 << 20, buffers=8, threads=256, s
 
 @dataclass(frozen=True)
 class Adapter:
-    """A GPU, or a software adapter, which runs on the CPU, as a driver shows it.
+    """A GPU as a driver shows it, or a software adapter, which runs on the CPU."""
 
-    host: the module of `hosts/`. language: of `program.LANGUAGES`. index: among the host's adapters. kind: discrete,
-    integrated, cpu or unknown. unified: its buffers are the process's main memory. memory: bytes of its own, None where
-    the driver does not tell. features: f16, dot4 (products of packed bytes), subgroups, timestamps. bus: its address on
-    PCI, empty where the driver does not tell.
-    """
-
-    host: str
-    language: str
-    index: int
+    host: str  # module of `hosts/`
+    language: str  # of `program.LANGUAGES`
+    index: int  # among the host's adapters
     name: str
     vendor: str
     driver: str
-    kind: str
-    unified: bool
-    memory: int | None
+    kind: str  # discrete, integrated, cpu or unknown
+    unified: bool  # its buffers are in the process's main memory
+    memory: int | None  # bytes of its own; None: the driver does not tell
     limits: Limits
-    features: frozenset[str]
-    bus: str = ""
+    features: frozenset[str]  # f16, dot4 (products of packed bytes), subgroups, timestamps
+    bus: str = ""  # PCI address; empty: the driver does not tell
 
     @property
     def place(self) -> str:
-        """Such as wgpu:0, by which `EDGE_GPU` chooses it."""
+        """A name such as wgpu:0, for `EDGE_GPU`."""
         return f"{self.host}:{self.index}"
 
     @property
     def key(self) -> str:
-        """What tuning records are filed under: a new driver compiles otherwise."""
+        """The key of tuning records; includes the driver, since another one compiles differently."""
         return f"{self.host} {self.vendor} {self.name} {self.driver}"
 
 
 class Device(Protocol):
-    """An adapter, opened. All its work happens in the order of the calls.
+    """An opened adapter, which executes calls in order. allocated: bytes of its buffers, by our own count.
 
-    allocated: bytes of its buffers, our own count.
-    Every call raises EngineError where the device is lost, with one line that says so.
+    Every call raises a one-line EngineError if the device is lost.
     """
 
     adapter: Adapter
     allocated: int
 
     def create(self, nbytes: int) -> Buffer:
-        """Memory of the device, zeros. Raises EngineError if there is not enough."""
+        """Allocate zeroed device memory. Raises EngineError if there is not enough."""
         ...
 
     def free(self, buffer: Buffer) -> None: ...
 
     def write(self, buffer: Buffer, offset: int, data: AnyArray) -> None:
-        """Copy an array; offset and size in bytes, multiples of 4. The array may change after the call."""
+        """Copy an array to a buffer; offset and size in bytes, multiples of 4. The array may change after the call."""
         ...
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> AnyArray:
-        """Wait for everything before, and copy: uint8 [nbytes], the caller's own."""
+        """Wait for all earlier calls, and copy: uint8 [nbytes], owned by the caller."""
         ...
 
     def prepare(self, kernels: Mapping[str, Kernel], progress: Callable[[float], None] | None = None) -> None:
-        """Compile kernels, which `record` then finds by name. Raises EngineError with the driver's first line."""
+        """Compile kernels, for `record` to find by name. Raises EngineError with the driver's first line."""
         ...
 
     def record(self, dispatches: Sequence[Dispatch], buffers: Mapping[str, Buffer]) -> Recording:
-        """Everything about these dispatches that does not change from run to run: bindings, scalars."""
+        """Prepare everything about these dispatches that stays the same from run to run: bindings, scalars."""
         ...
 
     def run(self, recording: Recording, tokens: int = 1, times: int = 1) -> None:
-        """Start all dispatches, `times` over; returns before they have ended. tokens: see `Dispatch.per`."""
+        """Start all dispatches, `times` over, without waiting for their end. tokens: see `Dispatch.per`."""
         ...
 
     def time(self, recording: Recording, tokens: int = 1) -> list[float]:
-        """Run it once and wait: seconds of every dispatch. By the device's timestamps where it has them."""
+        """Run a recording once and wait; return seconds of every dispatch, by the device's timestamps where it has
+        them."""
         ...
 
     def close(self) -> None:
@@ -117,18 +110,18 @@ class Device(Protocol):
 
 
 class Host(Protocol):
-    """The module of one driver. Register it in `_HOSTS`."""
+    """The interface of a driver's module. Register it in `_HOSTS`."""
 
     def adapters(self) -> list[Adapter]:
-        """None if the package, the driver or the hardware is not there. Never raises."""
+        """The adapters; empty if the package, the driver or the hardware is missing. Never raises."""
         ...
 
     def missing(self) -> str | None:
-        """What is not there, in a few words; None if there are adapters. Never raises."""
+        """The missing part, in a few words; None if there are adapters. Never raises."""
         ...
 
     def open_device(self, adapter: Adapter) -> Device:
-        """Raises EngineError if the driver does not open it."""
+        """Open an adapter. Raises EngineError if the driver fails."""
         ...
 
 
@@ -141,21 +134,21 @@ def host_named(name: str) -> Host:
 
 
 def all_adapters() -> list[Adapter]:
-    """GPUs first, then software adapters; in each group by the order of hosts."""
+    """All adapters: GPUs first, then software adapters, each in the order of hosts."""
     found = [adapter for name in _HOSTS for adapter in host_named(name).adapters()]
     return sorted(found, key=lambda adapter: _KINDS.index(adapter.kind))
 
 
 def what_is_missing() -> list[str]:
-    """For each host without adapters, the reason."""
+    """The reason why each host without adapters has none."""
     return [reason for name in _HOSTS if (reason := host_named(name).missing())]
 
 
 def choose_adapter(text: str | None = None) -> Adapter:
-    """The adapter whose name has this text in it, or whose `place` or `key` it is; by default that of `EDGE_GPU`;
-    otherwise the first that is no software adapter.
+    """The adapter whose name contains this text, or whose `place` or `key` it is; default: that of `EDGE_GPU`, else the
+    first that is not a software adapter.
 
-    Raises UnsupportedError with the adapters that there are, or with what was looked for; if `EDGE_GPU` is off, too.
+    Raises UnsupportedError with the adapters that exist, or with the places searched; also if `EDGE_GPU` is off.
     """
     if text is None and is_off():
         raise UnsupportedError(f"{VARIABLE}={os.environ[VARIABLE].strip()} hides all GPUs: unset {VARIABLE} to use one")
@@ -186,21 +179,23 @@ def open_device(adapter: Adapter) -> Device:
 
 
 def card_of(adapter: Adapter) -> nvml.Card | None:
-    """The card whose counter of joules a run on the adapter reads (`devices.power.measure_card`); None for others than
-    NVIDIA's."""
+    """The NVIDIA card of an adapter, for its energy counter (`devices.power.measure_card`); None for other makes."""
     nvidia = "nvidia" in f"{adapter.vendor} {adapter.name}".lower() and adapter.kind == "discrete"
     return nvml.Card(adapter.name, adapter.bus) if nvidia else None
 
 
 def free_memory(adapter: Adapter) -> int | None:
-    """Bytes of a card's own memory that are free: as its driver tells now, or all that it has; None if it is silent."""
+    """Free bytes of a card's own memory as its driver tells, or else all that it has; None if unknown."""
     card = card_of(adapter)
     free = None if card is None else nvml.free_memory(card)
     return adapter.memory if free is None else free
 
 
 def used_memory(adapter: Adapter) -> int | None:
-    """Bytes that the system says this process holds on GPUs, to compare with `Device.allocated`; None if it does not
-    tell. By NVML of an NVIDIA card, by fdinfo of all GPUs whose drivers are in the kernel."""
+    """Bytes that this process holds on GPUs according to the system, to compare with `Device.allocated`; None if
+    unknown.
+
+    Source: NVML for an NVIDIA card, fdinfo for GPUs with kernel drivers.
+    """
     card = card_of(adapter)
     return resident_memory() if card is None else nvml.used_memory(card)

@@ -1,4 +1,4 @@
-"""Kernels as a driver has compiled them, in the cache folder: those of a model take a phone seconds."""
+"""Compiled kernels in the cache folder, since compiling a model's takes a phone seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUFFIX = ".bin"
 
 
 def find_binary(compiler: str, source: str) -> bytes | None:
-    """compiler: everything besides the source that the binary depends on: device, driver, options."""
+    """The cached binary. compiler: everything besides the source that it depends on: device, driver, options."""
     with suppress(CacheError, OSError):
         path = cache.find("kernels", _key(compiler, source), _SUFFIX)
         return path.read_bytes() if path else None
@@ -20,7 +20,7 @@ def find_binary(compiler: str, source: str) -> bytes | None:
 
 
 def keep_binary(compiler: str, source: str, binary: bytes) -> None:
-    """Does nothing where the cache folder cannot be written: it is compiled again then."""
+    """Cache a binary, unless the cache folder cannot be written."""
     with suppress(CacheError), cache.create("kernels", _key(compiler, source), _SUFFIX, about=compiler) as temporary:
         temporary.write_bytes(binary)
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through CUDA's driver and NVRTC, by cuda-bindings.
+"""Host for NVIDIA GPUs through CUDA's driver and NVRTC, by cuda-bindings.
 
 A recording is a CUDA graph, captured from ordinary launches once for each number of workgroups that a pass may have,
 and replayed by one call. Kernels are compiled for the device's own architecture.
@@ -56,7 +56,8 @@ def open_device(adapter: Adapter) -> CudaDevice:
 
 
 def compile_source(name: str, source: str, architecture: str) -> bytes:
-    """NVRTC's machine code for an architecture such as sm_86, or PTX for one such as compute_86. Needs no GPU.
+    """Compile by NVRTC to machine code for an architecture such as sm_86, or to PTX for one such as compute_86. Needs
+    no GPU.
 
     Raises EngineError with the compiler's first error.
     """
@@ -83,7 +84,7 @@ def compile_source(name: str, source: str, architecture: str) -> bytes:
 
 
 def _compiled(name: str, source: str, architecture: str) -> bytes:
-    """`compile_source`, or what it returned for this source before."""
+    """`compile_source`, cached."""
     from cuda.bindings import nvrtc
 
     compiler = f"NVRTC {'.'.join(map(str, _call(nvrtc, 'nvrtcVersion')))} {architecture}"
@@ -95,8 +96,8 @@ def _compiled(name: str, source: str, architecture: str) -> bytes:
 
 
 def architecture_for(major: int, minor: int) -> str:
-    """What to compile for: the device's own architecture, or the newest that NVRTC knows if the device is newer, as PTX
-    that its driver translates. Raises EngineError for a device that NVRTC no longer supports."""
+    """The architecture to compile for: the device's own, or for a newer device the newest that NVRTC knows, as PTX for
+    the driver to translate. Raises EngineError for a device that NVRTC no longer supports."""
     from cuda.bindings import nvrtc
 
     known, own = sorted(_call(nvrtc, "nvrtcGetSupportedArchs")), 10 * major + minor
@@ -144,7 +145,7 @@ def _adapter(driver: Any, index: int) -> Adapter:
 
 @dataclass(frozen=True)
 class _Memory:
-    """pointer: the driver's, of `size` bytes."""
+    """Device memory of `size` bytes."""
 
     pointer: int
     size: int
@@ -152,26 +153,26 @@ class _Memory:
 
 @dataclass
 class _Launch:
-    """values: the kernel's parameters. pointers: their addresses, as cuLaunchKernel reads them."""
+    """A prepared launch."""
 
     dispatch: Dispatch
     function: Any
     threads: tuple[int, int]
-    values: list[AnyArray]
-    pointers: AnyArray
+    values: list[AnyArray]  # the kernel's parameters
+    pointers: AnyArray  # addresses of the values, for cuLaunchKernel
 
 
 @dataclass
 class _Recorded:
-    """varying: dispatches whose workgroups depend on the tokens of a run. graphs: executable, by these workgroups."""
+    """A recording."""
 
     launches: tuple[_Launch, ...]
-    varying: tuple[Dispatch, ...]
-    graphs: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    varying: tuple[Dispatch, ...]  # dispatches whose workgroups depend on the tokens of a run
+    graphs: dict[tuple[int, ...], Any] = field(default_factory=dict)  # executable, by these workgroups
 
 
 class CudaDevice:
-    """See `hosts.Device`. A buffer is a pointer; a slice is a pointer behind it."""
+    """The `hosts.Device` of CUDA. Buffers and slices are pointers."""
 
     def __init__(self, adapter: Adapter, driver: Any) -> None:
         self.adapter, self.allocated = adapter, 0
@@ -324,7 +325,7 @@ class CudaDevice:
         )
 
     def _enter(self) -> None:
-        """Contexts are current in threads, and any thread may call."""
+        """Make the context current in this thread; any thread may call."""
         if self._context is None:
             raise EngineError("this GPU device is closed")
         self._do("cuCtxSetCurrent", self._context)
@@ -334,7 +335,7 @@ class CudaDevice:
 
 
 def _call(library: Any, function: str, *arguments: Any) -> Any:
-    """The results of a function of cuda-bindings: nothing, one, or a tuple. Raises EngineError."""
+    """Call a function of cuda-bindings; return its results: None, one, or a tuple. Raises EngineError."""
     status, *results = getattr(library, function)(*arguments)
     if int(status):
         raise EngineError(f"CUDA failed in {function}: {getattr(status, 'name', status)}")

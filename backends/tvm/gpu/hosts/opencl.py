@@ -1,8 +1,8 @@
-"""GPUs through OpenCL, by pyopencl: Adreno and Mali in phones, and any other driver.
+"""Host for GPUs through OpenCL, by pyopencl: Adreno and Mali in phones, and any other driver.
 
-A recorded dispatch is a kernel object of its own whose arguments are set once, and a call of clEnqueueNDRangeKernel
-whose arguments are converted once: a run costs the host about a microsecond for each. Recordings are not command
-buffers (cl_khr_command_buffer), which Adreno's and Mali's drivers lack.
+A recorded dispatch is a kernel object with its arguments set once, and a prepared call of clEnqueueNDRangeKernel: a run
+costs the host about a microsecond for each. Recordings are not command buffers (cl_khr_command_buffer), which the
+drivers of Adreno and Mali lack.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def open_device(adapter: Adapter) -> OpenCLDevice:
 
 
 def _devices() -> list[tuple[Any, Any]]:
-    """Platforms and their little-endian devices with a compiler; none where anything is missing."""
+    """Platforms and their little-endian devices with a compiler; empty if anything is missing."""
     found = []
     # The default of pocl 3.1, loopvec, vectorizes some loops wrongly.
     os.environ.setdefault(_POCL_METHOD, "loops")
@@ -110,20 +110,19 @@ def _adapter(index: int, platform: Any, device: Any) -> Adapter:
 
 @dataclass
 class _Recorded:
-    """kernels: with their arguments set. held: buffers and parts of buffers, which kernels do not keep alive.
-    varying: whether workgroups depend on the tokens of a run. calls: enqueue everything, for `tokens`."""
+    """A recording."""
 
     dispatches: tuple[Dispatch, ...]
-    kernels: tuple[Any, ...]
+    kernels: tuple[Any, ...]  # with their arguments set
     threads: tuple[tuple[int, int], ...]
-    held: list[Any]
-    varying: bool
+    held: list[Any]  # buffers and sub-buffers, which kernels do not keep alive
+    varying: bool  # workgroups depend on the tokens of a run
     tokens: int = 0
-    calls: tuple[Callable[[], Any], ...] = ()
+    calls: tuple[Callable[[], Any], ...] = ()  # that enqueue everything, for `tokens`
 
 
 class OpenCLDevice:
-    """See `hosts.Device`. Buffers are pyopencl's; a slice is a sub-buffer."""
+    """The `hosts.Device` of OpenCL. Buffers are pyopencl's; a slice is a sub-buffer."""
 
     def __init__(self, adapter: Adapter, device: Any) -> None:
         import pyopencl as cl
@@ -235,7 +234,7 @@ class OpenCLDevice:
         self._programs.clear()
 
     def _built(self, source: str) -> Any:
-        """The program, from the cache folder if the driver accepts what is there."""
+        """The program, from the cache folder if the driver accepts the binary there."""
         compiler = f"{self.adapter.key} {' '.join(_OPTIONS)} {os.environ.get(_POCL_METHOD, '')}"
         if binary := find_binary(compiler, source):
             with suppress(self._cl.Error):
@@ -280,16 +279,16 @@ class OpenCLDevice:
 
 
 def _shapes(recording: _Recorded, tokens: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Threads in all and of a workgroup, in x and y, of each dispatch."""
+    """Total threads and workgroup size, in x and y, of each dispatch."""
     for dispatch, threads in zip(recording.dispatches, recording.threads, strict=True):
         groups = dispatch.workgroups(tokens)
         yield (groups[0] * threads[0], groups[1] * threads[1]), threads
 
 
 def _native_enqueue() -> Any:
-    """clEnqueueNDRangeKernel of the library that pyopencl has loaded; None where the linker does not find it so.
+    """clEnqueueNDRangeKernel from the library that pyopencl has loaded; None where the linker does not find it.
 
-    pyopencl's own function takes a microsecond more: it converts arguments and makes an event.
+    pyopencl's own function takes a microsecond more: it converts arguments and creates an event.
     """
     import pyopencl
 
@@ -306,7 +305,7 @@ def _enqueue_slowly(cl: Any, queue: Any, kernel: Any, size: tuple[int, int], gro
 
 @contextmanager
 def _said(what: str) -> Iterator[None]:
-    """What pyopencl raises, as an EngineError of one line."""
+    """Convert pyopencl's exceptions into a one-line EngineError."""
     import pyopencl as cl
 
     try:
@@ -318,7 +317,7 @@ def _said(what: str) -> Iterator[None]:
 
 
 def _first(error: Exception) -> str:
-    """The first line of a compiler's log that speaks of an error, otherwise of the message."""
+    """The first line of a compiler's log that mentions an error, otherwise of the message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     wrong = [line for line in lines[1:] if "error" in line.lower()]
     return (wrong or lines or [type(error).__name__])[0]

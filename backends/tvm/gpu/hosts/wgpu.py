@@ -1,9 +1,8 @@
-"""GPUs through wgpu-native (Vulkan, Metal, Direct3D 12), by the C functions that the package wgpu loads.
+"""Host for GPUs through wgpu-native (Vulkan, Metal, Direct3D 12), by the C functions that the package wgpu loads.
 
-The package's own classes cost ten microseconds a call, poll in a thread of their own, and log errors that have no call
-to be raised from. Here a recorded dispatch is a pipeline, a bind group and its workgroups, all made once; a run is one
-compute pass of three calls for each dispatch. Errors are collected by callbacks and raised by the call that caused
-them.
+The package's own classes cost ten microseconds a call, poll in a thread of their own, and log errors that no call
+raises. Here a recorded dispatch is a pipeline, a bind group and its workgroups, all made once; a run is one compute
+pass of three calls for each dispatch. Callbacks collect errors, and the call that caused them raises them.
 
 Shaders keep the library's checks of bounds and loops: without them lavapipe is not faster. The library has no cache of
 pipelines (drivers have their own), so they are compiled by several threads. On Vulkan and Direct3D 12 it takes memory
@@ -72,7 +71,7 @@ def _limits(handle: Any) -> Any:
 
 
 def _features(handle: Any) -> dict[str, int]:
-    """Features that we use, of those that the adapter has, and wgpu's numbers for them."""
+    """The adapter's features that we use, with wgpu's numbers for them."""
     lib = native_library().lib
     known = {
         "f16": lib.WGPUFeatureName_ShaderF16,
@@ -118,20 +117,19 @@ class _Pipeline:
 
 @dataclass(eq=False)
 class _Recorded:
-    """steps: pipeline, bind group, workgroups in x and y of each dispatch, for `tokens`. frees: of the device, when
-    `buffers` were last known to be there."""
+    """A recording."""
 
     dispatches: tuple[Dispatch, ...]
     pipelines: tuple[Any, ...]
     groups: tuple[Any, ...]
     buffers: frozenset[_Buffer]
-    frees: int
+    frees: int  # device's count of frees when `buffers` were last checked
     tokens: int = 0
-    steps: tuple[tuple[Any, Any, int, int], ...] = ()
+    steps: tuple[tuple[Any, Any, int, int], ...] = ()  # pipeline, bind group, workgroups in x and y
 
 
 class WGPUDevice:
-    """See `hosts.Device`. Every handle of wgpu-native is released by `close`."""
+    """The `hosts.Device` of wgpu-native. `close` releases all handles."""
 
     def __init__(self, adapter: Adapter, handle: Any) -> None:
         self.adapter, self.allocated = adapter, 0
@@ -327,7 +325,7 @@ class WGPUDevice:
             self._submit(encoder, "run")
 
     def _encode(self, encoder: Any, steps: Iterable[tuple[Any, Any, int, int]], described: Any) -> None:
-        """A compute pass."""
+        """Encode a compute pass."""
         lib, null = self._lib, self._ffi.NULL
         set_pipeline, set_group = lib.wgpuComputePassEncoderSetPipeline, lib.wgpuComputePassEncoderSetBindGroup
         dispatch, current = lib.wgpuComputePassEncoderDispatchWorkgroups, None
@@ -359,7 +357,7 @@ class WGPUDevice:
         return [each for at in range(0, len(steps), most) for each in self._timed(steps[at : at + most])]
 
     def _waited(self, step: tuple[Any, Any, int, int]) -> float:
-        """A submit of one dispatch, from the call to the end."""
+        """Submit one dispatch and wait; seconds from the call to its end."""
         self._wait()
         start = time.perf_counter()
         encoder = self._lib.wgpuDeviceCreateCommandEncoder(self._opened(), self._ffi.NULL)
@@ -369,7 +367,7 @@ class WGPUDevice:
         return time.perf_counter() - start
 
     def _timed(self, steps: Sequence[tuple[Any, Any, int, int]]) -> list[float]:
-        """A compute pass for each dispatch, whose beginning and end write timestamps."""
+        """Time a compute pass for each dispatch by timestamps at its beginning and end."""
         ffi, lib, count = self._ffi, self._lib, 2 * len(steps)
         described = ffi.new("WGPUQuerySetDescriptor *", {"type": lib.WGPUQueryType_Timestamp, "count": count})
         queries = lib.wgpuDeviceCreateQuerySet(self._device, described)
@@ -407,7 +405,7 @@ class WGPUDevice:
         self._device = None
 
     def _wait(self) -> None:
-        """Until the device has done everything."""
+        """Wait until the device is idle."""
         self._lib.wgpuDevicePoll(self._opened(), 1, self._ffi.NULL)
         self._staged = 0
         self._check("run")
@@ -423,14 +421,14 @@ class WGPUDevice:
         self._lib.wgpuBufferRelease(buffer.handle)
 
     def _ready(self, recording: _Recorded) -> None:
-        """Raise if a buffer of the recording was freed: a submit that uses it makes the library abort."""
+        """Raise if a buffer of the recording was freed: submitting it would make the library abort."""
         if recording.frees != self._frees:
             for buffer in recording.buffers:
                 self._live(buffer)
             recording.frees = self._frees
 
     def _live(self, buffer: _Buffer) -> _Buffer:
-        """The buffer; its handle is a pointer that the library trusts."""
+        """The buffer, checked: its handle is a pointer that the library trusts."""
         if buffer not in self._buffers:
             raise EngineError("wgpu: the buffer was freed")
         return buffer
@@ -448,7 +446,7 @@ class WGPUDevice:
         return self._device
 
     def _check(self, what: str) -> None:
-        """Raise what the last calls have caused."""
+        """Raise the errors of the last calls."""
         if self._native.interrupts:
             raise self._native.interrupts.pop()
         if self._errors.lost:
@@ -478,7 +476,7 @@ def _steps(recording: _Recorded, tokens: int) -> Iterable[tuple[Any, Any, int, i
 
 
 def _first(message: str) -> str:
-    """The lines of a message that are not the frame around them, as one."""
+    """A message's lines, without the frame around them, as one line."""
     lines = [line.strip() for line in message.splitlines()]
     told = [line for line in lines if line and not line.startswith(_FRAME) and "\u2502" not in line]
     return ": ".join(told) or lines[0]

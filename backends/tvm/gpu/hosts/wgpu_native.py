@@ -1,4 +1,4 @@
-"""The library wgpu-native: its functions by cffi, the adapters that it shows, and what its callbacks have told.
+"""The library wgpu-native: its functions through cffi, its adapters, and the results of its callbacks.
 
 Constants and structures are those of webgpu.h and wgpu.h.
 """
@@ -16,8 +16,8 @@ TIMEOUT = "the GPU reset, was removed, or a submit took longer than its driver a
 
 
 class Errors:
-    """What callbacks have told of a device: why it is lost; what calls of this thread have caused since the last look.
-    The library calls back before the call returns that has caused an error."""
+    """Errors of a device from callbacks: why it is lost, and what this thread's calls have caused since the last look.
+    The library calls back before the failing call returns."""
 
     def __init__(self) -> None:
         self.lost = ""
@@ -30,8 +30,8 @@ class Errors:
 
 
 class Native:
-    """wgpu-native's functions, one instance of it, and callbacks, which live as long as the process: the library may
-    call them after a device was released."""
+    """wgpu-native's functions, an instance, and callbacks, which live as long as the process: the library may call them
+    after a device was released."""
 
     def __init__(self) -> None:
         from wgpu.backends.wgpu_native import ffi, lib
@@ -73,7 +73,8 @@ class Native:
         self.on_map = callback("WGPUMapAsyncStatus, WGPUStringView", mapped)
 
     def _interrupted(self, _kind: object, error: BaseException, _trace: object) -> None:
-        """Python runs signal handlers in callbacks too, whose exceptions cffi would print."""
+        """Keep an exception raised in a callback: Python runs signal handlers there, and cffi would print their
+        exceptions."""
         self.interrupts.append(error)
 
     def _errors(self, number: Any) -> Errors:
@@ -100,7 +101,8 @@ def adapter_handles() -> tuple[Any, ...]:
 
 @contextmanager
 def _without_wayland() -> Iterator[None]:
-    """Mesa's Vulkan layer asks a Wayland server for the default GPU, and prints where XDG_RUNTIME_DIR is not set."""
+    """Hide Wayland: Mesa's Vulkan layer asks its server for the default GPU, and prints a message without
+    XDG_RUNTIME_DIR."""
     if "XDG_RUNTIME_DIR" in os.environ:
         yield
         return

@@ -1,7 +1,7 @@
-"""Attention over the KV cache: softmax as in FlashAttention (arXiv:2205.14135), block by block of rows.
+"""Attention over the KV cache, with the online softmax of FlashAttention (arXiv:2205.14135), block by block of rows.
 
-A workgroup attends for one token and the query heads that share a KV head (or some of them, where they are many). In a
-block, each thread computes the scores of a few rows, and then mixes a word of every row's values.
+A workgroup attends for one token and the query heads that share a KV head (or some of them, if they are many). In a
+block, each thread computes the scores of a few rows, and then accumulates one word of all rows' values.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _QUERIES = 1024  # float32 of shared memory for queries
 
 
 @dataclass(frozen=True)
-class Split:
-    """Of the query heads of a KV head: `at_once` for a workgroup. turns: workgroups for a KV head. rows: of a block."""
+class HeadSplit:
+    """The distribution of a KV head's query heads over workgroups."""
 
-    at_once: int
-    turns: int
-    rows: int
+    at_once: int  # query heads per workgroup
+    turns: int  # workgroups per KV head
+    rows: int  # rows per block
 
     @classmethod
-    def of(cls, core: Attention, threads: int) -> Split:
+    def of(cls, core: Attention, threads: int) -> HeadSplit:
         most = max(1, min(_QUERIES // round_up(core.head_dim, LANES), _SCORES // threads))
         at_once = next(count for count in range(min(most, core.group), 0, -1) if core.group % count == 0)
         return cls(at_once, core.group // at_once, max(1, _SCORES // (at_once * threads)) * threads)
@@ -64,14 +64,14 @@ def attend(
     name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: str, *, tokens: int, observes: bool = False,
     heads: Heads | None = None,
 ) -> Built:  # fmt: skip
-    """`mixed` float32 [tokens, padded heads · head] of the queries in `qkv`.
+    """Compute `mixed`, float32 [tokens, padded heads · head], from the queries in `qkv`.
 
-    Scalars: layer; window, the positions that a token sees, 0 for all (only where the model has windows).
-    observes: `softmax` float32 [tokens, heads, 2] gets each query's largest score and sum of powers (observe.py).
-    heads: the pass has a single token, whose heads are not ready, and whose row is not in the cache yet: this kernel
-    does what `store_rows` does, too, and has its scalar `angles`. It attends to the row without reading it back.
+    Scalars: layer; window, the positions that a token sees, 0 for all (only where the model has windows). observes:
+    `softmax` float32 [tokens, heads, 2] receives each query's largest score and sum of exponentials (observe.py).
+    heads: for a pass of a single token, whose row is not in the cache yet: this kernel also does the work of
+    `store_rows`, and has its scalar `angles`. It attends to the row without reading it back.
     """
-    form, threads, split = RowForm.of(core, dtype), tuning.attend, Split.of(core, tuning.attend)
+    form, threads, split = RowForm.of(core, dtype), tuning.attend, HeadSplit.of(core, tuning.attend)
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
     padded = round_up(core.width, PART)
@@ -120,7 +120,7 @@ def attend(
     def _mix_own(
         scope: Scope, ready: Buffer, maxima: list[Register], sums: list[Register], out: list[list[list[Register]]]
     ) -> None:
-        """The token's own row. Every thread computes its scores."""
+        """Attend to the token's own row; every thread computes its scores."""
         barrier()
         key, value = split.at_once * form.head, (split.at_once + 1) * form.head
         dots = [Register(f32(0.0)) for _ in range(split.at_once)]
@@ -145,7 +145,7 @@ def attend(
     def _score(
         scope: Scope, queries: Buffer, scores: Buffer, start: Value, before: Value, visible: Value, token: Value
     ) -> list[Register]:
-        """The scores of the block; the largest ones of this thread's rows."""
+        """Compute the scores of the block; returns the maxima over this thread's rows."""
         most = [Register(f32(NEVER)) for _ in range(split.at_once)]
         with loop(0, split.rows // threads) as turn:
             place = let(turn * threads + scope.thread)
@@ -160,7 +160,7 @@ def attend(
         scope: Scope, scores: Buffer, memory: Buffer, most: list[Register], maxima: list[Register],
         sums: list[Register], out: list[list[list[Register]]],
     ) -> None:  # fmt: skip
-        """Scores become powers; what was found before is corrected for the new maximum."""
+        """Replace scores by exponentials, and rescale earlier results to the new maximum."""
         for number, each in enumerate(most):
             store(memory, scope.thread + number * threads, each.value)
         barrier()
@@ -191,7 +191,7 @@ def attend(
     def _mix(
         scope: Scope, scores: Buffer, start: Value, before: Value, visible: Value, out: list[list[list[Register]]]
     ) -> None:
-        """out += powers · values."""
+        """out += exponentials · values."""
         rows = let(T.min(i32(split.rows), visible - before))
         own = let(quotient(scope.thread, form.words)) if lanes > 1 else i32(0)
         word = let(remainder(scope.thread, form.words)) if lanes > 1 else scope.thread
@@ -215,7 +215,7 @@ def attend(
         scope: Scope, memory: Buffer, maxima: list[Register], sums: list[Register], out: list[list[list[Register]]],
         token: Value, first_query: Value,
     ) -> None:  # fmt: skip
-        """The lanes' parts together, divided by the sum of powers."""
+        """Combine the lanes' results, divided by the sum of exponentials."""
         for number in range(split.at_once):
             barrier()
             store(memory, scope.thread, sums[number].value)
@@ -255,7 +255,7 @@ def attend(
 def load_queries(
     scope: Scope, core: Attention, form: RowForm, queries: Buffer, count: int, token: Value, first: Value
 ) -> None:  # fmt: skip
-    """Of a token, `count` query heads from `first` on into shared memory, [count, form.head], zeros behind each."""
+    """Load `count` query heads of a token from `first` on into shared memory, [count, form.head], zero-padded."""
     slots = core.heads + 2 * core.kv_heads
     with strided(scope, count * form.head) as index:
         own, value = let(quotient(index, form.head)), let(remainder(index, form.head))
@@ -268,8 +268,8 @@ def row_scores(
     scope: Scope, core: Attention, tables: Tables, form: RowForm, queries: Buffer, count: int, row: Value,
     exists: Value, token: Value,
 ) -> list[Value]:  # fmt: skip
-    """The scores of a row of the arena for `count` queries of a token; `NEVER` if the row does not exist or the token
-    does not see it."""
+    """The scores of an arena row for `count` queries of a token; `NEVER` if the row does not exist or is not
+    visible."""
     dots = [Register(f32(0.0)) for _ in range(count)]
     with when(exists), loop(0, form.units) as unit:
         codes = let(scope.keys4[key_unit(form, row, unit)])

@@ -1,4 +1,4 @@
-"""Tokens to hidden states: rows of the embedding, which the block types quantize like any matrix."""
+"""Token embedding, from quantized rows of any block type."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _THREADS = 64  # of a workgroup, which looks one token up
 
 
 def embed(name: str, piece: Piece, tokens: int, scale: float = 1.0, positions: Matrix | None = None) -> Built:
-    """Rows of `out`, float32 [tokens, padded hidden], of the tokens whose rows the piece has; others stay.
+    """Write rows of `out`, float32 [tokens, padded hidden], for the tokens whose rows are in the piece; others stay.
 
-    positions: learned ones, in the buffer `rest`. tokens: at most.
+    positions: learned ones, in the buffer `rest`. tokens: the maximum.
     Buffers: out; tokens int32; w4, w1 the piece; r4, r1 the buffer `rest`, where there are positions; tables.
     """
     matrix = piece.matrix

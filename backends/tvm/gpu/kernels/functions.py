@@ -1,4 +1,4 @@
-"""The functions between a model's matrices: activations and soft caps, of single values."""
+"""Scalar functions between a model's matrices: activations and soft caps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def silu(x: Value) -> Value:
 
 
 def gelu(x: Value) -> Value:
-    """Its tanh form, x / 2 · (1 + tanh z) = x / (1 + e^−2z), z = √(2/π) · (x + 0.044715 x³)."""
+    """The tanh form: x / 2 · (1 + tanh z) = x / (1 + e^−2z), z = √(2/π) · (x + 0.044715 x³)."""
     x = hold(x)
     return x / (f32(1.0) + _exp(f32(-2 * math.sqrt(2 / math.pi)) * (x + f32(0.044715) * x * x * x)))
 
@@ -29,7 +29,7 @@ def soft_cap(x: Value, cap: float) -> Value:
 
 
 def _exp(x: Value) -> Value:
-    """Finite, since languages promise nothing for infinities; float32 tells no difference behind it."""
+    """exp, clamped to finite values: languages promise nothing for infinities, and float32 results do not change."""
     return T.exp(T.max(T.min(x, f32(_LARGEST)), f32(-_LARGEST)))
 
 

@@ -1,4 +1,4 @@
-"""Norms of rows: RMSNorm (arXiv:1910.07467) and LayerNorm (arXiv:1607.06450). Padding of rows is zeros and stays so."""
+"""RMSNorm (arXiv:1910.07467) and LayerNorm (arXiv:1607.06450) of rows. Padding is zero and stays so."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _THREADS = 64  # of a workgroup, which normalises one row
 
 @dataclass(frozen=True)
 class Norm:
-    """kind: rms or layer. weight, bias: in the buffer of weights that the kernel binds. width: values of a row."""
+    """A norm."""
 
-    kind: str
-    weight: Vector
+    kind: str  # rms or layer
+    weight: Vector  # like bias in the kernel's buffer of weights
     bias: Vector | None
-    width: int
+    width: int  # values of a row
     epsilon: float
 
     @property
@@ -48,7 +48,7 @@ class Norm:
 
     @classmethod
     def of(cls, layout: LayerLayout, name: str, shape: Shape) -> Norm | None:
-        """A norm of hidden states, if the model has it."""
+        """The hidden states' norm of this name, if the model has it."""
         weight = layout.vector(name)
         bias = layout.vector(f"{name}.bias")
         return cls(shape.norm, weight, bias, shape.hidden, shape.norm_eps) if weight else None
@@ -56,22 +56,23 @@ class Norm:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of a row: it is normalised to (x − mean) · scale, times weights and plus biases. RMSNorm has no mean."""
+    """A row's statistics: it is normalized to (x − mean) · scale, times weights and plus biases. RMSNorm has no
+    mean."""
 
     scale: Value
     mean: Value | None = None
 
     def spread(self) -> Statistics:
-        """As vectors of 4."""
+        """The statistics as vectors of 4."""
         return Statistics(spread(self.scale), None if self.mean is None else spread(self.mean))
 
 
 def row_statistics(
     scope: Scope, memory: Buffer, norm: Norm, read: Callable[[Value], Sequence[Value]], at_once: int = 1
 ) -> Statistics:
-    """By all threads of a workgroup. memory: shared, an element for each of them.
+    """Compute a row's statistics by all threads of a workgroup. memory: shared, an element for each of them.
 
-    read: values i · at_once … of the padded row.
+    read: returns values i · at_once … of the padded row.
     """
 
     def total(term: Callable[[Value], Value]) -> Value:
@@ -101,9 +102,9 @@ def apply(x: Value, statistics: Statistics, weight: Value, bias: Value | None) -
 
 
 def normalise(name: str, norm: Norm, tokens: int, *, wanted: bool = False) -> Built:
-    """Rows of `x` to rows of `out`, both float32 [tokens, padded width]; weights are in `w1`.
+    """Normalize rows of `x` into `out`, both float32 [tokens, padded width]; weights are in `w1`.
 
-    wanted: only the last State.WANTED rows of a pass, which become the first of `out`. tokens: at most.
+    wanted: only the last State.WANTED rows of a pass, which become the first of `out`. tokens: the maximum.
     """
 
     def body(scope: Scope) -> None:

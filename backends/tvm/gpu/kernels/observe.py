@@ -1,7 +1,7 @@
-"""The attention that cached rows receive, by which policies such as H2O, TOVA and SnapKV evict.
+"""The attention that cached rows receive, which policies such as H2O, TOVA and SnapKV evict by.
 
-It is computed behind attention, for the last queries of a pass only, and only if the engine observes. It costs a second
-Q Kᵀ for those queries; the largest scores and the sums of powers are those that attention found.
+It is computed after attention, for the last queries of a pass, and only if the engine observes. It costs a second Q Kᵀ
+for those queries; it reuses attention's largest scores and sums of exponentials.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import RowForm, State, Tables, Tuning
-from edge.backends.tvm.gpu.kernels.attention import NEVER, Split, load_queries, row_scores
+from edge.backends.tvm.gpu.kernels.attention import NEVER, HeadSplit, load_queries, row_scores
 from edge.backends.tvm.gpu.kernels.rows import first_row, rows_before
 from edge.backends.tvm.gpu.kernels.threads import (
     Built,
@@ -34,12 +34,12 @@ _BLOCKS = 16  # workgroups for a KV head, which take blocks of rows in turn
 
 
 def observe(name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: str) -> Built:
-    """paid[row] += the mean over the query heads of a KV head, and the sum over the last State.OBSERVED tokens, of
-    softmax(q Kᵀ). State.VOTES: += the share of query heads that pay the row more than the average of the rows instead.
+    """paid[row] += softmax(q Kᵀ), averaged over the query heads of a KV head and summed over the last State.OBSERVED
+    tokens. With State.VOTES: += the share of query heads that pay the row more than the average.
 
     Reads `softmax` of `attention.attend`, and has its scalars.
     """
-    form, threads, split = RowForm.of(core, dtype), tuning.attend, Split.of(core, tuning.attend)
+    form, threads, split = RowForm.of(core, dtype), tuning.attend, HeadSplit.of(core, tuning.attend)
 
     def body(scope: Scope) -> None:
         queries = scope.shared(split.at_once * form.head)

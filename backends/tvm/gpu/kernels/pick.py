@@ -1,7 +1,7 @@
-"""The next token, chosen where the logits are: the likeliest one, or the few likeliest for a sampler to draw from.
+"""Token selection on the device: the likeliest token, or the top few for a sampler.
 
-Logits are compared as integers in the same order, so that no driver's arithmetic matters: NaN comes before everything,
-−0 equals 0, and of equal logits the one with the lowest id comes first, as NumPy's argmax and stable argsort have it.
+Logits are compared as integers of the same order, so that drivers' arithmetic does not matter: NaN comes before
+everything, −0 equals 0, and the lowest id wins ties, as in NumPy's argmax and stable argsort.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _NAN, _LOWEST = 0xFFFFFFFF, 0x007FFFFF  # keys of NaN and of −∞
 
 
 def kernels() -> list[Built]:
-    """All of this file; none depends on the model."""
+    """Build all kernels of this file; none depends on the model."""
     return [_likeliest(), _pick(), _top_logits(), _top_pairs()]
 
 
 def _key(word: Value) -> Value:
-    """The bits of a float32 as a uint32 that is larger where the float32 is."""
+    """Map a float32's bits to a uint32 of the same order."""
     sign, size = u32(1 << 31), T.bitwise_and(word, u32(0x7FFFFFFF))
     ordered = select(T.bitwise_and(word, sign) == u32(0), T.bitwise_or(word, sign), T.bitwise_not(word))
     return select(size > u32(0x7F800000), u32(_NAN), select(size == u32(0), sign, ordered))
@@ -50,7 +50,7 @@ def _before(key: Value, token: Value, other: Value, others: Value) -> Value:
 
 
 def _likeliest() -> Built:
-    """The best pair of each workgroup."""
+    """Find the best pair of each workgroup."""
 
     def body(scope: Scope) -> None:
         best, token = Register(u32(0), "uint32"), Register(u32(0), "uint32")
@@ -76,7 +76,7 @@ def _likeliest() -> Built:
 
 
 def _pick() -> Built:
-    """The best of all workgroups, and what follows from it for the next step."""
+    """Find the best of all workgroups, and prepare the next step with it."""
 
     def body(scope: Scope) -> None:
         best, token = Register(u32(0), "uint32"), Register(u32(0), "uint32")
@@ -96,7 +96,7 @@ def _pick() -> Built:
 
 
 def _best(scope: Scope, key: Value, token: Value) -> tuple[Buffer, Buffer]:
-    """Shared memory whose first elements are the best key of the workgroup and its id."""
+    """Shared memory whose first elements are the workgroup's best key and its id."""
     keys, ids = scope.shared(THREADS, "uint32"), scope.shared(THREADS, "uint32")
     store(keys, scope.thread, key)
     store(ids, scope.thread, token)
@@ -114,7 +114,7 @@ def _best(scope: Scope, key: Value, token: Value) -> tuple[Buffer, Buffer]:
 
 
 def _top_logits() -> Built:
-    """The `TOP` best of every `SORTED` logits."""
+    """Find the `TOP` best of every `SORTED` logits."""
 
     def body(scope: Scope) -> None:
         keys, ids = scope.shared(SORTED, "uint32"), scope.shared(SORTED, "uint32")
@@ -131,7 +131,7 @@ def _top_logits() -> Built:
 
 
 def _top_pairs() -> Built:
-    """The `TOP` best of every `SORTED` pairs at word `source`, to word `sink`."""
+    """Find the `TOP` best of every `SORTED` pairs at word `source`, and write them to word `sink`."""
 
     def body(scope: Scope) -> None:
         keys, ids = scope.shared(SORTED, "uint32"), scope.shared(SORTED, "uint32")
@@ -149,7 +149,7 @@ def _top_pairs() -> Built:
 
 
 def _sort(scope: Scope, keys: Buffer, ids: Buffer) -> None:
-    """The best pair first: a bitonic network (Batcher, 1968)."""
+    """Sort pairs, best first, by a bitonic network (Batcher, 1968)."""
     barrier()
     with loop(0, SORTED.bit_length() - 1) as log, loop(0, log + 1) as phase:
         size = let(T.shift_left(i32(2), log))

@@ -1,8 +1,8 @@
 """Products of matrices and activations, as data, and the kernels of a step: one token, bound by reading the weights.
 
 S threads (`Tuning.split`) share the columns of R rows (`Tuning.rows`). Each row's S sums are added in shared memory by
-the thread that then writes the result, so a kernel has one barrier. An RMSNorm before the product costs none: the sums
-of squares are added up along the way, since its scale is a factor of the whole result.
+the thread that then writes the result, so a kernel has one barrier. An RMSNorm before the product is free: the sums of
+squares are accumulated along the way, since its scale is a factor of the whole result.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from edge.backends.tvm.gpu.kernels.threads import (
     total,
     when,
 )
-from edge.backends.tvm.gpu.weights import LayerLayout, Matrix, Piece, Vector, Weights
+from edge.backends.tvm.gpu.weights import LayerLayout, Matrix, Piece, Vector, WeightsLayout
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.shape import Shape
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A matrix of a product, and where its results go. at: of its first row in a row of results."""
+    """A matrix of a product. at: its first column in the results."""
 
     matrix: Matrix
     bias: Vector | None = None
@@ -63,22 +63,19 @@ class Factor:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What becomes of results, in rows of `stride` values.
+    """The final step on results, in rows of `stride` values."""
 
-    kind: store; add to what is there; activate: activation(first factor) · second factor, or activation(only one).
-    scale: of the results, bias included, before `cap`.
-    """
-
-    kind: str
+    kind: str  # store; add to existing values; activate: activation(first factor) · second factor, or of the only one
     stride: int
-    scale: float = 1.0
+    scale: float = 1.0  # of the results, bias included, before `cap`
     cap: float = 0.0
     activation: str = ""
 
 
 @dataclass(frozen=True)
 class Residual:
-    """What a step's product first adds to its inputs: scale · norm(the results of the product before it)."""
+    """A pending residual that a step's product first adds to its inputs: scale · norm(result of the previous
+    product)."""
 
     norm: Norm
     scale: float
@@ -86,17 +83,14 @@ class Residual:
 
 @dataclass(frozen=True)
 class Product:
-    """factors: of the same columns. norm: of the inputs, in the same buffer as the matrices, or in `rest`, for the
-    head's. after: a norm of the results, which `norms.add_normed` adds to the hidden states, or the next product as its
-    `residual`; the product only stores.
-    """
+    """A product of matrices and activations."""
 
     name: str
-    factors: tuple[Factor, ...]
+    factors: tuple[Factor, ...]  # have the same columns
     epilogue: Epilogue
-    norm: Norm | None = None
+    norm: Norm | None = None  # of the inputs, in the matrices' buffer, or in `rest` for the head's
     norm_in_rest: bool = False
-    after: Norm | None = None
+    after: Norm | None = None  # norm of the results, added by add_normed or as the next product's `residual`
     residual: Residual | None = None
 
     @property
@@ -105,17 +99,17 @@ class Product:
 
     @property
     def paired(self) -> bool:
-        """Two matrices make one result."""
+        """Whether two matrices make one result."""
         return self.epilogue.kind == "activate" and len(self.factors) == 2
 
     @property
     def bundles(self) -> list[tuple[Factor, ...]]:
-        """Factors whose rows are multiplied by the same threads."""
+        """Groups of factors whose rows are multiplied by the same threads."""
         return [self.factors] if self.paired else [(factor,) for factor in self.factors]
 
 
-def head_products(weights: Weights, shape: Shape) -> list[tuple[Piece, Product]]:
-    """Of x or its normalised rows, to rows of logits."""
+def head_products(weights: WeightsLayout, shape: Shape) -> list[tuple[Piece, Product]]:
+    """The head's products, from x or its normalized rows to rows of logits."""
     epilogue = Epilogue("store", shape.vocab, shape.logit_scale, shape.logit_cap)
     norm = Norm.of(weights.rest, "output_norm", shape)
     found = []
@@ -127,22 +121,19 @@ def head_products(weights: Weights, shape: Shape) -> list[tuple[Piece, Product]]
 
 @dataclass(frozen=True)
 class Band:
-    """The rows of a workgroup, and the bundle that has them. Barriers stand outside of `each`, and of all conditions:
-    pocl 3.1 computes wrong sums otherwise.
-
-    first: of its rows in the matrix. rows: of the matrix. at: where its results start in a row of results.
-    """
+    """The rows of a workgroup, and the bundle that has them. Barriers stand outside of `each`, and of all conditions,
+    since pocl 3.1 computes wrong sums otherwise."""
 
     scope: Scope
     product: Product
     starts: tuple[int, ...]  # each bundle's first workgroup, and the end
-    first: Value
-    rows: Value
-    at: Value
+    first: Value  # its first row in the matrix
+    rows: Value  # of the matrix
+    at: Value  # first column of its results
 
     @classmethod
     def of(cls, scope: Scope, product: Product, height: int) -> Band:
-        """height: rows of a workgroup."""
+        """The band of a workgroup with `height` rows."""
         starts, heads = _starts(product, height), [bundle[0] for bundle in product.bundles]
 
         def chosen(values: Sequence[int]) -> Value:
@@ -156,7 +147,7 @@ class Band:
         return cls(scope, product, starts, first, rows, hold(chosen([head.at for head in heads]), "int32"))
 
     def each(self) -> Iterator[Sequence[Factor]]:
-        """Every bundle, in a condition that it is the workgroup's own."""
+        """Iterate over bundles, each inside the condition that the workgroup has it."""
         for number, bundle in enumerate(self.product.bundles):
             with self._only(number):
                 yield bundle
@@ -171,7 +162,7 @@ class Band:
             yield
 
     def finish(self, row: Value, token: Value, sums: Sequence[Value]) -> None:
-        """Write the result of a row of the matrix, of the sums that each factor of the bundle has there."""
+        """Write the result of a matrix row from the sums of the bundle's factors."""
         epilogue, words = self.product.epilogue, Words(self.scope.w4, self.scope.w1)
         values = [Register(each) for each in sums]
         if any(factor.bias for factor in self.product.factors):
@@ -192,7 +183,7 @@ class Band:
 
 
 def workgroups(product: Product, height: int) -> int:
-    """That compute `height` rows each."""
+    """The number of workgroups with `height` rows each."""
     return _starts(product, height)[-1]
 
 
@@ -201,11 +192,11 @@ def _starts(product: Product, height: int) -> tuple[int, ...]:
 
 
 def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
-    """The kernel for one token: row 0 of `x`, or the last row of a pass (`last`).
+    """Build the kernel for one token: row 0 of `x`, or the last row of a pass (`last`).
 
     Buffers: out float32; x float32x4 [rows, columns]; w4, w1 the weights; rest, for the head's norm; tables for `last`.
-    With a residual: raw float32x4, which is normalised with weights in residual_w4 and added to x; sums float32x4 gets
-    the result, not x, which other workgroups still read.
+    With a residual: raw float32x4, which is normalized with weights in residual_w4 and added to x; sums float32x4
+    receives the sum, since other workgroups still read x.
     """
     split = min(tuning.split, _power_of_two(product.columns // PART), tuning.workgroup)
     height = tuning.workgroup // split * tuning.rows
@@ -231,23 +222,21 @@ def _always() -> Iterator[None]:
 
 
 def _power_of_two(count: int) -> int:
-    """The smallest that is not below."""
+    """The smallest power of two that is not below `count`."""
     return 1 << (count - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """How a kernel reads its activations. first: of their row in `x`, in units of 4. statistics: of a LayerNorm.
-    residual_statistics: of the residual's norm. writes: whether this thread writes their sums with the residual.
-    """
+    """A kernel's access to its activations."""
 
     scope: Scope
     product: Product
-    first: Value
+    first: Value  # their row's start in `x`, in units of 4
     weights: Words  # of the norm
-    writes: Value
-    residual_statistics: Statistics | None = None
-    statistics: Statistics | None = None
+    writes: Value  # this thread writes their sums with the residual
+    residual_statistics: Statistics | None = None  # of the residual's norm
+    statistics: Statistics | None = None  # of a LayerNorm
 
     @classmethod
     def of(cls, scope: Scope, product: Product, first: Value, memory: Buffer, split: int) -> _Inputs:
@@ -268,7 +257,7 @@ class _Inputs:
         return inputs
 
     def hidden(self, at: Value) -> Value:
-        """Hidden states 4 · at …, the residual added."""
+        """Hidden states 4 · at …, with the residual added."""
         x, residual = let(self.scope.x[self.first + at]), self.product.residual
         if not residual or not self.residual_statistics:
             return x
@@ -284,7 +273,8 @@ class _Inputs:
         return self.product.norm is not None and self.product.norm.kind == "rms"
 
     def read(self, part: Value, squares: Register) -> list[Value]:
-        """The 32 activations of a part, by fours. squares: where their squares are added, if they are scaled late."""
+        """The 32 activations of a part, in vectors of 4. squares: accumulates their squares, if they are scaled
+        late."""
         norm, at = self.product.norm, let(part * QUADS)
         x = [self.hidden(at + index) for index in range(QUADS)]
         if self.product.residual:
@@ -313,7 +303,7 @@ def _lanes(vector: Value) -> list[Value]:
 def _multiply(
     scope: Scope, product: Product, band: Band, inputs: _Inputs, memory: Buffer, split: int, rows: int
 ) -> None:
-    """The rows of a workgroup."""
+    """Multiply the rows of a workgroup."""
     words, parts = Words(scope.w4, scope.w1), product.columns // PART
     team, place = let(quotient(scope.thread, split)), let(remainder(scope.thread, split))
     teams, factors = scope.threads // split, 1 + product.paired
@@ -349,6 +339,6 @@ def _multiply(
 
 
 def _added(memory: Buffer, start: Value, count: int) -> Value:
-    """The sum of neighbouring values of shared memory."""
+    """The sum of consecutive values in shared memory."""
     start = let(start)
     return hold(fold(lambda one, other: one + other, [memory[start + at] for at in range(count)]))

@@ -1,6 +1,6 @@
-"""Weights in registers: the 32 values of a part as 8 vectors of 4, from words that `gpu/weights.py` packed.
+"""Dequantization in registers: the 32 values of a part as 8 vectors of 4, from words that `gpu/weights.py` packed.
 
-All is arithmetic of vectors, element by element, for which every language has the same meaning.
+All of it is element-wise vector arithmetic, which means the same in every language.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Words:
     w1: Buffer
 
     def vector(self, vector: Vector, part: Value) -> list[Value]:
-        """32 float32 values, by fours."""
+        """32 float32 values, in vectors of 4."""
         at = let(part * QUADS + vector.at // 4)
         return [as_floats(let(self.w4[at + index])) for index in range(QUADS)]
 
@@ -58,14 +58,14 @@ class Words:
 
 @dataclass(frozen=True)
 class Scale:
-    """A group's weights are scale · (q − center) + minimum."""
+    """The scale of a group, whose weights are scale · (q − center) + minimum."""
 
     scale: Value
     minimum: Value | None = None
 
 
 def as_floats(words: Value) -> Value:
-    """The bits of 4 words read as float32."""
+    """Reinterpret 4 words as float32."""
     return T.reinterpret("float32x4", words)
 
 
@@ -75,7 +75,7 @@ def _quad(words: Words, at: Value) -> Value:
 
 
 def read_values(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
-    """The 32 weights of a part as float32, by fours."""
+    """The 32 weights of a part as float32, in vectors of 4."""
     block = matrix.block
     if isinstance(block, FloatBlock):
         return _read_floats(words, matrix, row, part)
@@ -90,7 +90,7 @@ def read_values(words: Words, matrix: Matrix, row: Value, part: Value) -> list[V
 
 
 def needs_sums(block: Block) -> bool:
-    """Whether products need the sums of activations."""
+    """Whether products with this block type need the sums of activations."""
     return isinstance(block, IntegerBlock) and (block.center != 0 or block.has_minimum)
 
 
@@ -100,7 +100,7 @@ def sum_halves(x: Sequence[Value]) -> list[Value]:
 
 
 class Sum:
-    """A row's product in the making. Vectors are added up by element until the end."""
+    """The accumulator of a row's product; vectors are added element-wise until the end."""
 
     def __init__(self) -> None:
         self._vector = Register(spread(f32(0.0)), "float32x4")
@@ -113,7 +113,8 @@ class Sum:
     def add(
         self, words: Words, matrix: Matrix, row: Value, part: Value, x: Sequence[Value], sums: Sequence[Value]
     ) -> None:
-        """A part's product with 32 activations, by fours. sums: `sum_halves` of these, where the block needs them."""
+        """Add a part's product with 32 activations, in vectors of 4. sums: `sum_halves` of them, where the block needs
+        it."""
         block = matrix.block
         if isinstance(block, FloatBlock):
             for weight, each in zip(_read_floats(words, matrix, row, part), x, strict=True):
@@ -136,7 +137,7 @@ def _tree(vectors: Sequence[Value]) -> Value:
 
 
 def _read_floats(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
-    """The 32 values of a part of F32, F16 or BF16, by fours."""
+    """The 32 values of a part of F32, F16 or BF16, in vectors of 4."""
     count = matrix.planes[0] // 4
     at = let(row * matrix.plane_quads[0] + part * count + matrix.at // 4)
     quads = [let(words.w4[at + index]) for index in range(count)]
@@ -151,7 +152,7 @@ def _read_floats(words: Words, matrix: Matrix, row: Value, part: Value) -> list[
 
 
 def _read_quants(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
-    """The integers q of a part as float32, by fours."""
+    """The integers q of a part as float32, in vectors of 4."""
     block = matrix.block
     assert isinstance(block, IntegerBlock)
     if block.planes == (8,):
@@ -172,7 +173,7 @@ def _read_quants(words: Words, matrix: Matrix, row: Value, part: Value) -> list[
 
 
 def _read_plane(words: Words, matrix: Matrix, number: int, row: Value, part: Value) -> Value:
-    """The quad of a plane in which a part lies, shifted so that this is its first part."""
+    """The quad of a plane that contains a part, shifted so that the part comes first."""
     bits, quads, start = matrix.planes[number], matrix.plane_quads[number], matrix.plane_offsets[number]
     together = 4 // bits
     quad = _quad(words, row * quads + quotient(part, together) + start // 4)
@@ -199,12 +200,12 @@ def _to_floats(words: Value) -> Value:
 
 
 def _top_byte(quad: Value, left: Value) -> Value:
-    """After a shift to the left, the highest bytes, which are signed."""
+    """The highest byte of each word, signed, after a left shift."""
     return T.shift_right(T.shift_left(quad, left), spread(i32(24)))
 
 
 def _levels(codes: Value, codebook: tuple[int, ...]) -> Value:
-    """What codes of 4 bits stand for.
+    """Decode 4-bit codes by the codebook.
 
     Each word has 4 levels as its bytes; the upper bits of a code choose the word, the lower ones the byte.
     """
@@ -219,7 +220,7 @@ def _levels(codes: Value, codebook: tuple[int, ...]) -> Value:
 
 
 def _all_if(words: Value, bit: int) -> Value:
-    """All bits set in words that have this one set, otherwise none."""
+    """All bits set in words that have this bit set, otherwise none."""
     return T.shift_right(T.shift_left(words, spread(i32(31 - bit))), spread(i32(31)))
 
 
@@ -228,12 +229,12 @@ def _as_signed(word: int) -> int:
 
 
 def _chosen(mask: Value, one: Value, difference: Value) -> Value:
-    """`one` where the mask has no bits, otherwise the word that differs from it by these bits."""
+    """`one` where the mask is zero, otherwise `one` with the bits of `difference` flipped."""
     return T.bitwise_xor(one, T.bitwise_and(mask, difference))
 
 
 def _read_scales(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Scale]:
-    """Of the groups of a part: one of 32 values, or two of 16."""
+    """The scales of a part's groups: one of 32 values, or two of 16."""
     block = matrix.block
     assert isinstance(block, IntegerBlock)
     number = row * matrix.number_words + matrix.numbers

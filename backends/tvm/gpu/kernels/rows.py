@@ -1,6 +1,6 @@
-"""Rows of the KV cache: written from products, and moved.
+"""Rows of the KV cache: writing them from products, and moving them.
 
-`design.RowForm` says how a row lies in words.
+`design.RowForm` defines a row's layout in words.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _THREADS = 64
 
 
 def key_unit(form: RowForm, row: Value, unit: Value) -> Value:
-    """Where 16 bytes of a key lie, in units."""
+    """The place of 16 bytes of a key, in units."""
     return (quotient(row, TILE) * form.units + unit) * TILE + remainder(row, TILE)
 
 
@@ -77,25 +77,26 @@ def pack(form: RowForm, values: Sequence[Value], inverse: Value) -> Value:
 
 
 def first_row(scope: Scope, tables: Tables, head: Value) -> Value:
-    """Of a head's rows in the arena, by its number among all layers'."""
+    """A head's first row in the arena; head: its number among those of all layers."""
     return to_int(scope.tables[head + tables.starts])
 
 
 def new_row(scope: Scope, tables: Tables, head: Value) -> Value:
-    """Of the arena, where the first token of this pass goes."""
+    """The arena row for the first token of this pass."""
     return first_row(scope, tables, head) + rows_before(scope, tables, head)
 
 
 def rows_before(scope: Scope, tables: Tables, head: Value) -> Value:
-    """Rows that a head has before this pass."""
+    """The number of a head's rows before this pass."""
     return to_int(scope.tables[head + tables.lengths]) + to_int(scope.tables[State.APPENDED])
 
 
 @dataclass(frozen=True)
 class Heads:
-    """What becomes of a token's heads between their products and attention. A slot is a query head, or behind all of
-    these a key, or behind all keys a value. halves: see `Design`. norms: of queries and of keys, where a model has one,
-    with this epsilon.
+    """The processing of a token's heads between their products and attention. Slots are query heads, then keys, then
+    values.
+
+    halves: see `Design`. norms: of queries and keys, where a model has one, with this epsilon.
     """
 
     core: Attention
@@ -117,7 +118,7 @@ class Heads:
 
     @property
     def reads(self) -> dict[str, str]:
-        """Buffers besides `qkv`."""
+        """Input buffers besides `qkv`."""
         return {"tables": "uint32"} | ({"w1": "uint32"} if any(self.norms) else {})
 
     @property
@@ -136,9 +137,10 @@ def make_ready(
     scope: Scope, heads: Heads, slots: int, slot_of: Callable[[Value], Value], token: Value, raw: Buffer,
     ready: Buffer, factors: Buffer,
 ) -> None:  # fmt: skip
-    """Heads of a token, normalised, rotated and scaled, from `qkv` to `ready`, shared [slots, form.head].
+    """Normalize, rotate and scale a token's heads, from `qkv` to `ready`, shared [slots, form.head]. Ends with a
+    barrier.
 
-    raw: as large. factors: shared [slots]. slot_of: of the numbers 0 … slots − 1. It ends with a barrier.
+    raw: scratch of the same size. factors: shared [slots]. slot_of: maps 0 … slots − 1 to slots.
     """
     core, head = heads.core, heads.form.head
     with strided(scope, slots * head) as index:
@@ -173,7 +175,7 @@ def _rotate(
     scope: Scope, heads: Heads, raw: Buffer, ready: Buffer, factors: Buffer, own: Value, value: Value,
     norm: Vector | None, token: Value, *, scaled: bool,
 ) -> None:  # fmt: skip
-    """RoPE: (a, b) → (a cos − b sin, b cos + a sin). scaled: as queries are."""
+    """Apply RoPE: (a, b) → (a cos − b sin, b cos + a sin). scaled: scale as queries."""
     core, tables, head = heads.core, heads.tables, heads.form.head
 
     def normed(at: Value) -> Value:
@@ -205,8 +207,11 @@ def write_row(
     scope: Scope, heads: Heads, ready: Buffer, own: int, row: Value, exists: Value, is_value: Value,
     scales: Buffer,
 ) -> None:  # fmt: skip
-    """The key or value that is number `own` of `ready` to a row of the arena, if it exists; `ready` becomes what the
-    row then has. scales: shared, its element `own` is used. It begins with a barrier where rows are scaled."""
+    """Write key or value number `own` of `ready` to an arena row, if it exists; `ready` is rounded to the stored
+    values.
+
+    scales: shared; element `own` is used. Begins with a barrier where rows are scaled.
+    """
     form, at = heads.form, own * heads.form.head
     scale: Value = f32(1.0)
     if form.scaled:
@@ -239,10 +244,10 @@ def write_row(
 
 
 def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built:
-    """Of each token, the queries, ready for attention, in their place; keys and values in the cache.
+    """Make each token's queries ready for attention, in place, and store its keys and values in the cache.
 
     Buffers: qkv float32 [tokens, slots, head]. Scalars: layer; angles, the word of `tables` where this layer's kind of
-    rope begins. observes: `paid` of the new rows becomes 0.
+    RoPE begins. observes: clear `paid` of the new rows.
     """
     core, form = heads.core, heads.form
 
@@ -267,8 +272,8 @@ def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built
 
 
 def move(name: str, dtype: str, head: int) -> Built:
-    """Copy rows: workgroup y the y-th pair (source, target) of `pairs`, int32 [n, 2]. Sources are not targets of other
-    pairs. Scalars: which, `KEYS`, `VALUES` or their sum."""
+    """Copy rows: workgroup y copies the y-th pair (source, target) of `pairs`, int32 [n, 2]. Sources are not targets of
+    other pairs. Scalars: which, `KEYS`, `VALUES` or their sum."""
     form = RowForm(dtype, head)
 
     def body(scope: Scope) -> None:

@@ -1,9 +1,9 @@
 """Workgroups and threads over TVM's IR builder, so that kernels read like their formulas.
 
-A kernel is a Python function of a `Scope`: its buffers, its int32 scalars, and the numbers of the workgroup and of the
+A kernel is a Python function of a `Scope`: its buffers, its int32 scalars, and the numbers of the workgroup and the
 thread. Python's control flow runs while a kernel is built, and so unrolls; `loop` and `when` are control flow of the
-kernel itself. Indices are int32. A barrier stands only where all threads of a workgroup come by: conditions around it
-may depend on scalars, workgroup numbers and buffers that the kernel does not write, on nothing else.
+kernel itself. Indices are int32. All threads of a workgroup must reach each barrier: conditions around it may depend
+only on scalars, workgroup numbers and buffers that the kernel does not write.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Buffer = Any  # memory of one element type
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel for `lowering.lower`: TVM's function, what `program.Kernel` says of it, and how it is dispatched.
+    """A kernel for `lowering.lower`: TVM's function, the fields of `program.Kernel`, and its dispatch.
 
-    groups, per: as in `program.Dispatch`; a kernel may be dispatched with others, too.
+    groups, per: as in `program.Dispatch`, which may also use other values.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Built:
 
 
 class Scope:
-    """What a kernel sees.
+    """The inputs of a kernel's body.
 
-    group, row: the workgroup's numbers in x and y. thread: its number in the workgroup of `threads`.
-    Buffers are attributes by their names: scope.floats[index]. So are scalars.
+    group, row: the workgroup's numbers in x and y. thread: its number in the workgroup of `threads`. Buffers and
+    scalars are attributes by their names: scope.floats[index].
     """
 
     def __init__(self, threads: int, buffers: Mapping[str, Buffer], scalars: Mapping[str, Value]) -> None:
@@ -59,7 +59,7 @@ class Scope:
             raise AttributeError(name) from None
 
     def shared(self, count: int, dtype: str = "float32") -> Buffer:
-        """Memory of the workgroup, of elements of 4 bytes, or of vectors of 4 of them."""
+        """Allocate workgroup memory of 4-byte elements, or of vectors of 4 of them."""
         self.shared_bytes += (16 if dtype.endswith("x4") else 4) * count
         return T.alloc_buffer((count,), dtype, scope="shared")
 
@@ -68,9 +68,10 @@ def build(
     name: str, threads: int, reads: Mapping[str, str], writes: Mapping[str, str], scalars: Sequence[str],
     body: Callable[[Scope], None], groups: tuple[int, int] = (1 << 16, 1 << 16), per: int = 0,
 ) -> Built:  # fmt: skip
-    """A kernel. reads, writes: buffers and their dtypes, such as uint32x4; writes are bound first, and may be read.
+    """Build a kernel. reads, writes: buffers and their dtypes, such as uint32x4; writes are bound first, and may be
+    read.
 
-    groups: of a dispatch, or the most there may be; TVM concludes from them what indices can be.
+    groups: of a dispatch, or their maximum; TVM infers the range of indices from them.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name(name)
@@ -108,22 +109,22 @@ def let(value: Value) -> Value:
 
 
 def call(dtype: str, function: str, *arguments: Value) -> Value:
-    """A function of `intrinsics.py`, or one that all languages have."""
+    """Call a function of `intrinsics.py`, or one common to all languages."""
     return T.call_pure_extern(dtype, function, *arguments)
 
 
 def lane(vector: Value, index: int) -> Value:
-    """An element of a vector; the index is known while the kernel is built."""
+    """An element of a vector; the index is known at build time."""
     return T.Shuffle([vector], [index])
 
 
 def as_float(word: Value) -> Value:
-    """The bits of a uint32 read as float32."""
+    """Reinterpret a uint32 as float32."""
     return T.reinterpret("float32", word)
 
 
 def as_word(value: Value) -> Value:
-    """The bits of a float32 or int32 read as uint32."""
+    """Reinterpret a float32 or int32 as uint32."""
     return T.reinterpret("uint32", value)
 
 
@@ -138,23 +139,23 @@ def join(values: Sequence[Value]) -> Value:
 
 
 def total(vector: Value) -> Value:
-    """The sum of 4 elements."""
+    """The sum of a vector's 4 elements."""
     vector = let(vector)
     return (lane(vector, 0) + lane(vector, 1)) + (lane(vector, 2) + lane(vector, 3))
 
 
 def to_float(value: Value) -> Value:
-    """An integer as float32."""
+    """Convert an integer to float32."""
     return T.cast(value, "float32")
 
 
 def to_int(value: Value) -> Value:
-    """Any number as int32."""
+    """Convert any number to int32."""
     return T.cast(value, "int32")
 
 
 def to_word(value: Value) -> Value:
-    """An int32 that is not negative as uint32."""
+    """Convert a non-negative int32 to uint32."""
     return T.cast(value, "uint32")
 
 
@@ -166,26 +167,26 @@ def half(word: Value, which: Value | int = 0) -> Value:
 
 
 def halves(low: Value, high: Value) -> Value:
-    """Two float32 as float16 in a uint32, rounded to nearest even."""
+    """Pack two float32 as float16 into a uint32, rounded to nearest even."""
     return call("uint32", "edge_halves", low, high)
 
 
 def quotient(value: Value, by: Value | int) -> Value:
-    """value / by of int32 that are not negative. (`//` rounds down, for which TVM generates tests of the signs.)"""
+    """value / by of non-negative int32. (`//` rounds down, for which TVM generates tests of signs.)"""
     if isinstance(by, int) and by & (by - 1) == 0:
         return T.shift_right(value, i32(by.bit_length() - 1))
     return T.truncdiv(value, i32(by) if isinstance(by, int) else by)
 
 
 def remainder(value: Value, by: Value | int) -> Value:
-    """value mod by of int32 that are not negative."""
+    """value mod by of non-negative int32."""
     if isinstance(by, int) and by & (by - 1) == 0:
         return T.bitwise_and(value, i32(by - 1))
     return T.truncmod(value, i32(by) if isinstance(by, int) else by)
 
 
 def select(condition: Value, one: Value, other: Value) -> Value:
-    """Both are computed."""
+    """`one` if the condition holds, else `other`; both are computed."""
     return T.Select(condition, one, other)
 
 
@@ -194,14 +195,14 @@ def store(buffer: Buffer, at: Value, value: Value) -> None:
 
 
 def store_four(buffer: Buffer, at: Value, vector: Value) -> None:
-    """A vector's elements into a buffer of scalars."""
+    """Store a vector's elements into a buffer of scalars."""
     vector = hold(vector, "float32x4")
     for index in range(4):
         T.buffer_store(buffer, lane(vector, index), [at + index])
 
 
 def barrier() -> None:
-    """All threads of the workgroup wait, and see what the others have written to shared memory."""
+    """Synchronize the workgroup: all threads wait, and see each other's writes to shared memory."""
     T.evaluate(T.tvm_storage_sync("shared"))
 
 
@@ -213,7 +214,7 @@ def loop(start: Value | int, stop: Value | int) -> Iterator[Value]:
 
 @contextmanager
 def strided(scope: Scope, count: int | Value) -> Iterator[Value]:
-    """The workgroup's threads divide 0 … count − 1: thread t takes t, t + threads, …"""
+    """Distribute 0 … count − 1 over the workgroup: thread t takes t, t + threads, …"""
     steps = quotient(count + (scope.threads - 1), scope.threads)
     with T.serial(0, steps) as step:
         index = let(step * scope.threads + scope.thread)
@@ -244,14 +245,14 @@ class Register:
 
 
 def hold(value: Value, dtype: str = "float32") -> Value:
-    """Compute the value once, where TVM would repeat what `let` names: it inlines all but loads."""
+    """Compute a value once, where TVM would inline the binding of `let`, as it does with all but loads."""
     return Register(value, dtype).value
 
 
 def reduce(scope: Scope, memory: Buffer, value: Value, threads: int, combine: Callable[[Value, Value], Value]) -> Value:
-    """`combine` over every `threads` (a power of two) neighbouring threads of the workgroup; each gets the result.
+    """Reduce by `combine` over every `threads` (a power of two) neighbouring threads; each gets the result.
 
-    memory: shared, an element for each thread of the workgroup. All threads of the workgroup must come by.
+    memory: shared, an element for each thread of the workgroup. All threads of the workgroup must take part.
     """
     store(memory, scope.thread, value)
     barrier()

@@ -1,7 +1,7 @@
 """The products of a chunk: several tokens at once, bound by arithmetic.
 
-A workgroup computes a tile of `Tuning.gemm_rows` rows by `gemm_tokens` tokens. Part by part, its threads bring weights
-and activations into shared memory, weights as floats; each thread then multiplies a small tile in its registers.
+A workgroup computes a tile of `Tuning.gemm_rows` rows by `gemm_tokens` tokens. Part by part, its threads load weights
+(as floats) and activations into shared memory; each thread then multiplies a small tile in its registers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STRIDE = QUADS + 1  # vectors from row to row in shared memory: threads side by
 
 
 def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False) -> Built:
-    """The kernel for at most `tokens` tokens, whose inputs are normalised.
+    """Build the kernel for at most `tokens` tokens, whose inputs are normalized.
 
     wanted: the first State.WANTED rows of `x`, not State.COUNT.
     Buffers: out float32; x float32x4 [tokens, columns]; w4, w1 the weights; tables.
@@ -66,7 +66,7 @@ def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False
 
 
 def _tile(product: Product, tuning: Tuning) -> tuple[int, int]:
-    """Rows and tokens: as tuned, unless shared memory is too small for two matrices."""
+    """Rows and tokens of a tile: as tuned, unless shared memory is too small for two matrices."""
     rows, tokens = tuning.gemm_rows, tuning.gemm_tokens
     while 16 * _STRIDE * (rows * (1 + product.paired) + tokens) > _SHARED:
         rows //= 2
@@ -107,12 +107,12 @@ def _multiply(
 
 
 def _all(*counted: Sequence[Any]) -> Iterator[tuple[int, ...]]:
-    """Every combination of their indices."""
+    """All combinations of the sequences' indices."""
     return iterate(*(range(len(each)) for each in counted))
 
 
 def _across(threads: int, rows: int, tokens: int) -> int:
-    """Of the threads, as many along the rows as gives each a tile that is nearly square.
+    """The number of threads along the rows that makes each thread's tile nearly square.
 
     Raises ValueError if the tile has fewer results than there are threads.
     """
@@ -127,7 +127,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _load_weights(scope: Scope, factor: Factor, first: Value, part: Value, memory: Buffer, tile_rows: int) -> None:
-    """The part of each row; the last row stands for rows behind it."""
+    """Load a part of each row; rows beyond the end repeat the last one."""
     words = Words(scope.w4, scope.w1)
     with strided(scope, tile_rows) as local:
         row = hold(T.min(first + local, i32(factor.matrix.rows - 1)), "int32")
@@ -138,7 +138,7 @@ def _load_weights(scope: Scope, factor: Factor, first: Value, part: Value, memor
 def _load_inputs(
     scope: Scope, product: Product, first: Value, count: Value, part: Value, memory: Buffer, tile_tokens: int
 ) -> None:
-    """The part of each token; the last token stands for tokens behind it."""
+    """Load a part of each token; tokens beyond the end repeat the last one."""
     with strided(scope, tile_tokens * QUADS) as index:
         local, quad = let(quotient(index, QUADS)), let(remainder(index, QUADS))
         token = T.max(T.min(first + local, count - 1), 0)

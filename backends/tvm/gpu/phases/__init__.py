@@ -1,1 +1,1 @@
-"""The phases of a pass: each core has a file of its own."""
+"""The phases of a pass, in one file per core."""

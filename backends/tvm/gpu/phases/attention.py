@@ -1,4 +1,4 @@
-"""Softmax attention: two products, and between them rows for the cache and attention to it."""
+"""The softmax attention core: two products; between them, new rows are stored and attended to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attention(made: PassBuilder, core: Attention, block: Block, layer: int) -> N
 
 
 def _attend(made: PassBuilder, core: Attention, layer: int) -> None:
-    """In a step, attention stores the row."""
+    """Attend; for a single token the same kernel stores the row."""
     design, tables = made.design, made.design.tables
     heads, form = Heads.of(design, core, layer), (core, tables, design.tuning, design.kv_dtype)
     scalars = {"layer": layer, "angles": tables.angle_row(design.kinds[layer]), "window": design.windows[layer]}

@@ -1,4 +1,4 @@
-"""A pass under construction: its dispatches, and the products that lead into a core and out of it."""
+"""A pass under construction: its dispatches, and the products into and out of a core."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge.model.layers import Block
 
 
 class Kernels:
-    """Kernels, each built once. by_name: of all that were asked for."""
+    """A cache of kernels, each built once. by_name: all kernels so far."""
 
     def __init__(self, language: str) -> None:
         self.by_name: dict[str, Kernel] = {}
@@ -25,7 +25,7 @@ class Kernels:
         self._built: dict[tuple[object, ...], Built] = {}
 
     def find(self, key: tuple[object, ...], make: Callable[[str], Built]) -> Built:
-        """key: all that the kernel depends on, first of all its name; `make` gets one that no other kernel has."""
+        """Find or build a kernel. key: everything that it depends on, its name first; `make` receives a unique name."""
         if key not in self._built:
             alike = sum(other[0] == key[0] for other in self._built)
             built = self._built[key] = make(f"{key[0]}_{alike}" if alike else str(key[0]))
@@ -34,8 +34,10 @@ class Kernels:
 
 
 class PassBuilder:
-    """Collects the dispatches of a pass. single: it runs one token. observed: attention is added up. hidden: the buffer
-    of the hidden states. residual: what shall be added to them, which is in `normed`, and the weights of its norm.
+    """Collects the dispatches of a pass.
+
+    single: it runs one token. observed: attention is accumulated. hidden: the buffer of the hidden states. residual: a
+    pending addition to them: the norm and its weights, for values in `normed`.
     """
 
     def __init__(self, design: Design, kernels: Kernels, *, single: bool = False, observed: bool = False) -> None:
@@ -51,7 +53,8 @@ class PassBuilder:
         self, phase: str, layer: int | None, key: tuple[object, ...], make: Callable[[str], Built],
         buffers: Mapping[str, str], scalars: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
-        """key, make: as in `Kernels.find`. buffers: those of the kernel's parameters that have other names."""
+        """Add a dispatch. key, make: as in `Kernels.find`. buffers: names of buffers where they differ from the
+        parameters'."""
         built = self._kernels.find(key, make)
         slices = tuple(Slice(buffers.get(name, name)) for name in built.buffers)
         values = tuple((scalars or {})[name] for name in built.scalars)
@@ -61,9 +64,8 @@ class PassBuilder:
         self, phase: str, layer: int, block: Block, name: str, factors: tuple[Factor, ...], epilogue: Epilogue,
         out: str,
     ) -> None:  # fmt: skip
-        """The product of matrices and the block's normalised rows. In a step it adds a residual that waits; since every
-        workgroup reads the hidden states, it writes the sums to another buffer.
-        """
+        """Multiply matrices by the block's normalized rows. For a single token this adds a pending residual; since
+        every workgroup reads the hidden states, the sums go to another buffer."""
         norm = Norm.of(self.layout(layer), block.norm, self.design.shape)
         product, buffers = Product(name, factors, epilogue, norm), {"x": self.hidden, "out": out}
         if norm and not self.single:
@@ -79,9 +81,8 @@ class PassBuilder:
         self._multiply(phase, layer, product, buffers)
 
     def multiply_into_hidden(self, phase: str, layer: int, block: Block, name: str, source: str) -> None:
-        """The block's output projection, added to the hidden states. A norm behind it, whose result is added, is part
-        of the next product in a step, and in a chunk a dispatch of its own.
-        """
+        """Add the block's output projection to the hidden states. A post-norm becomes part of the next product for a
+        single token, and a dispatch of its own in a chunk."""
         layout, shape = self.layout(layer), self.design.shape
         after = Norm.of(layout, block.post_norm, shape) if block.post_norm else None
         epilogue = Epilogue("store" if after else "add", shape.padded_hidden, 1.0 if after else block.scale)
@@ -93,7 +94,7 @@ class PassBuilder:
                 self.add_residual(layer)
 
     def add_residual(self, layer: int) -> None:
-        """In a dispatch of its own, if one waits."""
+        """Add a pending residual by a dispatch of its own."""
         if not self.residual:
             return
         (residual, weights), self.residual = self.residual, None

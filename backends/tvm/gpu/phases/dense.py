@@ -1,4 +1,4 @@
-"""A feed-forward network: two products."""
+"""The feed-forward core: two products."""
 
 from __future__ import annotations
 

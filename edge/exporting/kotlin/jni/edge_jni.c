@@ -1,7 +1,7 @@
 /* edge.h for the JVM and Android: the functions of Native.kt, registered when the library is loaded.
  *
- * Text crosses as arrays of UTF-8 bytes, never as JNI strings, whose modified UTF-8 has no emoji. Numbers of a struct
- * cross as one array in the order of its fields. Handles are pointers in a long, which Native.kt's callers pass only
+ * Text crosses as arrays of UTF-8 bytes, never as JNI strings, whose modified UTF-8 has no emoji. Structs cross as
+ * arrays of bytes, which EdgeOptions.kt lays out as C does. Handles are pointers in a long, which Native.kt's callers pass only
  * while they are open. A failed call throws EdgeException. */
 #include "constants.h"
 #include "edge.h"
@@ -9,7 +9,7 @@
 
 enum { MAX_NAME = 32 };
 
-static jclass exception_class, bytes_class; /* set once, in JNI_OnLoad */
+static jclass exception_class; /* set once, in JNI_OnLoad */
 static jmethodID make_exception;
 
 static jbyteArray bytes_of(JNIEnv *env, const char *text, size_t length)
@@ -68,34 +68,29 @@ static void close_model(JNIEnv *env, jclass class, jlong model)
         raise_error(env, &error);
 }
 
-static jobjectArray read_info(JNIEnv *env, jclass class, jlong model, jlongArray numbers)
+static void read_info(JNIEnv *env, jclass class, jlong model, jbyteArray bytes)
 {
     (void)class;
     edge_error error = {.size = sizeof error};
     edge_model_info info = {.size = sizeof info};
     if (edge_info(model_of(model), &info, &error) < 0)
-        return raise_error(env, &error), NULL;
-    jlong values[] = {info.vocab, info.context, info.capacity, info.threads, info.chat, (jlong)info.weights,
-                      (jlong)info.kv, (jlong)info.scratch};
-    (*env)->SetLongArrayRegion(env, numbers, 0, sizeof values / sizeof *values, values);
-    const char *const texts[] = {info.name, info.license, info.policy, info.kv_dtype, info.isa};
-    jsize count = sizeof texts / sizeof *texts;
-    jobjectArray strings = (*env)->NewObjectArray(env, count, bytes_class, NULL);
-    for (jsize i = 0; strings && i < count; i++) {
-        jbyteArray bytes = bytes_of(env, texts[i], length_of(texts[i]));
-        if (!bytes)
-            return NULL;
-        (*env)->SetObjectArrayElement(env, strings, i, bytes);
-        (*env)->DeleteLocalRef(env, bytes);
-    }
-    return strings;
+        raise_error(env, &error);
+    else
+        (*env)->SetByteArrayRegion(env, bytes, 0, sizeof info, (const jbyte *)&info);
+}
+
+static jbyteArray read_text(JNIEnv *env, jclass class, jlong address)
+{
+    (void)class;
+    const char *text = (const char *)(intptr_t)address;
+    return bytes_of(env, text, length_of(text));
 }
 
 /* ---- options and readings --------------------------------------------------------------------------------------- */
 
 typedef struct { /* edge_options with room for its texts; too long ones are cut where the runtime still refuses them */
     edge_options options;
-    char isa[MAX_NAME + 1], stops[MOST_STOPS + 1][LONGEST_STOP + 2];
+    char isa[MAX_NAME + 1], stop[MOST_STOPS + 1][LONGEST_STOP + 2];
     const char *stop_pointers[MOST_STOPS + 1];
 } option_texts;
 
@@ -107,61 +102,54 @@ static void copy_text(JNIEnv *env, jbyteArray bytes, char *to, jsize most)
     to[length] = 0;
 }
 
-static void read_options(JNIEnv *env, jlongArray integers, jdoubleArray numbers, jbyteArray isa, jobjectArray stops,
-                         option_texts *to)
+static void read_options(JNIEnv *env, jbyteArray options, jbyteArray isa, jobjectArray stop, option_texts *to)
 {
-    jlong i[7];
-    jdouble d[9];
-    (*env)->GetLongArrayRegion(env, integers, 0, 7, i);
-    (*env)->GetDoubleArrayRegion(env, numbers, 0, 9, d);
-    jsize count = (*env)->GetArrayLength(env, stops);
+    (*env)->GetByteArrayRegion(env, options, 0, sizeof to->options, (jbyte *)&to->options);
+    jsize count = (*env)->GetArrayLength(env, stop);
     count = count < MOST_STOPS + 1 ? count : MOST_STOPS + 1;
     for (jsize at = 0; at < count; at++) {
-        jbyteArray stop = (*env)->GetObjectArrayElement(env, stops, at);
-        copy_text(env, stop, to->stops[at], LONGEST_STOP + 1);
-        (*env)->DeleteLocalRef(env, stop);
-        to->stop_pointers[at] = to->stops[at];
+        jbyteArray text = (*env)->GetObjectArrayElement(env, stop, at);
+        copy_text(env, text, to->stop[at], LONGEST_STOP + 1);
+        (*env)->DeleteLocalRef(env, text);
+        to->stop_pointers[at] = to->stop[at];
     }
     if (isa)
         copy_text(env, isa, to->isa, MAX_NAME);
-    to->options = (edge_options){
-        .size = sizeof to->options, .threads = (uint32_t)i[0], .cpu_mask = (uint64_t)i[1], .isa = isa ? to->isa : NULL,
-        .top_k = (int32_t)i[2], .seeded = (uint32_t)i[3], .seed = (uint64_t)i[4], .max_tokens = (uint32_t)i[5],
-        .ignore_eos = (uint32_t)i[6], .temperature = d[0], .top_p = d[1], .min_p = d[2], .repeat_penalty = d[3],
-        .seconds = d[4], .joules = d[5], .watts = d[6], .celsius = d[7], .headroom = d[8],
-        .stops = to->stop_pointers, .stop_count = (uint32_t)count};
+    to->options.isa = isa ? to->isa : NULL;
+    to->options.stop = to->stop_pointers;
+    to->options.stop_count = (uint32_t)count;
 }
 
-static jlong begin_session(JNIEnv *env, jclass class, jlong model, jlongArray integers, jdoubleArray numbers,
-                           jbyteArray isa, jobjectArray stops)
+static jlong begin_session(JNIEnv *env, jclass class, jlong model, jbyteArray options, jbyteArray isa,
+                           jobjectArray stop)
 {
     (void)class;
     edge_error error = {.size = sizeof error};
     edge_session *session = NULL;
     option_texts texts;
-    read_options(env, integers, numbers, isa, stops, &texts);
+    read_options(env, options, isa, stop, &texts);
     if (edge_begin(model_of(model), &texts.options, &session, &error) < 0)
         raise_error(env, &error);
     return (jlong)(intptr_t)session;
 }
 
-static void set_options(JNIEnv *env, jclass class, jlong session, jlongArray integers, jdoubleArray numbers,
-                        jbyteArray isa, jobjectArray stops)
+static void set_options(JNIEnv *env, jclass class, jlong session, jbyteArray options, jbyteArray isa,
+                        jobjectArray stop)
 {
     (void)class;
     edge_error error = {.size = sizeof error};
     option_texts texts;
-    read_options(env, integers, numbers, isa, stops, &texts);
+    read_options(env, options, isa, stop, &texts);
     if (edge_set(session_of(session), &texts.options, &error) < 0)
         raise_error(env, &error);
 }
 
-static void read_sensors(JNIEnv *env, jclass class, jlong session, jdouble joules, jdouble celsius, jdouble headroom,
-                         jlong available)
+static void read_sensors(JNIEnv *env, jclass class, jlong session, jbyteArray bytes)
 {
     (void)class;
     edge_error error = {.size = sizeof error};
-    edge_readings readings = {sizeof readings, joules, celsius, headroom, available};
+    edge_readings readings;
+    (*env)->GetByteArrayRegion(env, bytes, 0, sizeof readings, (jbyte *)&readings);
     if (edge_read(session_of(session), &readings, &error) < 0)
         raise_error(env, &error);
 }
@@ -273,20 +261,15 @@ static void trim_memory(JNIEnv *env, jclass class, jlong session, jint level)
         raise_error(env, &error);
 }
 
-static void read_usage(JNIEnv *env, jclass class, jlong session, jlongArray integers, jdoubleArray numbers)
+static void read_usage(JNIEnv *env, jclass class, jlong session, jbyteArray bytes)
 {
     (void)class;
     edge_error error = {.size = sizeof error};
     edge_usage usage = {.size = sizeof usage};
-    if (edge_use(session_of(session), &usage, &error) < 0) {
+    if (edge_use(session_of(session), &usage, &error) < 0)
         raise_error(env, &error);
-        return;
-    }
-    jlong i[] = {usage.rows, usage.capacity, usage.threads, (jlong)usage.weights, (jlong)usage.kv, (jlong)usage.scratch,
-                 (jlong)usage.file, (jlong)usage.tokens, (jlong)usage.evicted, usage.measured};
-    jdouble d[] = {usage.joules, usage.seconds};
-    (*env)->SetLongArrayRegion(env, integers, 0, sizeof i / sizeof *i, i);
-    (*env)->SetDoubleArrayRegion(env, numbers, 0, sizeof d / sizeof *d, d);
+    else
+        (*env)->SetByteArrayRegion(env, bytes, 0, sizeof usage, (const jbyte *)&usage);
 }
 
 /* ids may be NULL, to count them. */
@@ -318,10 +301,11 @@ static jlong count_tokens(JNIEnv *env, jclass class, jlong session, jbyteArray t
 static const JNINativeMethod METHODS[] = {
     METHOD("open", "([BIJJ)J", open_model),
     METHOD("close", "(J)V", close_model),
-    METHOD("info", "(J[J)[[B", read_info),
-    METHOD("begin", "(J[J[D[B[[B)J", begin_session),
-    METHOD("set", "(J[J[D[B[[B)V", set_options),
-    METHOD("read", "(JDDDJ)V", read_sensors),
+    METHOD("info", "(J[B)V", read_info),
+    METHOD("text", "(J)[B", read_text),
+    METHOD("begin", "(J[B[B[[B)J", begin_session),
+    METHOD("set", "(J[B[B[[B)V", set_options),
+    METHOD("read", "(J[B)V", read_sensors),
     METHOD("end", "(J)V", end_session),
     METHOD("append", "(JI[B)V", append_text),
     METHOD("appendIds", "(J[I)V", append_ids),
@@ -331,7 +315,7 @@ static const JNINativeMethod METHODS[] = {
     METHOD("save", "(JI[B)J", save_state),
     METHOD("load", "(JI[B)V", load_state),
     METHOD("trim", "(JI)V", trim_memory),
-    METHOD("use", "(J[J[D)V", read_usage),
+    METHOD("use", "(J[B)V", read_usage),
     METHOD("tokenize", "(J[BI[I)J", count_tokens),
 };
 
@@ -345,11 +329,9 @@ EDGE_API jint JNI_OnLoad(JavaVM *vm, void *reserved)
         return -1;
     jclass native = (*env)->FindClass(env, "edge/runtime/Native");
     jclass exception = native ? (*env)->FindClass(env, "edge/runtime/EdgeException") : NULL;
-    jclass bytes = exception ? (*env)->FindClass(env, "[B") : NULL;
-    if (!bytes)
+    if (!exception)
         return -1; /* the JVM says which class is missing */
     exception_class = (*env)->NewGlobalRef(env, exception);
-    bytes_class = (*env)->NewGlobalRef(env, bytes);
     make_exception = (*env)->GetMethodID(env, exception, "<init>", "(I[B)V");
     if (!make_exception || (*env)->RegisterNatives(env, native, METHODS, sizeof METHODS / sizeof *METHODS))
         return -1;

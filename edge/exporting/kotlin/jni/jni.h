@@ -13,7 +13,7 @@ typedef double jdouble;
 typedef uint8_t jboolean;
 typedef jint jsize;
 typedef void *jobject;
-typedef jobject jclass, jthrowable, jarray, jobjectArray, jbyteArray, jintArray, jlongArray, jdoubleArray;
+typedef jobject jclass, jthrowable, jarray, jobjectArray, jbyteArray, jintArray;
 typedef void *jmethodID;
 typedef union { jint i; jlong j; jdouble d; jobject l; } jvalue;
 typedef struct { char *name, *signature; void *fnPtr; } JNINativeMethod;
@@ -38,10 +38,9 @@ struct jni_functions { /* the comments are indexes */
     jmethodID (*GetMethodID)(JNIEnv *, jclass, const char *, const char *); /* 33 */
     void *unused_34[137];
     jsize (*GetArrayLength)(JNIEnv *, jarray); /* 171 */
-    jobjectArray (*NewObjectArray)(JNIEnv *, jsize, jclass, jobject);
-    jobject (*GetObjectArrayElement)(JNIEnv *, jobjectArray, jsize);
-    void (*SetObjectArrayElement)(JNIEnv *, jobjectArray, jsize, jobject);
-    void *unused_175[1];
+    void *unused_172[1];
+    jobject (*GetObjectArrayElement)(JNIEnv *, jobjectArray, jsize); /* 173 */
+    void *unused_174[2];
     jbyteArray (*NewByteArray)(JNIEnv *, jsize); /* 176 */
     void *unused_177[7];
     jbyte *(*GetByteArrayElements)(JNIEnv *, jbyteArray, jboolean *); /* 184 */
@@ -53,17 +52,10 @@ struct jni_functions { /* the comments are indexes */
     void (*ReleaseIntArrayElements)(JNIEnv *, jintArray, jint *, jint); /* 195 */
     void *unused_196[4];
     void (*GetByteArrayRegion)(JNIEnv *, jbyteArray, jsize, jsize, jbyte *); /* 200 */
-    void *unused_201[3];
-    void (*GetLongArrayRegion)(JNIEnv *, jlongArray, jsize, jsize, jlong *); /* 204 */
-    void *unused_205[1];
-    void (*GetDoubleArrayRegion)(JNIEnv *, jdoubleArray, jsize, jsize, jdouble *); /* 206 */
-    void *unused_207[1];
+    void *unused_201[7];
     void (*SetByteArrayRegion)(JNIEnv *, jbyteArray, jsize, jsize, const jbyte *); /* 208 */
-    void *unused_209[3];
-    void (*SetLongArrayRegion)(JNIEnv *, jlongArray, jsize, jsize, const jlong *); /* 212 */
-    void *unused_213[1];
-    void (*SetDoubleArrayRegion)(JNIEnv *, jdoubleArray, jsize, jsize, const jdouble *); /* 214 */
-    jint (*RegisterNatives)(JNIEnv *, jclass, const JNINativeMethod *, jint);
+    void *unused_209[6];
+    jint (*RegisterNatives)(JNIEnv *, jclass, const JNINativeMethod *, jint); /* 215 */
 };
 
 struct vm_functions {

@@ -21,7 +21,7 @@ static block *unused;          /* freed blocks in the order of their addresses; 
 static uintptr_t end, written; /* of what is in use; of what has ever been, and may be no zeros */
 extern uint8_t __heap_base;    /* the linker's: what the module itself does not use begins here */
 
-uint64_t memory_bytes(void)
+static uint64_t memory_bytes(void)
 {
     return (uint64_t)__builtin_wasm_memory_size(0) * PAGE;
 }

@@ -5,7 +5,6 @@
 #include "internal.h"
 #include "web.h"
 
-uint64_t memory_bytes(void);     /* of the module's memory */
 void count_cpu(bool begins);     /* a call of the engine begins or ends: cpu_seconds counts in between */
 uint32_t waiting_threads(void);
 uint32_t working_threads(void);

@@ -33,20 +33,15 @@ WEB_API(web_give) void web_give(void *memory, uint32_t bytes);
 
 WEB_API(web_open) int32_t web_open(const void *file, uint32_t bytes);  /* model.edge; stays where it is until web_close */
 WEB_API(web_close) int32_t web_close(void);
-/* JSON: name, license, policy, kv_dtype, isa, vocab, context, capacity, threads, chat, weights, kv, scratch. */
-WEB_API(web_info) const char *web_info(void);
+WEB_API(web_info) const edge_model_info *web_info(void); /* 0: no model is open */
 
 /* The end of the stack of thread 1 …; 0: no memory is left. The first thread asks, before it starts the other. */
 WEB_API(web_stack) void *web_stack(uint32_t number);
 WEB_API(web_thread) void web_thread(uint32_t number);
 WEB_API(web_threads) uint32_t web_threads(void);         /* how many have called web_thread and wait there */
 
-/* Options of edge_begin and edge_set: doubles in the order of WEB_OPTIONS, at this address; they stay between calls. */
-enum web_option {
-    WEB_THREADS, WEB_TEMPERATURE, WEB_TOP_P, WEB_MIN_P, WEB_REPEAT_PENALTY, WEB_TOP_K, WEB_SEEDED, WEB_SEED_LOW,
-    WEB_SEED_HIGH, WEB_MAX_TOKENS, WEB_IGNORE_EOS, WEB_SECONDS, WEB_JOULES, WEB_WATTS, WEB_OPTIONS
-};
-WEB_API(web_options) double *web_options(void);
+/* Of edge_begin and edge_set; they stay between calls. module.js knows where the fields are. */
+WEB_API(web_options) edge_options *web_options(void);
 /* stops: texts, each ends with \0. */
 WEB_API(web_begin) int32_t web_begin(const char *stops, uint32_t stop_count);
 WEB_API(web_set) int32_t web_set(const char *stops, uint32_t stop_count);
@@ -64,9 +59,7 @@ WEB_API(web_rewind) int32_t web_rewind(uint32_t turns);
 WEB_API(web_state) int64_t web_state(void);              /* bytes that web_save would write; or an edge_status */
 WEB_API(web_save) int32_t web_save(void);                /* to env.write */
 WEB_API(web_load) int32_t web_load(void);                /* from env.read */
-/* JSON: rows, capacity, threads, weights, kv, scratch, memory (bytes of the module's memory), tokens, evicted, joules,
- * seconds, measured. */
-WEB_API(web_use) const char *web_use(void);
+WEB_API(web_use) const edge_usage *web_use(void);        /* 0: no session has begun */
 WEB_API(web_tokenize) int32_t web_tokenize(const char *text, uint32_t bytes, uint32_t special, int32_t *ids,
                                            uint32_t room);
 

@@ -21,20 +21,32 @@ export interface OpenOptions {
 }
 
 export interface SamplingOptions {
+  // generated: Options
+  /** 0 is greedy: the same answer every time. Default: as the model recommends. */
   temperature?: number;
-  topP?: number;
-  minP?: number;
+  /** Draw from the k likeliest; 0 is off. Default: as the model recommends. */
   topK?: number;
+  /** Draw from the likeliest that make up p; 1 is off. Default: as the model recommends. */
+  topP?: number;
+  /** Drop tokens below p times the likeliest; 0 is off. Default: as the model recommends. */
+  minP?: number;
+  /** Penalty on the last 64 tokens; 1 is off. Default: as the model recommends. */
   repeatPenalty?: number;
-  /** Default: another one for every answer. */
+  /** Seed of the draws. Default: a new one for every answer. */
   seed?: number | bigint;
+  /** Tokens to generate. Default: no limit. */
   maxTokens?: number;
+  /** Never end the turn; go on. */
   ignoreEos?: boolean;
-  /** Texts before which an answer ends. */
+  /** Texts before which an answer ends: 16 of 128 bytes at most. */
   stop?: string[];
-  /** Budgets of an answer; joules are estimated in a page. */
+  /** Seconds that an answer and the prompt before it may take. Default: no limit. */
   time?: number;
+  /** Joules that an answer and the prompt before it may cost, estimated without readings. Default: no limit. */
   energy?: number;
+  /** Watts on average, estimated without readings; held by pauses. Default: no limit. */
+  power?: number;
+  // end
 }
 
 export interface StreamOptions extends SamplingOptions {
@@ -44,16 +56,25 @@ export interface StreamOptions extends SamplingOptions {
 }
 
 export interface Info {
+  // generated: ModelInfo
   name: string;
   license: string;
+  /** By which KV rows are evicted. */
   policy: string;
+  /** Type of KV rows. */
   kvDtype: string;
+  /** The best instruction set of this CPU. */
   isa: string;
+  /** Tokens. */
+  vocab: number;
+  /** Positions that the model has learned. */
   context: number;
   /** KV rows. */
   capacity: number;
-  threads: number;
+  /** Whether there is a chat template. */
   chat: boolean;
+  // end
+  threads: number;
   /** Whether the model is in this device's storage, for the next visit. */
   stored: boolean;
   /** Whether the page may use threads: it is cross-origin isolated. */
@@ -64,7 +85,7 @@ export interface Info {
 
 export interface Report {
   // generated: Finish
-  finish: "eos" | "stop" | "length" | "capacity" | "cancelled" | "time" | "energy" | "power" | "heat" | "memory";
+  finish: "eos" | "stop" | "length" | "capacity" | "interrupted" | "time" | "energy" | "power" | "thermal" | "memory";
   // end
   promptTokens: number;
   tokens: number;
@@ -100,7 +121,8 @@ export class Session {
   system(text: string): Promise<void>;
   /** An answer of an earlier conversation. */
   past(question: string, answer: string): Promise<void>;
-  /** Forget the last turns; without a number, all. */
+  /** Forget the last turns; without a number, all. After evictions none can be taken back, and of a model with a
+   * recurrent state (Qwen3.5, LFM2) only the last one. */
   rewind(turns?: number): Promise<void>;
   /** The conversation with its KV rows, for `load` with the same bundle. The states of successive turns begin with the
    * same bytes, but for a header, so who saves each needs to write only the pieces that changed. */

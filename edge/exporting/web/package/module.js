@@ -15,7 +15,7 @@ const CODES = {
 /** edge_finish, by its numbers. */
 export const FINISHES = [
   // generated: Finish
-  "going", "eos", "stop", "length", "capacity", "cancelled", "time", "energy", "power", "heat", "memory"
+  "going", "eos", "stop", "length", "capacity", "interrupted", "time", "energy", "power", "thermal", "memory"
   // end
 ];
 
@@ -27,11 +27,36 @@ export const ROLES = {
 };
 
 const ALL = 0xffffffff; // turns
+const FAILED = -7;
 
-/** Options in the order of web_option; missing ones are left to the model. */
+/** @typedef {[name: string, type: string, at: number, otherwise?: number][]} Fields of a struct: `at` is in bytes */
+
+/** edge_options, with what stands for fields that are missing. @type {Fields} */
 const OPTIONS = [
-  ["threads", 0], ["temperature", -1], ["topP", -1], ["minP", -1], ["repeatPenalty", -1], ["topK", -1], ["seeded", 0],
-  ["seedLow", 0], ["seedHigh", 0], ["maxTokens", 0], ["ignoreEos", 0], ["time", 0], ["energy", 0], ["power", 0],
+  // generated: Options
+  ["threads", "Uint32", 4, 0], ["temperature", "Float64", 24, -1], ["topK", "Int32", 32, -1],
+  ["topP", "Float64", 40, -1], ["minP", "Float64", 48, -1], ["repeatPenalty", "Float64", 56, -1],
+  ["seeded", "Flag", 64, 0], ["seed", "BigUint64", 72, 0], ["maxTokens", "Uint32", 80, 0],
+  ["ignoreEos", "Flag", 84, 0], ["time", "Float64", 96, 0], ["energy", "Float64", 104, 0], ["power", "Float64", 112, 0],
+  // end
+];
+
+/** edge_model_info. @type {Fields} */
+const INFO = [
+  // generated: ModelInfo
+  ["name", "Text", 8], ["license", "Text", 12], ["policy", "Text", 16], ["kvDtype", "Text", 20], ["isa", "Text", 24],
+  ["vocab", "Uint32", 28], ["context", "Uint32", 32], ["capacity", "Uint32", 36], ["threads", "Uint32", 40],
+  ["chat", "Flag", 44], ["weights", "BigUint64", 48], ["kv", "BigUint64", 56], ["scratch", "BigUint64", 64],
+  // end
+];
+
+/** edge_usage. @type {Fields} */
+const USAGE = [
+  // generated: Usage
+  ["rows", "Uint32", 4], ["capacity", "Uint32", 8], ["threads", "Uint32", 12], ["weights", "BigUint64", 16],
+  ["kv", "BigUint64", 24], ["scratch", "BigUint64", 32], ["file", "BigUint64", 40], ["tokens", "BigUint64", 48],
+  ["evicted", "BigUint64", 56], ["joules", "Float64", 64], ["seconds", "Float64", 72], ["measured", "Flag", 80],
+  // end
 ];
 
 export class EdgeError extends Error {
@@ -192,11 +217,11 @@ export class Engine {
   }
 
   get info() {
-    return JSON.parse(this.#text(this.exports.web_info()));
+    return this.#read(INFO, this.exports.web_info());
   }
 
   get use() {
-    return JSON.parse(this.#text(this.exports.web_use()));
+    return this.#read(USAGE, this.exports.web_use());
   }
 
   /** Starts the session. @param {Record<string, any>} options */
@@ -279,17 +304,34 @@ export class Engine {
 
   /** @param {Record<string, any>} options @param {(stops: number, count: number) => number} call */
   #choose(options, call) {
-    /** @type {Record<string, any>} */
-    const values = { ...options };
-    if (values.seed !== undefined) {
-      const seed = BigInt.asUintN(64, BigInt(values.seed));
-      Object.assign(values, { seeded: 1, seedLow: Number(seed & 0xffffffffn), seedHigh: Number(seed >> 32n) });
-    }
-    const all = new Float64Array(this.memory.buffer, this.exports.web_options() >>> 0, OPTIONS.length);
-    OPTIONS.forEach(([name, otherwise], index) => (all[index] = Number(values[name] ?? otherwise)));
-    const stops = values.stop ?? [];
+    this.#write(OPTIONS, this.exports.web_options(), { ...options, seeded: options.seed !== undefined });
+    const stops = options.stop ?? [];
     const texts = new TextEncoder().encode(stops.map((/** @type {string} */ each) => `${each}\0`).join(""));
     this.#lend(texts, (address) => this.#check(call(address, stops.length)));
+  }
+
+  /** @param {Fields} fields @param {number} address @param {Record<string, any>} values */
+  #write(fields, address, values) {
+    const view = new DataView(this.memory.buffer, address >>> 0);
+    for (const [name, type, at, otherwise = 0] of fields) {
+      const value = values[name] ?? otherwise;
+      if (type === "BigUint64") view.setBigUint64(at, BigInt(value), true);
+      else if (type === "Float64") view.setFloat64(at, Number(value), true);
+      else if (type === "Flag") view.setUint32(at, value ? 1 : 0, true);
+      else view.setInt32(at, whole(Number(value), otherwise, type === "Int32" ? 0x7fffffff : 0xffffffff), true);
+    }
+  }
+
+  /** @param {Fields} fields @param {number} address @returns {Record<string, any>} */
+  #read(fields, address) {
+    if (!address) this.#check(FAILED);
+    const view = new DataView(this.memory.buffer, address >>> 0);
+    return Object.fromEntries(fields.map(([name, type, at]) => {
+      if (type === "BigUint64") return [name, Number(view.getBigUint64(at, true))];
+      if (type === "Float64") return [name, view.getFloat64(at, true)];
+      const number = view.getUint32(at, true);
+      return [name, type === "Text" ? this.#text(number) : type === "Flag" ? number !== 0 : number];
+    }));
   }
 
   /**
@@ -323,4 +365,10 @@ export class Engine {
     const from = address >>> 0;
     return new TextDecoder().decode(all.slice(from, all.indexOf(0, from)));
   }
+}
+
+/** The number, or the largest, which the runtime refuses or takes for none. @param {number} value @param {number} least @param {number} largest */
+function whole(value, least, largest) {
+  if (least < 0 && value < 0) return least;
+  return value >= least && value <= largest ? value : largest;
 }

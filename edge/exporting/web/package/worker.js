@@ -50,9 +50,10 @@ const calls = {
     engine.open();
     engine.begin({ threads });
     tell({ step: "ready", loaded: web.bytes, total: web.bytes });
-    const { kv_dtype, weights, kv, scratch, vocab, chat, ...info } = engine.info;
+    const { weights, kv, scratch, ...info } = engine.info;
+    const now = memory.buffer.byteLength;
     return {
-      info: { ...info, kvDtype: kv_dtype, chat: Boolean(chat), threads, isolated, stored, bytes: { weights, kv, scratch, now: engine.use.memory, bound } },
+      info: { ...info, threads, isolated, stored, bytes: { weights, kv, scratch, now, bound } },
       shared: isolated ? { memory, cancelled: engine.cancelled } : null,
     };
   },
@@ -91,7 +92,7 @@ const calls = {
         looked = now;
         const use = engine.use;
         report = {
-          ...report, joules: use.joules, measured: Boolean(use.measured), memory: { bytes: use.memory, bound },
+          ...report, joules: use.joules, measured: use.measured, memory: { bytes: engine.memory.buffer.byteLength, bound },
           rows: use.rows, evicted: use.evicted - before.evicted,
           promptTokens: report.promptTokens || use.tokens - before.tokens,
         };

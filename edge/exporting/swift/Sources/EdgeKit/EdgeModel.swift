@@ -9,9 +9,7 @@ import Foundation
 /// It is unmapped with the last of its sessions.
 public final class EdgeModel: @unchecked Sendable {
     let handle: OpaquePointer
-    public let name, license, policy, isa: String
-    /// The most KV rows.
-    public let capacity: Int
+    public let info: ModelInfo
 
     /// The package's own model.
     public convenience init() throws {
@@ -33,14 +31,10 @@ public final class EdgeModel: @unchecked Sendable {
         }
         guard let opened else { throw EdgeError(code: .noMemory, message: "there is no memory for the model") }
         handle = opened
-        var info = edge_model_info()
-        info.size = UInt32(MemoryLayout<edge_model_info>.size)
-        _ = edge_info(opened, &info, nil)
-        name = String(cString: info.name)
-        license = String(cString: info.license)
-        policy = String(cString: info.policy)
-        isa = String(cString: info.isa)
-        capacity = Int(info.capacity)
+        var found = edge_model_info()
+        found.size = UInt32(MemoryLayout<edge_model_info>.size)
+        _ = edge_info(opened, &found, nil)
+        info = ModelInfo(found)
     }
 
     deinit {

@@ -65,8 +65,9 @@ public final class EdgeSession: @unchecked Sendable {
         }
     }
 
-    /// Forgets the last turns, each a question with its answer; nil: all. Throws `.unsupported` where their rows cannot
-    /// be taken back, as after evictions: then forget all, and append the conversation again.
+    /// Forgets the last turns, each a question with its answer; nil: all. Throws `.unsupported` where they cannot
+    /// be taken back: after evictions, and with a recurrent state all but the last one. Then forget all, and append the
+    /// conversation again.
     public func rewind(_ turns: UInt32?) throws {
         try queue.sync {
             answers += 1
@@ -117,10 +118,7 @@ public final class EdgeSession: @unchecked Sendable {
             var use = edge_usage()
             use.size = UInt32(MemoryLayout<edge_usage>.size)
             _ = edge_use(handle, &use, nil)
-            return Usage(
-                rows: Int(use.rows), capacity: Int(use.capacity), threads: Int(use.threads), weights: use.weights,
-                kv: use.kv, scratch: use.scratch, file: use.file, tokens: use.tokens, evicted: use.evicted,
-                joules: use.joules, seconds: use.seconds, measured: use.measured != 0)
+            return Usage(use)
         }
     }
 
@@ -181,20 +179,14 @@ public final class EdgeSession: @unchecked Sendable {
 
     private func nextPiece() throws -> Piece {
         if let sensors, -lastRead.timeIntervalSinceNow > 0.5 {
-            let now = sensors()
+            var readings = sensors().native
             lastRead = Date()
-            var readings = edge_readings()
-            readings.size = UInt32(MemoryLayout<edge_readings>.size)
-            readings.joules = now.joules ?? -1
-            readings.celsius = now.celsius ?? -1
-            readings.headroom = now.headroom ?? -1
-            readings.available = now.available ?? -1
             try EdgeError.check { edge_read(handle, &readings, &$0) }
         }
         var piece = edge_piece()
         piece.size = UInt32(MemoryLayout<edge_piece>.size)
         try EdgeError.check { edge_next(handle, &piece, &$0) }
-        let finish = Finish(rawValue: piece.finish) ?? .cancelled // a reason that a later runtime may add
+        let finish = Finish(rawValue: piece.finish) ?? .interrupted // a reason that a later runtime may add
         ended = finish == .going ? nil : finish
         let text = withUnsafeBytes(of: piece.text) { String(decoding: $0.prefix(Int(piece.length)), as: UTF8.self) }
         return Piece(text: text, token: piece.token, finish: finish)

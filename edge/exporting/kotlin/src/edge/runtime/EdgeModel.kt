@@ -17,14 +17,16 @@ import java.io.Closeable
 class EdgeModel private constructor(private var handle: Long) : Closeable {
     private val sessions = mutableSetOf<EdgeSession>()
 
-    val info: ModelInfo = readInfo(handle)
+    val info: ModelInfo = struct(ModelInfo.BYTES).let {
+        Native.info(handle, it.array())
+        ModelInfo.of(it)
+    }
 
     /** A conversation, whose memory is allocated now. [sensors] are read while it generates. */
     @JvmOverloads
     fun session(options: EdgeOptions = EdgeOptions(), sensors: Sensors? = null): EdgeSession = synchronized(sessions) {
         check(handle != 0L) { "the model is closed" }
-        val native =
-            Native.begin(handle, options.integers(), options.numbers(), options.isaBytes(), options.stopBytes())
+        val native = Native.begin(handle, options.bytes(), options.isaBytes(), options.stopBytes())
         EdgeSession(this, native, sensors).also { sessions += it }
     }
 
@@ -53,15 +55,5 @@ class EdgeModel private constructor(private var handle: Long) : Closeable {
         @JvmOverloads
         fun open(fd: Int, offset: Long = 0, length: Long = 0): EdgeModel =
             EdgeModel(Native.open(null, fd, offset, length))
-
-        private fun readInfo(handle: Long): ModelInfo {
-            val numbers = LongArray(8)
-            val (name, license, policy, kvDtype, isa) = Native.info(handle, numbers).map { it.decodeToString() }
-            val (vocab, context, capacity, threads, chat) = numbers.map { it.toInt() }
-            return ModelInfo(
-                name, license, policy, kvDtype, isa, vocab, context, capacity, threads, chat != 0,
-                weights = numbers[5], kv = numbers[6], scratch = numbers[7],
-            )
-        }
     }
 }

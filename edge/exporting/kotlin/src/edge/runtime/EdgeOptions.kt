@@ -1,58 +1,79 @@
 package edge.runtime
 
-/**
- * Options of a session, as `edge run` has them. Null leaves a choice to the model and its bundle.
- *
- * @property threads the cores of the fastest cluster, unless given
- * @property cpuMask bit i: threads may run on CPU i; 0: on all
- * @property isa instruction set, such as "dotprod"; the best of the CPU, unless given. Read by [EdgeModel.session] only
- * @property temperature 0 is greedy
- * @property seed a new one for every answer, unless given
- * @property maxTokens of an answer
- * @property stops texts before which an answer ends: at most 16, of at most 128 bytes in UTF-8
- * @property seconds budget of an answer and the prompt before it, as are [joules], [watts], [celsius] and [headroom]:
- *   those need [Sensors], but for joules, which are estimated without
- * @property headroom Android's thermal headroom: 1 is where the system throttles
- */
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+
+/** Options of a session, as `edge run` has them. */
 data class EdgeOptions(
+    // generated: Options
+    /** CPU threads. Null: the cores of the fastest cluster, as far as the bundle has room for them. */
     val threads: Int? = null,
-    val cpuMask: Long = 0,
+    /** Bit i: threads may run on CPU i. Null: all of them. */
+    val cpuMask: Long? = null,
+    /** Instruction set, such as dotprod; read when a session begins only. Null: the best of this CPU. */
     val isa: String? = null,
+    /** 0 is greedy: the same answer every time. Null: as the model recommends. */
     val temperature: Double? = null,
+    /** Draw from the k likeliest; 0 is off. Null: as the model recommends. */
     val topK: Int? = null,
+    /** Draw from the likeliest that make up p; 1 is off. Null: as the model recommends. */
     val topP: Double? = null,
+    /** Drop tokens below p times the likeliest; 0 is off. Null: as the model recommends. */
     val minP: Double? = null,
+    /** Penalty on the last 64 tokens; 1 is off. Null: as the model recommends. */
     val repeatPenalty: Double? = null,
+    /** Seed of the draws. Null: a new one for every answer. */
     val seed: Long? = null,
+    /** Tokens to generate. Null: no limit. */
     val maxTokens: Int? = null,
+    /** Never end the turn; go on. */
     val ignoreEos: Boolean = false,
-    val stops: List<String> = emptyList(),
-    val seconds: Double? = null,
-    val joules: Double? = null,
-    val watts: Double? = null,
-    val celsius: Double? = null,
+    /** Texts before which an answer ends: 16 of 128 bytes at most. */
+    val stop: List<String> = emptyList(),
+    /** Seconds that an answer and the prompt before it may take. Null: no limit. */
+    val time: Double? = null,
+    /** Joules that an answer and the prompt before it may cost, estimated without readings. Null: no limit. */
+    val energy: Double? = null,
+    /** Watts on average, estimated without readings; held by pauses. Null: no limit. */
+    val power: Double? = null,
+    /** Degrees Celsius that the processor may have, by readings; held by pauses. Null: no limit. */
+    val maxTemp: Double? = null,
+    /** Thermal headroom that may be used up, by readings, as Android counts: 1 is where the system throttles; held by
+     * pauses. Null: no limit. */
     val headroom: Double? = null,
+    // end
 ) {
     init {
         require(threads == null || threads > 0) { "threads is $threads, but must be at least 1" }
         require(maxTokens == null || maxTokens > 0) { "maxTokens is $maxTokens, but must be at least 1" }
-        require(stops.none { '\u0000' in it }) { "a stop text contains the character U+0000, on which C texts end" }
+        require(stop.none { '\u0000' in it }) { "a stop text contains the character U+0000, on which C texts end" }
     }
 
-    /** In the order that edge_jni.c expects. */
-    internal fun integers() = longArrayOf(
-        (threads ?: 0).toLong(), cpuMask, (topK ?: -1).toLong(), if (seed == null) 0 else 1, seed ?: 0,
-        (maxTokens ?: 0).toLong(), if (ignoreEos) 1 else 0,
-    )
-
-    internal fun numbers() = doubleArrayOf(
-        temperature ?: -1.0, topP ?: -1.0, minP ?: -1.0, repeatPenalty ?: -1.0,
-        seconds ?: 0.0, joules ?: 0.0, watts ?: 0.0, celsius ?: 0.0, headroom ?: 0.0,
-    )
+    internal fun bytes() =
+        // generated: OptionsBytes
+        struct(144)
+            .putInt(4, threads ?: 0)
+            .putLong(8, cpuMask ?: 0)
+            .putDouble(24, temperature ?: -1.0)
+            .putInt(32, topK ?: -1)
+            .putDouble(40, topP ?: -1.0)
+            .putDouble(48, minP ?: -1.0)
+            .putDouble(56, repeatPenalty ?: -1.0)
+            .putInt(64, if (seed == null) 0 else 1)
+            .putLong(72, seed ?: 0)
+            .putInt(80, maxTokens ?: 0)
+            .putInt(84, if (ignoreEos) 1 else 0)
+            .putDouble(104, time ?: 0.0)
+            .putDouble(112, energy ?: 0.0)
+            .putDouble(120, power ?: 0.0)
+            .putDouble(128, maxTemp ?: 0.0)
+            .putDouble(136, headroom ?: 0.0)
+            .array()
+        // end
 
     internal fun isaBytes() = isa?.encodeToByteArray()
 
-    internal fun stopBytes() = Array(stops.size) { stops[it].encodeToByteArray() }
+    internal fun stopBytes() = Array(stop.size) { stop[it].encodeToByteArray() }
 }
 
 /** Who speaks. */
@@ -72,12 +93,12 @@ enum class Role {
 /** Why an answer ended, in the order of edge.h. */
 enum class Finish {
     // generated: Finish
-    GOING, EOS, STOP, LENGTH, CAPACITY, CANCELLED, TIME, ENERGY, POWER, HEAT, MEMORY
+    GOING, EOS, STOP, LENGTH, CAPACITY, INTERRUPTED, TIME, ENERGY, POWER, THERMAL, MEMORY
     // end
     ;
 
     internal companion object {
-        fun of(code: Int) = entries.getOrElse(code) { CANCELLED } // a reason that a later runtime may add
+        fun of(code: Int) = entries.getOrElse(code) { INTERRUPTED } // a reason that a later runtime may add
     }
 }
 
@@ -91,39 +112,122 @@ enum class Trim {
     // end
 }
 
-/**
- * What the app measures; null: not known.
- *
- * @property joules consumed since a fixed moment
- * @property headroom Android's thermal headroom: 1 is where the system throttles
- * @property available bytes that this process may still take
- */
+/** What the app measures; null: not known. */
 data class Readings(
-    val joules: Double? = null, val celsius: Double? = null, val headroom: Double? = null, val available: Long? = null,
-)
+    // generated: Readings
+    /** Consumed since a fixed moment. Read them before a prompt, too: what is spent since is estimated. */
+    val joules: Double? = null,
+    /** Temperature of the processor. */
+    val celsius: Double? = null,
+    /** Android's thermal headroom: 1 is where the system throttles. */
+    val headroom: Double? = null,
+    /** Bytes that this process may still take. */
+    val available: Long? = null,
+    // end
+) {
+    internal fun bytes() =
+        // generated: ReadingsBytes
+        struct(40)
+            .putDouble(8, joules ?: -1.0)
+            .putDouble(16, celsius ?: -1.0)
+            .putDouble(24, headroom ?: -1.0)
+            .putLong(32, available ?: -1)
+            .array()
+        // end
+}
 
 /** Read about twice a second while an answer is generated, by the thread that generates. */
 fun interface Sensors {
     fun read(): Readings
 }
 
-/** Bytes are planned, for one session. [isa] is the best instruction set of this CPU, [capacity] the most KV rows. */
+/** What a model and its plan are. */
 data class ModelInfo(
-    val name: String, val license: String, val policy: String, val kvDtype: String, val isa: String,
-    val vocab: Int, val context: Int, val capacity: Int, val threads: Int, val chat: Boolean,
-    val weights: Long, val kv: Long, val scratch: Long,
-)
+    // generated: ModelInfo
+    val name: String,
+    val license: String,
+    /** By which KV rows are evicted. */
+    val policy: String,
+    /** Type of KV rows. */
+    val kvDtype: String,
+    /** The best instruction set of this CPU. */
+    val isa: String,
+    /** Tokens. */
+    val vocab: Int,
+    /** Positions that the model has learned. */
+    val context: Int,
+    /** KV rows. */
+    val capacity: Int,
+    /** The most threads of a session. */
+    val threads: Int,
+    /** Whether there is a chat template. */
+    val chat: Boolean,
+    /** Bytes of weights; as the next two, planned for one session. */
+    val weights: Long,
+    /** Bytes of KV rows. */
+    val kv: Long,
+    /** Bytes of scratch memory. */
+    val scratch: Long,
+    // end
+) {
+    // generated: ModelInfoRead
+    internal companion object {
+        const val BYTES = 96
 
-/**
- * What a session has used.
- *
- * @property rows of the KV cache in use, of [capacity]
- * @property weights bytes, as are [kv], [scratch] and [file], which is the mapped part of model.edge
- * @property tokens that ran since the session began; [evicted] counts rows that the policy evicted
- * @property joules of the last answer and its prompt, as are [seconds]; [measured] by [Sensors], else estimated
- */
+        fun of(struct: ByteBuffer) = ModelInfo(
+            name = Native.text(struct.getLong(8)).decodeToString(),
+            license = Native.text(struct.getLong(16)).decodeToString(),
+            policy = Native.text(struct.getLong(24)).decodeToString(),
+            kvDtype = Native.text(struct.getLong(32)).decodeToString(),
+            isa = Native.text(struct.getLong(40)).decodeToString(), vocab = struct.getInt(48),
+            context = struct.getInt(52), capacity = struct.getInt(56), threads = struct.getInt(60),
+            chat = struct.getInt(64) != 0, weights = struct.getLong(72), kv = struct.getLong(80),
+            scratch = struct.getLong(88),
+        )
+    }
+    // end
+}
+
+/** What a session has used. */
 data class Usage(
-    val rows: Int, val capacity: Int, val threads: Int,
-    val weights: Long, val kv: Long, val scratch: Long, val file: Long,
-    val tokens: Long, val evicted: Long, val joules: Double, val seconds: Double, val measured: Boolean,
-)
+    // generated: Usage
+    /** Rows of the KV cache in use. */
+    val rows: Int,
+    /** Rows that the cache has. */
+    val capacity: Int,
+    val threads: Int,
+    /** Bytes of weights. */
+    val weights: Long,
+    /** Bytes of KV rows. */
+    val kv: Long,
+    /** Bytes of scratch memory. */
+    val scratch: Long,
+    /** Bytes of model.edge that are mapped. */
+    val file: Long,
+    /** Tokens that ran since the session began. */
+    val tokens: Long,
+    /** Rows that the policy evicted. */
+    val evicted: Long,
+    /** Of the last answer and its prompt, as are the seconds. */
+    val joules: Double,
+    val seconds: Double,
+    /** Whether the app read the joules; otherwise they are estimated. */
+    val measured: Boolean,
+    // end
+) {
+    // generated: UsageRead
+    internal companion object {
+        const val BYTES = 88
+
+        fun of(struct: ByteBuffer) = Usage(
+            rows = struct.getInt(4), capacity = struct.getInt(8), threads = struct.getInt(12),
+            weights = struct.getLong(16), kv = struct.getLong(24), scratch = struct.getLong(32),
+            file = struct.getLong(40), tokens = struct.getLong(48), evicted = struct.getLong(56),
+            joules = struct.getDouble(64), seconds = struct.getDouble(72), measured = struct.getInt(80) != 0,
+        )
+    }
+    // end
+}
+
+/** A struct of edge.h as C lays it out, which begins with its size. */
+internal fun struct(size: Int): ByteBuffer = ByteBuffer.allocate(size).order(ByteOrder.nativeOrder()).putInt(0, size)

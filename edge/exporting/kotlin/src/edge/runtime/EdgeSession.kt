@@ -46,7 +46,7 @@ class EdgeSession internal constructor(
      * The answer to [prompt] as text, in whole characters.
      *
      * A cold flow: each collector asks once more. If its collector is cancelled, or takes no more, the answer ends
-     * before its next token. After [cancel] and [close] the flow completes; [finish] then is [Finish.CANCELLED].
+     * before its next token. After [cancel] and [close] the flow completes; [finish] then is [Finish.INTERRUPTED].
      */
     fun answer(prompt: String): Flow<String> =
         pieces { Native.append(it, Role.USER.ordinal, prompt.encodeToByteArray()) }
@@ -82,7 +82,7 @@ class EdgeSession internal constructor(
                 send(piece)
             } while (piece.finish == Finish.GOING)
         } catch (closed: ClosedException) {
-            finish = Finish.CANCELLED
+            finish = Finish.INTERRUPTED
         } finally {
             if (asked && finish == null) drain()
             answering.set(false)
@@ -105,14 +105,12 @@ class EdgeSession internal constructor(
             cancel()
             while (finish == null) finish = next(text).finish.takeIf { it != Finish.GOING }
         } catch (closed: ClosedException) {
-            finish = Finish.CANCELLED
+            finish = Finish.INTERRUPTED
         } catch (failed: EdgeException) { // the answer had ended by this error, which is being thrown
         }
     }
 
-    private fun show(now: Readings) = call {
-        Native.read(it, now.joules ?: -1.0, now.celsius ?: -1.0, now.headroom ?: -1.0, now.available ?: -1)
-    }
+    private fun show(now: Readings) = call { Native.read(it, now.bytes()) }
 
     /** Ends the answer that is generated, before its next token, also while its prompt runs. Else it does nothing. */
     fun cancel() = synchronized(lifetime) {
@@ -121,12 +119,12 @@ class EdgeSession internal constructor(
 
     /** Other options, from the next answer on. */
     fun set(options: EdgeOptions) = change {
-        Native.set(it, options.integers(), options.numbers(), options.isaBytes(), options.stopBytes())
+        Native.set(it, options.bytes(), options.isaBytes(), options.stopBytes())
     }
 
     /**
      * Forgets the last [turns], each a question with its answer. Throws EdgeException with [Status.UNSUPPORTED] where
-     * their rows cannot be taken back, as after evictions: then [reset].
+     * they cannot be taken back: after evictions, and with a recurrent state all but the last one. Then [reset].
      */
     fun rewind(turns: Int) {
         require(turns >= 0) { "turns is $turns, but must not be negative" }
@@ -164,10 +162,9 @@ class EdgeSession internal constructor(
     }
 
     fun usage(): Usage = call {
-        val n = LongArray(10)
-        val d = DoubleArray(2)
-        Native.use(it, n, d)
-        Usage(n[0].toInt(), n[1].toInt(), n[2].toInt(), n[3], n[4], n[5], n[6], n[7], n[8], d[0], d[1], n[9] != 0L)
+        val usage = struct(Usage.BYTES)
+        Native.use(it, usage.array())
+        Usage.of(usage)
     }
 
     /** Token ids of a text. [special]: control tokens are recognized. */

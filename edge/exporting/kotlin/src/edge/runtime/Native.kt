@@ -9,16 +9,14 @@ internal object Native {
     /** [path] ends with a zero byte; if it is null, [fd] is an open file. */
     @JvmStatic external fun open(path: ByteArray?, fd: Int, offset: Long, length: Long): Long
     @JvmStatic external fun close(model: Long)
-    /** Name, license, policy, type of KV rows, instruction set; and the numbers of edge_model_info. */
-    @JvmStatic external fun info(model: Long, numbers: LongArray): Array<ByteArray>
+    /** Structs are bytes, as C lays them out. */
+    @JvmStatic external fun info(model: Long, info: ByteArray)
+    /** A text of edge_model_info, by its address. */
+    @JvmStatic external fun text(address: Long): ByteArray
 
-    @JvmStatic external fun begin(
-        model: Long, integers: LongArray, numbers: DoubleArray, isa: ByteArray?, stops: Array<ByteArray>,
-    ): Long
-    @JvmStatic external fun set(
-        session: Long, integers: LongArray, numbers: DoubleArray, isa: ByteArray?, stops: Array<ByteArray>,
-    )
-    @JvmStatic external fun read(session: Long, joules: Double, celsius: Double, headroom: Double, available: Long)
+    @JvmStatic external fun begin(model: Long, options: ByteArray, isa: ByteArray?, stop: Array<ByteArray>): Long
+    @JvmStatic external fun set(session: Long, options: ByteArray, isa: ByteArray?, stop: Array<ByteArray>)
+    @JvmStatic external fun read(session: Long, readings: ByteArray)
     @JvmStatic external fun end(session: Long)
     @JvmStatic external fun append(session: Long, role: Int, text: ByteArray)
     @JvmStatic external fun appendIds(session: Long, ids: IntArray)
@@ -31,7 +29,7 @@ internal object Native {
     @JvmStatic external fun save(session: Long, fd: Int, buffer: ByteArray?): Long
     @JvmStatic external fun load(session: Long, fd: Int, buffer: ByteArray?)
     @JvmStatic external fun trim(session: Long, level: Int)
-    @JvmStatic external fun use(session: Long, integers: LongArray, numbers: DoubleArray)
+    @JvmStatic external fun use(session: Long, usage: ByteArray)
     @JvmStatic external fun tokenize(session: Long, text: ByteArray, special: Int, ids: IntArray?): Long
 }
 

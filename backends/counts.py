@@ -1,0 +1,63 @@
+"""Figures of an engine that plans need before it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that an engine adds to the process, counted before load.
+
+    Streamed weights count only `EngineConfig.resident` bytes at a time.
+    """
+
+    weights: int
+    kv: int
+    scratch: int  # compute buffers and logits
+    runtime: int  # the engine's libraries and its own copy of the vocabulary
+    streamed: int = 0  # of the weights: read again by every pass
+    fixed_kv: int = 0  # of `kv`: independent of the capacity (`KVCache.fixed`)
+    least_weights: int | None = None  # the least that `EngineConfig.resident` may be; None: this engine streams nothing
+    lora: int = 0  # adapters, never streamed
+    on_disk: int = 0  # beside the weights: tables of which a pass reads a row per token, from the file
+    gpu: int = 0  # of weights, kv and scratch: in buffers of a GPU
+
+
+@dataclass(frozen=True)
+class GPUMemory:
+    """The memory of an engine's GPU."""
+
+    adapter: str  # the GPU and its driver, as `EngineConfig.adapter`
+    unified: bool  # buffers lie in the process's main memory
+    free: int | None = None  # bytes of a card's own memory; None: unified, or its driver does not tell
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The tuned settings of a model on this device."""
+
+    about: str  # names the record
+    values: dict[str, int]  # `EngineConfig.tuning`
+    threads: int | None  # None: left open
+    chunk: int | None  # None: left open
+
+
+@dataclass(frozen=True)
+class MostRows:
+    """The most KV rows with which an engine's answers are the model's own, and the reason."""
+
+    rows: int
+    why: str
+
+
+@dataclass(frozen=True)
+class FixedSizes:
+    """The constraints of static graphs, for NPUs, on a plan."""
+
+    rows: int  # default KV rows; if compiled, also the most
+    chunk: int  # default tokens of a prefill pass; if compiled, also the most
+    context: int  # most rows, if not compiled
+    kv_dtypes: tuple[str, ...]  # the first is the default
+    compiled: bool
+    emulated: bool  # see `EngineConfig.emulated`

@@ -1,0 +1,253 @@
+"""A mixture of experts (`edge.model.layers.Experts`): router; in a chunk, choice and order; gate and up; down.
+
+Threads divide the rows of every expert, so that all have the same work whichever experts are chosen. A chunk sorts its
+tokens by expert and reads each expert once, for all tokens that have chosen it. What experts add to a token is summed
+in the order of the experts, by the thread that has the rows: it depends neither on the number of threads nor on the
+other tokens.
+
+Between gate, up and down, a token has a row of activations for each expert that it has chosen, whose number is called
+its *place*: in a step, 0 … used − 1; in a chunk, sorted by expert. Behind them are the places of the shared expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.cpu.kernels.activations import Quantized, quantize
+from edge.backends.tvm.cpu.kernels.functions import ACTIVATIONS, sigmoid
+from edge.backends.tvm.cpu.kernels.matmul import Inputs
+from edge.backends.tvm.cpu.kernels.vectors import (
+    Register,
+    Value,
+    exp,
+    i64,
+    ints,
+    let,
+    load,
+    loop,
+    quotient,
+    remainder,
+    scaled,
+    spread,
+    store,
+    when,
+)
+from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.packing.shape import RoutedRows, round_up
+from edge.model.layers import Experts
+
+
+def route(b: PassBuilder, layer: Value) -> None:
+    """The router's logits, and in a chunk the choice of each token. (In a step, each thread chooses for itself.)"""
+    core, norm, groups = _core(b), b.block.norm, ("router", "experts_in")
+    assert b.block.post_norm is None  # what experts add goes to the hidden states at once
+    b.normalise_chunk(norm, layer, *groups)
+    with b.phase("router", layer):
+        inputs = b.normalised_inputs(norm, layer, *groups)
+        rows = RoutedRows.of(core)
+        for name, first, count in zip(core.routers, (0, rows.experts), (rows.experts, 16), strict=False):
+            with b.tiles(count // 16) as tile, b.batches() as tokens:
+                logits = b.product(name, layer, tile, inputs, b.rows(tokens))
+                for token, each in zip(tokens, logits, strict=True):
+                    store(b.floats, b.at("routes") + token * rows.logits + first + tile * 16, each.value)
+    if not b.single:
+        with b.phase("route", layer), b.shared_out(b.count) as token:
+            _choose(b, layer, token, token)
+        with b.phase("route", layer), when(b.thread == 0):
+            _sort(b)
+
+
+def widen(b: PassBuilder, layer: Value) -> None:
+    """activation(gate) · up."""
+    core, tiles = _core(b), -(-_core(b).ffn // 16)
+    with b.phase("experts_in", layer):
+        if b.single:
+            _choose(b, layer, i64(0), b.thread)
+        with b.shared_out(i64(core.used * tiles)) if b.single else b.dealt_out(i64(core.number * tiles)) as item:
+            which, tile = let(quotient(item, tiles)), let(remainder(item, tiles))
+            with _served(b, which) as (expert, batch):
+                tokens = [b.thread if b.single else _member(b, place)[0] for place in batch.places]
+                _widen(b, layer, core.inputs[:2], (expert * tiles + tile, tile), tokens, batch.places)
+        if core.shared:
+            with b.tiles(-(-core.shared // 16)) as tile, b.batches() as tokens:
+                _widen(b, layer, core.inputs[2:], (tile, tile), b.rows(tokens), [_shared(b, token) for token in tokens])
+
+
+def narrow(b: PassBuilder, layer: Value) -> None:
+    """x += share · down · inputs, for each expert and its tokens."""
+    core, tiles = _core(b), -(-b.shape.hidden // 16)
+    first, inputs = _quantize(b, layer)
+    with b.phase("experts_out", layer):
+        count = i64(core.used if b.single else core.number)
+        with loop(i64(0), count) as which, b.tiles(tiles) as tile, _served(b, which) as (expert, batch):
+            rows = [let(first + place) for place in batch.places]
+            sums = b.product(core.output, layer, let(expert * tiles + tile), inputs, rows)
+            for index, (place, each) in enumerate(zip(batch.places, sums, strict=True)):
+                with when(batch.first + index < batch.stop):
+                    token, slot = (i64(0), place) if b.single else _member(b, place)
+                    _add(b, token, tile, slot, each.value)
+        if core.shared:
+            with b.tiles(tiles) as tile, b.batches() as tokens:
+                rows = [let(first + _shared(b, token)) for token in tokens]
+                sums = b.product("ffn_down_shexp", layer, tile, inputs, rows)
+                for token, each in zip(tokens, sums, strict=True):
+                    _add(b, token, tile, i64(core.used), each.value)
+
+
+UNITS: dict[str, Unit] = {"router": route, "experts_in": widen, "experts_out": narrow}
+
+
+def _core(b: PassBuilder) -> Experts:
+    assert isinstance(b.block.core, Experts)
+    return b.block.core
+
+
+def _width(b: PassBuilder) -> int:
+    return round_up(_core(b).width, 32)
+
+
+def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
+    """The experts of a token, in ascending order, and their shares, as row `row` of `chosen` and `shares`.
+
+    An expert is chosen if fewer than `used` others come before it: those of larger scores, and of equal ones the first.
+    So exactly `used` are written, even where logits are not finite.
+    """
+    core, rows = _core(b), RoutedRows.of(_core(b))
+    logits, scores = let(b.at("routes") + token * rows.logits), let(b.at("scores") + b.thread * rows.experts)
+    ranks, shares = let(b.at("ranks") + b.thread * rows.experts), let(b.at("shares") + row * rows.shares)
+    with loop(i64(0), i64(rows.experts // 16)) as part:
+        score = load(b.floats, logits + part * 16)
+        if core.router == "sigmoid":
+            score = let(sigmoid(score))
+            store(b.floats, logits + part * 16, score)
+        if core.choice_bias:
+            score = score + load(b.weights.floats, b.layer_at(layer, "exp_probs_b.bias") + part * 16)
+        store(b.floats, scores + part * 16, score)
+    largest, better = Register(lanes=1), Register("int32")
+    largest.value = b.floats[scores]
+    with loop(i64(0), i64(rows.experts // 16)) as part:
+        mine, numbers = let(load(b.floats, scores + part * 16)), let(T.ramp(T.cast(part * 16, "int32"), T.int32(1), 16))
+        better.value = ints(0)
+        with loop(i64(0), i64(core.number)) as other:
+            score, number = let(b.floats[scores + other]), let(spread(T.cast(other, "int32")))
+            largest.value = T.max(largest.value, score)
+            earlier = T.Select(number < numbers, ints(1), ints(0))
+            equal = T.Select(spread(score) == mine, earlier, ints(0))
+            better.value = better.value + T.Select(spread(score) > mine, ints(1), equal)
+        store(b.integers, ranks + part * 16, better.value)
+    found, total = Register("int32", lanes=1), Register(lanes=1)
+    found.value, total.value = T.int32(0), T.float32(0)
+    with loop(i64(0), i64(core.number)) as expert:
+        chosen = T.And(b.integers[ranks + expert] < core.used, found.value < core.used)
+        with when(chosen):
+            slot, value = let(T.cast(found.value, "int64")), b.floats[logits + expert]
+            share = let(value if core.router == "sigmoid" else exp(value - largest.value, 1))
+            T.buffer_store(b.integers, T.cast(expert, "int32"), [b.at("chosen") + row * core.used + slot])
+            T.buffer_store(b.floats, share, [shares + slot])
+            total.value = total.value + share
+            found.value = found.value + 1
+    factor = let(T.float32(core.scale) / total.value)
+    with loop(i64(0), i64(core.used)) as slot:
+        T.buffer_store(b.floats, b.floats[shares + slot] * factor, [shares + slot])
+    if core.shared:
+        T.buffer_store(b.floats, sigmoid(b.floats[logits + rows.experts], 1), [shares + core.used])
+
+
+def _sort(b: PassBuilder) -> None:
+    """The choices of all tokens by expert: `members` are numbers of choices, token · used + slot, those of an expert
+    from `starts[expert]` on."""
+    core = _core(b)
+    numbers, starts, members, nexts = b.integers, let(b.at("starts")), let(b.at("members")), let(b.at("ranks"))
+    choices = let(b.count * core.used)
+    with loop(i64(0), i64(core.number + 1)) as expert:
+        T.buffer_store(numbers, T.int32(0), [starts + expert])
+    with loop(i64(0), choices) as choice:
+        at = let(starts + T.cast(numbers[b.at("chosen") + choice], "int64") + 1)
+        T.buffer_store(numbers, numbers[at] + 1, [at])
+    with loop(i64(0), i64(core.number)) as expert:
+        T.buffer_store(numbers, numbers[starts + expert], [nexts + expert])
+        T.buffer_store(numbers, numbers[starts + expert + 1] + numbers[starts + expert], [starts + expert + 1])
+    with loop(i64(0), choices) as choice:
+        at = let(nexts + T.cast(numbers[b.at("chosen") + choice], "int64"))
+        place = let(T.cast(numbers[at], "int64"))
+        T.buffer_store(numbers, T.cast(choice, "int32"), [members + place])
+        T.buffer_store(numbers, numbers[at] + 1, [at])
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Tokens that an expert serves at once: their places, from `first` on. Those from `stop` on repeat the last."""
+
+    places: list[Value]
+    first: Value
+    stop: Value
+
+
+@contextmanager
+def _served(b: PassBuilder, which: Value) -> Iterator[tuple[Value, _Batch]]:
+    """An expert and its tokens: in a step the `which`-th that the token has chosen, in a chunk that of this number."""
+    if b.single:
+        expert = let(T.cast(b.integers[b.at("chosen") + b.thread * _core(b).used + which], "int64"))
+        yield expert, _Batch([which], which, which + 1)
+        return
+    start, stop = (let(T.cast(b.integers[b.at("starts") + which + more], "int64")) for more in (0, 1))
+    with loop(i64(0), quotient(stop - start + (b.batch - 1), b.batch)) as part:
+        first = let(start + part * b.batch)
+        yield which, _Batch([let(T.min(first + index, stop - 1)) for index in range(b.batch)], first, stop)
+
+
+def _member(b: PassBuilder, place: Value) -> tuple[Value, Value]:
+    """The token of a place of a chunk, and which of its experts it is."""
+    choice, used = let(T.cast(b.integers[b.at("members") + place], "int64")), _core(b).used
+    return let(quotient(choice, used)), let(remainder(choice, used))
+
+
+def _shared(b: PassBuilder, token: Value) -> Value:
+    """The place of a token of the shared expert."""
+    return let(b.count * _core(b).used + token)
+
+
+def _widen(
+    b: PassBuilder, layer: Value, names: Sequence[str], tile: tuple[Value, Value], rows: Sequence[Value],
+    places: Sequence[Value],
+) -> None:  # fmt: skip
+    """tile: of the matrix, and of an expert's own rows."""
+    activation, inputs, at = ACTIVATIONS[_core(b).activation], b.inputs("normed", b.shape.padded_hidden), let(tile[0])
+    gate, up = (b.product(name, layer, at, inputs, rows) for name in names)
+    for place, one, other in zip(places, gate, up, strict=True):
+        store(b.floats, b.at("ffn") + place * _width(b) + tile[1] * 16, activation(one.value) * other.value)
+
+
+def _quantize(b: PassBuilder, layer: Value) -> tuple[Value, Inputs]:
+    """Rows of all places, of which the first is returned, too: in a step, a copy for this thread."""
+    core, width, sizes = _core(b), _width(b), b.group_sizes(b.blocks("experts_out"))
+    rows, out = RoutedRows.of(core).places, replace(b.quantized(), stride=width)
+    first = let(b.thread * rows) if b.single else i64(0)
+
+    def quantize_row(place: Value, columns: int, out: Quantized) -> None:
+        quantize(b.floats, let(b.at("ffn") + place * width), round_up(columns, 32), out, let(first + place), sizes)
+
+    counts = ((core.ffn, i64(0), b.count * core.used), (core.shared, let(b.count * core.used), b.count))
+    if sizes and b.single:
+        for columns, start, count in counts[: 1 + (core.shared > 0)]:
+            with loop(i64(0), count) as index:
+                quantize_row(let(start + index), columns, out)
+        b.mark("quantize_ffn", layer)
+    elif sizes:
+        with b.phase("quantize_ffn", layer):
+            for columns, start, count in counts[: 1 + (core.shared > 0)]:
+                with b.shared_out(count) as index:
+                    quantize_row(let(start + index), columns, out)
+    return first, Inputs(b.floats, let(b.at("ffn") - first * width), width, None if b.design.exact else out)
+
+
+def _add(b: PassBuilder, token: Value, tile: Value, slot: Value, value: Value) -> None:
+    """x += share · value."""
+    row = b.thread if b.single else token
+    share = b.floats[b.at("shares") + row * RoutedRows.of(_core(b)).shares + slot]
+    at = let(b.at("x") + token * b.shape.padded_hidden + tile * 16)
+    store(b.floats, at, load(b.floats, at) + scaled(value * spread(share), b.block.scale))

@@ -1,0 +1,83 @@
+"""Writes docs/engines.md, which engine runs which model, from what the engines say of cores: python docs/engines.py"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from edge.backends import backend_names, engine_named
+from edge.devices.output import work_folder
+from edge.errors import EdgeError, speaking
+from edge.exporting.planning import check_runtime
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.model.known import known_models, outline_model
+from edge.model.reader import read_spec
+from edge.model.spec import ModelSpec
+
+PAGE = Path(__file__).with_name("engines.md")
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
+
+_INTRODUCTION = """\
+# Engines and models
+
+Written by `python docs/engines.py` from what the engines say of the parts of a model's pass (`supports`, and
+`check_supported`): edit them, not this page. `edge inspect MODEL` says the same of a file.
+
+`cpu` is the native engine, whose passes also run in apps and pages that `edge export` makes; `reference` computes in
+NumPy, and is there for comparisons; every model has `llamacpp` to fall back on. `yes`: with all KV policies that the
+engine has ([KV cache](kv-cache.md)), and within `--memory`.
+"""
+
+
+def page() -> str:
+    """The whole page, as Markdown."""
+    with work_folder() as folder, speaking("flags"):
+        known = {
+            name: read_gguf(outline_model(model, "Q4_0", folder / f"{index}.gguf").path)
+            for index, (name, model) in enumerate(known_models().items())
+        }
+        small = map(read_gguf, sorted(GOLDEN.glob("*.gguf")))
+        golden = {str(file.metadata["general.architecture"]): file for file in small}
+        parts = [
+            _INTRODUCTION,
+            "## The models of `edge models --fits`\n",
+            *_section(known),
+            "## Architectures\n",
+            "As GGUF files name them, by the small random models of the tests.\n",
+            *_section(dict(sorted(golden.items()))),
+        ]
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def _checks() -> dict[str, Callable[[GGUFFile, ModelSpec], None]]:
+    """What raises an error for a model that an engine does not run, by the table's columns."""
+    names = [name for name in backend_names() if name != "llamacpp"]
+    checks = {f"`{name}`": engine_named(name).check_elsewhere for name in names}
+    columns: dict[str, Callable[[GGUFFile, ModelSpec], None]] = {
+        name: lambda file, spec, check=check: check(file, spec, "linux") for name, check in checks.items()
+    }
+    return columns | {"apps, pages": lambda file, spec: check_runtime(spec)}
+
+
+def _section(files: dict[str, GGUFFile]) -> Iterator[str]:
+    notes: dict[str, int] = {}
+    checks = _checks()
+    lines = [["model", *checks], ["---"] * (1 + len(checks))]
+    for name, file in files.items():
+        lines.append([f"`{name}`", *(_cell(file, check, notes) for check in checks.values())])
+    yield "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    yield "\n".join(f"- ({number}) {reason}" for reason, number in notes.items()) + "\n"
+
+
+def _cell(file: GGUFFile, check: Callable[[GGUFFile, ModelSpec], None], notes: dict[str, int]) -> str:
+    try:
+        check(file, read_spec(file))
+    except EdgeError as error:
+        reason = str(error).removeprefix(f"{file.path}: ").partition(": use ")[0]
+        reason = reason.replace(f"{file.metadata['general.architecture']} models", "these models")
+        return f"no ({notes.setdefault(reason, len(notes) + 1)})"
+    return "yes"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,182 @@
+"""The structs of edge.h that every language repeats: options, readings, figures. Each field is defined once, here.
+
+How tokens are drawn comes from the fields of `edge.sampling.SamplingParams`, with their ranges and help.
+`python -m edge.exporting.bindings` writes the fields into edge.h and the bindings.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal, get_type_hints
+
+from edge.flags import Flag, flags_of
+from edge.sampling import RECOMMENDED, SamplingParams
+
+Kind = Literal["uint32", "int32", "uint64", "int64", "double", "flag", "seed", "text", "texts"]
+MOST_STOPS, LONGEST_STOP = 16, 128  # stop strings of an answer; bytes of one
+LARGEST = 1e18  # a quantity; comparisons with it refuse infinity and NaN
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a struct."""
+
+    name: str
+    """In C and Python; other languages write it in camel case."""
+    kind: Kind
+    """flag: a uint32 that is 0 or 1. seed: a uint64 of which every value counts, after a uint32 that says if it is
+    given. text: ends with a zero byte. texts: an array of them, and their number."""
+    about: str = ""
+    otherwise: str = ""
+    """What holds where the field is not given."""
+    unset: int = 0
+    """The number that stands for that in C."""
+    low: float = -math.inf
+    high: float = math.inf
+    without: tuple[str, ...] = ()
+    """Languages that lack it: swift, web; types: no option of an answer in a page."""
+
+    @property
+    def checked(self) -> bool:
+        return self.kind == "double" and math.isfinite(self.high)
+
+    @property
+    def range(self) -> str:
+        """The numbers that C takes, in words."""
+        if self.high == LARGEST:
+            return "more than 0, or 0 for no limit"
+        recommended = ", or less than 0 for the model's own" if self.unset < 0 else ""
+        return f"from {self.low:g} to {self.high:g}{recommended}"
+
+
+def _sampling() -> Iterator[Field]:
+    types = get_type_hints(SamplingParams)
+    for name, flag in flags_of(SamplingParams).items():
+        if name == "seed":
+            yield Field(name, "seed", _about(flag), "a new one for every answer")
+        else:
+            kind: Kind = "int32" if types[name] is int else "double"
+            own = name in RECOMMENDED
+            yield Field(
+                name, kind, _about(flag), "as the model recommends" if own else "", -own, flag.low, flag.high
+            )  # fmt: skip
+
+
+def _about(flag: Flag) -> str:
+    return re.sub(r" \(default.*\)", "", flag.help)
+
+
+def _budget(name: str, about: str, **more: tuple[str, ...]) -> Field:
+    return Field(name, "double", about, "no limit", 0, 0, LARGEST, **more)
+
+
+OPTIONS = [
+    Field(
+        "threads", "uint32", "CPU threads.", "the cores of the fastest cluster, as far as the bundle has room for them",
+        without=("types",),
+    ),
+    Field("cpu_mask", "uint64", "Bit i: threads may run on CPU i.", "all of them", without=("swift", "web")),
+    Field(
+        "isa", "text", "Instruction set, such as dotprod; read when a session begins only.", "the best of this CPU",
+        without=("web",),
+    ),
+    *_sampling(),
+    Field("max_tokens", "uint32", "Tokens to generate.", "no limit"),
+    Field("ignore_eos", "flag", "Never end the turn; go on."),
+    Field("stop", "texts", f"Texts before which an answer ends: {MOST_STOPS} of {LONGEST_STOP} bytes at most."),
+    _budget("time", "Seconds that an answer and the prompt before it may take."),
+    _budget("energy", "Joules that an answer and the prompt before it may cost, estimated without readings."),
+    _budget("power", "Watts on average, estimated without readings; held by pauses."),
+    _budget("max_temp", "Degrees Celsius that the processor may have, by readings; held by pauses.", without=("web",)),
+    _budget(
+        "headroom", "Thermal headroom that may be used up, by readings, as Android counts: 1 is where the system "
+        "throttles; held by pauses.", without=("web",),
+    ),
+]  # fmt: skip
+READINGS = [
+    Field(
+        "joules", "double", "Consumed since a fixed moment. Read them before a prompt, too: what is spent since is "
+        "estimated.", unset=-1,
+    ),
+    Field("celsius", "double", "Temperature of the processor.", unset=-1),
+    Field("headroom", "double", "Android's thermal headroom: 1 is where the system throttles.", unset=-1),
+    Field("available", "int64", "Bytes that this process may still take.", unset=-1),
+]  # fmt: skip
+MODEL_INFO = [
+    Field("abi", "uint32", "EDGE_ABI of the library.", without=("kotlin", "swift", "web")),
+    Field("name", "text"),
+    Field("license", "text"),
+    Field("policy", "text", "By which KV rows are evicted."),
+    Field("kv_dtype", "text", "Type of KV rows."),
+    Field("isa", "text", "The best instruction set of this CPU."),
+    Field("vocab", "uint32", "Tokens."),
+    Field("context", "uint32", "Positions that the model has learned."),
+    Field("capacity", "uint32", "KV rows."),
+    Field("threads", "uint32", "The most threads of a session.", without=("types",)),
+    Field("chat", "flag", "Whether there is a chat template."),
+    Field("weights", "uint64", "Bytes of weights; as the next two, planned for one session.", without=("types",)),
+    Field("kv", "uint64", "Bytes of KV rows.", without=("types",)),
+    Field("scratch", "uint64", "Bytes of scratch memory.", without=("types",)),
+]
+USAGE = [
+    Field("rows", "uint32", "Rows of the KV cache in use."),
+    Field("capacity", "uint32", "Rows that the cache has."),
+    Field("threads", "uint32"),
+    Field("weights", "uint64", "Bytes of weights."),
+    Field("kv", "uint64", "Bytes of KV rows."),
+    Field("scratch", "uint64", "Bytes of scratch memory."),
+    Field("file", "uint64", "Bytes of model.edge that are mapped."),
+    Field("tokens", "uint64", "Tokens that ran since the session began."),
+    Field("evicted", "uint64", "Rows that the policy evicted."),
+    Field("joules", "double", "Of the last answer and its prompt, as are the seconds."),
+    Field("seconds", "double"),
+    Field("measured", "flag", "Whether the app read the joules; otherwise they are estimated."),
+]
+STRUCTS = {"Options": OPTIONS, "Readings": READINGS, "ModelInfo": MODEL_INFO, "Usage": USAGE}
+
+_POINTER = "pointer"
+_SIZES = {"uint32": 4, "int32": 4, "uint64": 8, "int64": 8, "double": 8}
+
+
+def members(struct: list[Field]) -> list[tuple[str, str]]:
+    """Names and types in C, where a text is a pointer."""
+    found = [("size", "uint32")]
+    for each in struct:
+        if each.kind == "seed":
+            found += [("seeded", "uint32"), (each.name, "uint64")]
+        elif each.kind == "texts":
+            found += [(each.name, _POINTER), (f"{each.name}_count", "uint32")]
+        else:
+            found.append((each.name, {"flag": "uint32", "text": _POINTER}.get(each.kind, each.kind)))
+    return found
+
+
+def layout(struct: list[Field], pointer: int) -> tuple[dict[str, int], int]:
+    """Where C compilers put the members, in bytes, and the size of the struct. pointer: bytes of one."""
+    places, end, largest = dict[str, int](), 0, 1
+    for name, kind in members(struct):
+        size = _SIZES.get(kind, pointer)
+        places[name] = -(-end // size) * size
+        end, largest = places[name] + size, max(largest, size)
+    return places, -(-end // largest) * largest
+
+
+def range_tables() -> str:
+    """Macros in C: how tokens are drawn, as X(type, name); and options' ranges, as X(name, low, high, own, words).
+
+    own: whether less than 0 stands for what the model recommends.
+    """
+    types = {"int32": "uint32_t", "double": "double"}
+    names = {each.name for each in fields(SamplingParams)}
+    drawn = [f"X({types[each.kind]}, {each.name})" for each in OPTIONS if each.name in names - {"seed"}]
+    ranges = [
+        f'X({each.name}, {each.low:g}, {each.high:g}, {int(each.unset < 0)}, "{each.range}")'
+        for each in OPTIONS if each.checked
+    ]  # fmt: skip
+    return "\n".join(
+        f"#define {name}(X) \\\n    " + " \\\n    ".join(lines)
+        for name, lines in (("SAMPLING_OPTIONS", drawn), ("RANGED_OPTIONS", ranges))
+    )

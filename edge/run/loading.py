@@ -1,0 +1,75 @@
+"""From a model's name and options to a session: downloads, races engines and plans where that is needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge.backends.base import LoadProgress
+from edge.devices.child import room_for_children
+from edge.devices.memory import memory_use
+from edge.devices.power import find_meter
+from edge.model.catalog import find_local
+from edge.model.model import Model
+from edge.options import Options, takes_options
+from edge.plan.engines import plan_here
+from edge.prompt_cache.cache import PromptCache
+from edge.run.arguments import check_meter
+from edge.run.meters import EnergyMeter
+from edge.run.opening import open_model
+from edge.run.race import settle_race
+from edge.run.session import Session, open_sessions
+from edge.storage.making import account
+
+
+@takes_options
+def load(
+    model: str | Path | Model,
+    options: Options | None = None,
+    *,
+    meter: EnergyMeter | None = None,
+    on_load: LoadProgress | None = None,
+    **keywords: Any,
+) -> Session:
+    """Plan a run that fits, load the model, and return a Session.
+
+    model: a GGUF path, an installed name (`smollm2-135m`), a name on the Hub, which is downloaded if it is not here
+    (see `edge.pull`), or an opened Model. meter: counts the joules (default: the device's best sensor, or an estimate).
+    on_load: is called with the fraction that is loaded. The keywords are options, as people write them ("256MiB",
+    "20s", or a number of bytes, seconds, joules, watts, °C); they go before those of `options`. time and energy hold
+    for every generation; prompt_cache may be a PromptCache, which sessions share:
+
+    OPTIONS
+
+    Raises BudgetError if nothing fits, UnsupportedError for a temperature that nothing here measures, and the errors of
+    `open_model`.
+    """
+    options = Options.of(options, **keywords)
+    cache = options.prompt_cache
+    if cache is not None and not isinstance(cache, PromptCache):
+        options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
+    opened = model if isinstance(model, Model) else _open(model, options)
+    meter = check_meter(meter or find_meter())
+    with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
+        settle_race(opened.file, opened.spec, options, on_load, more=_still_to_come())
+        backend, plan = plan_here(opened.file, opened.spec, options, _still_to_come())
+        session = Session(opened, backend, plan, options, on_load, meter)
+    session.prepared = made
+    return session
+
+
+def _still_to_come() -> int:
+    """Bytes that the process does not hold yet, but by the plans of its open sessions will."""
+    planned = max((session.plan.bytes.total for session in open_sessions), default=0)
+    return max(0, planned - memory_use().rss)
+
+
+def _open(model: str | Path, options: Options) -> Model:
+    """Downloads it first, if it is on the Hub and not here."""
+    found = find_local(model)
+    if found is None:
+        from edge.pulling import ensure  # here: local models need no client for HTTP
+
+        found = ensure(model, options)
+    return open_model(found)

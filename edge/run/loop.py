@@ -1,0 +1,97 @@
+"""The loop that produces tokens: prefill, then for each token of the answer sample, text, budgets, decode.
+
+A `TokenSequence` has the tokens and their rows, and alone changes them. A `Generation` is told what happens: it counts,
+its `Watch` holds the budgets, its `Thinking` and `StopStrings` turn tokens into text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edge.model.prompt import Prompt
+from edge.run.generation import Generation
+from edge.run.meters import Watch
+from edge.run.report import StopReason
+from edge.run.sequence import TokenSequence
+
+_READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are asked: a few milliseconds of work
+
+
+def read_ahead(sequence: TokenSequence, prompt: Prompt, watch: Watch) -> StopReason | None:
+    """Read as much of a prompt as decisions about its next chunk depend on: what the cache holds and a chunk, or all
+    that RoPE's factors depend on.
+
+    Returns why it was not read, if a budget ended first: making tokens of a long text takes time and joules, too.
+    """
+    kv = sequence.engine.kv
+    wanted = max(kv.capacity + sequence.plan.config.chunk, kv.foresight)
+    while prompt.waiting < wanted and prompt.read():
+        if prompt.known > _READ_UNASKED and (reason := watch.ends_now()):
+            return reason
+    return None
+
+
+def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int]]:
+    """Run the prompt chunk by chunk, until `sequence.prompt_done` or a budget ends it, which sets `run.stop_reason`.
+
+    Yields after each pass: tokens run, and tokens to run in all, as far as the prompt is known.
+    """
+    prompt, watch, kv = sequence.prompt, run.watch, sequence.engine.kv
+    read_ahead(sequence, prompt, watch)
+    count, size, ends = 0, sequence.pass_size(prompt.waiting), sequence.ends_to_remember()
+    unobserved = sequence.policy.needs.queries > 0 and 0 < kv.free < min(size, prompt.waiting)
+    first = kv.free if unobserved else size  # no pass observed attention for this prompt: first run what fits
+    while not (reason := watch.before_pass(count) or read_ahead(sequence, prompt, watch)) and (left := prompt.waiting):
+        size = min(size, sequence.pass_size(left))
+        wanted = min(size, left, size if run.ran else first, *(end - kv.length for end in ends[:1]))
+        if not (count := watch.affordable(wanted)):
+            reason = "energy"
+            break
+        if not sequence.make_room(count):
+            reason = "memory"  # rows that it was planned to have were given back
+            break
+        sequence.run_prompt(count, upcoming=min(size, max(1, left - count)))
+        run.count_prompt(count)
+        if ends and kv.length == ends[0]:
+            del ends[0]
+            sequence.remember()
+        yield run.ran, prompt.known - run.reused
+    if reason:
+        run.stop_reason = reason
+        return
+    sequence.end_prompt()
+    run.prefill_joules = watch.joules()
+
+
+def decode(sequence: TokenSequence, run: Generation) -> Iterator[str]:
+    """Generate tokens until something ends the answer, which sets `run.stop_reason`. Yields the text that each token
+    adds, which may be empty, and what was held back at the end."""
+    sample, thinking, stops, watch, kv = run.sample, run.thinking, run.stops, run.watch, sequence.engine.kv
+    reason: StopReason | None = None
+    while reason is None:
+        if thinking.banned is not None:
+            sample.ban(thinking.banned)
+        token = sequence.next_token(sample)
+        run.time_token()
+        if thinking.ends(token):
+            reason = "eos"
+            break
+        run.generated += 1
+        sequence.append(token)
+        yield stops.feed(thinking.feed(token))
+        if stops.met:
+            reason = "stop"
+        elif run.generated == run.max_tokens:
+            reason = "length"
+        else:
+            reason = watch.ends_now() if sequence.ahead else watch.before_pass(sequence.ran)
+        if reason is None and (closing := thinking.closing()):
+            sequence.insert(closing)
+        while reason is None and sequence.pending:
+            if not sequence.run_pending(sample, run.most_ahead):
+                reason = "capacity" if kv.capacity == sequence.plan.config.capacity else "memory"
+    run.stop_reason = reason
+    if not stops.met:
+        yield stops.feed(thinking.rest())
+    yield stops.rest()
+    watch.pay()

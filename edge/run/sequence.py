@@ -1,0 +1,292 @@
+"""A sequence: the tokens of a conversation, their rows in the KV cache, and the passes of the engine that run them."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import cast
+
+import numpy as np
+
+from edge.backends.base import Engine, ObservedEngine, PickingEngine
+from edge.errors import InputError
+from edge.kv import make_policy
+from edge.kv.policy import EVERY
+from edge.model.lora import Lora
+from edge.model.prompt import Prompt, joined
+from edge.plan.candidates import EVICTED_SHARE
+from edge.plan.plan import Plan
+from edge.prompt_cache.cache import PromptCache
+from edge.run.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
+from edge.run.meters import EnergyMeter
+from edge.run.sampler import Sampler
+from edge.types import FloatArray, IntArray
+
+_BURST_S = 0.05  # of tokens at once: text still flows, and budgets and callers are heard as soon
+
+Outcome = FloatArray | tuple[IntArray, FloatArray] | int  # all logits, those of the likeliest, or the engine's choice
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a conversation, to which `Session.rewind` goes back; by default its beginning."""
+
+    rows: int = 0
+    evicted: int = 0
+    left: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that have not been run
+    prompts_end: int | None = None
+
+
+class TokenSequence:
+    """The tokens of a conversation, and the rows in the engine's KV cache of those that have been run. Rows are evicted
+    by the plan's policy; those of prompts are shared by the prompt cache. Only its methods change its fields."""
+
+    def __init__(
+        self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter
+    ) -> None:
+        """lora: the adapters that the engine runs. meter: counts the bytes that passes read."""
+        self.engine, self.plan, self.lora, self.prompt_cache = engine, plan, lora, prompt_cache
+        self.policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
+        self.chunk = plan.config.chunk  # tokens that are run at once, at most
+        self._meter = meter
+        self._forget()
+
+    def _forget(self) -> None:
+        self.prompt = Prompt(())  # the last one, however far it was run; a follow-up first runs the rest of it
+        self.pending = list[int]()  # tokens of the answer that have not been run
+        self.ahead = deque[int]()  # tokens after the next, by the engine's choice; each has a row of the one before it
+        self.ran = 1  # tokens of the answer in the last pass
+        self.fed = array("i")  # tokens of all rows, if there is a prompt cache and nothing has been evicted
+        self.evicted = 0  # rows
+        self.lost = False  # whether the conversation was forgotten with the adapter that it had
+        self._prompts_end: int | None = None  # how many of `fed` end with a prompt; None while one is run
+        self._outcome: Outcome = np.zeros(0, np.float32)  # of the last pass, during a generation
+        self._pace = _BURST_S  # seconds per token that the engine chose
+
+    def reset(self) -> None:
+        """Forget the conversation: empty the KV cache."""
+        self.engine.kv.truncate(0)
+        self._forget()
+
+    def adopt(self, lora: Lora | None, lost: bool) -> None:
+        """Forget the conversation; the engine runs these adapters from here on. lost: whether there was one."""
+        self.reset()
+        self.lora, self.lost = lora, lost
+
+    def check_fits(self, prompt: Prompt) -> None:
+        """Raises InputError for a prompt that is empty, or whose rows do not fit beside those of the conversation."""
+        free = self.engine.kv.free
+        held = self.prompt.first(free + 1).size + len(self.pending)
+        if not prompt.waiting and not held:
+            raise InputError("the prompt is empty")
+        if not self.policy.evicts and prompt.waiting + held > free:
+            raise InputError(
+                f"the prompt has {prompt.size} tokens, but --kv-policy="
+                f"{self.policy.name} has {free - held} free KV rows: raise --max-kv-size or use --kv-policy=streaming"
+            )
+
+    def begin(self, prompt: Prompt, *, follow_up: bool) -> Prompt:
+        """The prompt that is to be run now; a follow-up begins with what is left of the conversation."""
+        if follow_up:
+            prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks)
+        self.prompt, self.pending, self._prompts_end = prompt, [], None
+        self.ran, self._pace = 1, _BURST_S
+        return prompt
+
+    def pass_size(self, count: int) -> int:
+        """Tokens that are run at once when `count` are to come."""
+        kv = self.engine.kv
+        if count > kv.free and self.chunk > kv.capacity // 2:
+            return max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
+        return self.chunk
+
+    def halve_chunk(self, least: int) -> None:
+        """Run half as many tokens at once from here on, but no fewer than `least`."""
+        self.chunk = max(least, self.chunk // 2)
+
+    def run_prompt(self, count: int, *, upcoming: int) -> None:
+        """Run the next `count` tokens of the prompt, for which there is room; `upcoming` will follow them at once."""
+        self.engine.kv.announce(self.prompt.waiting)
+        self._outcome = self.forward(self.prompt.peek(count), upcoming=upcoming)
+        self.prompt.advance(count)
+
+    def end_prompt(self) -> None:
+        """All of the prompt has been run; the answer follows."""
+        self._prompts_end = len(self.fed)
+
+    @property
+    def prompt_done(self) -> bool:
+        """Whether the last prompt was run to its end."""
+        return self._prompts_end is not None
+
+    def next_token(self, sample: Sampler) -> int:
+        """The token that follows those that were run. Raises EngineError if the model produced NaN."""
+        outcome = self._outcome
+        if isinstance(outcome, int):
+            return outcome
+        return sample.draw_from(*outcome) if isinstance(outcome, tuple) else sample(outcome)
+
+    def append(self, token: int) -> None:
+        """Continue with the token that `next_token` returned."""
+        self.pending.append(token)
+
+    def insert(self, tokens: list[int]) -> None:
+        """Continue with tokens that the model has not chosen."""
+        self.settle()
+        self.pending += tokens
+
+    def run_pending(self, sample: Sampler, most_ahead: Callable[[], int]) -> bool:
+        """Run what is pending, or as much of it as runs at once; False if there is no room for its rows.
+
+        most_ahead: returns the number of tokens that the engine may choose in this pass, if it can; 0 for none.
+        """
+        if self.ahead:  # `pending` has been run
+            self._outcome = self.ahead.popleft()
+            self.pending.clear()
+            return True
+        count = min(len(self.pending), self.pass_size(len(self.pending)))
+        if not self.make_room(count):
+            return False
+        self.ran = count
+        tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
+        picks = engine.capabilities.picks
+        chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
+        if chooses and (most := most_ahead()):
+            self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
+        elif picks and 0 < sample.candidates <= engine.most_candidates:
+            self._observe(count, upcoming=1)
+            self._outcome = engine.forward_top(tokens, sample.candidates)
+            self._count(tokens)
+        else:
+            self._outcome = self.forward(tokens, upcoming=1)
+        del self.pending[:count]
+        return True
+
+    def _run_greedy(self, token: int, most: int, banned: IntArray) -> int:
+        """`PickingEngine.run_greedy`; returns the first token that it chose, and puts the others into `ahead`."""
+        count = min(most, unobserved(self.policy.needs, self.engine.kv.free), int(_BURST_S / self._pace))
+        started = time.perf_counter()
+        self._observe(1, upcoming=1)
+        first, *others = cast(PickingEngine, self.engine).run_greedy(token, max(1, count), banned).tolist()
+        self.ran = 1 + len(others)
+        self.ahead.extend(others)
+        self._count(np.array([token, first, *others][:-1], np.int32), passes=self.ran)
+        self._pace = (time.perf_counter() - started) / self.ran
+        return int(first)
+
+    def settle(self) -> None:
+        """Forget the rows of tokens that the answer has not come to."""
+        if count := len(self.ahead):
+            self.ahead.clear()
+            self.engine.kv.truncate(self.engine.kv.length - count)
+            del self.fed[-count:]
+
+    def end(self) -> None:
+        """The generation is over: only rows of the conversation stay, and go to the prompt cache."""
+        self._outcome = np.zeros(0, np.float32)
+        self.settle()
+        self.remember()
+
+    def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
+        """As `Session.forward`."""
+        self._observe(tokens.size, upcoming)
+        logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
+        self._count(tokens)
+        return logits
+
+    def _observe(self, incoming: int, upcoming: int) -> None:
+        if (needs := self.policy.needs).queries:
+            queries = queries_to_observe(needs, self.engine.kv.free, incoming, upcoming)
+            cast(ObservedEngine, self.engine).observe(queries, votes=needs.votes)
+
+    def _count(self, tokens: IntArray, passes: int = 1) -> None:
+        """Tokens have been run: what was read of memory for them, and `fed`."""
+        kv = self.engine.kv
+        weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
+        rows = kv.length - (passes - 1) / 2  # on average
+        self._meter.add_bytes(passes * (weights + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
+        if self.prompt_cache is not None and not self.evicted:
+            self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
+
+    def make_room(self, count: int) -> bool:
+        """As `Session.make_room`."""
+        kv = self.engine.kv
+        if count <= kv.free:
+            return True
+        if not self.policy.evicts or count > kv.capacity:
+            return False
+        self.shrink(kv.capacity - max(count, min(self.plan.evict_step, max(1, kv.capacity // EVICTED_SHARE))))
+        return True
+
+    def shrink(self, budget: int) -> None:
+        """As `Session.shrink`."""
+        kv = self.engine.kv
+        if kv.length <= budget or not self.policy.evicts:
+            return
+        self.remember()
+        before = rows_per_head(kv, self.policy.needs)
+        rows = self.policy.rows_to_keep(view_for(kv, self.policy.needs, kv.capacity - budget), budget)
+        if isinstance(rows, np.ndarray):
+            kv.keep(rows, close_gaps=self.policy.close_gaps)
+        else:
+            keep_heads(kv, rows, self.engine.spec.context, forget=self.policy.needs.queries > 0)
+        self.evicted += before - rows_per_head(kv, self.policy.needs)
+
+    def mark(self) -> Mark:
+        """Where the conversation is, between two generations."""
+        left = joined([*self._left()])
+        self.prompt, self.pending = Prompt([left]), []
+        return Mark(self.engine.kv.length, self.evicted, left, self._prompts_end)
+
+    def rewind(self, mark: Mark) -> bool:
+        """As `Session.rewind`."""
+        kv = self.engine.kv
+        if self.evicted != mark.evicted or kv.length < mark.rows or (mark.rows and self.policy.needs.queries):
+            return False
+        if 0 < mark.rows < min(kv.earliest, kv.length):
+            return False
+        kv.truncate(mark.rows)
+        self.fed, self._prompts_end = self.fed[: mark.rows], mark.prompts_end
+        self.prompt, self.pending = Prompt([mark.left]), []
+        return True
+
+    def _left(self) -> Iterator[IntArray]:
+        return chain(self.prompt.rest(), [np.array(self.pending, np.int32)])
+
+    def reuse(self) -> int:
+        """Take the prompt's first rows from the prompt cache; returns how many.
+
+        The last token is run for its logits, and as many as the policy wants to observe before an eviction: rows that
+        come back have no attention. A policy that counts all attention there ever was has to see the whole prompt.
+        """
+        kv, prompt, queries = self.engine.kv, self.prompt, self.policy.needs.queries
+        kv.announce(prompt.waiting)  # which decides whose rows are those of this text
+        if self.prompt_cache is None or queries == EVERY:
+            return 0
+        most = min(prompt.waiting, kv.capacity) - max(1, queries)
+        if prompt.waiting > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
+            most -= most % self.pass_size(prompt.waiting)
+        tokens = prompt.peek(kv.capacity)
+        reused = self.prompt_cache.restore(kv, tokens, most)
+        prompt.advance(reused)
+        self.fed = array("i", tokens[:reused].tolist())
+        return reused
+
+    def ends_to_remember(self) -> list[int]:
+        """Numbers of rows, behind those in use, at which the prompt cache wants the prompt while it runs."""
+        kv, prompt, queries = self.engine.kv, self.prompt, self.policy.needs.queries
+        if self.prompt_cache is None or self.evicted or queries == EVERY or not kv.has_tail:
+            return []
+        tokens = np.concatenate([np.array(self.fed, np.int32), prompt.peek(kv.free)])
+        step = self.pass_size(prompt.waiting) if prompt.waiting > kv.free else 1  # evictions come where they would
+        ends = self.prompt_cache.ends(kv, tokens[: max(0, tokens.size - max(1, queries))])
+        return [end for end in ends if end > kv.length and end % step == 0]
+
+    def remember(self) -> None:
+        """Put the rows of all prompts so far, and of the answers between them, into the prompt cache."""
+        if self.prompt_cache is not None and not self.evicted:
+            self.prompt_cache.store(self.engine.kv, np.array(self.fed[: self._prompts_end], np.int32))

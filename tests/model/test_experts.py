@@ -1,0 +1,269 @@
+"""Mixtures of experts in our engines: transformers' logits, ties, any number of threads and chunks, block types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import load_engine
+from fallbacks import open_fallback
+from small_models import Small, write_small
+from test_gguf_file import GGUF, U32
+
+import edge
+from edge.backends import backend_names, engine_named, find_backend
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.tvm.cpu.arguments import make_scratch
+from edge.backends.tvm.cpu.streaming import packed_bytes
+from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.targets import choose_target
+from edge.converters.calibrate import collect
+from edge.converters.prune import Pruning, check_pruning
+from edge.converters.quantize import Settings, plan_types
+from edge.errors import BudgetError, ModelFormatError, UnsupportedError
+from edge.model.layers import Experts
+from edge.model.model import Model, open_model
+from edge.options import Options
+from edge.plan.plan import make_plan
+from edge.types import FloatArray, IntArray
+
+MIXTURES = ("qwen3moe", "qwen35moe", "lfm2moe")
+OURS = ("reference", "cpu")
+TOLERANCES = {"f32": 2e-4, "f16": 8e-2, "int8": 8e-1}  # as in test_architectures.py
+# Rows of whole blocks of any type; more experts than vectors have lanes; tiles that do not divide among 3 threads.
+WIDE = {"layers": 2, "hidden": 256, "heads": 4, "kv_heads": 2, "head": 64, "ffn": 256, "experts": 20, "used": 3}
+TYPES = ({"": "Q4_0", "ffn_down_exps": "Q8_0"}, {"": "Q4_K", "blk.1.ffn_down_exps": "Q6_K"}, {"": "Q8_0"})
+
+each_mixture = pytest.mark.parametrize("mixture", MIXTURES)
+
+
+def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> FloatArray:
+    engine.kv.truncate(0)
+    parts = np.split(tokens, np.cumsum(pieces)[:-1])
+    return np.concatenate([engine.forward_all(part).copy() for part in parts])
+
+
+def small_model(folder: Path, **others: object) -> Model:
+    shape = Small(**{**WIDE, "architecture": "qwen3moe", **others})  # type: ignore[arg-type]
+    return open_model(write_small(folder / "model.gguf", shape))
+
+
+def tokens_for(model: Model, count: int) -> IntArray:
+    return np.random.default_rng(7).integers(3, model.spec.vocab, count).astype(np.int32)
+
+
+@each_mixture
+@pytest.mark.parametrize("name", backend_names())
+def test_an_engine_runs_experts_or_names_them(name: str, mixture: str) -> None:
+    model, engine = open_fallback(mixture)[0], engine_named(name)
+    assert model.spec.network is not None
+    reasons = set(filter(None, map(engine.supports, model.spec.network.cores)))
+    assert (not reasons) == (name in (*OURS, "llamacpp"))
+    if reasons:
+        assert "mixtures of experts" in reasons
+        with pytest.raises(UnsupportedError, match=f"{name} engine does not run ({'|'.join(reasons)}) yet"):
+            engine.check_elsewhere(model.file, model.spec, "linux")
+
+
+@each_mixture
+@pytest.mark.parametrize(("backend", "kv_dtype"), [("reference", "f32"), *(("cpu", each) for each in TOLERANCES)])
+def test_logits_are_those_of_transformers(
+    backend: str, kv_dtype: str, mixture: str, engines: Callable[[Engine], Engine]
+) -> None:
+    model, tokens, expected = open_fallback(mixture)
+    engine = engines(load_engine(model, backend, kv_dtype, chunk=24))
+    for pieces in ([64], [40, 1, 1, 22], [1] * 64):
+        found = logits_of(engine, tokens, pieces)[-len(expected) :]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCES[kv_dtype])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("types", TYPES, ids=lambda types: types[""])
+def test_block_types(types: dict[str, str], tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    """Against gguf's dequantization. Where activations of 8 bits cannot change the choice, answers are closer."""
+    for used, least in ((3, 0.99), (20, 0.999)):
+        model = small_model(tmp_path, types=types, used=used)
+        tokens = tokens_for(model, 45)
+        expected, exact, fast = (
+            engines(load_engine(model, *each)).forward_all(tokens)
+            for each in (("reference", "f32"), ("cpu", "f32"), ("cpu", "f16"))
+        )
+        np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-3)
+        assert np.corrcoef(fast.ravel(), expected.ravel())[0, 1] > least
+
+
+@pytest.mark.slow
+def test_answers_depend_neither_on_chunks_nor_on_threads(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    """To the last bit. (Attention of several threads in a step sums in another order, so there it is the first.)"""
+    model = small_model(tmp_path, types={"": "Q4_0"})
+    tokens, module, found = tokens_for(model, 45), find_backend("cpu", model.file, model.spec), []
+    steps = [[1] * 45, [7, 1, 30, 2, 5]]
+    for threads, chunk, ways in ((1, 8, [[45], *steps]), (3, 8, [[45], [1, 44]]), (5, 45, [[45], [7, 38]])):
+        engine = engines(module.load(model.file, model.spec, EngineConfig(64, chunk, "f16", threads, chunk)))
+        found += [logits_of(engine, tokens, pieces) for pieces in ways]
+    for each in found[1:]:
+        np.testing.assert_array_equal(each, found[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("experts", "used"), [(1, 1), (16, 16), (33, 2)])
+def test_any_number_of_experts(experts: int, used: int, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    """One, all of them, and more than whole vectors hold; of widths that are no whole tiles."""
+    model = small_model(tmp_path, layers=1, hidden=64, head=16, ffn=24, experts=experts, used=used)
+    tokens = tokens_for(model, 21)
+    expected, found = (logits_of(engines(load_engine(model, backend, "f32")), tokens, [9, 1, 11]) for backend in OURS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
+
+
+def with_router(mixture: str, path: Path, change: Callable[[FloatArray], FloatArray]) -> Model:
+    """A golden model with another matrix of each router, [experts, hidden]."""
+    file = GGUF.read(open_fallback(mixture)[0].file.path)
+    for name, (shape, kind, data) in file.tensors.items():
+        if str(name).endswith("ffn_gate_inp.weight"):
+            matrix = np.frombuffer(data, np.float32).reshape(shape[::-1])
+            file.tensors[name] = (shape, kind, change(matrix).astype("<f4").tobytes())
+    return open_model(file.write(path))
+
+
+@pytest.mark.parametrize("mixture", ["qwen3moe", "lfm2moe"])
+def test_of_equal_experts_the_first_are_chosen(
+    mixture: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    model = with_router(mixture, tmp_path / "model.gguf", lambda matrix: np.repeat(matrix[:1], len(matrix), axis=0))
+    tokens = tokens_for(model, 20)
+    expected, found = (logits_of(engines(load_engine(model, backend, "f32")), tokens, [16, 1, 3]) for backend in OURS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_router_that_is_not_finite_ends_no_process(
+    value: float, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    """Nor does the choice become another one: the first experts, as of equal scores."""
+    model = with_router("qwen3moe", tmp_path / "model.gguf", lambda matrix: np.full_like(matrix, value))
+    engine, tokens = engines(load_engine(model, "cpu", "f16")), tokens_for(model, 20)
+    np.testing.assert_array_equal(logits_of(engine, tokens, [16, 1, 3]), logits_of(engine, tokens, [1] * 20))
+
+
+def test_the_row_of_a_shared_gate_may_be_a_vector(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    """As llama.cpp declares it."""
+    model, tokens, expected = open_fallback("qwen35moe")
+    file = GGUF.read(model.file.path)
+    for name, (shape, kind, data) in file.tensors.items():
+        if "ffn_gate_inp_shexp" in str(name):
+            file.tensors[name] = (shape[:1], kind, data)
+    changed = open_model(file.write(tmp_path / "model.gguf"))
+    for backend in OURS:
+        found = logits_of(engines(load_engine(changed, backend, "f32")), tokens, [64])[-len(expected) :]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("backend", OURS)
+def test_shares_are_scaled_as_the_header_says(
+    backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    """A scale of 2 does what matrices of twice the size do."""
+    file = GGUF.read(open_fallback("qwen3moe")[0].file.path)
+    doubled = GGUF.read(open_fallback("qwen3moe")[0].file.path)
+    file.metadata["qwen3moe.expert_weights_scale"] = (6, 2.0)
+    for name, (shape, kind, data) in doubled.tensors.items():
+        if "ffn_down_exps" in str(name):
+            doubled.tensors[name] = (shape, kind, (2 * np.frombuffer(data, np.float32)).tobytes())
+    one, other = (open_model(each.write(tmp_path / f"{at}.gguf")) for at, each in enumerate((file, doubled)))
+    tokens = tokens_for(one, 20)
+    found = [logits_of(engines(load_engine(each, backend, "f32")), tokens, [19, 1]) for each in (one, other)]
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-4)
+
+
+@each_mixture
+def test_the_plan_counts_what_the_engine_allocates(mixture: str) -> None:
+    model = open_fallback(mixture)[0]
+    backend = find_backend("cpu", model.file, model.spec)
+    for config in (EngineConfig(64, 24, "f16", 2), EngineConfig(64, 1, "f16", 5)):
+        layout, counted = make_layout(model.file, model.spec), backend.footprint(model.spec, config)
+        scratch = make_scratch(layout.shape, choose_target(), config.chunk, config.threads)
+        with closing(backend.load(model.file, model.spec, config)) as engine:
+            arenas = (engine._floats.nbytes, engine._integers.nbytes)  # type: ignore[attr-defined]
+            assert arenas == (4 * scratch.floats, 4 * scratch.integers)
+            assert sum(arenas) <= counted.scratch
+            assert engine.kv.nbytes == counted.kv
+
+
+def test_the_plan_counts_the_packed_bytes_of_all_experts(tmp_path: Path) -> None:
+    """Without the few rows that pad tensors to tiles and cache lines."""
+    model = small_model(tmp_path, types={"": "Q4_0"})
+    assert packed_bytes(model.spec) == pytest.approx(make_layout(model.file, model.spec).nbytes, rel=0.01)
+    assert packed_bytes(model.spec) > model.spec.expert_bytes
+
+
+def test_the_weights_of_experts_are_not_streamed(tmp_path: Path) -> None:
+    model = small_model(tmp_path, types={"": "Q4_0"}, layers=8)
+    backend = find_backend("cpu", model.file, model.spec)
+    assert backend.footprint(model.spec, EngineConfig(64, 8, "f16", 2)).least_weights is None
+    with pytest.raises(BudgetError) as caught:
+        make_plan(model.spec, backend, Options(memory=8 << 20))
+    assert "streamed" not in str(caught.value)
+
+
+def test_operators_count_the_experts_that_a_pass_reads(tmp_path: Path) -> None:
+    model = small_model(tmp_path, types={"": "Q4_0"})
+    backend = find_backend("cpu", model.file, model.spec)
+    layout, counted = make_layout(model.file, model.spec), {}
+    for tokens in (1, 16):
+        found = backend.operators(
+            model.file, model.spec, EngineConfig(64, 16, "f16", 1), tokens=tokens, context=8, passes=1
+        )
+        (counted[tokens],) = [each for each in found if each.name == "experts in" and each.layer == 0]
+    both = sum(layout.places[f"blk.0.ffn_{name}_exps"].nbytes for name in ("gate", "up"))
+    assert counted[1].bytes == round(both * 3 / 20)
+    assert both / 2 < (counted[16].bytes or 0) < both
+    assert counted[1].flops == 2 * 3 * 2 * 256 * 256
+    assert counted[16].flops == 16 * counted[1].flops
+
+
+@pytest.mark.parametrize(("key", "value"), [("expert_used_count", 5), ("expert_feed_forward_length", 1 << 30)])
+def test_impossible_experts_are_refused(key: str, value: int, tmp_path: Path) -> None:
+    file = GGUF.read(open_fallback("qwen3moe")[0].file.path)
+    file.metadata[f"qwen3moe.{key}"] = (U32, value)
+    with pytest.raises(ModelFormatError, match=r"of 4 experts|must be from"):
+        open_model(file.write(tmp_path / "model.gguf"))
+
+
+def test_experts_of_another_shape_are_refused(tmp_path: Path) -> None:
+    file = GGUF.read(open_fallback("qwen3moe")[0].file.path)
+    shape, kind, data = file.tensors["blk.0.ffn_up_exps.weight"]
+    file.tensors["blk.0.ffn_up_exps.weight"] = ((shape[0], shape[1] * shape[2] // 2, 2), kind, data)
+    model = open_model(file.write(tmp_path / "model.gguf"))
+    with pytest.raises(ModelFormatError, match=r"ffn_up_exps.weight has shape \(16, 32, 2\) instead of \(16, 16, 4\)"):
+        find_backend("reference", model.file, model.spec)
+
+
+def test_groups_of_experts_are_left_to_llama_cpp(tmp_path: Path) -> None:
+    file = GGUF.read(open_fallback("qwen3moe")[0].file.path)
+    file.metadata["qwen3moe.expert_group_count"] = (U32, 2)
+    assert open_model(file.write(tmp_path / "model.gguf")).spec.network is None
+
+
+def test_leading_layers_are_dense() -> None:
+    network = open_fallback("lfm2moe")[0].spec.network
+    assert network is not None
+    assert [isinstance(layer[-1].core, Experts) for layer in network.layers] == [False, True]
+
+
+def test_what_mixtures_cannot_do_yet_is_refused() -> None:
+    model = open_fallback("qwen3moe")[0]
+    with pytest.raises(UnsupportedError, match="with adapters does not run mixtures of experts"):
+        engine_named("cpu").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
+    with pytest.raises(UnsupportedError, match="cannot be exported: the C runtime of apps does not run mixtures"):
+        edge.export(model, "unused")
+    with pytest.raises(UnsupportedError, match="mixtures of experts cannot be pruned"):
+        check_pruning(model.spec, Pruning(layers=1))
+    for refused in (
+        lambda: plan_types(model.file, model.spec, Settings()),
+        lambda: collect(model.file, model.spec, np.arange(3, 203, dtype=np.int32)),
+    ):
+        with pytest.raises(UnsupportedError, match="mixtures of experts cannot be calibrated"):
+            refused()
