@@ -24,7 +24,7 @@ from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import make_plan
-from edge.run.session import load
+from edge.run.loading import load
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 
@@ -194,7 +194,7 @@ def test_other_forms_are_left_to_llama_cpp(key: str, value: int, why: str, tmp_p
 
 def test_what_cannot_be_done_yet_is_refused() -> None:
     model, tokens, _ = open_fallback("gemma4")
-    with pytest.raises(UnsupportedError, match="cannot be calibrated yet"):
+    with pytest.raises(UnsupportedError, match="per-layer embeddings cannot be calibrated"):
         Walk(model.file, model.spec, tokens[None])
     with pytest.raises(UnsupportedError, match="cannot be exported: the C runtime of apps does not run"):
         edge.export(model, "unused")
