@@ -39,7 +39,13 @@ def check_usual(what: str, spec: ModelSpec) -> Network:
 def usual_cores(core: Core) -> str | None:
     """The `Backend.supports` of engines that run only attention and feed-forward networks."""
     if isinstance(core, Attention):
-        return "attention with an output gate" if core.gated else "attention with sinks" if core.sinks else None
+        kinds = {
+            "an output gate": core.gated,
+            "sinks": core.sinks,
+            "rows of an earlier layer": core.rows_of is not None,
+        }
+        kinds |= {"normalised values": core.unit_values}
+        return next((f"attention with {kind}" for kind, has_it in kinds.items() if has_it), None)
     return None if isinstance(core, Dense) else core.kind
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from edge.backends.base import Engine, EngineConfig, Operator
 from edge.backends.kv_cache import end_of
 from edge.errors import InputError
-from edge.model.spec import ModelSpec
 from edge.types import IntArray
 
 Result = TypeVar("Result")
@@ -80,9 +79,10 @@ def pieces(tokens: int, context: int, step: int) -> Iterator[Piece]:
         yield Piece(context + start, min(step, tokens - start))
 
 
-def attention_flops(spec: ModelSpec, window: int, parts: Iterable[Piece]) -> int:
-    """flops of one layer's attention: queries by keys, weights by values, over visible rows only."""
-    return sum(4 * spec.heads * spec.head_dim * part.seen(window) for part in parts)
+def attention_flops(width: int, window: int, parts: Iterable[Piece]) -> int:
+    """Flops of one layer: queries by keys, weights by values; none for rows that a query does not see. width: values of
+    all heads' queries."""
+    return sum(4 * width * part.seen(window) for part in parts)
 
 
 def _sum(one: Operator, other: Operator) -> Operator:

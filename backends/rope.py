@@ -24,7 +24,7 @@ class Rotation:
 
     angles: tuple[Angles, ...]  # of all layers, or of two kinds of layers
     kinds: tuple[int, ...]  # index of each layer's angles, [layers]
-    pairs: int  # per head; values after the last pair are not rotated
+    pairs: int  # of the largest head; values after the last pair are not rotated
     halves: bool  # value i pairs with value i + pairs, otherwise 2i with 2i + 1
 
     def tables(self, kind: int, positions: AnyArray) -> tuple[FloatArray, FloatArray]:
@@ -74,8 +74,12 @@ def find_rotation(
 
 
 def rotate(x: FloatArray, cos: FloatArray, sin: FloatArray, *, halves: bool) -> FloatArray:
-    """Rotate x, float32 [..., n, head], by cosines and sines [n, pairs]; pairs as in `Rotation`."""
-    pairs = cos.shape[-1]
+    """Rotate x, float32 [..., n, head], by cosines and sines [n, pairs]; pairs as in `Rotation`.
+
+    A smaller head than the largest has the first pairs.
+    """
+    pairs = min(cos.shape[-1], x.shape[-1] // 2)
+    cos, sin = cos[:, :pairs], sin[:, :pairs]
     ends = (slice(pairs), slice(pairs, 2 * pairs)) if halves else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
     one, other = (x[..., end] for end in ends)
     rotated = np.array(x)

@@ -17,7 +17,7 @@ from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.weights import read_weights
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Block, Experts
+from edge.model.layers import Block, Experts, PerLayerInput
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
@@ -139,7 +139,7 @@ def gram(inputs: FloatArray, others: FloatArray | None = None) -> AnyArray:
 def check_walk(spec: ModelSpec) -> None:
     """Refuse models whose matrices do not each have their inputs in every token. Raises UnsupportedError."""
     for core in find_network(spec).cores:
-        if isinstance(core, Experts):
+        if isinstance(core, Experts | PerLayerInput):
             raise UnsupportedError(f"models with {core.kind} cannot be calibrated, nor quantized layer by layer, yet")
 
 

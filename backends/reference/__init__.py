@@ -41,6 +41,7 @@ class Reference(Backend):
         network = find_network(spec)
         attention = spec.heads * (config.capacity + 3 * spec.head_dim)
         widest = 3 * max(core.width for core in network.cores) + 4 * spec.hidden + 2 * attention
+        widest += 3 * network.layer_inputs * spec.layers
         fixed = 4 * sum(network.fixed_values)
         return Footprint(
             weights=4 * spec.parameters,

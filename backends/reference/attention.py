@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge.backends.reference.context import At, Context
-from edge.backends.reference.functions import sigmoid, soft_cap, softmax
+from edge.backends.reference.functions import rms, sigmoid, soft_cap, softmax
 from edge.model.architectures.angles import temperatures
 from edge.model.layers import Attention
 from edge.types import FloatArray
@@ -15,9 +15,12 @@ def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatA
     """From normalised rows, [n, hidden], to the heads' outputs side by side, [n, width]."""
     kv, rotation = engine.kv, engine.kv.rope.rotation
     queries = _heads(engine, core, at, x, "attn_q")
-    kv.keys[at.layer][:, at.rows] = rotation.rotate(_heads(engine, core, at, x, "attn_k"), at.layer, at.positions)
-    kv.values[at.layer][:, at.rows] = _heads(engine, core, at, x, "attn_v")
-    keys, values = kv.keys[at.layer][:, : at.rows.stop], kv.values[at.layer][:, : at.rows.stop]
+    if core.rows_of is None:
+        made = _heads(engine, core, at, x, "attn_v")
+        kv.keys[at.layer][:, at.rows] = rotation.rotate(_heads(engine, core, at, x, "attn_k"), at.layer, at.positions)
+        kv.values[at.layer][:, at.rows] = rms(made, engine.spec.norm_eps) if core.unit_values else made
+    source = at.layer if core.rows_of is None else core.rows_of
+    keys, values = kv.keys[source][:, : at.rows.stop], kv.values[source][:, : at.rows.stop]
 
     # Each KV head serves a group of query heads: [KV heads, group, n, rows].
     queries = rotation.rotate(queries, at.layer, at.positions) * np.float32(core.scale)

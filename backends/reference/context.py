@@ -14,11 +14,15 @@ from edge.types import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class At:
-    """A layer of a pass, and the rows and positions of the tokens that run."""
+    """A layer of a pass, and the rows and positions of the tokens that run.
+
+    inputs: the tokens' vectors for this layer (`PerLayerInput`), [n, size].
+    """
 
     layer: int
     rows: slice = field(default_factory=lambda: slice(0))
     positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    inputs: FloatArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
     def name(self, tensor: str) -> str:
         return f"blk.{self.layer}.{tensor}"

@@ -15,11 +15,12 @@ from edge.backends.reference.dense import dense
 from edge.backends.reference.experts import experts
 from edge.backends.reference.functions import rms, soft_cap
 from edge.backends.reference.kv import ReferenceKV
+from edge.backends.reference.per_layer_input import make_inputs, per_layer_input
 from edge.backends.reference.short_convolution import short_convolution
 from edge.backends.reference.weights import UNWARNED
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, ShortConvolution
+from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network
@@ -29,6 +30,7 @@ NAME = "reference"
 CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False, lora=True)
 CORES: dict[type, Callable[..., FloatArray]] = {
     Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, ShortConvolution: short_convolution,
+    PerLayerInput: per_layer_input,
 }  # fmt: skip
 
 
@@ -80,10 +82,12 @@ class ReferenceEngine:
         check_positions(self.spec, self.kv.next_position + tokens.size)
         rows, positions = self.kv.reserve(tokens.size)
         x = self.embed(tokens, positions)
+        inputs = make_inputs(self, self.network, tokens, x)
         for layer, blocks in enumerate(self.network.layers):
-            at = At(layer, rows, positions)
+            at = At(layer, rows, positions, inputs[:, layer])
             for block in blocks:
-                x = self.add(x, block, at, self.run_core(block, at, self.norm(x, at.name(block.norm))))
+                normed = self.norm(x, at.name(block.norm)) if block.norm else x
+                x = self.add(x, block, at, self.run_core(block, at, normed))
         return x
 
     def embed(self, tokens: IntArray, positions: IntArray) -> FloatArray:
@@ -101,7 +105,8 @@ class ReferenceEngine:
         added = inner if isinstance(block.core, Experts) else self.project(inner, at, block.core.output)
         if block.post_norm:
             added = self.norm(added, at.name(block.post_norm))
-        return np.asarray(x + added * np.float32(block.scale))
+        total = np.asarray(x + added * np.float32(block.scale))
+        return total * self.weights[at.name(block.rescale)] if block.rescale else total
 
     @UNWARNED
     def head(self, x: FloatArray) -> FloatArray:

@@ -19,12 +19,15 @@ from edge.types import IntArray
 
 
 class ReferenceKV:
-    """Rotated keys, and values, of each layer: float32 [KV heads, capacity, head_dim], no heads without attention."""
+    """Rotated keys, and values, of each layer: float32 [KV heads, capacity, head_dim], no heads without own rows."""
 
     def __init__(self, name: str, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> None:
         """name: of the engine, for `key`."""
         network = find_network(spec)
-        shapes = [(core.kv_heads, config.capacity, core.head_dim) if core else (0, 0, 0) for core in network.attention]
+        shapes = [
+            (core.kv_heads, config.capacity, core.head_dim) if core and core.row_values else (0, 0, 0)
+            for core in network.attention
+        ]
         self.keys, self.values = ([np.zeros(shape, np.float32) for shape in shapes] for _ in range(2))
         self.fixed_state = FixedState(network.fixed_values)
         self.has_tail, self.fixed = bool(self.fixed_state), self.fixed_state.nbytes

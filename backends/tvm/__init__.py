@@ -28,6 +28,8 @@ _LOOKED_AT = 24
 _RUNTIME_BYTES = 6 << 20
 _REFLECTION_BYTES = 4 << 20  # for Householder reflections: numpy.random, and the rows that give the normals
 
+_TABLE_BYTES = 10 << 20  # for rows of a table that stays in the file: gguf's functions, and some rows at a time
+
 _PACKING_BYTES = 64 << 20  # of packing weights, beside those that are mapped then
 
 _LOADING = 0.5  # of the progress of `operators`
@@ -104,19 +106,20 @@ class CPU(Backend):
         if config.lora_rank:
             check_cores("cpu engine with adapters", spec, hybrid_cores)
         kinds = LayerKinds.of(network.windows, network.rowless)
-        regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
-        heads, longest = len(kinds.whole) * shape.kv_heads, round_up(regions.longest, TILE)
+        core, apart = shape.attention, shape.ringed.kv_heads if shape.apart else 0
+        regions, rings = make_regions(kinds, core.kv_heads, config, spec.context, apart)
+        heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
         scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
-        per_row = row_bytes(shape, config.kv_dtype) // shape.kv_heads
-        fixed = rings.size * (per_row + 4) + 4 * sum(network.fixed_values)
+        per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
+        fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
         per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
         logits = config.logits_rows * shape.padded_vocab
         tables = max(1, len(network.ropes))
         rope = tables * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
         by_head = 0
         if config.per_head:  # keys are read layer by layer, and rotated head by head
-            at_once = 2 if config.observes else max(2, shape.kv_heads)
+            at_once = 2 if config.observes else max(2, core.kv_heads)
             by_head = longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
         pinned = pinned_bytes(heads, shape.padded_head, config.pinned)
         streaming = streaming_need(spec, config)
@@ -124,11 +127,14 @@ class CPU(Backend):
             weights=packed_bytes(spec),
             kv=regions.size * per_whole + fixed,
             scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head + pinned,
-            runtime=_RUNTIME_BYTES + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed,
+            runtime=_RUNTIME_BYTES
+            + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
+            + _TABLE_BYTES * (shape.layer_inputs > 0),
             streamed=streaming.streamed,
             fixed_kv=fixed,
             least_weights=streaming.least,
-            lora=adapter_bytes(shape, network, rank, exact=config.kv_dtype == "f32"),
+            lora=adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
+            on_disk=spec.table_bytes if shape.layer_inputs else 0,
         )
 
     def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:

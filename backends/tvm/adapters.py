@@ -13,8 +13,8 @@ import numpy as np
 
 from edge.backends.tvm.design import low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE
-from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place, unit_of
-from edge.backends.tvm.packing.shape import Shape, groups_of, round_up
+from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place, units_of
+from edge.backends.tvm.packing.shape import groups_of, round_up
 from edge.backends.tvm.packing.weights import pad_rows
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK, GRIDS, QuantizedMatrix, half
@@ -30,17 +30,16 @@ def padded_rank(rank: int) -> int:
     return round_up(rank, TILE)
 
 
-def adapter_bytes(shape: Shape, network: Network, rank: int, *, exact: bool) -> int:
+def adapter_bytes(network: Network, rank: int, *, exact: bool) -> int:
     """Bytes for adapters of all matrices of all layers. exact: in float32."""
     if not rank:
         return 0
     size, total = 4 if exact else 2, ALIGNMENT
-    for core in network.cores:
-        for tensor in core.tensors(network.hidden):
-            if tensor.columns and not tensor.exact:
-                unit = unit_of(tensor, shape)
-                rows = -(-tensor.rows // unit) * round_up(unit, TILE)
-                total += (rows + tensor.columns) * padded_rank(rank) * size + 3 * ALIGNMENT
+    for name, tensor in network.tensors():
+        if name.startswith("blk.") and tensor.columns and not tensor.exact:
+            unit, _ = units_of(network, name, tensor)
+            rows = -(-tensor.rows // unit) * round_up(unit, TILE)
+            total += (rows + tensor.columns) * padded_rank(rank) * size + 3 * ALIGNMENT
     return total
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import math
 import mmap
 import threading
 import weakref
@@ -20,6 +21,7 @@ from edge.backends.head_kv import HeadKV
 from edge.backends.kv_cache import state_key
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
+from edge.backends.token_table import TokenTable
 from edge.backends.tvm import ENGINE
 from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
@@ -34,13 +36,14 @@ from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.packing.layout import PackedLayout, make_layout
-from edge.backends.tvm.packing.shape import ROPE_AHEAD, rope_values, round_up
+from edge.backends.tvm.packing.layout import TABLE, PackedLayout, make_layout
+from edge.backends.tvm.packing.shape import ROPE_AHEAD, padded_head, rope_values, round_up
 from edge.backends.tvm.packing.weights import Ranges, open_weights
 from edge.backends.tvm.sources import source_hash
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
+from edge.model.layers import Attention
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
@@ -76,7 +79,8 @@ class NativeEngine:
         key = state_key(name, file, spec, config.kv_dtype)
         network = layout.network
         kinds = LayerKinds.of(network.windows, network.rowless)
-        regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
+        apart = shape.ringed.kv_heads if shape.apart else 0
+        regions, rings = make_regions(kinds, shape.attention.kv_heads, config, spec.context, apart)
         observed = round_up(regions.longest, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
         scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
@@ -86,24 +90,35 @@ class NativeEngine:
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
         self._layout, self._exact = layout, design.exact
-        self._adapters = aligned_zeros(adapter_bytes(shape, layout.network, rank, exact=design.exact), "uint8")
+        self._adapters = aligned_zeros(adapter_bytes(layout.network, rank, exact=design.exact), "uint8")
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
         at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
         normals = self._floats[at : at + count].reshape(-1, self._head)
+        at, count = scratch.offsets["layer_inputs"], tokens * shape.layers * shape.padded_inputs
+        self._inputs = self._floats[at : at + count].reshape(tokens, shape.layers, -1) if count else self._floats[:0]
+        self._token_table = TokenTable(file, f"{TABLE}.weight") if count else None
         self._temperature = next((core.temperature for core in network.attention if core), None)
         at = scratch.offsets["temperatures"]
         self._temperatures = self._floats[at : at + (tokens if self._temperature else 0)]
 
-        def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
-            Call(image, "move", (*map(pointer, arrays), pointer(pairs), len(pairs)))()
+        def rows_of(core: Attention, count: int, move: str) -> HostRows:
+            def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
+                Call(image, move, (*map(pointer, arrays), pointer(pairs), len(pairs)))()
 
-        rows = HostRows(rings.size + regions.size, shape.padded_head, config.kv_dtype, normals, move_rows)
-        self._arena = Arena(shape, rows, observes=config.observes)
+            head = padded_head(core.head_dim)
+            return HostRows(count, head, config.kv_dtype, normals[:, :head], move_rows)
+
+        here = regions.size + (0 if apart else rings.size)
+        self._arena = Arena(shape, rows_of(shape.attention, here, "move"), observes=config.observes)
+        self._rings = (
+            Arena(shape, rows_of(shape.ringed, rings.size, "move_ring"), observes=False, beside=self._arena)
+            if apart else None
+        )  # fmt: skip
         self._model_key = key
         self._states = aligned_zeros(sum(network.fixed_values), "float32")
         state = FixedState(network.fixed_values, self._states) if self._states.size else None
-        self._kv = make_kv(self._arena, kinds, regions, rings, rope, key, config, state)
+        self._kv = make_kv(self._arena, kinds, regions, rings, rope, key, config, state, self._rings)
         self._tokens = aligned_zeros(tokens, "int32")
         self._rotation = rope.rotation  # of the table of angles
         tables = len(self._rotation.angles)
@@ -184,9 +199,12 @@ class NativeEngine:
             self._workers.close()
         self._workers = None
         self._kv.closed = True
-        self._arena.rows.arrays.clear()
+        for arena in filter(None, (self._arena, self._rings)):
+            arena.rows.arrays.clear()
+        if self._token_table:
+            self._token_table.close()
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
-        self._temperatures = self._adapters = self._states = np.zeros(0, np.uint8)
+        self._temperatures = self._adapters = self._states = self._inputs = np.zeros(0, np.uint8)
 
     def _check_weights(self) -> None:
         mapped = getattr(self._weights.base, "obj", None)  # None once the engine is closed
@@ -200,6 +218,7 @@ class NativeEngine:
         check_positions(self.spec, kv.next_position + count)
         self._check_weights()
         self._tokens[:count] = tokens
+        self._look_up(tokens)
         kv.prepare(count)
         if self._temperature:
             positions = kv.next_position + np.arange(count)
@@ -210,6 +229,14 @@ class NativeEngine:
             observed=min(count, self._observed), votes=int(self._votes), disk=self._disk.wanted(),
         )  # fmt: skip
         kv.appended(count)
+
+    def _look_up(self, tokens: IntArray) -> None:
+        """The table's part of the vectors that tokens have for each layer (`PerLayerInput`)."""
+        if self._token_table is None:
+            return
+        size, layers = self._layout.shape.layer_inputs, self.spec.layers
+        for part, rows in self._token_table.read(tokens):
+            self._inputs[part, :, :size] = rows.reshape(-1, layers, size) * np.float32(math.sqrt(size / 2))
 
     def _angle_row(self, count: int) -> int:
         """The row of the angle table where the next `count` positions begin."""
@@ -226,11 +253,13 @@ class NativeEngine:
 
     def _pointers(self) -> tuple[Any, ...]:
         """The arguments of a pass, in the order of `generator.POINTERS`."""
-        arena = self._arena
+        arena, rings = self._arena, self._rings
+        apart = (*rings.rows.arrays.values(), rings.positions) if rings else ()
         arrays = (
             self._weights, self._table, self._floats, self._integers, *arena.rows.arrays.values(),
             arena.lengths, arena.positions, self._tokens, self._logits, self._rope,
-            arena.paid, arena.starts, *(each for each in (self._states, self.times, self._adapters) if each.size),
+            arena.paid, arena.starts, *apart,
+            *(each for each in (self._states, self.times, self._adapters) if each.size),
         )  # fmt: skip
         return tuple(map(pointer, arrays))
 

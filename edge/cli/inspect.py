@@ -116,8 +116,10 @@ def _adapter(found: AdapterInfo) -> list[list[str]]:
 
 def _shape(spec: ModelSpec) -> list[list[str]]:
     network = spec.network
+    attention = [core for core in network.attention if core] if network else []
+    sizes = {core.rope: core.head_dim for core in attention}
     positions = "; ".join(
-        f"{rope.dim} of {spec.head_dim} values, base {rope.base:,.0f}"
+        f"{rope.dim} of {sizes[rope]} values, base {rope.base:,.0f}"
         + (f", {rope.scaling} × {rope.factor:g}" if rope.factor != 1 else "")
         for rope in (network.ropes if network else ())
         if rope.dim
@@ -139,6 +141,11 @@ def _shape(spec: ModelSpec) -> list[list[str]]:
             f"{format_bytes(spec.state_bytes)} whatever the number of tokens" if spec.state_bytes else "its own size"
         )
         kinds.append(["recurrent state", f"{state}; {attending} of {spec.layers} layers keep KV rows"])
+    if shared := sum(core.rows_of is not None for core in attention):
+        kinds.append(["shared rows", f"{shared} of {spec.layers} layers read the KV rows of an earlier one"])
+    if network and network.layer_inputs:
+        table = f"{network.layer_inputs} values for each token and layer, {format_bytes(spec.table_bytes)}"
+        kinds.append(["per-layer table", table])
     if spec.experts:
         share = spec.expert_parameters / max(1, spec.parameters)
         kinds.append(["experts", f"{spec.experts}, {spec.experts_used} for a token; {share:.0%} of all parameters"])

@@ -116,6 +116,7 @@ def count_tensors(file: GGUFFile) -> dict[str, Any]:
         "type_bytes": tuple(bytes_by_type.items()),
         "table_parameters": sum(tensor.elements for tensor in tables),
         "table_bytes": sum(tensor.nbytes for tensor in tables),
+        "table_type": tables[0].type if tables else "",
     }
 
 
@@ -167,7 +168,7 @@ def _names(file: GGUFFile, layers: int) -> list[set[str]]:
 
 
 def per_layer(header: Header, key: str, kind: str, layers: int, default: int) -> list[int]:
-    """A number that is one for all layers or one per layer, possibly 0; [layers]."""
+    """A number that is one for all layers or one per layer, possibly 0; [layers]. Raises ModelFormatError."""
     file, name = header.file, f"{header.architecture}.{key}"
     value = file.metadata.get(name)
     if not isinstance(value, ArrayRef):

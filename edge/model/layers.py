@@ -4,8 +4,8 @@ A block adds to the hidden states x, [tokens, hidden]:
 
     x += scale · post_norm(output(core(norm(x))))
 
-`norm` and `post_norm` are norms of rows, `output` is the core's last matrix. A layer is a tuple of blocks, run one
-after the other.
+`norm` and `post_norm` are norms of rows, `output` is the core's last matrix. Some blocks then multiply x by a value of
+the file. A layer is a tuple of blocks, run one after the other.
 
 An architecture's file (`architectures/`) turns a header into a `Network`; nothing else knows architectures. Engines,
 plans, checks of headers, and converters read these classes.
@@ -61,6 +61,7 @@ class Rope:
     original_context: int = 0  # positions before scaling
     magnitude: float = 1.0
     has_long: bool = False  # the file has longrope's factors for texts beyond the original context
+    has_freqs: bool = True  # factors named `rope_freqs` apply, if the file has them
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     log_multiplier: float = 0.0
@@ -86,7 +87,8 @@ class Temperature:
 class Attention:
     """Softmax attention. State: a row of keys and values for each token, those of the last `window` if there is one.
 
-    `attn_q`, `attn_k`, `attn_v` make heads of the normalised rows; a group of query heads shares a KV head.
+    `attn_q`, `attn_k`, `attn_v` make heads of the normalised rows; a group of query heads shares a KV head. With
+    `rows_of`, there are queries only: they read the rows of an earlier layer, whose KV heads have the same sizes.
     """
 
     heads: int
@@ -101,6 +103,8 @@ class Attention:
     temperature: Temperature | None = None
     gated: bool = False  # the output is multiplied by the sigmoid of `attn_q_gate` · x
     sinks: bool = False  # softmax sees one more score in each head, `attn_sinks`, whose share is dropped
+    unit_values: bool = False  # each head's values are divided by their root mean square
+    rows_of: int | None = None  # the layer whose rows are read; None: this one's
 
     output = "attn_output"
     fixed_values = 0
@@ -108,7 +112,8 @@ class Attention:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Matrices that multiply the normalised rows."""
-        return ("attn_q", "attn_k", "attn_v", *(("attn_q_gate",) if self.gated else ()))
+        own = ("attn_k", "attn_v") if self.rows_of is None else ()
+        return ("attn_q", *own, *(("attn_q_gate",) if self.gated else ()))
 
     @property
     def group(self) -> int:
@@ -123,14 +128,15 @@ class Attention:
     @property
     def row_values(self) -> int:
         """Values of K and V that a token adds to the cache."""
-        return 2 * self.kv_heads * self.head_dim
+        return 2 * self.kv_heads * self.head_dim if self.rows_of is None else 0
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
-        rows = {"attn_q": self.width, "attn_k": self.kv_heads * self.head_dim, "attn_v": self.kv_heads * self.head_dim}
-        rows |= {"attn_q_gate": self.width} if self.gated else {}
-        yield from _with_biases((Tensor(name, count, hidden) for name, count in rows.items()), self.biases)
-        for name in ("attn_q_norm", "attn_k_norm") if self.head_norms else ():
-            yield Tensor(name, self.head_dim)
+        keys = self.kv_heads * self.head_dim
+        rows = {"attn_q": self.width, "attn_k": keys, "attn_v": keys, "attn_q_gate": self.width}
+        yield from _with_biases((Tensor(name, rows[name], hidden) for name in self.inputs), self.biases)
+        for name in ("attn_q", "attn_k") if self.head_norms else ():
+            if name in self.inputs:
+                yield Tensor(f"{name}_norm", self.head_dim)
         if self.sinks:
             yield Tensor("attn_sinks", self.heads)
         yield from _with_biases([Tensor(self.output, hidden, self.width)], self.biases)
@@ -306,28 +312,63 @@ class ShortConvolution:
         yield Tensor(self.output, hidden, hidden)
 
 
-Core = Attention | Experts | Dense | DeltaNet | ShortConvolution  # in JSON, experts have the fields of Dense, too
-OneCore = TypeVar("OneCore", Attention, Dense, Experts, DeltaNet, ShortConvolution)
+@dataclass(frozen=True)
+class PerLayerInput:
+    """A gate on the vector that a token has for this layer (Gemma 3n): gelu(`inp_gate` · x) ⊙ p.
+
+    The vectors p of all layers are made before the first one, from the token t and its embedding x₀:
+
+        p_l = (√size · T[t]_l + RMSNorm(W · x₀ / √hidden)_l) / √2
+
+    with the table T = `per_layer_token_embd`, W = `per_layer_model_proj`, and the weights `per_layer_proj_norm`, the
+    same for all layers.
+    """
+
+    size: int
+
+    inputs = ("inp_gate",)
+    output, kind = "proj", "per-layer embeddings"
+    row_values, fixed_values = 0, 0
+
+    @property
+    def width(self) -> int:
+        return self.size
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("inp_gate", self.size, hidden)
+        yield Tensor(self.output, hidden, self.size)
+
+
+# In JSON, experts have the fields of Dense, too.
+Core = Attention | Experts | Dense | DeltaNet | ShortConvolution | PerLayerInput
+OneCore = TypeVar("OneCore", Attention, Dense, Experts, DeltaNet, ShortConvolution, PerLayerInput)
 
 
 @dataclass(frozen=True)
 class Block:
-    """See above. norm, post_norm: tensors of the layer; post_norm: None where the core's output is added as it is."""
+    """See above. norm, post_norm, rescale: tensors of the layer, or none.
+
+    norm: "" where the core sees hidden states as they are. rescale: one value, by which the sum is multiplied.
+    """
 
     norm: str
     core: Core
     post_norm: str | None = None
     scale: float = 1.0
     norm_bias: bool = False
+    rescale: str | None = None
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         """All tensors, in the order in which a pass reads them."""
-        yield Tensor(self.norm, hidden)
+        if self.norm:
+            yield Tensor(self.norm, hidden)
         if self.norm_bias:
             yield Tensor(f"{self.norm}.bias", hidden)
         yield from self.core.tensors(hidden)
         if self.post_norm:
             yield Tensor(self.post_norm, hidden)
+        if self.rescale:
+            yield Tensor(self.rescale, 1)
 
 
 Layer = tuple[Block, ...]
@@ -354,6 +395,11 @@ class Network:
     @property
     def learned_positions(self) -> bool:
         return self.positions > 0
+
+    @cached_property
+    def layer_inputs(self) -> int:
+        """Values of the vector that a token has for each layer (`PerLayerInput`); 0 for none."""
+        return next((core.size for core in self.cores if isinstance(core, PerLayerInput)), 0)
 
     @cached_property
     def cores(self) -> tuple[Core, ...]:
@@ -403,7 +449,8 @@ class Network:
         """The last block in which tokens see others, and its layer: what is behind it can leave out tokens whose
         logits are not wanted."""
         blocks = ((layer, block) for layer, blocks in enumerate(self.layers) for block in blocks)
-        return [(layer, block) for layer, block in blocks if not isinstance(block.core, Dense | Experts)][-1]
+        own = Dense | Experts | PerLayerInput  # in which a token sees itself alone
+        return [(layer, block) for layer, block in blocks if not isinstance(block.core, own)][-1]
 
     @cached_property
     def row_values(self) -> tuple[int, ...]:
@@ -425,6 +472,10 @@ class Network:
         yield "token_embd", Tensor("token_embd", self.vocab, self.hidden)
         if self.positions:
             yield "position_embd", Tensor("position_embd", self.positions, self.hidden)
+        if size := self.layer_inputs:
+            yield "per_layer_token_embd", Tensor("per_layer_token_embd", self.vocab, len(self.layers) * size)
+            yield "per_layer_model_proj", Tensor("per_layer_model_proj", len(self.layers) * size, self.hidden)
+            yield "per_layer_proj_norm", Tensor("per_layer_proj_norm", size)
         for index, layer in enumerate(self.layers):
             for block in layer:
                 yield from ((f"blk.{index}.{tensor.name}", tensor) for tensor in block.tensors(self.hidden))

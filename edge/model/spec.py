@@ -48,6 +48,7 @@ class ModelSpec:
     expert_bytes: int = 0
     table_parameters: int = 0  # of tables besides the token embedding, of which a pass reads a row for each token
     table_bytes: int = 0
+    table_type: str = ""  # their block type
     compiled: Compiled | None = None  # the context binaries that the model's folder has
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from edge.backends.base import EngineConfig
 from edge.backends.counts import Footprint
@@ -42,7 +43,7 @@ def work_of(spec: ModelSpec, config: EngineConfig, footprint: Footprint, tokens:
     head = spec.vocab * spec.hidden
     idle = spec.expert_parameters * (1 - spec.experts_used / spec.experts) if spec.experts else 0.0
     layers = max(0, spec.parameters - spec.table_parameters - idle - head * (1 if spec.tied_head else 2))
-    attention = 4.0 * spec.heads * spec.head_dim * _pairs(spec, tokens, context)
+    attention = sum(4.0 * each.width * _pairs(each.window, tokens, context) for each in _readers(spec))
     return Work(
         weight_bytes=footprint.weights - _looked_up(spec, config, footprint) - _idle_bytes(spec, tokens),
         kv_bytes=_kv_bytes(spec, config, footprint, context + tokens),
@@ -54,10 +55,11 @@ def work_of(spec: ModelSpec, config: EngineConfig, footprint: Footprint, tokens:
 def _looked_up(spec: ModelSpec, config: EngineConfig, footprint: Footprint) -> float:
     """Bytes of lookup tables, of which a pass reads a negligible number of rows: the token embedding, unless it is the
     head."""
+    tables = spec.table_bytes - footprint.on_disk
     if spec.tied_head:  # llama.cpp keeps the embedding in both layouts
-        return spec.table_bytes + (spec.embedding_bytes if config.repack else 0.0)
+        return tables + (spec.embedding_bytes if config.repack else 0.0)
     per_value = footprint.weights / max(1, spec.parameters)
-    return spec.table_bytes + min(spec.vocab * spec.hidden * per_value, float(spec.largest_tensor))
+    return tables + min(spec.vocab * spec.hidden * per_value, float(spec.largest_tensor))
 
 
 def _idle_bytes(spec: ModelSpec, tokens: int) -> float:
@@ -65,9 +67,20 @@ def _idle_bytes(spec: ModelSpec, tokens: int) -> float:
     return spec.expert_bytes * (1 - spec.experts_read(tokens))
 
 
-def _windows(spec: ModelSpec) -> list[int]:
-    """The sliding window of each layer with rows of its own, 0: unlimited."""
-    return [window for window, values in zip(spec.windows, spec.kv_values, strict=True) if values]
+class _Reader(NamedTuple):
+    """A layer that reads KV rows, its own or an earlier layer's."""
+
+    window: int  # how far back it sees; 0: all
+    values: int  # of keys and values in a row
+    width: int  # values of all heads' queries
+
+
+def _readers(spec: ModelSpec) -> list[_Reader]:
+    if spec.network is not None:
+        cores = filter(None, spec.network.attention)
+        return [_Reader(core.window, 2 * core.kv_heads * core.head_dim, core.width) for core in cores]
+    rows = zip(spec.windows, spec.kv_values, strict=True)
+    return [_Reader(window, values, spec.heads * spec.head_dim) for window, values in rows if values]
 
 
 def _kv_bytes(spec: ModelSpec, config: EngineConfig, footprint: Footprint, rows: int) -> float:
@@ -76,17 +89,14 @@ def _kv_bytes(spec: ModelSpec, config: EngineConfig, footprint: Footprint, rows:
     in_rings = bool(footprint.fixed_kv) and not spec.recurrent  # rows of layers with windows are not in every row
     stored = sum(count for window, count in values if not (in_rings and window))
     row = (footprint.kv - footprint.fixed_kv) / config.capacity
-    seen = sum(count * min(rows, window or rows) for window, count in values)
+    seen = sum(each.values * min(rows, each.window or rows) for each in _readers(spec))
     return row * seen / max(1, stored) + (footprint.fixed_kv if spec.recurrent else 0)
 
 
-def _pairs(spec: ModelSpec, tokens: int, context: int) -> float:
-    """Pairs of a token and a row that it sees, over all layers: token i sees context + i + 1 rows, or its window."""
-    total = 0.0
-    for window in _windows(spec):
-        whole = tokens if not window else max(0, min(tokens, window - context))  # tokens that see all there is
-        total += whole * context + whole * (whole + 1) / 2 + (tokens - whole) * window
-    return total
+def _pairs(window: int, tokens: int, context: int) -> float:
+    """Pairs of a token and a row that it sees in a layer: token i sees context + i + 1 rows, or its window."""
+    whole = tokens if not window else max(0, min(tokens, window - context))  # tokens that see all there is
+    return whole * context + whole * (whole + 1) / 2 + (tokens - whole) * window
 
 
 @dataclass(frozen=True)

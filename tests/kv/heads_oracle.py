@@ -16,7 +16,8 @@ _FAR = 1 << 30  # behind every window: windows are applied here, by the position
 
 class HeadOracle:
     """Every row that ever ran stays; `kept` says which ones a head sees, [heads, rows], of layers whose rows a policy
-    chooses (`layers`): where some have windows, these are the others. All rows stay in layers with windows.
+    chooses (`layers`): where some have windows, these are the others. All rows stay in layers with windows. Layers that
+    read the rows of an earlier one (`_sources`) see what it keeps, and pay attention there.
 
     votes: attention counts the queries that pay a row more than average. positions, attention, seen (the number of
     observed queries that could see a row): in the same shape.
@@ -27,7 +28,9 @@ class HeadOracle:
         assert isinstance(engine, ReferenceEngine)
         self.engine, self.spec = engine, engine.spec
         self._windows = engine.network.windows
-        whole = [layer for layer, window in enumerate(self._windows) if not window]
+        sources = (core and core.rows_of for core in engine.network.attention)
+        self._sources = [layer if source is None else source for layer, source in enumerate(sources)]
+        whole = [layer for layer, window in enumerate(self._windows) if not window and self._sources[layer] == layer]
         self.layers = whole or list(range(self.spec.layers))
         self._all_positions = np.zeros(capacity, np.int64)  # of layers with windows
         shape = (len(self.layers) * self.spec.kv_heads, capacity)
@@ -70,7 +73,7 @@ class HeadOracle:
 
     def _softmax(self, scores: FloatArray) -> FloatArray:
         """Scores [KV heads, group, n, rows] of the next layer."""
-        layer, count, rows = self._layer, *scores.shape[-2:]
+        layer, count, rows = self._sources[self._layer], *scores.shape[-2:]
         self._layer += 1
         if layer not in self.layers:
             positions = self._all_positions[:rows]
@@ -111,7 +114,7 @@ class HeadOracle:
             self.positions[head, rows] = wanted
         by = longest - kv.next_position
         for layer in range(self.spec.layers):
-            if layer not in self.layers:  # the distances to the next token stay
+            if layer not in self.layers and self._sources[layer] == layer:  # the distances to the next token stay
                 keys = kv.keys[layer][:, : kv.length]
                 keys[:] = kv.rope.rotation.rotate_cached(keys, np.full(kv.length, by), layer)
         self._all_positions += by

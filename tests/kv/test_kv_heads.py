@@ -86,7 +86,9 @@ def assert_same_rows(engine: NativeEngine, oracle: HeadOracle, atol: float = 1e-
 # What the engine does
 
 
-@pytest.mark.parametrize("name", ["llama-gqa-tied", "llama-window", "gemma3", "phi3", "gpt2", "mistral3", "smollm3"])
+@pytest.mark.parametrize(
+    "name", ["llama-gqa-tied", "llama-window", "gemma3", "gemma4", "phi3", "gpt2", "mistral3", "smollm3"]
+)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_rows_of_different_heads_are_kept_and_renumbered(
     name: str, seed: int, engines: Callable[[Engine], Engine]
@@ -132,7 +134,11 @@ def test_renumbering_moves_what_queries_see(engines: Callable[[Engine], Engine])
 
 @pytest.mark.parametrize(
     "name",
-    ["llama-gqa-tied", "gemma3", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("phi3", "smollm3"))],
+    [
+        "llama-gqa-tied",
+        "gemma3",
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("gemma4", "phi3", "smollm3")),
+    ],
 )
 def test_int8_keys_are_renumbered_within_their_rounding(name: str, engines: Callable[[Engine], Engine]) -> None:
     model, tokens = model_of(name), some_tokens(50)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-pyth
 
 # llama.cpp reads GELU from a table of half floats, and multiplies MXFP4 by activations of 8 bits.
 TOLERANCES = {"gemma4": 1e-2, "gpt-oss": 0.4}
-OURS = ("gpt-oss", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3moe")  # our own engines run these, too
+OURS = ("gemma4", "gpt-oss", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3moe")  # our own engines run these, too
 RECURRENT = ("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe")
 SHIFTED = ("gemma4", "qwen3moe")
 

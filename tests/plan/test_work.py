@@ -30,7 +30,8 @@ SPEC = replace(open_golden("llama-gqa-tied").model.spec, network=None, window=0)
 
 def with_windows(windows: Sequence[int]) -> ModelSpec:
     """Layers with these windows."""
-    layers = tuple((Block("attn_norm", Attention(1, 1, 16, 1.0, window=window)),) for window in windows)
+    core = Attention(SPEC.heads, SPEC.kv_heads, SPEC.head_dim, 1.0)
+    layers = tuple((Block("attn_norm", replace(core, window=window)),) for window in windows)
     return replace(SPEC, layers=len(windows), network=Network(SPEC.hidden, SPEC.vocab, layers))
 
 

@@ -10,9 +10,16 @@ from typing import Any
 
 from edge.backends.ring import LayerKinds
 from edge.backends.tvm.packing.layout import PackedLayout
-from edge.backends.tvm.packing.shape import GROUPS, RoutedRows, Shape, groups_of, round_up
+from edge.backends.tvm.packing.shape import (
+    GROUPS,
+    RoutedRows,
+    Shape,
+    groups_of,
+    padded_head,
+    round_up,
+)
 from edge.backends.tvm.targets import Target
-from edge.model.layers import Attention, DeltaNet, Dense, Experts, ShortConvolution
+from edge.model.layers import Attention, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
 
 LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
 _USUAL = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -28,6 +35,8 @@ _MATRICES = (
     "shortconv.in_proj",
     "shortconv.conv",
     "shortconv.out_proj",
+    "inp_gate",
+    "proj",
     "ffn_gate_inp",
     "ffn_gate_inp_shexp",
     "ffn_gate_exps",
@@ -39,6 +48,7 @@ _MATRICES = (
 )
 _NORMS = (
     "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "ssm_norm",
+    "post_norm", "layer_output_scale",
 )  # fmt: skip
 _ROUTED = tuple(f"{name}.bias" for name in ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))
 _VECTORS = (
@@ -54,6 +64,7 @@ _ADAPTED = (
     *_USUAL, "attn_q_gate", "attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_out", "shortconv.in_proj",
     "shortconv.out_proj",
 )  # fmt: skip
+_OF_INPUTS = ("per_layer_model_proj", "per_layer_proj_norm")
 LORA_SLOTS = tuple(f"{name}.{part}" for name in _ADAPTED for part in ("lora_a", "lora_a.scales", "lora_b"))
 _SEES_ALL = 1 << 30  # a window that no position is beyond
 
@@ -85,10 +96,11 @@ class Table:
 
     NAMES = (
         "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw", "raw_stride", "normals",
-        "temperatures", "gates", "channels", "steps",
+        "temperatures", "gates", "channels", "steps", "layer_inputs",
         "routes", "scores", "shares", "ranks", "chosen", "members", "starts",  # phases/experts.py
         "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
         "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
+        "per_layer_model_proj", "per_layer_model_proj.scales", "per_layer_proj_norm",
         "output_norm", "output_norm.bias", "head", "head.scales",
         "block", "head_step", "head_parts",  # streaming.py
         "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of threads' columns
@@ -99,7 +111,8 @@ class Table:
         "form",  # the number of `Shape.forms`
         "state",  # where its fixed state begins
         "window",  # positions that a token sees
-        "observed",  # 1 where policies look at attention: not in layers with a ring
+        "rows_of",  # the layer whose rows it reads
+        "observed",  # 1 where policies look at attention: not to the rows of rings
         "angles",  # where the layer's table of rotary angles begins
         *LORA_SLOTS,  # of adapters, in their own memory; 0 for none
     )  # fmt: skip
@@ -153,18 +166,20 @@ def fill_table(layout: PackedLayout, scratch: Scratch, rope_size: int, streams: 
     if streams:
         parts = len(streams.pieces) - layout.shape.layers - 1
         values |= {"head_step": streams.head_step, "head_parts": parts, "block": streams.block}
-    for name in ("token_embd", "position_embd", "output_norm", "output_norm.bias"):
+    for name in ("token_embd", "position_embd", *_OF_INPUTS, "output_norm", "output_norm.bias"):
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
     table = [values.get(name, 0) for name in Table.NAMES]
     network = layout.network
     kinds, state = LayerKinds.of(network.windows, network.rowless), 0
-    for layer in range(layout.shape.layers):
+    for layer, core in enumerate(network.attention):
+        source = layer if core is None or core.rows_of is None else core.rows_of
         values = {
             "form": layout.forms[layer],
             "state": state,
             "window": network.windows[layer] or _SEES_ALL,
-            "observed": int(layer in kinds.whole),
+            "rows_of": source,
+            "observed": int(source in kinds.whole),
             "angles": network.rope_of(layer) * rope_size,
         }
         state += network.fixed_values[layer]
@@ -196,13 +211,13 @@ class Scratch:
     offsets: dict[str, int]
 
 
-def work_offsets(shape: Shape, target: Target) -> dict[str, int]:
+def work_offsets(core: Attention, target: Target) -> dict[str, int]:
     """Offsets in a thread's memory for attention: outputs, maxima and sums of its query rows, and a block of scores."""
-    lines = max(shape.heads, target.score_rows)
-    scores = round_up(lines * (shape.padded_head + 2), 16)
+    lines, head = max(core.heads, target.score_rows), padded_head(core.head_dim)
+    scores = round_up(lines * (head + 2), 16)
     return {
-        "maxima": lines * shape.padded_head,
-        "sums": lines * (shape.padded_head + 1),
+        "maxima": lines * head,
+        "sums": lines * (head + 1),
         "scores": scores,
         "size": scores + target.score_rows * max(target.step_block, target.chunk_block) * 16,
     }
@@ -221,7 +236,7 @@ def make_scratch(
     delta_nets = [block.core for block in shape.blocks if isinstance(block.core, DeltaNet)]
     query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
     delta_work = max((2 * core.size + core.value_size for core in delta_nets), default=0)
-    part = max(work_offsets(shape, target)["size"], round_up(delta_work, 16))
+    part = max(round_up(delta_work, 16), *(work_offsets(core, target)["size"] for core in attention))
     experts = [block.core for block in shape.blocks if isinstance(block.core, Experts)]
     routed = [(core, RoutedRows.of(core)) for core in experts]
     activations = [rows * shape.widest, *(rows * each.places * round_up(core.width, 32) for core, each in routed)]
@@ -232,7 +247,13 @@ def make_scratch(
         "normed": rows * shape.padded_hidden,
         "queries": shape.kv_heads * query_rows * shape.padded_head,
         "mixed": rows * max(map(shape.widths, (Attention, DeltaNet, ShortConvolution))),
-        "ffn": tokens * max([shape.widths(Dense), *(each.places * round_up(core.width, 32) for core, each in routed)]),
+        "ffn": tokens
+        * max(
+            [
+                *map(shape.widths, (Dense, PerLayerInput)),
+                *(each.places * round_up(core.width, 32) for core, each in routed),
+            ]
+        ),
         "work": threads * part,
         "raw": threads * observed_rows,
         "temperatures": tokens if shape.tempered else 0,
@@ -243,6 +264,7 @@ def make_scratch(
         "gates": tokens * shape.padded_mixed if any(core.gated for core in attention) else 0,
         "channels": tokens
         * max([3 * shape.widths(ShortConvolution), *(core.mixed + core.width for core in delta_nets)]),
+        "layer_inputs": tokens * shape.layers * shape.padded_inputs,
         "steps": tokens * 2 * max((round_up(core.heads, 16) for core in delta_nets), default=0),
         "routes": tokens * max((each.logits for _, each in routed), default=0),
         "scores": threads * max((each.experts for _, each in routed), default=0),

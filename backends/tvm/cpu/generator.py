@@ -19,14 +19,14 @@ from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
-from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, short_convolution
+from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, per_layer_input, short_convolution
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.embed import embed
 from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.packing.shape import Shape
-from edge.model.layers import Attention, DeltaNet, Dense, Experts, ShortConvolution
+from edge.backends.tvm.packing.shape import Shape, padded_head
+from edge.model.layers import Attention, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
 
 POINTERS = {  # the arguments of `run`, and the types that they point to
     "job": "int64", "lines": "int32",
@@ -39,6 +39,7 @@ POINTERS = {  # the arguments of `run`, and the types that they point to
     "starts": "int32",  # the first row of each head, [layers, KV heads]
 }  # fmt: skip
 STATES = {"states": "float32"}  # one more argument of models with fixed states, and of every exported pass
+RINGS = ("keys", "values", "key_scales", "value_scales", "positions")  # once more, `ring_…`, if these lie apart
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
 LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
 
@@ -76,7 +77,9 @@ def build(design: Design) -> Program:
     }  # fmt: skip
     if design.exported:  # the runtime moves rows itself
         return Program({}, units | {"run": {design.symbol("run"): run(design)}})
-    return Program({"run": run(design), "move": move_rows(design.shape, design.kv_dtype)}, units)
+    heads = {"move": design.shape.attention} | ({"move_ring": design.shape.ringed} if design.shape.apart else {})
+    moves = {name: move_rows(name, padded_head(core.head_dim), design.kv_dtype) for name, core in heads.items()}
+    return Program({"run": run(design), **moves}, units)
 
 
 def run(design: Design) -> Any:
@@ -92,6 +95,8 @@ def run(design: Design) -> Any:
 def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
     """All units by their names, those of layers with the number of their block."""
     found: dict[str, tuple[Unit, int | None]] = {"embed": (_embed, None)}
+    if design.shape.layer_inputs:
+        found["layer_inputs"] = (per_layer_input.make_inputs, None)
     for number, block in enumerate(design.shape.blocks):
         units = CORES[type(block.core)]
         last = list(units)[-1]
@@ -137,6 +142,7 @@ def _declare(design: Design, symbol: str, *, layered: bool) -> tuple[dict[str, A
 def pointers_of(design: Design) -> dict[str, str]:
     """The pointers that a design's functions take, in their order."""
     found = POINTERS | memory_types(design.kv_dtype)
+    found |= {f"ring_{name}": found[name] for name in RINGS} if design.shape.apart else {}
     states = design.shape.states or design.exported  # the C runtime calls all of them alike
     for wanted, more in ((states, STATES), (design.timed, TIMES), (design.lora, LORA)):
         found |= more if wanted else {}
@@ -213,6 +219,8 @@ def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Callable[[
     for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
         with when(kind == number):
             emit(single, "embed", i64(0))
+            if shape.layer_inputs:
+                emit(single, "layer_inputs", i64(0))
             with loop(i64(0), i64(shape.layers)) as layer:
                 for index, form in enumerate(shape.forms):
                     if len(shape.forms) == 1:
@@ -239,7 +247,7 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 
 CORES: dict[type, dict[str, Unit]] = {
     Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
-    ShortConvolution: short_convolution.UNITS,
+    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
 }  # fmt: skip
 _BY_SIZE = (
     "qkv",
@@ -256,5 +264,8 @@ _BY_SIZE = (
     "conv_in",
     "convolve",
     "conv_out",
+    "layer_inputs",
+    "input_gate",
+    "input_out",
     "embed",
 )

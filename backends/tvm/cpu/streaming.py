@@ -37,7 +37,7 @@ class Need:
 def streaming_need(spec: ModelSpec, config: EngineConfig) -> Need:
     """The shares for at most `config.resident` bytes of weights in memory; computed without the packed file."""
     packed = packed_bytes(spec)
-    worst = max(growth(BLOCKS[name]) for name, _ in spec.type_bytes)
+    worst = max(growth(BLOCKS[name]) for name in _type_bytes(spec))
     table = 0 if spec.tied_head else int(spec.embedding_bytes * worst)  # only looked up: no part of it stays
     streamable = packed - table
 
@@ -52,8 +52,15 @@ def streaming_need(spec: ModelSpec, config: EngineConfig) -> Need:
 
 
 def packed_bytes(spec: ModelSpec) -> int:
-    """Packed bytes of all weights."""
-    return sum(int(size * growth(BLOCKS[name])) for name, size in spec.type_bytes)
+    """Packed bytes of all weights but tables that stay in the file."""
+    return sum(int(size * growth(BLOCKS[name])) for name, size in _type_bytes(spec).items())
+
+
+def _type_bytes(spec: ModelSpec) -> dict[str, int]:
+    """Bytes of each block type that are packed."""
+    tables = {spec.table_type: spec.table_bytes}
+    left = {name: size - tables.get(name, 0) for name, size in spec.type_bytes}
+    return {name: size for name, size in left.items() if size}
 
 
 def _window(spec: ModelSpec, threads: int, worst: float, kept: int) -> int:
@@ -65,8 +72,9 @@ def _window(spec: ModelSpec, threads: int, worst: float, kept: int) -> int:
     layer = 1.25 * spec.largest_layer * worst * (STEPS - kept) / STEPS
     head = 2 * _head_group(threads, 64 * spec.hidden)
     looked_up = min(2 * threads * BLOCK, spec.embedding_bytes * worst)
+    inputs = 4 * spec.hidden * spec.layers * spec.network.layer_inputs if spec.network else 0
     learned = 4 * spec.context * spec.hidden if spec.network and spec.network.learned_positions else 0
-    return int(max(layer, head, looked_up)) + BLOCK + learned
+    return int(max(layer, head, looked_up, inputs)) + BLOCK + learned
 
 
 def _head_group(threads: int, tile: int) -> int:
@@ -88,8 +96,11 @@ def make_streams(layout: PackedLayout, kept: int, threads: int) -> Streams:
     for at in [*range(0, tiles, step), tiles]:
         start, stop = (stays, tiles) if at == tiles else (max(stays, at), max(stays, min(tiles, at + step)))
         pieces.append((_part(head.quants, quants, start, stop), _part(head.scales, scales, start, stop)))
-    if tables is not head:  # only looked up: no part of it stays
-        pieces[-1] = _part(tables.quants, tables.nbytes, 0, 1), (0, 0)
+    inputs, none = layout.places.get("per_layer_model_proj"), (0, 0)
+    pieces[-1] = (  # read before the first layer: no part of them stays
+        _part(tables.quants, tables.nbytes, 0, 1) if tables is not head else none,
+        _part(inputs.quants, inputs.nbytes, 0, 1) if inputs else none,
+    )
     return Streams(BLOCK, pieces, _rest(pieces, -(-layout.nbytes // BLOCK)), step)
 
 

@@ -25,6 +25,7 @@ from edge.types import AnyArray, IntArray
 MARKS = {  # the parts of a pass in their order, and the phase of `backends.base.PHASES` that each belongs to
     "idle": "",  # before the pass begins; not reported
     "embed": "embed",
+    "layer_inputs": "embed",
     "attn_norm": "norm",
     "adapt": "other",
     "qkv": "qkv",
@@ -49,6 +50,10 @@ MARKS = {  # the parts of a pass in their order, and the phase of `backends.base
     "experts_out": "down",
     "down": "down",
     "post_ffw_norm": "norm",
+    "quantize_x": "other",
+    "input_gate": "other",
+    "input_out": "other",
+    "post_norm": "norm",
     "output_norm": "norm",
     "head": "head",
 }
@@ -138,13 +143,14 @@ class Counts:
         self.spec = spec
         self._layout, self._parts = layout, parts
         self._tokens = sum(part.count for part in parts)
-        self._row_bytes = row_bytes(layout.shape, kv_dtype)
-        self._windows = find_network(spec).windows
+        self._attention, self._kv_dtype = find_network(spec).attention, kv_dtype
 
     def bytes(self, name: str, layer: int | None) -> int | None:
         """None for parts that only move activations."""
         if name == "attend" and layer is not None:
-            return sum(self._row_bytes * part.rows(self._windows[layer]) for part in self._parts)
+            core = self._attention[layer]
+            rows = sum(part.rows(core.window) for part in self._parts) if core else 0
+            return rows * row_bytes(core, self._kv_dtype) if core else None
         if name == "embed":
             tables = (self._layout.places.get(table) for table in ("token_embd", "position_embd"))
             return sum(self._tokens * (place.nbytes // place.rows) for place in tables if place)
@@ -156,7 +162,8 @@ class Counts:
     def flops(self, name: str, layer: int | None) -> int | None:
         """None for all but products and attention."""
         if name == "attend" and layer is not None:
-            return attention_flops(self.spec, self._windows[layer], self._parts)
+            core = self._attention[layer]
+            return attention_flops(core.width, core.window, self._parts) if core else None
         if name == "embed":
             return None
         tokens = 1 if name == "head" else self._tokens

@@ -91,7 +91,7 @@ class GPU(Backend):
         shape, network = Shape.of(spec), find_network(spec)
         layers = LayerKinds.of(network.windows)
         regions, rings = make_regions(layers, shape.kv_heads, config, spec.context)
-        per_row = row_bytes(shape, config.kv_dtype) // shape.kv_heads + 4 * config.observes
+        per_row = row_bytes(shape.attention, config.kv_dtype) // shape.kv_heads + 4 * config.observes
         windowed = rings.size + (regions.size if shape.windowed and not layers.ringed else 0)
         heads = len(layers.whole) * shape.kv_heads
         tables = Tables.of(shape.layers, shape.kv_heads, max(1, len(network.ropes)), config.chunk, shape.head // 2)

@@ -72,7 +72,7 @@ class _Counts:
 
     def bytes(self, name: str, phase: str, layer: int | None) -> int | None:
         if name == "attend" and layer is not None:
-            each = row_bytes(self.design.shape, self.design.kv_dtype)
+            each = row_bytes(self.design.shape.attention, self.design.kv_dtype)
             return sum(each * part.rows(self.design.windows[layer]) for part in self.parts)
         times = 1 if phase == "head" else len(self.parts)  # only the last token's logits are computed
         return times * sum(4 * matrix.words for matrix in self._read(name, phase, layer)) or None
@@ -80,7 +80,7 @@ class _Counts:
     def flops(self, name: str, phase: str, layer: int | None) -> int | None:
         """Operations of products and attention; None for others."""
         if name == "attend" and layer is not None:
-            return attention_flops(self.spec, self.design.windows[layer], self.parts)
+            return attention_flops(self.spec.heads * self.spec.head_dim, self.design.windows[layer], self.parts)
         tokens = 1 if phase == "head" else sum(part.count for part in self.parts)
         return 2 * tokens * sum(matrix.rows * matrix.columns for matrix in self._read(name, phase, layer)) or None
 

@@ -1,8 +1,8 @@
 """The arena's division into regions, one per head, that hold the heads' rows.
 
-Layers with a ring of rows (edge.backends.ring) have the first part of the arena, the others the rest. At first all
-regions of a part have the same size. Once heads keep different numbers of rows, every eviction divides their part anew,
-so that all heads have the same number of free rows.
+Layers with a ring of rows (edge.backends.ring) have the first part of the arena, or one of their own if their rows have
+other sizes; the other layers have the rest. At first all regions of a part have the same size. Once heads keep
+different numbers of rows, every eviction divides their part anew, so that all heads have the same number of free rows.
 """
 
 from __future__ import annotations
@@ -88,13 +88,18 @@ class Regions:
         return down + up[::-1]
 
 
-def make_regions(kinds: LayerKinds, kv_heads: int, config: EngineConfig, context: int) -> tuple[Regions, Regions]:
-    """The regions of layers whose rows a policy chooses, at the end of the arena, and those of rings."""
+def make_regions(
+    kinds: LayerKinds, kv_heads: int, config: EngineConfig, context: int, apart: int = 0
+) -> tuple[Regions, Regions]:
+    """The regions of layers whose rows a policy chooses, at the end of the arena, and those of rings.
+
+    apart: KV heads of layers with rings, if these have an arena of their own; 0: the rings lie in the same one.
+    """
     rows = kinds.ring_rows(config.capacity, config.chunk)
-    rings = Regions(len(kinds.ringed) * kv_heads, rows, rows, uneven=False)
+    rings = Regions(len(kinds.ringed) * (apart or kv_heads), rows, rows, uneven=False)
     longest = longest_head(config.capacity, context, uneven=config.uneven)
-    heads = len(kinds.whole) * kv_heads
-    return Regions(heads, config.capacity, longest, uneven=config.uneven, first=rings.size), rings
+    heads, first = len(kinds.whole) * kv_heads, 0 if apart else rings.size
+    return Regions(heads, config.capacity, longest, uneven=config.uneven, first=first), rings
 
 
 def allocated_rows(capacity: int, *, uneven: bool) -> int:

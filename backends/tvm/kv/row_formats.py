@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.backends.tvm.packing.shape import Shape
+from edge.backends.tvm.packing.shape import padded_head
+from edge.model.layers import Attention
 from edge.types import AnyArray, FloatArray
 
 STEPS = 15  # between the least and the greatest of 4 bits
@@ -43,11 +44,11 @@ FORMATS = {
 }
 
 
-def row_bytes(shape: Shape, dtype: str) -> int:
+def row_bytes(core: Attention, dtype: str) -> int:
     """Bytes of a token's row in one layer."""
     form = FORMATS[dtype]
-    codes = shape.padded_head // form.packed * np.dtype(form.memory).itemsize
-    return 2 * shape.kv_heads * (codes + form.scales * np.dtype(form.scale).itemsize)
+    codes = padded_head(core.head_dim) // form.packed * np.dtype(form.memory).itemsize
+    return 2 * core.kv_heads * (codes + form.scales * np.dtype(form.scale).itemsize)
 
 
 def encode(dtype: str, x: FloatArray) -> tuple[AnyArray, AnyArray]:

@@ -18,7 +18,7 @@ from edge.backends.tvm.kv.regions import Move, Regions
 from edge.backends.tvm.kv.row_formats import row_bytes
 from edge.backends.tvm.kv.rows import HostRows, with_spare
 from edge.backends.tvm.memory import aligned_zeros, release
-from edge.backends.tvm.packing.shape import Shape
+from edge.backends.tvm.packing.shape import Shape, padded_head
 from edge.types import AnyArray, FloatArray, IntArray
 
 
@@ -72,15 +72,17 @@ class Arena(Generic[OwnRows]):
     """Memory shared with compiled code: `rows`, and the first row and the number of rows of all heads of all layers,
     int32 [layers · KV heads], which `NativeStore.prepare` fills in.
 
-    positions, paid: each arena row's position (for sliding windows) and received attention (for policies); empty unless
-    needed.
+    core: of a layer whose rows are here. positions, paid: each arena row's position (for sliding windows) and received
+    attention (for policies); empty unless needed.
     """
 
-    def __init__(self, shape: Shape, rows: OwnRows, *, observes: bool) -> None:
-        self.shape, self.rows = shape, rows
-        self.starts: IntArray = aligned_zeros(shape.layers * shape.kv_heads, "int32")
-        self.lengths: IntArray = aligned_zeros(shape.layers * shape.kv_heads, "int32")
-        self.positions = with_spare(rows.count if shape.windowed else 0, "int32")
+    def __init__(self, shape: Shape, rows: OwnRows, *, observes: bool, beside: Arena[OwnRows] | None = None) -> None:
+        """beside: the arena of the other layers, if this one is of rings alone."""
+        self.shape, self.rows, self.core = shape, rows, shape.ringed if beside else shape.attention
+        heads = shape.layers * shape.kv_heads
+        self.starts: IntArray = beside.starts if beside else aligned_zeros(heads, "int32")
+        self.lengths: IntArray = beside.lengths if beside else aligned_zeros(heads, "int32")
+        self.positions = with_spare(rows.count if self.core.window else 0, "int32")
         self.paid = with_spare(rows.count if observes else 0, "float32")
 
 
@@ -96,14 +98,14 @@ class NativeStore(Generic[OwnRows]):
     def __init__(
         self, arena: Arena[OwnRows], layers: Sequence[int], regions: Regions, *, windowed: bool, observes: bool
     ) -> None:
-        shape, self.arena, self.rows, self.regions = arena.shape, arena, arena.rows, regions
-        self.heads = (np.array(layers)[:, None] * shape.kv_heads + np.arange(shape.kv_heads)).reshape(-1)
-        self.dtype, self.capacity = arena.rows.dtype, regions.capacity
-        self.head, self.observes = shape.padded_head, observes
-        self.row_bytes = row_bytes(shape, self.dtype) * len(layers)
+        core, self.arena, self.rows, self.regions = arena.core, arena, arena.rows, regions
+        self.heads = (np.array(layers)[:, None] * arena.shape.kv_heads + np.arange(core.kv_heads)).reshape(-1)
+        self.layers, self.dtype, self.capacity = layers, arena.rows.dtype, regions.capacity
+        self.head, self.observes = padded_head(core.head_dim), observes
+        self.row_bytes = row_bytes(core, self.dtype) * len(layers)
         self.lengths: IntArray = np.zeros(self.heads.size, np.int32)
         self._windowed = windowed
-        self._each = row_bytes(shape, self.dtype) // shape.kv_heads + 4 * windowed + 4 * observes  # bytes
+        self._each = row_bytes(core, self.dtype) // core.kv_heads + 4 * windowed + 4 * observes  # bytes
 
     @property
     def nbytes(self) -> int:
@@ -207,30 +209,28 @@ class NativeStore(Generic[OwnRows]):
 
 def make_kv(
     arena: Arena[OwnRows], kinds: LayerKinds, regions: Regions, rings: Regions, rope: CacheRope, key: str,
-    config: EngineConfig, state: FixedState | None = None,
+    config: EngineConfig, state: FixedState | None = None, apart: Arena[OwnRows] | None = None,
 ) -> HeadKV[NativeStore[OwnRows]]:  # fmt: skip
-    """Create the cache over an arena with these regions (`regions.make_regions`). state: of layers without rows."""
+    """Create the cache over an arena with these regions (`regions.make_regions`). state: of layers without rows. apart:
+    the arena of rings, if they have their own."""
     ring, windowed = None, arena.shape.windowed and not kinds.ringed
     if kinds.ringed:
-        ringed = NativeStore(arena, kinds.ringed, rings, windowed=True, observes=False)
+        ringed = NativeStore(apart or arena, kinds.ringed, rings, windowed=True, observes=False)
         ring = Ring(ringed, kinds.ringed, kinds.window)
     store = NativeStore(arena, kinds.whole, regions, windowed=windowed, observes=config.observes)
-    return HeadKV(store, kinds.whole, arena.shape.kv_heads, rope, key, config.pinned, ring, state)
+    return HeadKV(store, kinds.whole, arena.core.kv_heads, rope, key, config.pinned, ring, state)
 
 
 def choose_normals(kv: HeadKV[NativeStore[HostRows]], run: Callable[[IntArray], object], vocab: int) -> None:
     """Set the Householder normals from the keys of random tokens, run by `run`. Empties the cache."""
     runs = sample_runs(kv.capacity, vocab)
-    rows = kv.store.rows
-
-    def keys_of(tokens: IntArray) -> FloatArray:
+    keys: list[list[FloatArray]] = [[] for _ in kv.stores]
+    for tokens in runs:
         kv.truncate(0)
         run(tokens)
-        keys = np.empty((len(rows.normals), tokens.size, kv.store.head), np.float32)
-        for store in kv.stores:
-            keys[store.heads] = store.keys(np.arange(tokens.size))
-        return keys
-
-    rows.normals[:] = find_normals(map(keys_of, runs), kv.rope.rotation)
+        for found, store in zip(keys, kv.stores, strict=True):
+            found.append(store.keys(np.arange(tokens.size)))
+    for found, store in zip(keys, kv.stores, strict=True):
+        store.rows.normals[store.heads] = find_normals(found, kv.rope.rotation.of(store.layers))
     kv.truncate(0)
     kv.settings += f":{runs.shape[1]}"  # rows cannot be read without their normals

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from edge.backends.tvm.packing.blocks import BLOCKS, Block
-from edge.backends.tvm.packing.shape import Shape, groups_of, round_up
+from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape, groups_of, round_up
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Network, Tensor
@@ -14,6 +14,7 @@ from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 
 ALIGNMENT = 64  # bytes, as the widest loads require
+TABLE = "per_layer_token_embd"  # not packed: its rows are read from the model's file
 _TILE = 16  # rows that are multiplied at once
 
 _PER_HEAD = {"attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"}  # heads, each rounded up to whole tiles
@@ -53,6 +54,9 @@ class PackedLayout:
     def variants(self) -> dict[str, list[tuple[str, ...]]]:
         """The combinations of block types that occur in each group of matrices, by `Shape.code`."""
         found: dict[str, dict[tuple[str, ...], None]] = {}
+        if place := self.places.get("per_layer_model_proj"):
+            assert place.block is not None
+            found["layer_inputs"] = {(place.block.name,): None}
         for layer in range(self.shape.layers):
             for code, blocks in self.blocks_of(layer).items():
                 found.setdefault(code, {})[blocks] = None
@@ -80,19 +84,24 @@ def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
     places: dict[str, Place] = {}
     at = 0
     for name, tensor in network.tensors():
-        unit = unit_of(tensor, shape)
-        interleaved = spec.rope_dim if network.halves and tensor.name.removesuffix(".bias") in _ROTATED else 0
-        place = _place(file, tensor, tensors[name], at, unit, interleaved)
+        if name == TABLE:
+            continue
+        place = _place(file, tensor, tensors[name], at, *units_of(network, name, tensor))
         places[name] = place
         at = round_up(place.quants + place.nbytes, ALIGNMENT)
     return PackedLayout(shape, network, places, at)
 
 
-def unit_of(tensor: Tensor, shape: Shape) -> int:
-    """Rows of a tensor that are rounded up to whole tiles together."""
-    if tensor.name.removesuffix(".bias") in _PER_HEAD:
-        return shape.head
-    return tensor.rows if tensor.experts else _TILE
+def units_of(network: Network, name: str, tensor: Tensor) -> tuple[int, int]:
+    """`Place.unit` and `Place.interleaved` of a tensor."""
+    stem = tensor.name.removesuffix(".bias")
+    if stem in _PER_HEAD:
+        core = network.attention[int(name.split(".")[1])]
+        assert core is not None
+        return core.head_dim, core.rope.dim if network.halves and stem in _ROTATED else 0
+    if tensor.experts:
+        return tensor.rows, 0
+    return network.layer_inputs if name in LAYER_INPUTS["layer_inputs"] else _TILE, 0
 
 
 def _place(file: GGUFFile, tensor: Tensor, source: Source, at: int, unit: int, interleaved: int) -> Place:

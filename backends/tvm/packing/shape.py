@@ -20,6 +20,7 @@ from edge.model.layers import (
     Dense,
     Experts,
     Network,
+    PerLayerInput,
     ShortConvolution,
     Temperature,
 )
@@ -44,6 +45,10 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
+def padded_head(head: int) -> int:
+    return round_up(head, _LANES)
+
+
 def groups_of(core: Core) -> Groups:
     if isinstance(core, Attention):
         return {"qkv": core.inputs, "output": (core.output,)}
@@ -53,13 +58,16 @@ def groups_of(core: Core) -> Groups:
         return {"conv_in": core.inputs, "conv_out": (core.output,)}
     if isinstance(core, Experts):
         return {"router": core.routers, "experts_in": core.inputs, "experts_out": core.outputs}
+    if isinstance(core, PerLayerInput):
+        return {"input_gate": core.inputs, "input_out": (core.output,)}
     return {"gate_up": core.inputs, "down": (core.output,)}
 
 
 GROUPS = (
     "qkv", "output", "gate_up", "down", "delta_in", "delta_out", "conv_in", "conv_out", "router", "experts_in",
-    "experts_out",
+    "experts_out", "input_gate", "input_out",
 )  # fmt: skip
+LAYER_INPUTS = {"layer_inputs": ("per_layer_model_proj",)}  # the group outside of layers
 
 
 def supports(core: Core) -> str | None:
@@ -84,7 +92,7 @@ class Shape:
     logit_cap: float
     logit_scale: float
     output_norm_bias: bool
-    blocks: tuple[Block, ...]  # distinct ones, without RoPE; windows are 1 where some layer has one
+    blocks: tuple[Block, ...]  # distinct ones, without RoPE; windows are 1 where some layer has one, see `_shape_of`
     forms: tuple[tuple[int, ...], ...]  # distinct layers, as indices into blocks
 
     @classmethod
@@ -94,8 +102,8 @@ class Shape:
         network = check_cores("cpu engine", spec, supports)
         layers = [tuple(_shape_of(block, network) for block in layer) for layer in network.layers]
         blocks = tuple(dict.fromkeys(block for layer in layers for block in layer))
-        attention = {(core.heads, core.kv_heads, core.head_dim) for core in filter(None, network.attention)}
-        if len(blocks) > _MOST_BLOCKS or len(attention) != 1:
+        attention = list(filter(None, network.attention))
+        if len(blocks) > _MOST_BLOCKS or not attention or not _fit_arenas(network, attention):
             what = "layers of so many forms" if attention else "models without attention"
             raise UnsupportedError(f"the cpu engine does not run {what} yet: use --backend=llamacpp")
         forms = tuple(dict.fromkeys(tuple(map(blocks.index, layer)) for layer in layers))
@@ -115,8 +123,9 @@ class Shape:
 
     @cached_property
     def groups(self) -> Groups:
-        """The matrix groups of all cores."""
-        return {name: matrices for block in self.blocks for name, matrices in groups_of(block.core).items()}
+        """The matrix groups of all cores, and outside of layers."""
+        found = {name: matrices for block in self.blocks for name, matrices in groups_of(block.core).items()}
+        return found | (LAYER_INPUTS if self.layer_inputs else {})
 
     @cached_property
     def most_matrices(self) -> int:
@@ -131,31 +140,55 @@ class Shape:
         return f"{unit}_{alike}" if alike else unit
 
     @cached_property
+    def _attention(self) -> list[Attention]:
+        return [block.core for block in self.blocks if isinstance(block.core, Attention)]
+
+    @cached_property
     def attention(self) -> Attention:
-        """The first attention core; heads are the same in all."""
-        return next(block.core for block in self.blocks if isinstance(block.core, Attention))
+        """Of layers whose rows policies choose; the same heads in all layers but those of `ringed`."""
+        return min(self._attention, key=lambda core: core.window)
+
+    @cached_property
+    def ringed(self) -> Attention:
+        """Of layers that have rings, if any have."""
+        return max(self._attention, key=lambda core: core.window)
+
+    @property
+    def apart(self) -> bool:
+        """The rows of rings have other sizes, and so an arena of their own."""
+        return _row_sizes(self.ringed) != _row_sizes(self.attention)
+
+    @cached_property
+    def layer_inputs(self) -> int:
+        """Values of the vector that a token has for each layer; 0 for none."""
+        return next((block.core.size for block in self.blocks if isinstance(block.core, PerLayerInput)), 0)
+
+    @property
+    def padded_inputs(self) -> int:
+        return round_up(self.layer_inputs, _LANES)
 
     @cached_property
     def dense(self) -> Dense:
         """The first feed-forward core."""
         return next(block.core for block in self.blocks if isinstance(block.core, Dense))
 
-    @property
+    @cached_property
     def heads(self) -> int:
-        return self.attention.heads
+        """The most of a layer, as are all sizes of heads here."""
+        return max(core.heads for core in self._attention)
 
-    @property
+    @cached_property
     def kv_heads(self) -> int:
-        return self.attention.kv_heads
+        return max(core.kv_heads for core in self._attention)
 
-    @property
+    @cached_property
     def head(self) -> int:
-        return self.attention.head_dim
+        return max(core.head_dim for core in self._attention)
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Query heads per KV head."""
-        return self.heads // self.kv_heads
+        return max(core.group for core in self._attention)
 
     @property
     def query_scale(self) -> float:
@@ -168,7 +201,7 @@ class Shape:
     @property
     def windowed(self) -> bool:
         """Whether some layers have a sliding window."""
-        return self.attention.window > 0
+        return self.ringed.window > 0
 
     @property
     def tempered(self) -> bool:
@@ -186,7 +219,7 @@ class Shape:
 
     @property
     def padded_head(self) -> int:
-        return round_up(self.head, _LANES)
+        return padded_head(self.head)
 
     @property
     def padded_hidden(self) -> int:
@@ -195,7 +228,7 @@ class Shape:
     @property
     def padded_mixed(self) -> int:
         """Values of all heads' concatenated outputs."""
-        return round_up(self.heads * self.head, 32)
+        return self.widths(Attention)
 
     @property
     def padded_ffn(self) -> int:
@@ -237,5 +270,22 @@ def _shape_of(block: Block, network: Network) -> Block:
     core = block.core
     if isinstance(core, Attention):
         temperature = Temperature(0.0, 1) if core.temperature else None
-        core = replace(core, rope=UNROTATED, window=int(any(network.windows)), temperature=temperature)
+        apart = len({_row_sizes(each) for each in network.attention if each}) > 1
+        window = core.window if apart else any(network.windows)
+        rows_of = None if core.rows_of is None else 0
+        core = replace(core, rope=UNROTATED, window=int(window > 0), temperature=temperature, rows_of=rows_of)
     return replace(block, core=core)
+
+
+def _row_sizes(core: Attention) -> tuple[int, int]:
+    return core.kv_heads, core.head_dim
+
+
+def _fit_arenas(network: Network, attention: list[Attention]) -> bool:
+    """Whether all rows have the same sizes, or those of layers with windows and those of the others do, so that each
+    kind can have an arena; and whether layers that read an earlier one's rows are of its kind."""
+    read = [(core, network.attention[core.rows_of]) for core in attention if core.rows_of is not None]
+    if any(not of or bool(core.window) != bool(of.window) or _row_sizes(core) != _row_sizes(of) for core, of in read):
+        return False
+    kinds = [{_row_sizes(core) for core in attention if bool(core.window) == windowed} for windowed in (False, True)]
+    return len(kinds[0] | kinds[1]) == 1 or len(kinds[0]) == len(kinds[1]) == 1

@@ -39,6 +39,8 @@ def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
         powers = powers / rope.factor * stretched + powers * (1 - stretched)
         magnitude *= yarn_magnitude(rope.factor) / yarn_magnitude(rope.factor, rope.log_multiplier)
     for name in (f"rope_factors_{'long' if long else 'short'}", "rope_freqs"):
+        if not rope.has_freqs and name == "rope_freqs":
+            continue
         if (info := file.tensors.get(f"{name}.weight")) is not None:
             factors = file.tensor_bytes(info).view(np.float32)
             if factors.size != powers.size or not (np.isfinite(factors) & (factors > 0)).all():

@@ -30,7 +30,6 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     store,
 )
 from edge.backends.tvm.kv.row_formats import FORMATS, RowFormat
-from edge.backends.tvm.packing.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -148,22 +147,22 @@ def scale_at(row: Value, number: int, count: int) -> Value:
     return (quotient(row, 16) * count + number) * 16 + remainder(row, 16)
 
 
-def move_rows(shape: Shape, kv_dtype: str) -> Any:
+def move_rows(name: str, head: int, kv_dtype: str) -> Any:
     """The function that copies rows: pairs, int32 [count, 2], hold the source and the target of each copy.
 
-    Eviction fills its holes with the last rows of each head.
+    head: padded. Eviction fills its holes with the last rows of each head.
     """
     pointers = row_formats.memory_types(kv_dtype) | {"pairs": "int32"}
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        T.func_name("move")
-        T.func_attr({"global_symbol": "move", "tirx.noalias": True})
+        T.func_name(name)
+        T.func_attr({"global_symbol": name, "tirx.noalias": True})
         arguments = {name: T.arg(name, T.ptr(dtype)) for name, dtype in pointers.items()}
         count = T.arg("count", T.int64())
         arrays = {name: T.decl_buffer((1 << 48,), dtype, data=arguments[name]) for name, dtype in pointers.items()}
         pairs = arrays.pop("pairs")
         with loop(i64(0), count) as index:
             source, target = (let(T.cast(pairs[index * 2 + end], "int64")) for end in (0, 1))
-            _copy(FORMATS[kv_dtype], shape.padded_head, arrays, source, target)
+            _copy(FORMATS[kv_dtype], head, arrays, source, target)
     return builder.get()
 
 

@@ -9,85 +9,86 @@ from edge.backends.tvm.cpu.kernels.attention import NEVER, Query, ScoreLimits, W
 from edge.backends.tvm.cpu.kernels.observe import observe
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, remainder, when
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
+from edge.backends.tvm.packing.shape import round_up
 
 
 def attend_step(b: PassBuilder, layer: Value) -> None:
     """The thread's share of the cache's rows, for all heads."""
-    shape, rows, limits = b.shape, b.target.score_rows, _limits(b, layer)
-    with loop(i64(0), i64(shape.kv_heads)) as kv_head:
-        visible = let(b.length(layer, kv_head) + 1)
+    core, head, source = b.attention, b.cache.head, b.rows_of(layer)
+    rows, limits = b.target.score_rows, _limits(b, layer)
+    with loop(i64(0), i64(core.kv_heads)) as kv_head:
+        visible = let(b.length(source, kv_head) + 1)
         mine = b.range(let(quotient(visible + 15, 16)))
-        first = let(b.at("queries") + kv_head * b.at("query_rows") * shape.padded_head)
-        for start in range(0, shape.group, rows):
-            lines = range(start, min(start + rows, shape.group))
+        first = let(b.at("queries") + kv_head * b.at("query_rows") * head)
+        for start in range(0, core.group, rows):
+            lines = range(start, min(start + rows, core.group))
             queries = [
-                Query(first + line * shape.padded_head, visible, b.position, _sink_of_one(b, layer, kv_head, line))
-                for line in lines
+                Query(first + line * head, visible, b.position, _sink_of_one(b, layer, kv_head, line)) for line in lines
             ]
-            work = _work(b, b.thread, let(kv_head * shape.group + start))
-            first_row = let(b.cache.first_row(layer, kv_head))
+            work = _work(b, b.thread, let(kv_head * core.group + start))
+            first_row = let(b.cache.first_row(source, kv_head))
             attend(b.target, b.cache, b.floats, queries, first_row, mine, work, limits, fetch=True)
 
 
 def merge_parts(b: PassBuilder) -> None:
     """Every thread merges all threads' parts into its own copy of the heads' outputs."""
-    shape, work = b.shape, _work(b, i64(0), i64(0))
-    out = let(b.at("mixed") + b.thread * shape.padded_mixed)
-    with loop(i64(0), i64(shape.heads)) as head:
+    core, work = b.attention, _work(b, i64(0), i64(0))
+    out = let(b.at("mixed") + b.thread * round_up(core.width, 32))
+    with loop(i64(0), i64(core.heads)) as head:
         merge(
-            b.cache, b.floats, shape.head, b.threads, b.at("part_stride"), head,
-            work.out, work.maxima, work.sums, b.floats, out + head * shape.head,
+            b.cache, b.floats, core.head_dim, b.threads, b.at("part_stride"), head,
+            work.out, work.maxima, work.sums, b.floats, out + head * core.head_dim,
         )  # fmt: skip
 
 
 def attend_chunk(b: PassBuilder, layer: Value) -> None:
     """Blocks of query rows go to the threads in turn: later ones see more rows and cost more."""
-    shape, side, limits = b.shape, b.target.score_rows, _limits(b, layer)
-    rows = let(b.count * shape.group)
-    units = let(quotient(rows + (side - 1), side) * shape.kv_heads)
+    core, side, limits, source = b.attention, b.target.score_rows, _limits(b, layer), b.rows_of(layer)
+    rows = let(b.count * core.group)
+    units = let(quotient(rows + (side - 1), side) * core.kv_heads)
     with b.dealt_out(units) as unit:
-        kv_head, first = let(remainder(unit, shape.kv_heads)), let(quotient(unit, shape.kv_heads) * side)
-        length = let(b.length(layer, kv_head))
-        start = let(b.at("queries") + kv_head * b.at("query_rows") * shape.padded_head)
+        kv_head, first = let(remainder(unit, core.kv_heads)), let(quotient(unit, core.kv_heads) * side)
+        length = let(b.length(source, kv_head))
+        start = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.head)
         lines = [let(first + index) for index in range(side)]
-        tokens = [let(T.min(quotient(line, shape.group), b.count - 1)) for line in lines]
+        tokens = [let(T.min(quotient(line, core.group), b.count - 1)) for line in lines]
         queries = [
             Query(
-                let(start + line * shape.padded_head), let(length + token + 1), b.position + token,
+                let(start + line * b.cache.head), let(length + token + 1), b.position + token,
                 _sink(b, layer, kv_head, line),
             )
             for line, token in zip(lines, tokens, strict=True)
         ]  # fmt: skip
         work = _work(b, b.thread, i64(0))
         tiles = (i64(0), let(quotient(queries[-1].visible + 15, 16)))
-        first_row = let(b.cache.first_row(layer, kv_head))
+        first_row = let(b.cache.first_row(source, kv_head))
         attend(b.target, b.cache, b.floats, queries, first_row, tiles, work, limits, fetch=False)
         for index, (line, token) in enumerate(zip(lines, tokens, strict=True)):
             with when(line < rows):
-                head = kv_head * shape.group + remainder(line, shape.group)
-                at = let(b.at("mixed") + token * shape.padded_mixed + head * shape.head)
-                finish(b.cache, shape.head, index, work, b.floats, at)
+                head = kv_head * core.group + remainder(line, core.group)
+                at = let(b.at("mixed") + token * round_up(core.width, 32) + head * core.head_dim)
+                finish(b.cache, core.head_dim, index, work, b.floats, at)
 
 
 def observe_last(b: PassBuilder, layer: Value) -> None:
     """The attention (or votes) of the last `observed` tokens, mean over the query heads of a group."""
-    shape, limits = b.shape, _limits(b, layer)
+    core, limits, source = b.attention, _limits(b, layer), b.rows_of(layer)
     raw = let(b.at("raw") + b.thread * b.at("raw_stride"))
-    with b.shared_out(i64(shape.kv_heads)) as kv_head:
-        first = let(b.at("queries") + kv_head * b.at("query_rows") * shape.padded_head)
-        first_row, length = let(b.cache.first_row(layer, kv_head)), let(b.length(layer, kv_head))
-        with loop((b.count - b.observed) * shape.group, b.count * shape.group) as line:
-            token = let(quotient(line, shape.group))
+    with b.shared_out(i64(core.kv_heads)) as kv_head:
+        first = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.head)
+        first_row, length = let(b.cache.first_row(source, kv_head)), let(b.length(source, kv_head))
+        with loop((b.count - b.observed) * core.group, b.count * core.group) as line:
+            token = let(quotient(line, core.group))
             sink, visible = _sink(b, layer, kv_head, line), let(length + token + 1)
-            query = Query(let(first + line * shape.padded_head), visible, b.position + token, sink)
-            observe(b.cache, b.floats, query, first_row, raw, 1 / shape.group, b.votes, b.attention, limits)
+            query = Query(let(first + line * b.cache.head), visible, b.position + token, sink)
+            observe(b.cache, b.floats, query, first_row, raw, 1 / core.group, b.votes, b.paid, limits)
 
 
 def _sink(b: PassBuilder, layer: Value, kv_head: Value, line: Value | int) -> Value | None:
     """The sink of a row of queries."""
     if "attn_sinks" not in b.names:
         return None
-    group = b.shape.group
+    group = b.attention.group
     head = kv_head * group + (line if isinstance(line, int) else remainder(line, group))
     return let(b.weights.floats[b.layer_at(layer, "attn_sinks") + head])
 
@@ -99,15 +100,15 @@ def _sink_of_one(b: PassBuilder, layer: Value, kv_head: Value, line: int) -> Val
 
 
 def _limits(b: PassBuilder, layer: Value) -> ScoreLimits:
-    window = let(b.layer_at(layer, "window")) if b.shape.windowed else None
-    return ScoreLimits(b.shape.score_cap, window, b.positions)
+    window = let(b.layer_at(layer, "window")) if b.attention.window else None
+    return ScoreLimits(b.attention.score_cap, window, b.positions)
 
 
 def _work(b: PassBuilder, thread: Value, line: Value) -> Work:
-    sizes = work_offsets(b.shape, b.target)
+    sizes = work_offsets(b.attention, b.target)
     start = let(b.at("work") + thread * b.at("part_stride"))
     return Work(
-        b.floats, scores=start + sizes["scores"], out=let(start + line * b.shape.padded_head),
+        b.floats, scores=start + sizes["scores"], out=let(start + line * b.cache.head),
         maxima=let(start + sizes["maxima"] + line), sums=let(start + sizes["sums"] + line),
         block=b.target.step_block if b.single else b.target.chunk_block,
     )  # fmt: skip

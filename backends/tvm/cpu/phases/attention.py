@@ -11,6 +11,7 @@ from edge.backends.tvm.cpu.phases.attend import attend_chunk, attend_step, merge
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.cpu.phases.qkv import qkv
+from edge.backends.tvm.packing.shape import round_up
 
 
 def qkv_unit(b: PassBuilder, layer: Value) -> None:
@@ -30,7 +31,7 @@ def attend_unit(b: PassBuilder, layer: Value) -> None:
 
 
 def output_unit(b: PassBuilder, layer: Value) -> None:
-    width = b.shape.padded_mixed
+    width = round_up(b.attention.width, 32)
     if "attn_q_gate" in b.names and not b.single:
         with b.phase("gate", layer), b.shared_out(b.count) as token:
             _apply_gate(b, token, token)
@@ -49,7 +50,7 @@ def _merge(b: PassBuilder, layer: Value) -> None:
 
 def _apply_gate(b: PassBuilder, token: Value, row: Value) -> None:
     """Row `row` of the heads' outputs times the sigmoid of a token's gate."""
-    width = b.shape.padded_mixed
+    width = round_up(b.attention.width, 32)
     gate, out = let(b.at("gates") + token * width), let(b.at("mixed") + row * width)
     with loop(i64(0), i64(width // 16)) as part:
         at = out + part * 16

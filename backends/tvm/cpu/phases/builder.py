@@ -23,7 +23,7 @@ from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, when
 from edge.backends.tvm.design import Design, low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, IntegerBlock
-from edge.backends.tvm.packing.shape import Groups, groups_of
+from edge.backends.tvm.packing.shape import Groups, groups_of, padded_head
 from edge.model import layers
 
 
@@ -47,6 +47,7 @@ class PassBuilder:
         def view(name: str, dtype: str) -> Buffer:
             return T.decl_buffer((1 << 48,), dtype, data=pointers[name])
 
+        self._view = view
         job, self.lines = view("job", "int64"), view("lines", "int32")
         count, self.position, self.first_angle, self.threads, self.wanted, self.observed, self.votes, self.disk = (
             let(job[Job.slot(name)])
@@ -59,15 +60,10 @@ class PassBuilder:
         self.table, self.tokens = view("table", "int64"), view("tokens", "int32")
         self.floats, self.integers = view("floats", "float32"), view("integers", "int32")
         self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
-        self.attention = view("attention", "float32")
-        self.positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
+        self.paid = view("attention", "float32")
+        self.lengths = view("lengths", "int32")
         self.states = view("states", "float32") if design.shape.states else None
         self._times = view("times", "int64") if design.timed else None
-        self.cache = Cache(
-            isa=self.isa, dtype=design.kv_dtype, starts=view("starts", "int32"), kv_heads=self.shape.kv_heads,
-            head=self.shape.padded_head,
-            **{name: view(name, dtype) for name, dtype in memory_types(design.kv_dtype).items()},
-        )  # fmt: skip
 
     @functools.cached_property
     def block(self) -> layers.Block:
@@ -75,16 +71,42 @@ class PassBuilder:
         return self.shape.blocks[self._number]
 
     @functools.cached_property
+    def attention(self) -> layers.Attention:
+        """The core of a block of attention."""
+        assert isinstance(self.block.core, layers.Attention)
+        return self.block.core
+
+    @functools.cached_property
+    def cache(self) -> Cache:
+        """The rows that a block of attention reads."""
+        types = memory_types(self.design.kv_dtype)
+        return Cache(
+            isa=self.isa, dtype=self.design.kv_dtype, starts=self._view("starts", "int32"),
+            kv_heads=self.shape.kv_heads, head=padded_head(self.attention.head_dim),
+            **{name: self._view(self._arena(name), dtype) for name, dtype in types.items()},
+        )  # fmt: skip
+
+    @functools.cached_property
+    def positions(self) -> Buffer:
+        return self._view(self._arena("positions"), "int32")
+
+    def _arena(self, name: str) -> str:
+        return f"ring_{name}" if self.shape.apart and self.attention.window else name
+
+    def rows_of(self, layer: Value) -> Value:
+        """The layer whose rows a layer reads."""
+        return layer if self.attention.rows_of is None else let(self.layer_at(layer, "rows_of"))
+
+    @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Of the block's tensors, or outside of layers of the model's norms."""
+        """Of the block's tensors, or outside of layers of the head's norm."""
         if self._number is None:
             return frozenset(["output_norm"] + ["output_norm.bias"] * self.shape.output_norm_bias)
         return frozenset(tensor.name for tensor in self.block.tensors(self.shape.hidden))
 
     def variants(self, group: str) -> list[tuple[str, ...]]:
         """The combinations of block types that the group's matrices have in some layer."""
-        assert self._number is not None
-        return self.design.variants[self.shape.code(self._number, group)]
+        return self.design.variants[group if self._number is None else self.shape.code(self._number, group)]
 
     @functools.cached_property
     def groups(self) -> Groups:

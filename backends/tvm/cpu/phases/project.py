@@ -30,7 +30,7 @@ def project(
         _add(b, layer, inputs)
     if post_norm := b.block.post_norm:
         with b.phase(post_norm, layer):
-            _add_normed(b, let(b.layer_at(layer, post_norm)))
+            _add_normed(b, layer, let(b.layer_at(layer, post_norm)))
 
 
 def _add(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
@@ -43,10 +43,17 @@ def _add(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
         for token, each in zip(tokens, sums, strict=True):
             at = let(b.at(target) + token * b.shape.padded_hidden + tile * 16)
             product = scaled(each.value, b.block.scale)
-            store(b.floats, at, each.value if has_norm else load(b.floats, at) + product)
+            store(b.floats, at, each.value if has_norm else _rescaled(b, layer, load(b.floats, at) + product))
 
 
-def _add_normed(b: PassBuilder, weight: Value) -> None:
+def _rescaled(b: PassBuilder, layer: Value, total: Value) -> Value:
+    """Hidden states behind the block, times its value in the file if it has one."""
+    if b.block.rescale is None:
+        return total
+    return total * spread(b.weights.floats[b.layer_at(layer, b.block.rescale)])
+
+
+def _add_normed(b: PassBuilder, layer: Value, weight: Value) -> None:
     """x += the RMSNorm of `normed`. In a step the threads divide the row, in a chunk the tokens."""
     shape, parts = b.shape, b.shape.padded_hidden // 16
     tokens = (i64(0), i64(1)) if b.single else b.range(b.count)
@@ -57,4 +64,5 @@ def _add_normed(b: PassBuilder, weight: Value) -> None:
         with loop(first, last) as part:
             at = part * 16
             normed = load(b.floats, row + at) * spread(scale) * load(b.weights.floats, weight + at)
-            store(b.floats, x + at, load(b.floats, x + at) + scaled(normed, b.block.scale))
+            total = load(b.floats, x + at) + scaled(normed, b.block.scale)
+            store(b.floats, x + at, _rescaled(b, layer, total))

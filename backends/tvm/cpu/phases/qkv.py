@@ -25,6 +25,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     total,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
+from edge.backends.tvm.packing.shape import round_up
 
 
 def qkv(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
@@ -33,11 +34,11 @@ def qkv(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
     A head of keys or values is one piece of work, because quantized rows need its largest value; so is a head of
     queries that is normalised or transformed. It belongs to the thread that has its first tile.
     """
-    shape, parts = b.shape, b.shape.padded_head // 16
+    core, parts = b.attention, b.cache.head // 16
     queries_whole = "attn_q_norm" in b.names or b.cache.form.transformed
     before = 0
-    for name in ("attn_q", "attn_k", "attn_v"):
-        heads = shape.heads if name == "attn_q" else shape.kv_heads
+    for name in ("attn_q", *(() if core.rows_of is not None else ("attn_k", "attn_v"))):
+        heads = core.heads if name == "attn_q" else core.kv_heads
         if name == "attn_q" and not queries_whole:
             with _pieces(b, heads * parts, before, 1) as tile:
                 _query_tile(b, layer, tile, inputs)
@@ -46,9 +47,9 @@ def qkv(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
                 _whole_head(b, name, layer, head, inputs)
         before += heads * parts
     if "attn_q_gate" in b.names:
-        with b.tiles(-(-shape.heads * shape.head // 16)) as tile, b.batches() as tokens:
+        with b.tiles(-(-core.width // 16)) as tile, b.batches() as tokens:
             for token, each in zip(tokens, b.product("attn_q_gate", layer, tile, inputs, b.rows(tokens)), strict=True):
-                store(b.floats, b.at("gates") + token * shape.padded_mixed + tile * 16, each.value)
+                store(b.floats, b.at("gates") + token * round_up(core.width, 32) + tile * 16, each.value)
 
 
 @contextmanager
@@ -58,14 +59,15 @@ def _pieces(b: PassBuilder, count: int, before: int, size: int) -> Iterator[Valu
         with b.dealt_out(i64(count)) as piece:
             yield piece
         return
-    tiles = (b.shape.heads + 2 * b.shape.kv_heads) * (b.shape.padded_head // 16)
+    own = 0 if b.attention.rows_of is not None else 2 * b.attention.kv_heads
+    tiles = (b.attention.heads + own) * (b.cache.head // 16)
     first, last = (_clip(T.truncdiv(edge - before + (size - 1), i64(size)), count) for edge in b.range(i64(tiles)))
     with loop(first, last) as piece:
         yield piece
 
 
 def _query_tile(b: PassBuilder, layer: Value, tile: Value, inputs: Inputs) -> None:
-    parts = b.shape.padded_head // 16
+    parts = b.cache.head // 16
     head, part = let(quotient(tile, parts)), let(remainder(tile, parts))
     with b.batches() as tokens:
         sums = b.product("attn_q", layer, tile, inputs, b.rows(tokens))
@@ -75,16 +77,16 @@ def _query_tile(b: PassBuilder, layer: Value, tile: Value, inputs: Inputs) -> No
 
 def _store_query(b: PassBuilder, head: Value, token: Value, part: Value | int, vector: Value) -> None:
     """The query heads of a KV head lie side by side, [KV heads, tokens · group, head]."""
-    shape = b.shape
-    first = b.at("queries") + quotient(head, shape.group) * b.at("query_rows") * shape.padded_head
-    at = first + (token * shape.group + remainder(head, shape.group)) * shape.padded_head + part * 16
-    if shape.tempered:
+    core, size = b.attention, b.cache.head
+    first = b.at("queries") + quotient(head, core.group) * b.at("query_rows") * size
+    at = first + (token * core.group + remainder(head, core.group)) * size + part * 16
+    if core.temperature:
         vector = vector * spread(b.floats[b.at("temperatures") + token])
-    store(b.floats, at, vector * floats(shape.query_scale))
+    store(b.floats, at, vector * floats(core.scale))
 
 
 def _whole_head(b: PassBuilder, name: str, layer: Value, head: Value, inputs: Inputs) -> None:
-    parts = b.shape.padded_head // 16
+    parts = b.cache.head // 16
     with b.batches() as tokens:
         strip = Strip(len(tokens) * parts)
         with loop(i64(0), i64(parts)) as part:
@@ -100,8 +102,10 @@ def _whole_head(b: PassBuilder, name: str, layer: Value, head: Value, inputs: In
 
 
 def _store_head(b: PassBuilder, name: str, layer: Value, head: Value, token: Value, vectors: Sequence[Value]) -> None:
-    kv_head = quotient(head, b.shape.group) if name == "attn_q" else head
+    core = b.attention
+    kv_head = quotient(head, core.group) if name == "attn_q" else head
     if name == "attn_v":
+        vectors = unit(vectors, core.head_dim, b.shape.norm_eps) if core.unit_values else vectors
         row = let(b.length(layer, head) + token)
         b.cache.write_value(let(b.cache.first_row(layer, head)), row, vectors)
         return
@@ -109,7 +113,7 @@ def _store_head(b: PassBuilder, name: str, layer: Value, head: Value, token: Val
         vectors = _norm_head(b, f"{name}_norm", layer, vectors)
     vectors = [let(_rotate(b, layer, vector, token, i64(part))) for part, vector in enumerate(vectors)]
     if b.cache.form.transformed:
-        first = let(b.at("normals") + (layer * b.shape.kv_heads + kv_head) * b.shape.padded_head)
+        first = let(b.at("normals") + (b.rows_of(layer) * b.shape.kv_heads + kv_head) * b.shape.padded_head)
         normals = [let(load(b.floats, first + part * 16)) for part in range(len(vectors))]
         vectors = reflect(vectors, normals)
     if name == "attn_k":
@@ -122,13 +126,18 @@ def _store_head(b: PassBuilder, name: str, layer: Value, head: Value, token: Val
 
 def _norm_head(b: PassBuilder, norm: str, layer: Value, vectors: Sequence[Value]) -> list[Value]:
     """RMSNorm of one head."""
+    weight, normed = let(b.layer_at(layer, norm)), unit(vectors, b.attention.head_dim, b.shape.norm_eps)
+    return [let(vector * load(b.weights.floats, weight + part * 16)) for part, vector in enumerate(normed)]
+
+
+def unit(vectors: Sequence[Value], size: int, epsilon: float) -> list[Value]:
+    """`size` values, padded with zeros, divided by their root mean square."""
     squares: Value = floats(0)
     for vector in vectors:
         squares = let(squares + vector * vector)
-    mean = total(squares) * T.float32(1 / b.shape.head)
-    scale = let(spread(T.float32(1) / T.sqrt(mean + T.float32(b.shape.norm_eps))))
-    weight = let(b.layer_at(layer, norm))
-    return [let(vector * scale * load(b.weights.floats, weight + part * 16)) for part, vector in enumerate(vectors)]
+    mean = total(squares) * T.float32(1 / size)
+    scale = let(spread(T.float32(1) / T.sqrt(mean + T.float32(epsilon))))
+    return [vector * scale for vector in vectors]
 
 
 def _rotate(b: PassBuilder, layer: Value, vector: Value, token: Value, part: Value) -> Value:

@@ -1,0 +1,28 @@
+"""The vectors that a token has for each layer; the formulas stand at `PerLayerInput`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from edge.backends.reference.context import At, Context
+from edge.backends.reference.functions import gelu
+from edge.model.layers import Network, PerLayerInput
+from edge.types import FloatArray, IntArray
+
+
+def make_inputs(engine: Context, network: Network, tokens: IntArray, x: FloatArray) -> FloatArray:
+    """The vectors of all layers, [n, layers, size], from the tokens' embeddings before the first layer, [n, hidden]."""
+    weights, size, shape = engine.weights, network.layer_inputs, (len(x), len(network.layers), network.layer_inputs)
+    if not size:
+        return np.zeros(shape, np.float32)
+    projected = x @ weights["per_layer_model_proj"].T / np.float32(math.sqrt(x.shape[1]))
+    looked_up = weights["per_layer_token_embd"][tokens] * np.float32(math.sqrt(size))
+    normed = engine.norm(projected.reshape(shape), "per_layer_proj_norm")
+    return np.asarray((looked_up.reshape(shape) + normed) * np.float32(math.sqrt(0.5)))
+
+
+def per_layer_input(engine: Context, core: PerLayerInput, at: At, x: FloatArray) -> FloatArray:
+    """From hidden states, [n, hidden], to the input of the output projection, [n, size]."""
+    return np.asarray(gelu(engine.project(x, at, "inp_gate")) * at.inputs)

@@ -1,0 +1,43 @@
+"""A table with a row for each token of the vocabulary, larger than anything else of a model: it stays in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from edge.backends.checks import check_whole
+from edge.formats.blocks import dequantize
+from edge.formats.gguf import GGUFFile
+from edge.types import AnyArray, FloatArray, IntArray
+
+_AT_ONCE = 16  # rows that are dequantized together, which takes several times their memory
+
+
+class TokenTable:
+    """Rows of a matrix of the file, read when they are needed: none stays in the process."""
+
+    def __init__(self, file: GGUFFile, tensor: str) -> None:
+        self._info, self._path = file.tensors[tensor], file.path
+        self._file = file.path.open("rb", buffering=0)
+        self.row_bytes = self._info.nbytes // self._info.shape[-1]
+
+    def read(self, tokens: IntArray) -> Iterator[tuple[slice, FloatArray]]:
+        """Some of the tokens at a time: which, and their rows, float32 [n, columns].
+
+        Raises EngineError if the file has become shorter.
+        """
+        for at in range(0, tokens.size, _AT_ONCE):
+            part = slice(at, min(at + _AT_ONCE, tokens.size))
+            yield part, dequantize(self._read_rows(tokens[part]), self._info.type)
+
+    def _read_rows(self, tokens: IntArray) -> AnyArray:
+        """uint8 [n, row bytes]."""
+        data = np.empty((tokens.size, self.row_bytes), np.uint8)
+        for row, token in zip(data, tokens.tolist(), strict=True):
+            self._file.seek(self._info.offset + token * self.row_bytes)
+            check_whole(self._path, self._file.readinto(row.data), self.row_bytes)
+        return data
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,69 @@
+"""Gemma 4 (huggingface.co/google): windows in most layers, with heads, KV heads and RoPE of their own; the last layers
+read the rows of earlier ones; a vector of each token for every layer. The file's RoPE factors are of layers with full
+attention, of which they leave three quarters of each head unrotated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from edge.errors import UnsupportedError
+from edge.formats.gguf_fields import Header
+from edge.model.architectures.common import read_rope
+from edge.model.fallback import figure, per_layer
+from edge.model.layers import Attention, Block, Dense, Layer, Network, PerLayerInput, Rope
+from edge.model.spec import ModelSpec
+
+
+def network(header: Header, spec: ModelSpec) -> Network:
+    if spec.experts:
+        raise UnsupportedError(f"{header.file.path}: Gemma 4 with experts runs on llama.cpp only")
+    kinds = {window: _attention(header, spec, window) for window in {*spec.windows}}
+    kv_heads = per_layer(header, "attention.head_count_kv", "heads", spec.layers, spec.kv_heads)
+    widths = per_layer(header, "feed_forward_length", "ffn", spec.layers, 0)
+    own = spec.layers - figure(header, "attention.shared_kv_layers", "layers", 0)
+    attention: list[Attention] = []
+    for layer, window in enumerate(spec.windows):
+        core = replace(kinds[window], kv_heads=max(1, kv_heads[layer]))
+        if core.heads % core.kv_heads:
+            raise UnsupportedError(f"{header.file.path}: {core.heads} heads cannot share {core.kv_heads} KV heads")
+        attention.append(core if layer < own else replace(core, rows_of=_source(header, attention[:own], core)))
+    return Network(
+        spec.hidden, spec.vocab,
+        tuple(_layer(header, core, width) for core, width in zip(attention, widths, strict=True)),
+        norm_eps=spec.norm_eps, embedding_scale=math.sqrt(spec.hidden), tied_head=spec.tied_head,
+        logit_cap=header.positive("final_logit_softcapping", 0.0, below=1e6),
+    )  # fmt: skip
+
+
+def _attention(header: Header, spec: ModelSpec, window: int) -> Attention:
+    """Of layers with this window."""
+    if window:
+        size = header.count("attention.key_length_swa", "head_dim", default=spec.head_dim)
+        dim = header.count("rope.dimension_count_swa", "head_dim", default=size)
+        base = header.positive("rope.freq_base_swa", 10000.0, below=1e12)
+        rope = Rope(dim, base, halves=True, has_freqs=False)
+    else:
+        size, rope = spec.head_dim, replace(read_rope(header, spec), halves=True)
+    if rope.dim != size:
+        raise UnsupportedError(f"{header.file.path}: RoPE rotates {rope.dim} of {size} values: not supported yet")
+    return Attention(spec.heads, spec.kv_heads, size, 1.0, rope, window, head_norms=True, unit_values=True)
+
+
+def _source(header: Header, own: list[Attention], core: Attention) -> int:
+    """The last layer with rows of its own whose window and heads are those of `core`."""
+    alike = [layer for layer, each in enumerate(own) if each == core]
+    if not alike:
+        raise UnsupportedError(f"{header.file.path}: no layer has rows for those that share them: not supported yet")
+    return alike[-1]
+
+
+def _layer(header: Header, attention: Attention, width: int) -> Layer:
+    size = figure(header, "embedding_length_per_layer_input", "ffn", 0)
+    blocks = [
+        Block("attn_norm", attention, "post_attention_norm"),
+        Block("ffn_norm", Dense(max(1, width), "gelu"), "post_ffw_norm"),
+        *([Block("", PerLayerInput(size), "post_norm")] if size else []),
+    ]
+    return (*blocks[:-1], replace(blocks[-1], rescale="layer_output_scale"))

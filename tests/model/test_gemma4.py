@@ -1,0 +1,200 @@
+"""Gemma 4: layers of several sizes, rows of earlier layers, vectors of each token for every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine
+from fallbacks import open_fallback
+from small_models import NUMBERS, random_quants
+from test_gguf_file import GGUF, U32
+
+import edge
+from edge.backends import engine_named
+from edge.backends.base import Engine, EngineConfig
+from edge.converters.calibrate import Walk
+from edge.errors import UnsupportedError
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.model.known import KnownModel, outline_model
+from edge.model.model import open_model
+from edge.model.reader import read_spec
+from edge.model.spec import ModelSpec
+from edge.options import Options
+from edge.plan.plan import make_plan
+from edge.run.loading import load
+from edge.sampling import SamplingParams
+from edge.types import FloatArray, IntArray
+
+FILE = GOLDEN / "gemma4.gguf"
+OURS = ("reference", "cpu")
+EXACT, GELU = 2e-4, 1e-2  # llama.cpp looks gelu up in a table of float16
+
+each_engine = pytest.mark.parametrize("backend", OURS)
+
+
+WIDE = KnownModel(
+    "wide", "", "", 0, "", "gemma4", {
+        "block_count": 6, "embedding_length": 256, "feed_forward_length": [256] * 3 + [512] * 3, "context_length": 512,
+        "vocab_size": 272, "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 128,
+        "attention.value_length": 128, "attention.key_length_swa": 64, "attention.value_length_swa": 64,
+        "attention.sliding_window": 20, "attention.shared_kv_layers": 3,
+        "attention.sliding_window_pattern": [True, True, False] * 2, "embedding_length_per_layer_input": 64,
+        "rope.dimension_count": 128, "rope.dimension_count_swa": 64, "final_logit_softcapping": 5.0,
+    }, factors=("rope_freqs",),
+)  # fmt: skip
+
+
+def write_wide(path: Path, mixture: str) -> tuple[GGUFFile, ModelSpec]:
+    """Two KV heads, sizes of whole blocks of any type, and layers that read the rows of the second or third."""
+    file = outline_model(WIDE, mixture, path, loadable=True)
+    with path.open("r+b") as out:
+        for seed, info in enumerate(file.tensors.values()):
+            random, columns = np.random.default_rng(seed), info.shape[0]
+            if info.name == "rope_freqs.weight":
+                values = np.where(np.arange(columns) < columns // 4, 1, 1e30)
+            elif len(info.shape) == 1:
+                values = 1 + 0.2 * random.standard_normal(columns)
+            else:
+                values = 1.2 / np.sqrt(columns) * random.standard_normal((info.shape[1], columns))
+            if info.type in ("F32", "F16"):
+                raw = values.astype("<f4" if info.type == "F32" else "<f2")
+            elif info.type in NUMBERS:
+                raw = random_quants(info.type, info.shape[1], columns, 1.2 / np.sqrt(columns), seed)
+            out.seek(info.offset)
+            out.write(raw.tobytes())
+    file = read_gguf(path)
+    return file, read_spec(file)
+
+
+def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> FloatArray:
+    parts = np.split(tokens, np.cumsum(pieces)[:-1])
+    return np.concatenate([engine.forward_all(part).copy() for part in parts])
+
+
+def test_the_header_says_which_layers_share_rows() -> None:
+    network = open_fallback("gemma4")[0].spec.network
+    assert network is not None
+    cores = [core for core in network.attention if core]
+    assert [(core.head_dim, core.window, core.rows_of) for core in cores] == [
+        (16, 20, None), (32, 0, None), (16, 20, 0), (32, 0, 1),
+    ]  # fmt: skip
+    assert network.rowless == (2, 3)
+    assert network.row_values == open_fallback("gemma4")[0].spec.kv_values
+
+
+@each_engine
+def test_logits_are_those_of_transformers(backend: str, engines: Callable[[Engine], Engine]) -> None:
+    model, tokens, expected = open_fallback("gemma4")
+    engine = engines(load_engine(model, backend, "f32", chunk=24))
+    for pieces in ([64], [40, 1, 1, 22], [1] * 64):
+        engine.kv.truncate(0)
+        found = logits_of(engine, tokens, pieces)[-len(expected) :]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mixture", "dtype"),
+    [
+        ("Q4_K_M", "f32"), ("Q4_0", "f16"), pytest.param("Q4_0", "int8", marks=pytest.mark.exhaustive),
+        pytest.param("Q8_0", "int4", marks=pytest.mark.exhaustive),
+    ],
+)  # fmt: skip
+def test_quantized_models(mixture: str, dtype: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    file, spec = write_wide(tmp_path / "model.gguf", mixture)
+    tokens = np.random.default_rng(3).integers(3, spec.vocab, 60).astype(np.int32)
+    oracle, ours = (
+        engines(engine_named(name).load(file, spec, EngineConfig(128, 24, each, 1, logits_rows=24)))
+        for name, each in (("reference", "f32"), ("cpu", dtype))
+    )
+    expected = logits_of(oracle, tokens, [60])
+    for pieces in ([60], [40, 1, 19], [1] * 60):
+        ours.kv.truncate(0)
+        found = logits_of(ours, tokens, pieces)
+        if dtype == "f32":
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > (0.95 if dtype == "int4" else 0.99)
+
+
+@each_engine
+@pytest.mark.parametrize("close_gaps", [False, True])
+def test_layers_without_rows_see_what_was_evicted(
+    backend: str, close_gaps: bool, engines: Callable[[Engine], Engine]
+) -> None:
+    model, tokens, _ = open_fallback("gemma4")
+    found = []
+    for name in (backend, "llamacpp"):
+        engine = engines(load_engine(model, name, "f32", chunk=24))
+        engine.forward(tokens[:40])
+        engine.kv.keep(np.r_[0:4, 12:40].astype(np.int32), close_gaps=close_gaps)
+        found.append(engine.forward_all(tokens[40:60]).copy())
+    np.testing.assert_allclose(*found, rtol=0, atol=GELU)
+
+
+@each_engine
+def test_rows_return(backend: str, engines: Callable[[Engine], Engine]) -> None:
+    model, tokens, _ = open_fallback("gemma4")
+    engine, other = (engines(load_engine(model, backend, "f32", chunk=24)) for _ in range(2))
+    engine.forward(tokens[:40])
+    saved = engine.kv.save()
+    expected = engine.forward_all(tokens[40:50]).copy()
+    engine.kv.truncate(40)
+    np.testing.assert_array_equal(engine.forward_all(tokens[40:50]), expected)
+    other.kv.append(saved)
+    np.testing.assert_array_equal(other.forward_all(tokens[40:50]), expected)
+
+
+@pytest.mark.parametrize("close_gaps", [False, True])
+def test_rings_hold_what_windows_see(close_gaps: bool, engines: Callable[[Engine], Engine]) -> None:
+    """Layers that read the rows of rings find them wherever these move."""
+    model = open_fallback("gemma4")[0]
+    tokens, found = np.random.default_rng(2).integers(3, model.spec.vocab, 300).astype(np.int32), []
+    for name in OURS:
+        engine = engines(load_engine(model, name, "f32", capacity=256, chunk=24))
+        first = engine.forward_all(tokens[:240]).copy()
+        engine.kv.keep(np.r_[0:4, 130:240].astype(np.int32), close_gaps=close_gaps)
+        found.append(np.concatenate([first, engine.forward_all(tokens[240:])]))
+    np.testing.assert_allclose(*found, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("backend", "policy"), [("reference", "streaming"), *(("cpu", each) for each in ("streaming", "h2o", "adakv"))]
+)
+def test_a_session_writes_past_its_cache(backend: str, policy: str) -> None:
+    with load(FILE, backend=backend, max_kv_size=48, kv_policy=policy) as session:
+        session.generate("once upon a time " * 10, max_tokens=60, sampling=SamplingParams(temperature=0), raw=True)
+        report = session.report
+    assert report is not None
+    assert report.kv.evicted > 0
+
+
+@each_engine
+def test_the_plan_counts_the_rows_that_there_are(backend: str, engines: Callable[[Engine], Engine]) -> None:
+    model = open_fallback("gemma4")[0]
+    plan = make_plan(model.spec, engine_named(backend), Options(max_kv_size=64, kv_dtype="f32"))
+    engine = engines(engine_named(backend).load(model.file, model.spec, plan.config))
+    assert plan.bytes.kv == engine.kv.nbytes
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [("rope.dimension_count_swa", 8, "rotates 8 of 16"), ("attention.shared_kv_layers", 4, "share them")],
+)
+def test_other_forms_are_left_to_llama_cpp(key: str, value: int, why: str, tmp_path: Path) -> None:
+    file = GGUF.read(FILE)
+    file.metadata[f"gemma4.{key}"] = (U32, value)
+    model = open_model(file.write(tmp_path / "model.gguf"))
+    assert model.spec.network is None
+    with pytest.raises(UnsupportedError, match="models run on"):
+        engine_named("reference").check_supported(model.file, model.spec)
+
+
+def test_what_cannot_be_done_yet_is_refused() -> None:
+    model, tokens, _ = open_fallback("gemma4")
+    with pytest.raises(UnsupportedError, match="per-layer embeddings cannot be calibrated"):
+        Walk(model.file, model.spec, tokens[None])
+    with pytest.raises(UnsupportedError, match="cannot be exported: the C runtime of apps does not run"):
+        edge.export(model, "unused")
