@@ -1,4 +1,4 @@
-"""The golden models of architectures that llama.cpp alone runs, made by golden/fallback.py."""
+"""The golden models of architectures whose headers llama.cpp tries, made by golden/fallback.py: mixtures, hybrids."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import load_engine
+from conftest import GOLDEN, load_engine
 from fallbacks import open_fallback
 from small_models import Small, write_small
 from test_gguf_file import GGUF, U32
@@ -30,6 +30,7 @@ from edge.model.layers import Experts
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import make_plan
+from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 
 MIXTURES = ("qwen3moe", "qwen35moe", "lfm2moe", "gpt-oss")
@@ -297,6 +298,16 @@ def test_scales_of_mxfp4_are_any_powers_of_two(
     changed = open_model(file.write(tmp_path / "model.gguf"))
     expected, found = (logits_of(engines(load_engine(changed, each, "f32")), tokens[:20], [19, 1]) for each in OURS)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(("mixture", "policy"), [("qwen3moe", "h2o"), ("gpt-oss", "h2o"), ("lfm2moe", "streaming")])
+def test_a_session_writes_past_its_cache(mixture: str, policy: str) -> None:
+    with edge.load(GOLDEN / f"{mixture}.gguf", max_kv_size=48, kv_policy=policy) as session:
+        session.generate("once upon a time " * 10, max_tokens=60, sampling=SamplingParams(temperature=0))
+        report = session.report
+    assert report is not None
+    assert report.plan["backend"] == "cpu"
+    assert report.kv.evicted > 0
 
 
 def test_leading_layers_are_dense() -> None:
