@@ -12,9 +12,8 @@ from dataclasses import replace
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
-from edge.model import undescribed
 from edge.model.architectures import USUAL, find_network
-from edge.model.fallback import read_fallback
+from edge.model.fallback import figure, read_fallback
 from edge.model.layers import Network
 from edge.model.tensors import FUSED
 
@@ -33,13 +32,11 @@ def list_tensors(bare: GGUFFile) -> list[Listed]:
     usual = USUAL.get(architecture, ())
     header = Header(_with_first_layer(bare, usual), architecture)
     spec = read_fallback(header)
-    network = undescribed.find_network(header, spec)
-    if network is None:
-        network = find_network(header, replace(spec, ffn=header.count("feed_forward_length", "ffn")))
+    network = find_network(header, replace(spec, ffn=figure(header, "feed_forward_length", "ffn", 0)))
     if network is None or network.norm != "rms":  # `USUAL` does not say which biases LayerNorm has
         raise UnsupportedError(f"the tensors of {architecture} models cannot be counted without their file")
     factors = [(name, (spec.rope_dim // 2,)) for name in bare.tensors if name.startswith("rope_")]
-    return [*factors, *undescribed.with_more(header, _stored(network, usual))]
+    return [*factors, *_stored(network, usual)]
 
 
 def _with_first_layer(bare: GGUFFile, names: tuple[str, ...]) -> GGUFFile:
