@@ -32,6 +32,7 @@ FILE = GOLDEN / "gemma4.gguf"
 OURS = ("reference", "cpu")
 EXACT, GELU = 2e-4, 1e-2  # llama.cpp looks gelu up in a table of float16
 
+_CLOSE = {"f32": 0.9999, "f16": 0.99, "int8": 0.98, "int4": 0.85}  # correlations that llama.cpp has with such rows
 each_engine = pytest.mark.parametrize("backend", OURS)
 
 
@@ -116,7 +117,7 @@ def test_quantized_models(mixture: str, dtype: str, tmp_path: Path, engines: Cal
         found = logits_of(ours, tokens, pieces)
         if dtype == "f32":
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
-        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > (0.95 if dtype == "int4" else 0.99)
+        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > _CLOSE[dtype]
 
 
 @each_engine
