@@ -176,9 +176,9 @@ def test_without_a_linker_nothing_is_written(tmp_path: Path, monkeypatch: pytest
 def test_memory_is_512_mib_unless_it_is_stated() -> None:
     """Phones grant that much; 4 GiB are the end of addresses."""
     web, model = find_profile("web"), model_of(NAME)
-    assert plan_bundle(web, model.spec, Options(), 0)[0].limit == 512 << 20
-    assert plan_bundle(web, model.spec, Options(memory=3 << 30), 0)[0].limit == 3 << 30
-    assert plan_bundle(web, model.spec, Options(memory=MOST), 0)[0].limit == MOST
+    assert plan_bundle(web, model.spec, Options(), 0).limit == 512 << 20
+    assert plan_bundle(web, model.spec, Options(memory=3 << 30), 0).limit == 3 << 30
+    assert plan_bundle(web, model.spec, Options(memory=MOST), 0).limit == MOST
     with pytest.raises(InputError, match=r"^--memory 4\.0 GiB: a WebAssembly module has less than 4 GiB$"):
         plan_bundle(web, model.spec, Options(memory=1 << 32), 0)
     with pytest.raises(BudgetError, match=r"the memory budget is 8\.0 MiB: the smallest that fits is --memory \d+MiB"):
