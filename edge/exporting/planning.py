@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edge.backends import backend_elsewhere
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_cores, hybrid_cores
+from edge.backends.checks import app_cores, check_cores
 from edge.backends.counts import Footprint
 from edge.backends.tvm import CPU
 from edge.budget import format_bytes
@@ -58,7 +58,7 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     try:
         check_options(replace(options, time=None, energy=None, power=None, max_temp=None))  # an app states them
         backend_elsewhere(CPU.NAME, file, spec, profile.system)
-        check_cores("C runtime of apps", spec, hybrid_cores)
+        check_cores("C runtime of apps", spec, app_cores)
     except (UnsupportedError, InputError):
         if profile.system == "web":
             raise

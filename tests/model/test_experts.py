@@ -93,9 +93,7 @@ def test_logits_are_those_of_transformers(
 
 
 @each_mixture
-def test_threads_of_a_step_do_not_disturb_each_others_choice(
-    mixture: str, engines: Callable[[Engine], Engine]
-) -> None:
+def test_threads_of_a_step_do_not_disturb_each_others_choice(mixture: str, engines: Callable[[Engine], Engine]) -> None:
     """Each chooses for itself, by logits that they share."""
     model, tokens, expected = open_fallback(mixture)
     config = EngineConfig(64, 16, "f32", 3, logits_rows=16)
