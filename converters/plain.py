@@ -8,17 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.converters.ggml import FTYPES
 from edge.converters.quantizers.rtn import quantize
 from edge.errors import ModelFormatError
-from edge.formats.blocks import FLOATS, block_size, dequantize, nbytes
+from edge.formats.blocks import FILE_TYPES, FLOATS, block_size, dequantize, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
 from edge.model.mixtures import bits_of, stays_exact
 from edge.model.reader import read_spec
 from edge.types import AnyArray, FloatArray
 
-PLAIN = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 _HEAD = "Q8_0"  # the head decides between tokens: fewer bits there cost more than they save
 _ODD = "F16"  # for rows that are not whole blocks
 _SLAB = 4 << 20  # bytes of float32 rows that are rounded at once
@@ -63,7 +61,7 @@ def write_plain(
 
 def fields_as(file: GGUFFile, kind: str) -> dict[str, Field]:
     """The file's header, adapted to weights of another type."""
-    named = np.uint32(FTYPES.get(kind, _UNNAMED))
+    named = np.uint32(FILE_TYPES.get(kind, _UNNAMED))
     return {**fields_of(file), "general.file_type": named, "general.quantization_version": np.uint32(_VERSION)}
 
 

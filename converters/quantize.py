@@ -45,9 +45,9 @@ NF4 = "NF4"
 class Settings:
     """How to quantize a model.
 
-    type: of the matrices within layers: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F32, F16, BF16, or NF4 (whose values are
-    stored as F16). method: rtn and hqq need no calibration. importance: rounding, errors weighted by mean x². best:
-    AWQ's factors, weights that compensate for earlier errors, GPTQ, and a final refinement.
+    type: of the matrices within layers: one of GRIDS, a float type, or NF4 (whose values are stored
+    as F16). method: rtn and hqq need no calibration. importance: rounding, errors weighted by mean x². best: AWQ's
+    factors, weights that compensate for earlier errors, GPTQ, and a final refinement.
     """
 
     type: str = "Q4_0"

@@ -17,7 +17,6 @@ from reprlib import repr as brief
 
 import numpy as np
 
-from edge.converters.ggml import FTYPES
 from edge.converters.huggingface.architectures import of_config
 from edge.converters.huggingface.architectures.common import Architecture, Layout, Sizes
 from edge.converters.huggingface.architectures.rope import kept_fields, rope_dimensions, rope_fields, rope_tensors
@@ -30,7 +29,7 @@ from edge.converters.huggingface.tokenizer import read_vocabulary
 from edge.converters.huggingface.views import Tensors
 from edge.devices.output import new_file, work_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
-from edge.formats.blocks import FLOATS
+from edge.formats.blocks import FILE_TYPES, FLOATS
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
@@ -178,7 +177,7 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False) 
         "general.architecture": architecture.name,
         "general.type": "model",
         "general.name": _name(folder, vocabulary.swallows),
-        "general.file_type": np.uint32(FTYPES.get(_main_type(parts), _UNNAMED)),
+        "general.file_type": np.uint32(FILE_TYPES.get(_main_type(parts), _UNNAMED)),
         "general.quantization_version": np.uint32(2),
     }
     header |= _prefixed(architecture, fields) | (kept_fields(rope) if rope else {})

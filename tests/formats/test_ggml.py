@@ -21,8 +21,9 @@ from test_cli import edge, edge_json
 from edge.backends import engine_named
 from edge.converters.calibrate import column_importance
 from edge.converters.ggml import FTYPES, quantize_with_llamacpp
-from edge.converters.plain import PLAIN, write_plain
+from edge.converters.plain import write_plain
 from edge.errors import EngineError, InputError, MissingExtraError
+from edge.formats.blocks import PLAIN
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Planned
 from edge.model.model import open_model
