@@ -17,7 +17,7 @@ from edge.backends.reference import read_weights
 from edge.converters.quantizers.rtn import nearest
 from edge.formats.blocks import BLOCK, Grid
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, Dense
+from edge.model.layers import Attention, Block, Dense, Experts
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source
 from edge.types import AnyArray, FloatArray
@@ -38,7 +38,9 @@ class Folds:
         weights = read_weights(file, sources)
         for name in weights:
             if name in self.columns:
-                weights[name] = weights[name] * self.columns[name]
+                factors = self.columns[name]  # of experts [experts, columns]
+                each = np.repeat(factors, len(weights[name]) // len(factors), axis=0) if factors.ndim > 1 else factors
+                weights[name] = weights[name] * each
             if name in self.rows:
                 factors = self.rows[name]
                 weights[name] = weights[name] / (factors[:, None] if weights[name].ndim == 2 else factors)
@@ -49,15 +51,19 @@ class Folds:
         self.columns |= dict.fromkeys(names, factors)
         if names[0].endswith("attn_output"):  # query heads of a group carry the same factors
             factors = factors.reshape(spec.kv_heads, -1, spec.head_dim)[:, 0].reshape(-1)
-        self.rows |= {maker: factors, f"{maker}.bias": factors}
+        self.rows |= {maker: factors.reshape(-1), f"{maker}.bias": factors.reshape(-1)}
 
 
 def makers(block: Block) -> dict[str, tuple[str, ...]]:
     """Tensors of a block whose rows can be divided, with the matrices that multiply their output.
 
-    The output of an activation without a gate cannot be scaled.
+    The output of an activation without a gate, or with a clamp, cannot be scaled. Inputs of experts cannot, either: the
+    router chooses by them.
     """
     core, before = block.core, None
+    if isinstance(core, Experts):
+        pairs = zip(("ffn_up_exps", "ffn_up_shexp"), core.outputs, strict=False)
+        return {} if core.clamp else {maker: (output,) for maker, output in pairs}
     if isinstance(core, Attention):
         before = "attn_v"
     elif isinstance(core, Dense) and core.gated:
