@@ -52,8 +52,9 @@ _ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
 
 @contextmanager
 def room_for_children(limit: int | None) -> Iterator[Room]:
-    """Limit this process and the children that start within this block to `limit` bytes in all."""
-    room = Room(limit)
+    """Limit this process and the children that start within this block to `limit` bytes in all. The peak of an outer
+    block counts here, too."""
+    room = Room(limit, children_peak())
     token = _ROOM.set(room)
     try:
         yield room
