@@ -213,6 +213,7 @@ class Backend(ABC):
     EFFICIENCY: Efficiency
     PACKAGES: tuple[str, ...]
     DRIVER_BYTES = 0
+    MOST_SNAPSHOTS = 4  # of a conversation's ends, where caches have tails: two of each turn
 
     def check_installed(self) -> None:  # noqa: B027 - nothing to do where the base install is enough
         """Raise MissingExtraError if the engine's package is not there."""
