@@ -9,7 +9,8 @@ from edge.backends.rope import find_rotation
 from edge.backends.tvm.gpu.hosts import Adapter
 from edge.backends.tvm.gpu.picking import found_bytes
 from edge.backends.tvm.gpu.weights import WeightsLayout, make_weights
-from edge.backends.tvm.packing.shape import Shape, round_up
+from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.shape import Shape
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Attention, Block, Dense
 from edge.model.spec import ModelSpec
