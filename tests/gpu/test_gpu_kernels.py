@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from small_models import UNWRITTEN, Small, random_quants, write_small
 
 from edge.errors import UnsupportedError
+from edge.model.layers import ShortConvolution
 from edge.model.model import open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray
@@ -26,6 +27,7 @@ pytest.importorskip("tvm")
 from edge.backends.reference import read_weights
 from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.hosts import Device, host_named, open_device
+from edge.backends.tvm.gpu.kernels.convolve import convolve
 from edge.backends.tvm.gpu.kernels.embed import embed
 from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
 from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual, step
@@ -65,7 +67,10 @@ def device(request: pytest.FixtureRequest) -> Device:
     return found
 
 
-def run(device: Device, built: Built, arrays: Mapping[str, AnyArray], tokens: int = 1, read: str = "out") -> FloatArray:
+def run(
+    device: Device, built: Built, arrays: Mapping[str, AnyArray], tokens: int = 1, read: str = "out",
+    scalars: tuple[int, ...] = (),
+) -> FloatArray:  # fmt: skip
     """What the kernel makes of the buffer `read`. arrays: by the parameters' names; `w` has w4, w1 and residual_w4,
     `rest` r4 and r1."""
     names = {"w4": "w", "w1": "w", "residual_w4": "w", "r4": "rest", "r1": "rest"}
@@ -76,7 +81,7 @@ def run(device: Device, built: Built, arrays: Mapping[str, AnyArray], tokens: in
         for name, array in arrays.items():
             device.write(buffers[name], 0, array)
         slices = tuple(Slice(names.get(name, name)) for name in kernel.buffers)
-        dispatch = Dispatch(kernel.name, slices, (), built.groups, "other", None, built.per)
+        dispatch = Dispatch(kernel.name, slices, scalars, built.groups, "other", None, built.per)
         device.run(device.record([dispatch], buffers), tokens)
         out = arrays[read]
         return device.read(buffers[read], 0, out.nbytes).view(np.float32).reshape(out.shape)
@@ -191,6 +196,24 @@ def test_embeddings_are_scaled_then_given_their_positions(device: Device) -> Non
     found = run(device, built, arrays | {"tables": tables(4, position=7)}, 4)
     expected = 3 * packed.expected[0][[1, 5, 5, 0]] + learned.expected[0][7:11]
     np.testing.assert_allclose(found, padded(expected), rtol=1e-6)
+
+
+def test_a_short_convolution_goes_on_from_its_state(device: Device) -> None:
+    """A chunk, then a step."""
+    packed, core, tokens = Packed(), ShortConvolution(hidden=40, kernel=4), 6
+    taps, channels, first = normal(40, 4, seed=1), normal(tokens, 120), 8
+    vector, states = packed.vector(taps.reshape(-1)), normal(first + 3 * 40, seed=2)
+    inputs = np.concatenate([states[first:].reshape(3, 40), channels[:, :40] * channels[:, 80:]])
+    expected = channels[:, 40:80] * sum(inputs[tap : tap + tokens] * taps[:, tap] for tap in range(4))
+    built = convolve("edge_convolve", core, vector)
+    for part in (slice(0, 5), slice(5, 6)):
+        count = part.stop - part.start
+        arrays = {"mixed": zeros(tokens, 64), "states": states, "channels": channels[part], "w": packed.words}
+        arrays |= {"tables": tables(count)}
+        found = run(device, built, arrays, read="mixed", scalars=(first,))[:count]
+        np.testing.assert_allclose(found, padded(expected[part]), rtol=0, atol=1e-5)
+        states = run(device, built, arrays, read="states", scalars=(first,))
+        np.testing.assert_array_equal(states[first:].reshape(3, 40), inputs[part.stop : part.stop + 3])
 
 
 @settings(max_examples=examples(3), deadline=None)

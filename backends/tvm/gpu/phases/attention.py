@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
-from edge.backends.ring import LayerKinds
 from edge.backends.tvm.gpu.kernels.attention import attend
 from edge.backends.tvm.gpu.kernels.observe import observe
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor
+from edge.backends.tvm.gpu.kernels.products import Epilogue
 from edge.backends.tvm.gpu.kernels.rows import Heads, store_rows
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.model.layers import Attention, Block
@@ -16,10 +13,9 @@ _KEYS = {"keys4": "keys"}  # a buffer that a kernel reads under another type
 
 
 def attention(made: PassBuilder, core: Attention, block: Block, layer: int) -> None:
-    layout = made.layout(layer)
-    ends = list(accumulate((layout.matrix(name).rows for name in core.inputs), initial=0))
-    factors = tuple(Factor.of(layout, name, at) for name, at in zip(core.inputs, ends, strict=False))
-    made.multiply_hidden("qkv", layer, block, "edge_qkv", factors, Epilogue("store", ends[-1]), out="qkv")
+    factors = made.factors(core, layer)
+    stride = sum(factor.matrix.rows for factor in factors)
+    made.multiply_hidden("qkv", layer, block, "edge_qkv", factors, Epilogue("store", stride), out="qkv")
     _attend(made, core, layer)
     made.multiply_into_hidden("output", layer, block, "edge_output", source="mixed")
 
@@ -43,5 +39,5 @@ def _attend(made: PassBuilder, core: Attention, layer: int) -> None:
         "attend", layer, ("edge_attend", core), lambda name: attend(name, *form, tokens=tokens, observes=observes),
         _KEYS, scalars,
     )  # fmt: skip
-    if made.observed and layer in LayerKinds.of(design.windows).whole:
+    if made.observed and layer in design.whole:
         made.add("attend", layer, ("edge_observe", core), lambda name: observe(name, *form), _KEYS, scalars)
