@@ -270,7 +270,12 @@ class DeltaNet:
     @property
     def channels(self) -> int:
         """Values of a token between the products and the recurrence."""
-        return self.mixed + self.width + 2 * self.heads
+        return self.convolved + self.width
+
+    @property
+    def convolved(self) -> int:
+        """Values of a token behind the convolution: its channels, and two gates of each head."""
+        return self.mixed + 2 * self.heads
 
     @property
     def fixed_values(self) -> int:

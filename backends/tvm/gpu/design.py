@@ -14,7 +14,7 @@ from edge.backends.tvm.gpu.picking import found_bytes
 from edge.backends.tvm.gpu.weights import WeightsLayout, make_weights
 from edge.backends.tvm.packing.shape import Shape, round_up
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, Dense, ShortConvolution
+from edge.model.layers import Attention, Block, DeltaNet, Dense, ShortConvolution
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 
@@ -185,9 +185,10 @@ def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, po
         "x": chunk * shape.padded_hidden,
         "other x": shape.padded_hidden,
         "normed": chunk * shape.padded_hidden,
-        "qkv": chunk * (shape.heads + 2 * shape.kv_heads) * shape.head,
+        "qkv": chunk * shape.attention_inputs,
         "channels": chunk * shape.channels,
-        "mixed": chunk * max(map(shape.widths, (Attention, ShortConvolution))),
+        "convolved": chunk * max((core.convolved for core in shape.cores(DeltaNet)), default=0),
+        "mixed": chunk * max(map(shape.widths, (Attention, DeltaNet, ShortConvolution))),
         "softmax": 2 * chunk * shape.heads,
         "ffn": chunk * shape.widths(Dense),
         "logits": logits_rows * shape.vocab,

@@ -21,6 +21,7 @@ from edge.model.layers import (
     Dense,
     Experts,
     Network,
+    OneCore,
     PerLayerInput,
     ShortConvolution,
     Temperature,
@@ -142,7 +143,11 @@ class Shape:
 
     @cached_property
     def _attention(self) -> list[Attention]:
-        return [block.core for block in self.blocks if isinstance(block.core, Attention)]
+        return self.cores(Attention)
+
+    def cores(self, kind: type[OneCore]) -> list[OneCore]:
+        """The different cores of a kind."""
+        return [block.core for block in self.blocks if isinstance(block.core, kind)]
 
     @cached_property
     def attention(self) -> Attention:
@@ -190,6 +195,11 @@ class Shape:
     def group(self) -> int:
         """Query heads per KV head."""
         return max(core.group for core in self._attention)
+
+    @cached_property
+    def attention_inputs(self) -> int:
+        """Values that the products of attention make of a token, at most."""
+        return max((core.heads * (1 + core.gated) + 2 * core.kv_heads) * core.head_dim for core in self._attention)
 
     @property
     def query_scale(self) -> float:

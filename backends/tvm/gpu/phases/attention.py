@@ -26,18 +26,20 @@ def _attend(made: PassBuilder, core: Attention, layer: int) -> None:
     heads, form = Heads.of(design, core, layer), (core, tables, design.tuning, design.kv_dtype)
     scalars = {"layer": layer, "angles": tables.angle_row(design.kinds[layer]), "window": design.windows[layer]}
     buffers = weights_in(f"layer.{layer}") | _KEYS
-    tokens, observes = design.chunk, design.observes
+    tokens, observes, sinks = design.chunk, design.observes, made.layout(layer).vector("attn_sinks")
     if made.single and not observes:
-        key = ("edge_attend_step", heads)
-        made.add("attend", layer, key, lambda name: attend(name, *form, tokens=1, heads=heads), buffers, scalars)
+        made.add(
+            "attend", layer, ("edge_attend_step", heads, sinks),
+            lambda name: attend(name, *form, tokens=1, heads=heads, sinks=sinks), buffers, scalars,
+        )  # fmt: skip
         return
     made.add(
         "qkv", layer, ("edge_store_rows", heads),
         lambda name: store_rows(name, heads, tokens=tokens, observes=observes), buffers, scalars,
     )  # fmt: skip
     made.add(
-        "attend", layer, ("edge_attend", core), lambda name: attend(name, *form, tokens=tokens, observes=observes),
-        _KEYS, scalars,
+        "attend", layer, ("edge_attend", core, sinks),
+        lambda name: attend(name, *form, tokens=tokens, observes=observes, sinks=sinks), buffers, scalars,
     )  # fmt: skip
     if made.observed and layer in design.whole:
         made.add("attend", layer, ("edge_observe", core), lambda name: observe(name, *form), _KEYS, scalars)
