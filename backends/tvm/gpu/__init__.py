@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
-from edge.backends.checks import usual_cores
 from edge.backends.counts import Footprint, GPUMemory, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Core, ShortConvolution
+from edge.model.layers import Attention, Core, DeltaNet, Dense, ShortConvolution
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -74,7 +73,11 @@ class GPU(Backend):
         make_weights(file, spec, PORTABLE.binding)
 
     def supports(self, core: Core) -> str | None:
-        return None if isinstance(core, ShortConvolution) else usual_cores(core)
+        from edge.backends.tvm.packing.shape import supports
+
+        if isinstance(core, Attention):
+            return None if core.rows_of is None else "attention with rows of an earlier layer"
+        return supports(core) if isinstance(core, DeltaNet | Dense | ShortConvolution) else core.kind
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the buffers that the engine allocates."""
