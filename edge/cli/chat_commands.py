@@ -15,7 +15,7 @@ from edge.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from edge.run.conversation import Conversation, Pieces
-    from edge.run.session import Progress
+    from edge.run.loop import Progress
 
 
 @dataclass
