@@ -11,8 +11,8 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.help import Group
-from edge.cli.show import note, print_json, printable, progress, table
+from edge.cli.terminal.help import Group
+from edge.cli.terminal.show import note, print_json, printable, progress, table
 
 if TYPE_CHECKING:
     from edge.backends.tvm.gpu.hosts import Adapter
