@@ -119,7 +119,7 @@ def constants_header() -> str:
 
 def _table_types() -> str:
     """A macro: types of blocks as X(name, values, bytes)."""
-    sizes = {name: (values, size) for name, values, size in BLOCK_TYPES.values()}
+    sizes = {each.name: (each.values, each.nbytes) for each in BLOCK_TYPES.values()}
     lines = ["X({}, {}, {})".format(name.lower(), *sizes[name]) for name in model_file.TABLE_TYPES]
     return "#define TABLE_TYPES(X) \\\n    " + " \\\n    ".join(lines)
 
