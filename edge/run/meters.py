@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from edge.devices.memory import memory_use
+from edge.devices.memory.pressure import read_pressure
 from edge.devices.power import sensors_root
 from edge.devices.power.base import Reading
-from edge.devices.pressure import read_pressure
 from edge.devices.thermal import Zone, read_celsius, zones
 from edge.errors import UnsupportedError
 from edge.run.governor import THERMAL_S, MemoryReading, RunLimits, Sample, State, Stop, affordable, decide
