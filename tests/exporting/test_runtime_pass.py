@@ -21,7 +21,7 @@ from small_models import Small, write_small
 from edge import export
 from edge.backends import find_backend
 from edge.backends.base import EngineConfig
-from edge.devices.profile import Power
+from edge.devices.profiles.profile import Power
 from edge.exporting import model_file
 from edge.exporting.enums import Finish, Role
 from edge.exporting.model_file import Section
