@@ -53,7 +53,7 @@ def _stored(network: Network, usual: tuple[str, ...]) -> Iterator[Listed]:
     for name, tensor in network.tensors():
         whole = name.removesuffix(tensor.name) + fused.get(tensor.name, tensor.name)
         rows = tensor.rows + (found[whole][1] if whole in found else 0)
-        found[whole] = tuple(extent for extent in (tensor.columns, rows, tensor.experts) if extent)
+        found[whole] = tensor.stored or tuple(extent for extent in (tensor.columns, rows, tensor.experts) if extent)
     for name, shape in found.items():
         name = network.output_norm if name == "output_norm" else name
-        yield name if name.endswith((".bias", ".ssm_a")) else f"{name}.weight", shape
+        yield name if name.endswith((".bias", ".ssm_a", ".ssm_d")) else f"{name}.weight", shape

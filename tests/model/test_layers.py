@@ -1,7 +1,7 @@
 """Cores in every engine: those that it runs give NumPy's logits, those that it does not are refused by name.
 
-Gated delta nets (Qwen3.5) and short convolutions (LFM2) are also compared with transformers and with llama.cpp, and
-their fixed state goes the ways of a cache's rows: saved, restored, rolled back, evicted around.
+Gated delta nets (Qwen3.5), short convolutions (LFM2) and Mamba-2 are also compared with transformers and with
+llama.cpp, and their fixed state goes the ways of a cache's rows: saved, restored, rolled back, evicted around.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edge.backends.kv_cache import RewindError
 from edge.converters.plain import write_plain
 from edge.converters.prune import Pruning, check_pruning
 from edge.errors import EngineError, InputError, ModelFormatError, UnsupportedError
-from edge.model.model import open_model
+from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import make_plan
 from edge.run.loading import load
@@ -30,7 +30,7 @@ from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 FILE = GOLDEN / "qwen35.gguf"
-HYBRIDS = ("qwen35", "lfm2")
+HYBRIDS = ("qwen35", "lfm2", "granitehybrid", "nemotron_h", "falcon-h1")
 OURS = ("reference", "cpu")
 EXACT = 2e-4
 U32, F32_TYPE = 4, 0
@@ -52,6 +52,27 @@ def with_heads(path: Path, heads: int, key_heads: int, size: int) -> Path:
         drawn = random.standard_normal(shape[::-1]) * (0.5 if len(shape) > 1 else 1)
         values = -np.exp(drawn) if name == "ssm_a" else drawn
         file.tensors[f"blk.0.{name}"] = (shape, F32_TYPE, values.astype("<f4").tobytes())
+    path.write_bytes(file.to_bytes())
+    return path
+
+
+def with_groups(path: Path, name: str, heads: int, groups: int, size: int, head_dim: int) -> Path:
+    """A golden model with other heads in its first layer's Mamba-2, at random."""
+    file, random = GGUF.read(GOLDEN / f"{name}.gguf"), np.random.default_rng(heads)
+    hidden, inner = file.tensors["token_embd.weight"][0][0], heads * head_dim
+    mixed = inner + 2 * groups * size
+    said = {"state_size": size, "inner_size": inner, "time_step_rank": heads, "group_count": groups}
+    file.metadata |= {f"{name}.ssm.{key}": (U32, value) for key, value in said.items()}
+    shapes = {
+        "ssm_in.weight": (hidden, inner + mixed + heads), "ssm_conv1d.weight": (4, mixed), "ssm_conv1d.bias": (mixed,),
+        "ssm_dt.bias": (heads,), "ssm_a": (1, heads), "ssm_d": (1, heads), "ssm_norm.weight": (inner // groups, groups),
+        "ssm_out.weight": (inner, hidden),
+    }  # fmt: skip
+    for tensor, shape in shapes.items():
+        drawn = random.standard_normal(shape[::-1]) * (0.5 if len(shape) > 1 else 1)
+        values = -np.exp(drawn) if tensor == "ssm_a" else drawn
+        if f"blk.0.{tensor}" in file.tensors:
+            file.tensors[f"blk.0.{tensor}"] = (shape, F32_TYPE, values.astype("<f4").tobytes())
     path.write_bytes(file.to_bytes())
     return path
 
@@ -91,7 +112,32 @@ def test_logits_are_those_of_transformers(backend: str, hybrid: str, engines: Ca
 def test_heads_share_keys_as_in_llama_cpp(
     heads: int, key_heads: int, size: int, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
-    model = open_model(with_heads(tmp_path / "model.gguf", heads, key_heads, size))
+    compare(open_model(with_heads(tmp_path / "model.gguf", heads, key_heads, size)), engines)
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "falcon-h1"])
+def test_heads_share_groups_as_in_llama_cpp(name: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    compare(open_model(with_groups(tmp_path / "model.gguf", name, 6, 3, 32, 16)), engines)
+
+
+def test_a_shared_expert_may_have_no_gate(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    """In Granite 4's mixtures, as llama.cpp runs them."""
+    file, random = GGUF.read(GOLDEN / "granitehybrid.gguf"), np.random.default_rng(5)
+    figures = {"expert_count": 4, "expert_used_count": 2, "feed_forward_length": 16}
+    file.metadata |= {f"granitehybrid.{key}": (U32, value) for key, value in figures.items()}
+    shapes = {"gate_inp": (16, 4), "gate_exps": (16, 16, 4), "up_exps": (16, 16, 4), "down_exps": (16, 16, 4)}
+    for at in ("blk.0.ffn_", "blk.1.ffn_"):
+        for name in ("gate", "up", "down"):
+            file.tensors[f"{at}{name}_shexp.weight"] = file.tensors.pop(f"{at}{name}.weight")
+        for name, shape in shapes.items():
+            values = random.standard_normal(shape[::-1]).astype("<f4")
+            file.tensors[f"{at}{name}.weight"] = (shape, F32_TYPE, values.tobytes())
+    (tmp_path / "model.gguf").write_bytes(file.to_bytes())
+    compare(open_model(tmp_path / "model.gguf"), engines)
+
+
+def compare(model: Model, engines: Callable[[Engine], Engine]) -> None:
+    """Logits of our engines with those of llama.cpp."""
     tokens = np.random.default_rng(1).integers(3, model.spec.vocab, 30).astype(np.int32)
     expected, *found = (
         logits_of(engines(load_engine(model, backend, "f32", capacity=64)), tokens, [20, 1, 9])
@@ -161,7 +207,8 @@ def test_a_long_text_in_chunks_is_the_same_token_by_token(hybrid: str, engines: 
 
 
 @pytest.mark.parametrize(
-    ("hybrid", "policy"), [("qwen35", "streaming"), ("qwen35", "h2o"), ("lfm2", "snapkv"), ("lfm2", "keydiff")]
+    ("hybrid", "policy"),
+    [("qwen35", "streaming"), ("qwen35", "h2o"), ("lfm2", "snapkv"), ("lfm2", "keydiff"), ("nemotron_h", "h2o")],
 )
 def test_a_session_writes_past_its_cache(hybrid: str, policy: str) -> None:
     with load(GOLDEN / f"{hybrid}.gguf", max_kv_size=48, kv_policy=policy) as session:
