@@ -215,7 +215,7 @@ def test_attention_is_numpys(
         v = normed(v, np.ones(case.head), shape.norm_eps)
     if case.normed:
         q, k = normed(q, norms[0], shape.norm_eps), normed(k, norms[1], shape.norm_eps)
-    q = rotated(q, angles[:count, None], case) * shape.query_scale
+    q = rotated(q, angles[:count, None], case) * shape.attention.scale
     k = rotated(k, angles[:count, None], case)
     if case.tempered:
         q = q * heats[:count, None, None]

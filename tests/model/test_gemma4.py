@@ -12,7 +12,6 @@ from fallbacks import open_fallback
 from small_models import NUMBERS, random_quants
 from test_gguf_file import GGUF, U32
 
-import edge
 from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig
 from edge.converters.calibrate import Walk
@@ -197,5 +196,3 @@ def test_what_cannot_be_done_yet_is_refused() -> None:
     model, tokens, _ = open_fallback("gemma4")
     with pytest.raises(UnsupportedError, match="per-layer embeddings cannot be calibrated"):
         Walk(model.file, model.spec, tokens[None])
-    with pytest.raises(UnsupportedError, match="cannot be exported: the C runtime of apps does not run"):
-        edge.export(model, "unused")

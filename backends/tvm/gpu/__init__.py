@@ -73,7 +73,7 @@ class GPU(Backend):
         make_weights(file, spec, PORTABLE.binding)
 
     def supports(self, core: Core) -> str | None:
-        from edge.backends.tvm.packing.shape import supports
+        from edge.backends.tvm.packing.cores import supports
 
         if isinstance(core, Attention):
             return None if core.rows_of is None else "attention with rows of an earlier layer"

@@ -13,7 +13,8 @@ from edge.backends.tvm.gpu.hosts import Adapter
 from edge.backends.tvm.gpu.picking import found_bytes
 from edge.backends.tvm.gpu.weights import WeightsLayout, make_weights
 from edge.backends.tvm.packing.blocks import PART
-from edge.backends.tvm.packing.shape import Shape, round_up
+from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.shape import Shape
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, ShortConvolution
 from edge.model.spec import ModelSpec

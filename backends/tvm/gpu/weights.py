@@ -22,7 +22,7 @@ import numpy as np
 from edge.backends.checks import check_cores, check_heads
 from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock, bits_of
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo

@@ -48,7 +48,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )  # fmt: skip
 from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.packing.blocks import PART
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.model.layers import Attention
 
 NEVER = -1e30  # the score of a row that the query must not see

@@ -9,7 +9,7 @@ from edge.backends.tvm.gpu.kernels.experts import Mixture, narrow, route, widen
 from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.model.layers import Block, Experts
 
 
