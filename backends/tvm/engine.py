@@ -25,7 +25,7 @@ from edge.backends.token_table import TokenTable
 from edge.backends.tvm import ENGINE
 from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
-from edge.backends.tvm.cpu.arguments import LORA_SLOTS, Job, Table, fill_table, make_scratch
+from edge.backends.tvm.cpu.arguments import Job, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.timing import thread_words
@@ -36,8 +36,9 @@ from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
 from edge.backends.tvm.memory import aligned_zeros, pointer
+from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout, make_layout
-from edge.backends.tvm.packing.shape import ROPE_AHEAD, padded_head, rope_values, round_up
+from edge.backends.tvm.packing.shape import ROPE_AHEAD, padded_head, rope_values
 from edge.backends.tvm.packing.weights import Ranges, open_weights
 from edge.backends.tvm.sources import source_hash
 from edge.errors import EngineError, UnsupportedError
@@ -163,11 +164,12 @@ class NativeEngine:
         self._kv.settings = self._model_key + (f" {lora.key}" if lora else "")
 
     def _set_adapters(self, rank: int, offsets: Sequence[Offsets]) -> None:
-        self._table[Table.slot("lora_rank")] = rank
+        slots = Table.of(self._layout.shape)
+        self._table[slots.slot("lora_rank")] = rank
         for layer in range(self.spec.layers):
             found = offsets[layer] if rank else {}
-            for slot in LORA_SLOTS:
-                self._table[Table.place(layer, slot)] = found.get(slot, 0)
+            for slot in slots.lora:
+                self._table[slots.place(layer, slot)] = found.get(slot, 0)
 
     @property
     def kv(self) -> HeadKV[NativeStore[HostRows]]:

@@ -76,8 +76,8 @@ def kl(
     assert context is not None
     journal = _journal(output, resume=resume)
     opened, base = open_model(model), open_model(reference)
-    ids = opened.encode_prompt(read_text(text), raw=True, most=tokens)
-    theirs = base.encode_prompt(read_text(text), raw=True, most=tokens)
+    ids = opened.encode_text(read_text(text), most=tokens)
+    theirs = base.encode_text(read_text(text), most=tokens)
     if opened.spec.vocab != base.spec.vocab or ids.size != theirs.size or (ids != theirs).any():
         raise InputError(f"{model} and {reference} have different vocabularies: their predictions cannot be compared")
     windows = _windows(opened, ids, context, second_half=second_half)
@@ -142,7 +142,7 @@ def perplexity(
         raise InputError("--second-half and -o go with --context: a text in one stream cannot be taken up again")
     opened = open_model(model)
     most = None if tokens is None else tokens + (context is None)
-    ids = opened.encode_prompt(read_text(text), raw=True, most=most)
+    ids = opened.encode_text(read_text(text), most=most)
     windows = None if context is None else _windows(opened, ids, context, second_half=second_half)
     with (
         progress(enabled=not quiet) as shown,

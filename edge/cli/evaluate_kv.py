@@ -155,4 +155,4 @@ def _read(paths: Sequence[Path], setup: Any) -> list[Document]:
     from edge.cli.prompts import read_text
     from edge.quality.material import Document
 
-    return [Document(path.name, setup.model.encode_prompt(read_text(path), raw=True)) for path in paths]
+    return [Document(path.name, setup.model.encode_text(read_text(path))) for path in paths]

@@ -63,9 +63,12 @@ def run(
 
     limit, think = check_limit(answer.max_tokens), Think.parse(answer.think)
     meter = find_meter()
-    with progress(enabled=not quiet) as shown, account(lambda: meter.read().joules) as made:
-        with room_for_children(options.memory):
-            opened = open_model(model)
+    with (
+        progress(enabled=not quiet) as shown,
+        account(lambda: meter.read().joules) as made,
+        room_for_children(options.memory),
+    ):
+        opened = open_model(model)
         sampled = opened.sampling(**sampling)
         if opened.template is None and not answer.raw and not quiet:
             note(f"{opened.name} has no chat template: it continues texts, and answers no questions (--raw: no note)")

@@ -22,8 +22,9 @@ from edge.backends.ring import LayerKinds
 from edge.backends.rope import find_rotation
 from edge.backends.tvm.cpu.arguments import fill_table, make_scratch
 from edge.backends.tvm.kv.regions import TILE
+from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout
-from edge.backends.tvm.packing.shape import padded_head, rope_values, round_up
+from edge.backends.tvm.packing.shape import padded_head, rope_values
 from edge.backends.tvm.packing.weights import write_weights
 from edge.backends.tvm.targets import Target
 from edge.devices.profile import Power

@@ -117,6 +117,8 @@ class _Bundled(CPU):
     pages them as it likes. Room is kept for the keys of a system prompt, and for a copy of a recurrent state, to take
     back the last turn."""
 
+    MOST_SNAPSHOTS = 0
+
     def __init__(self, options: Options) -> None:
         self._options = options
 

@@ -48,9 +48,9 @@ def load(
     cache = options.prompt_cache
     if cache is not None and not isinstance(cache, PromptCache):
         options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
-    opened = model if isinstance(model, Model) else _open(model, options)
     meter = check_meter(meter or find_meter())
     with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
+        opened = model if isinstance(model, Model) else _open(model, options)
         backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=_still_to_come())
         session = Session(opened, backend, plan, options, on_load, meter)
     session.prepared = made

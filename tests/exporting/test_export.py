@@ -299,3 +299,6 @@ def test_phones_have_layouts_of_their_own(device: str, place: str, needed: set[s
     assert needed | {f"{place}/{MODEL}"} <= manifest["files"].keys()
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert found == manifest["files"].keys() | {MANIFEST}
+    for source in (path for path in folder.rglob("*Options.*") if path.suffix in (".kt", ".swift")):
+        assert "maxTokens" in source.read_text()
+        assert "generated:" not in source.read_text()

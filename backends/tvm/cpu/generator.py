@@ -221,6 +221,7 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
 def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Callable[[bool, str, Value], None]) -> None:
     """The units of a pass in their order: those of the blocks of each layer."""
     shape, table = design.shape, T.decl_buffer((1 << 48,), POINTERS["table"], data=pointers["table"])
+    slots = Table.of(shape)
     for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
         with when(kind == number):
             emit(single, "embed", i64(0))
@@ -231,7 +232,7 @@ def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Callable[[
                     if len(shape.forms) == 1:
                         _layer(shape, form, single, layer, emit)
                         continue
-                    with when(table[Table.place(layer, "form")] == index):
+                    with when(table[slots.place(layer, "form")] == index):
                         _layer(shape, form, single, layer, emit)
             emit(single, "head", i64(0))
 
@@ -254,23 +255,4 @@ CORES: dict[type, dict[str, Unit]] = {
     Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
     ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
 }  # fmt: skip
-_BY_SIZE = (
-    "qkv",
-    "attend",
-    "gate_up",
-    "experts_in",
-    "experts_out",
-    "delta_in",
-    "down",
-    "head",
-    "delta_net",
-    "output",
-    "delta_out",
-    "conv_in",
-    "convolve",
-    "conv_out",
-    "layer_inputs",
-    "input_gate",
-    "input_out",
-    "embed",
-)
+_BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others

@@ -23,7 +23,8 @@ from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, when
 from edge.backends.tvm.design import Design, low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, IntegerBlock
-from edge.backends.tvm.packing.shape import Groups, groups_of, padded_head
+from edge.backends.tvm.packing.cores import Groups, groups_of
+from edge.backends.tvm.packing.shape import padded_head
 from edge.model import layers
 
 
@@ -40,6 +41,7 @@ class PassBuilder:
         """number: the block that is built, of `Shape.blocks`; None: a unit outside of layers."""
         self.design, self.single, self.thread, self._number = design, single, thread, number
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
+        self._slots = Table.of(design.shape)
         self.dealt = self.target.step_dealt if single else self.target.chunk_dealt
         # In the exact mode, a batch of 8 tokens would take half a minute to compile.
         self.batch = 1 if single else min(2, self.target.gemm_tokens) if design.exact else self.target.gemm_tokens
@@ -310,14 +312,14 @@ class PassBuilder:
         return T.cast(self.lengths[layer * self.shape.kv_heads + kv_head], "int64")
 
     def at(self, name: str) -> Value:
-        return self.table[Table.slot(name)]
+        return self.table[self._slots.slot(name)]
 
     def layer_at(self, layer: Value, name: str) -> Value:
-        return self.table[Table.place(layer, name)]
+        return self.table[self._slots.place(layer, name)]
 
     def piece_at(self, piece: Value, number: int) -> Value:
         """One of the four numbers of a piece of streamed weights."""
-        return self.table[Table.first_piece(self.shape.layers) + piece * 4 + number]
+        return self.table[self._slots.first_piece + piece * 4 + number]
 
 
 Unit = Callable[[PassBuilder, Value], None]

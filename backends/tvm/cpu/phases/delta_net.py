@@ -30,7 +30,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.model.layers import DeltaNet
 
 _EPSILON = 1e-6  # of the lengths of queries and keys

@@ -38,7 +38,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     when,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.packing.shape import RoutedRows, round_up
+from edge.backends.tvm.packing.cores import RoutedRows, round_up
 from edge.model.layers import SLOPE, Experts
 
 
