@@ -92,7 +92,8 @@ _DOUBLES = {
     "PRESSURE_S": meters.PRESSURE_S,
     "COLDEST": sampler.COLDEST,
 }
-_TYPES = {"u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
+_STRUCTS = model_file.STRUCTS | vocabulary.STRUCTS | {"words_config": words.CONFIG, "chat_header": chat.HEADER}
+_TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 
 
 @lru_cache
@@ -110,7 +111,7 @@ def constants_header() -> str:
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
         _enum("", (f"KIND_{name.upper()}" for name in vocabulary.KINDS)),
         f"typedef struct {{ int64_t {', '.join(Job.NAMES)}; }} pass_job;",
-        *(_struct(name, fields) for name, fields in model_file.STRUCTS.items()),
+        *(_struct(name, fields) for name, fields in _STRUCTS.items()),
         range_tables(),
         _table_types(),
     ]
@@ -139,6 +140,9 @@ def _struct(name: str, struct: np.dtype[np.void]) -> str:
 
 
 def _declaration(name: str, kind: np.dtype[np.generic]) -> str:
+    if kind.subdtype:
+        each, (count,) = kind.subdtype
+        return f"{_TYPES[each.str[1:]]} {name}[{count}]"
     if kind.kind in "SV":
         return f"{'char' if kind.kind == 'S' else 'uint8_t'} {name}[{kind.itemsize}]"
     return f"{_TYPES[kind.str[1:]]} {name}"

@@ -186,7 +186,6 @@ size_t utf8_feed(utf8_joiner *joiner, const char *bytes, size_t length, char *ou
  *     CHAT_OPENING        from the user's text to the answer
  *     CHAT_PAST           the same in an answered turn, whose answer is appended
  *     CHAT_NEXT           from the end of an answer to the next user's text */
-typedef struct { int32_t counts[CHAT_PARTS]; uint32_t starts, reserved; } chat_header; /* starts: bit i, see below */
 edge_status chat_check(const edge_model *model, edge_error *error);
 const int32_t *chat_ids(const edge_model *model, enum chat_part part, uint32_t *count); /* NULL: the template has none */
 bool chat_starts(const edge_model *model, enum chat_part part); /* the text after this part opens the prompt */
