@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 from conftest import GOLDEN
 
+from edge.backends.base import Engine
 from edge.model.model import Model, open_model
 from edge.types import FloatArray, IntArray
 
@@ -21,3 +22,10 @@ def open_fallback(name: str) -> tuple[Model, IntArray, FloatArray]:
     """The model, 64 tokens, and transformers' logits after the last 8 of them."""
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         return open_model(GOLDEN / f"{name}.gguf"), arrays["tokens"], arrays["logits"]
+
+
+def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> FloatArray:
+    """Logits after every token, [n, vocabulary], of a text that comes in pieces, without what was before."""
+    engine.kv.truncate(0)
+    parts = np.split(tokens, np.cumsum(pieces)[:-1])
+    return np.concatenate([engine.forward_all(part).copy() for part in parts])

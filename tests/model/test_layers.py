@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine
-from fallbacks import open_fallback
+from fallbacks import logits_of, open_fallback
 from test_gguf_file import GGUF
 
-from edge.backends import backend_names, engine_named
+from edge.backends import engine_named
 from edge.backends.base import Engine
 from edge.backends.kv_cache import RewindError
 from edge.converters.plain import write_plain
@@ -27,7 +27,6 @@ from edge.options import Options
 from edge.plan.plan import make_plan
 from edge.run.loading import load
 from edge.sampling import SamplingParams
-from edge.types import IntArray
 
 FILE = GOLDEN / "qwen35.gguf"
 HYBRIDS = ("qwen35", "lfm2")
@@ -56,35 +55,7 @@ def with_heads(path: Path, heads: int, key_heads: int, size: int) -> Path:
     return path
 
 
-def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> np.ndarray:
-    parts = np.split(tokens, np.cumsum(pieces)[:-1])
-    return np.concatenate([engine.forward_all(part).copy() for part in parts])
-
-
 each_hybrid = pytest.mark.parametrize("hybrid", HYBRIDS)
-
-
-@pytest.mark.parametrize("hybrid", [*HYBRIDS, "gemma4"])
-@pytest.mark.parametrize("name", backend_names())
-def test_an_engine_runs_a_core_or_names_it(name: str, hybrid: str) -> None:
-    model, engine = open_fallback(hybrid)[0], engine_named(name)
-    assert model.spec.network is not None
-    reasons = set(filter(None, map(engine.supports, model.spec.network.cores)))
-    if not reasons:
-        return
-    with pytest.raises(UnsupportedError, match=f"{name} engine does not run ({'|'.join(reasons)}) yet"):
-        engine.check_elsewhere(model.file, model.spec, "linux")
-
-
-@each_hybrid
-@pytest.mark.parametrize("backend", OURS)
-def test_logits_are_those_of_transformers(backend: str, hybrid: str, engines: Callable[[Engine], Engine]) -> None:
-    model, tokens, expected = open_fallback(hybrid)
-    engine = engines(load_engine(model, backend, "f32", chunk=24))
-    for pieces in ([64], [40, 1, 1, 22], [1] * 64):
-        engine.kv.truncate(0)
-        found = logits_of(engine, tokens, pieces)[-len(expected) :]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 2, 32), (3, 3, 16)])
