@@ -33,6 +33,9 @@ HYBRIDS = [("qwen35", "reference"), ("qwen35", "cpu"), ("lfm2", "cpu"), ("gemma3
 SMALL = 600 << 20
 
 
+pytestmark = pytest.mark.usefixtures("calm")
+
+
 @lru_cache
 def model_of(name: str) -> Model:
     return open_model(GOLDEN / f"{name}.gguf")
