@@ -50,6 +50,7 @@ NATIVE = [
 ALL = [pytest.param(*each.values) for each in NATIVE]
 HYBRIDS = [  # whose rows llama.cpp does not evict
     pytest.param("qwen35", 3),
+    pytest.param("falcon-h1", 3),
     pytest.param("lfm2", 20, marks=pytest.mark.exhaustive),
 ]
 

@@ -29,7 +29,14 @@ from edge.sampling import SamplingParams
 STRING = 8
 GREEDY = SamplingParams(temperature=0)
 LONG = "once upon a time there was a house by the sea. " * 3
-HYBRIDS = [("qwen35", "reference"), ("qwen35", "cpu"), ("lfm2", "cpu"), ("gemma3", "cpu"), ("falcon-h1", "llamacpp")]
+HYBRIDS = [
+    ("qwen35", "reference"),
+    ("qwen35", "cpu"),
+    ("lfm2", "cpu"),
+    ("gemma3", "cpu"),
+    ("falcon-h1", "llamacpp"),
+    ("nemotron_h", "cpu"),
+]
 SMALL = 600 << 20
 
 
