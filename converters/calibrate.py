@@ -21,14 +21,13 @@ from edge.model.layers import Block, Experts, PerLayerInput
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 SEQUENCE = 512  # tokens that see each other
 LEAST = 128  # tokens, below which statistics say nothing
 _CHARACTERS_PER_TOKEN = 16  # more than any text has: the rest is not tokenized
 _SLICE = 4096  # rows that are multiplied at once
 
-Progress = Callable[[float], None]
 FloatArrays = dict[str, FloatArray]
 
 

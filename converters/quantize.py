@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from edge.converters.calibrate import Progress, Walk, check_walk, gram, sequences, stages, statistics
+from edge.converters.calibrate import Walk, check_walk, gram, sequences, stages, statistics
 from edge.converters.outcome import again_notes, notes_on
 from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
 from edge.converters.quantizers import mixed
@@ -32,7 +32,7 @@ from edge.formats.gguf_writer import Planned, write_gguf
 from edge.model.mixtures import bits_of
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "best"]
 METHODS: tuple[Method, ...] = get_args(Method)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
@@ -35,14 +35,12 @@ from edge.kv.h2o import H2O
 from edge.kv.policy import Policy
 from edge.model.model import Model
 from edge.sampling import SamplingParams
-from edge.types import FloatArray
+from edge.types import FloatArray, Progress
 
 VERSION = 2
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
 _PIECE = 4 << 20  # bytes that are copied at once
-
-Progress = Callable[[float], None]
 
 
 class Section(IntEnum):
