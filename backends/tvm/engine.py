@@ -95,7 +95,7 @@ class NativeEngine:
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
         at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
-        normals = self._floats[at : at + count].reshape(-1, self._head)
+        self._normals = normals = self._floats[at : at + count].reshape(-1, self._head)
         at, count = scratch.offsets["layer_inputs"], tokens * shape.layers * shape.padded_inputs
         self._inputs = self._floats[at : at + count].reshape(tokens, shape.layers, -1) if count else self._floats[:0]
         self._token_table = TokenTable(file, f"{TABLE}.weight") if count else None
@@ -147,8 +147,8 @@ class NativeEngine:
     @property
     def normals(self) -> FloatArray:
         """Normals of the keys' Householder reflections (kv/householder.py), float32 [heads of all layers, head]; zeros
-        without."""
-        return self._arena.rows.normals
+        without. A smaller head than the largest has the first values."""
+        return self._normals
 
     def set_lora(self, lora: Lora | None) -> None:
         """See AdaptedEngine. Compiled code reads the table again in every pass."""
@@ -207,6 +207,7 @@ class NativeEngine:
             self._token_table.close()
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
         self._temperatures = self._adapters = self._states = self._inputs = np.zeros(0, np.uint8)
+        self._normals = np.zeros((0, 0), np.float32)
 
     def _check_weights(self) -> None:
         mapped = getattr(self._weights.base, "obj", None)  # None once the engine is closed

@@ -276,6 +276,16 @@ class DeltaNet:
         return 2 * self.key_heads * self.size + self.width
 
     @property
+    def channels(self) -> int:
+        """Values of a token between the products and the recurrence."""
+        return self.convolved + self.width
+
+    @property
+    def convolved(self) -> int:
+        """Values of a token behind the convolution: its channels, and two gates of each head."""
+        return self.mixed + 2 * self.heads
+
+    @property
     def fixed_values(self) -> int:
         """Values of the state, float32."""
         return (self.kernel - 1) * self.mixed + self.heads * self.size * self.value_size
@@ -359,6 +369,11 @@ class ShortConvolution:
     @property
     def width(self) -> int:
         return self.hidden
+
+    @property
+    def channels(self) -> int:
+        """Values of a token between the product and the convolution."""
+        return 3 * self.hidden
 
     @property
     def fixed_values(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from conftest import GOLDEN
 from test_gguf_file import GGUF
 
+from edge.backends.base import Engine
 from edge.model.model import Model, open_model
 from edge.types import FloatArray, IntArray
 
@@ -32,3 +33,10 @@ def write_undescribed(path: Path) -> Path:
     file.metadata = {key.replace("llama.", "internlm2."): value for key, value in file.metadata.items()}
     file.metadata["general.architecture"] = (STRING, "internlm2")
     return file.write(path)
+
+
+def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> FloatArray:
+    """Logits after every token, [n, vocabulary], of a text that comes in pieces, without what was before."""
+    engine.kv.truncate(0)
+    parts = np.split(tokens, np.cumsum(pieces)[:-1])
+    return np.concatenate([engine.forward_all(part).copy() for part in parts])

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine
-from fallbacks import open_fallback
+from fallbacks import logits_of, open_fallback
 from test_gguf_file import GGUF
 
-from edge.backends import backend_names, engine_named
+from edge.backends import engine_named
 from edge.backends.base import Engine
 from edge.backends.kv_cache import RewindError
 from edge.converters.plain import write_plain
@@ -27,11 +27,10 @@ from edge.options import Options
 from edge.plan.plan import make_plan
 from edge.run.loading import load
 from edge.sampling import SamplingParams
-from edge.types import IntArray
 
 FILE = GOLDEN / "qwen35.gguf"
 HYBRIDS = ("qwen35", "lfm2", "granitehybrid", "nemotron_h", "falcon-h1")
-OURS = ("reference", "cpu")
+OURS = ("reference", "cpu", "gpu@wgpu:0")
 EXACT = 2e-4
 U32, F32_TYPE = 4, 0
 
@@ -77,35 +76,17 @@ def with_groups(path: Path, name: str, heads: int, groups: int, size: int, head_
     return path
 
 
-def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> np.ndarray:
-    parts = np.split(tokens, np.cumsum(pieces)[:-1])
-    return np.concatenate([engine.forward_all(part).copy() for part in parts])
+def engines_for(model: Model) -> list[str]:
+    """Those of ours that run the model."""
+    network = model.spec.network
+    assert network is not None
+    return [name for name in OURS if not any(map(engine_named(name.partition("@")[0]).supports, network.cores))]
 
 
 each_hybrid = pytest.mark.parametrize("hybrid", HYBRIDS)
-
-
-@pytest.mark.parametrize("hybrid", [*HYBRIDS, "gemma4"])
-@pytest.mark.parametrize("name", backend_names())
-def test_an_engine_runs_a_core_or_names_it(name: str, hybrid: str) -> None:
-    model, engine = open_fallback(hybrid)[0], engine_named(name)
-    assert model.spec.network is not None
-    reasons = set(filter(None, map(engine.supports, model.spec.network.cores)))
-    if not reasons:
-        return
-    with pytest.raises(UnsupportedError, match=f"{name} engine does not run ({'|'.join(reasons)}) yet"):
-        engine.check_elsewhere(model.file, model.spec, "linux")
-
-
-@each_hybrid
-@pytest.mark.parametrize("backend", OURS)
-def test_logits_are_those_of_transformers(backend: str, hybrid: str, engines: Callable[[Engine], Engine]) -> None:
-    model, tokens, expected = open_fallback(hybrid)
-    engine = engines(load_engine(model, backend, "f32", chunk=24))
-    for pieces in ([64], [40, 1, 1, 22], [1] * 64):
-        engine.kv.truncate(0)
-        found = logits_of(engine, tokens, pieces)[-len(expected) :]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
+each_case = pytest.mark.parametrize(
+    ("backend", "hybrid"), [(name, hybrid) for hybrid in HYBRIDS for name in engines_for(open_fallback(hybrid)[0])]
+)
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 2, 32), (3, 3, 16)])
@@ -141,15 +122,14 @@ def compare(model: Model, engines: Callable[[Engine], Engine]) -> None:
     tokens = np.random.default_rng(1).integers(3, model.spec.vocab, 30).astype(np.int32)
     expected, *found = (
         logits_of(engines(load_engine(model, backend, "f32", capacity=64)), tokens, [20, 1, 9])
-        for backend in ("llamacpp", *OURS)
+        for backend in ("llamacpp", *engines_for(model))
     )
     for each in found:
         np.testing.assert_allclose(each, expected, rtol=0, atol=2e-3)
-    np.testing.assert_allclose(*found, rtol=0, atol=EXACT)
+        np.testing.assert_allclose(each, found[0], rtol=0, atol=EXACT)
 
 
-@each_hybrid
-@pytest.mark.parametrize("backend", OURS)
+@each_case
 def test_the_state_returns_with_its_rows(backend: str, hybrid: str, engines: Callable[[Engine], Engine]) -> None:
     model, tokens, _ = open_fallback(hybrid)
     engine, other = (engines(load_engine(model, backend, "f32", chunk=24)) for _ in range(2))
@@ -183,7 +163,7 @@ def test_the_state_returns_with_its_rows(backend: str, hybrid: str, engines: Cal
 def test_eviction_touches_rows_of_attention_only(hybrid: str, engines: Callable[[Engine], Engine]) -> None:
     model, tokens, _ = open_fallback(hybrid)
     found = []
-    for backend in OURS:
+    for backend in engines_for(model):
         engine = engines(load_engine(model, backend, "f32", chunk=24))
         engine.forward(tokens[:40])
         before = engine.kv.save(40).tail
@@ -192,7 +172,8 @@ def test_eviction_touches_rows_of_attention_only(hybrid: str, engines: Callable[
         found.append(engine.forward_all(tokens[40:60]).copy())
         with pytest.raises(RewindError, match="evicted"):
             engine.kv.truncate(20, replace(engine.kv.save(44), next_position=3))
-    np.testing.assert_allclose(*found, rtol=0, atol=EXACT)
+    for each in found[1:]:
+        np.testing.assert_allclose(each, found[0], rtol=0, atol=EXACT)
 
 
 @each_hybrid

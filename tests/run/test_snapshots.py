@@ -142,7 +142,7 @@ def test_a_session_holds_what_the_plan_counts() -> None:
         session.trim(1)
         assert session._sequence.snapshots.nbytes == 0
         assert not session.rewind(mark)
-        assert "snapshots" in [each.action for each in session._reclaimer.actions]
+        assert "snapshots" in [each.action for each in session._loaded.reclaimer.actions]
 
 
 @pytest.fixture(params=["qwen35", "gemma3"])

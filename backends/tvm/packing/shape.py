@@ -6,13 +6,25 @@ tensors) are entries in a table at run time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from edge.backends.checks import check_cores
 from edge.backends.tvm.packing.cores import LANES, Groups, groups_of, round_up, supports
 from edge.errors import UnsupportedError
-from edge.model.layers import UNROTATED, Attention, Block, Core, Network, PerLayerInput, Temperature
+from edge.model.layers import (
+    UNROTATED,
+    Attention,
+    Block,
+    Core,
+    DeltaNet,
+    Network,
+    OneCore,
+    PerLayerInput,
+    ShortConvolution,
+    Temperature,
+)
 from edge.model.spec import ModelSpec
 
 _MOST_BLOCKS = 8  # of different shapes, each of which is compiled
@@ -49,16 +61,16 @@ class Shape:
     forms: tuple[tuple[int, ...], ...]  # distinct layers, as indices into blocks
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> Shape:
-        """The shape of a model. Raises UnsupportedError for cores without kernels, and for layers that differ too
-        much."""
-        network = check_cores("cpu engine", spec, supports)
+    def of(cls, spec: ModelSpec, engine: str = "cpu", reason: Callable[[Core], str | None] = supports) -> Shape:
+        """The shape of a model. reason: the engine's `Backend.supports`. Raises UnsupportedError for cores without
+        kernels, and for layers that differ too much."""
+        network = check_cores(f"{engine} engine", spec, reason)
         layers = [tuple(_shape_of(block, network) for block in layer) for layer in network.layers]
         blocks = tuple(dict.fromkeys(block for layer in layers for block in layer))
         attention = list(filter(None, network.attention))
         if len(blocks) > _MOST_BLOCKS or not attention or not _fit_arenas(network, attention):
             what = "layers of so many forms" if attention else "models without attention"
-            raise UnsupportedError(f"the cpu engine does not run {what} yet: use --backend=llamacpp")
+            raise UnsupportedError(f"the {engine} engine does not run {what} yet: use --backend=llamacpp")
         forms = tuple(dict.fromkeys(tuple(map(blocks.index, layer)) for layer in layers))
         return cls(
             len(layers), spec.hidden, spec.vocab, network.norm, network.norm_eps, network.embedding_scale,
@@ -104,7 +116,11 @@ class Shape:
 
     @cached_property
     def _attention(self) -> list[Attention]:
-        return [block.core for block in self.blocks if isinstance(block.core, Attention)]
+        return self.cores(Attention)
+
+    def cores(self, kind: type[OneCore]) -> list[OneCore]:
+        """The different cores of a kind."""
+        return [block.core for block in self.blocks if isinstance(block.core, kind)]
 
     @cached_property
     def attention(self) -> Attention:
@@ -148,6 +164,11 @@ class Shape:
         """Query heads per KV head."""
         return max(core.group for core in self._attention)
 
+    @cached_property
+    def attention_inputs(self) -> int:
+        """Values that the products of attention make of a token, at most."""
+        return max((core.heads * (1 + core.gated) + 2 * core.kv_heads) * core.head_dim for core in self._attention)
+
     @property
     def windowed(self) -> bool:
         """Whether some layers have a sliding window."""
@@ -174,6 +195,12 @@ class Shape:
     def widest(self) -> int:
         """The length of the longest row of activations."""
         return max(self.padded_hidden, *(round_up(block.core.width, 32) for block in self.blocks))
+
+    @property
+    def channels(self) -> int:
+        """Values that the products of cores with a fixed state hand to them, at most; 0 without such cores."""
+        cores = (block.core for block in self.blocks)
+        return max((core.channels for core in cores if isinstance(core, DeltaNet | ShortConvolution)), default=0)
 
     def widths(self, kind: type[Core]) -> int:
         """The length of the longest input to an output projection from cores of this kind, padded; 0 without such

@@ -29,6 +29,17 @@ def relu2(x: Value) -> Value:
     return x * x
 
 
+def sigmoid(x: Value) -> Value:
+    """1 / (1 + e^−x)."""
+    return f32(1.0) / (f32(1.0) + _exp(f32(0.0) - x))
+
+
+def softplus(x: Value) -> Value:
+    """log(1 + e^x) = max(x, 0) + log(1 + e^−|x|)."""
+    x = hold(x)
+    return T.max(x, f32(0.0)) + T.log(f32(1.0) + _exp(f32(0.0) - T.abs(x)))
+
+
 def soft_cap(x: Value, cap: float) -> Value:
     """cap · tanh(x / cap), tanh z = 1 − 2 / (1 + e^2z); x itself where cap is 0."""
     return f32(cap) - f32(2 * cap) / (f32(1.0) + _exp(x * f32(2 / cap))) if cap else x
