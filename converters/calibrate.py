@@ -23,7 +23,7 @@ from edge.model.layers import Block, Core, Experts, PerLayerInput
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 SEQUENCE = 512  # tokens that see each other
 LEAST = 128  # tokens, below which statistics say nothing
@@ -53,7 +53,6 @@ class Routed:
 
 
 Inputs = FloatArray | Routed
-Progress = Callable[[float], None]
 FloatArrays = dict[str, FloatArray]
 
 
@@ -222,12 +221,13 @@ class Walk:
         at, engine, names = f"blk.{layer}.", self._engine, iter(stages(self._spec, layer))
         self.weights |= self._read(at)
         for block in engine.network.layers[layer]:
-            x = self._checked(engine.norm(self.hidden, f"{at}{block.norm}"), at)
+            if not block.beside:
+                normed = self._checked(engine.norm(self.hidden, f"{at}{block.norm}"), at)
             if isinstance(block.core, Experts):
-                x = yield from self._experts(block.core, At(layer), names, x)
+                x = yield from self._experts(block.core, At(layer), names, normed)
             else:
-                yield next(names), x
-                x = self._checked(self._run(block, layer, x), at)
+                yield next(names), normed
+                x = self._checked(self._run(block, layer, normed), at)
                 yield next(names), x
             self.hidden = engine.add(self.hidden, block, At(layer), x)
 
@@ -265,7 +265,7 @@ class Walk:
             beside = shared_inner(engine, core, at, x)
             yield next(names), beside
         down, of_down = of_all(engine, core, at, core.output)
-        out = of_shared(engine, at, x, beside) if core.shared else np.zeros_like(x)
+        out = of_shared(engine, core, at, x, beside) if core.shared else np.zeros_like(x)
         for expert, (tokens, ranks) in enumerate(places):
             out[tokens] += shares[tokens, ranks, None] * (inner[expert] @ down[expert].T + of_down[expert])
         return out

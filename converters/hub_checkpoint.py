@@ -14,7 +14,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.formats.blocks import PLAIN
 from edge.formats.gguf import read_gguf
 from edge.hub.cache import pointer_of
-from edge.hub.download import Notice, Progress, download
+from edge.hub.download import Notice, OnBytes, download
 from edge.hub.repository import RemoteFile, Repository, look_up
 from edge.model.catalog import hub_reference
 from edge.storage import cache
@@ -27,7 +27,7 @@ _TEXTS = (
 
 
 def pull_checkpoint(
-    name: str, kind: str, *, progress: Progress = lambda done, total: None, notice: Notice = lambda line: None
+    name: str, kind: str, *, progress: OnBytes = lambda done, total: None, notice: Notice = lambda line: None
 ) -> Path:
     """Download a repository's checkpoint, and return the path of the GGUF file in edge's cache folder that it becomes.
 

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from edge.converters.calibrate import LEAST, Progress, Routed, Walk, check_walk, gram, sequences, stages, statistics
+from edge.converters.calibrate import LEAST, Routed, Walk, check_walk, gram, sequences, stages, statistics
 from edge.converters.outcome import again_notes, notes_on
 from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
 from edge.converters.quantizers import mixed
@@ -33,7 +33,7 @@ from edge.formats.gguf_writer import Planned, write_gguf
 from edge.model.mixtures import EMBEDDINGS, bits_of
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "best"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -177,11 +177,8 @@ def find_folds(
     """AWQ's factors of every stage whose matrices have a grid. tokens: int32 [sequences, length]."""
     folds, walk, sources = Folds(), Walk(file, spec, tokens), find_tensors(file, spec)
     for layer in range(spec.layers):
-        at, pairs = (
-            f"blk.{layer}.",
-            (pair for block in find_network(spec).layers[layer] for pair in makers(block).items()),
-        )
-        made_by = {at + matrices[0]: at + maker for maker, matrices in pairs}
+        at, found = f"blk.{layer}.", makers(find_network(spec).layers[layer])
+        made_by = {at + matrices[0]: at + maker for maker, matrices in found.items()}
         for names, inputs in walk.layer(layer):
             kinds = {name: types[sources[name].tensor] for name in names}
             rounding, maker = [name for name, kind in kinds.items() if kind in GRIDS], made_by.get(names[0])
@@ -197,10 +194,10 @@ def find_folds(
                 weights = [walk.weights[name] for name in rounding]
                 if isinstance(inputs, Routed):
                     apart = zip(*(np.split(weight, len(inputs.parts)) for weight in weights), strict=True)
-                    found = np.stack([factors([*each], inputs.of(expert)) for expert, each in enumerate(apart)])
+                    scales = np.stack([factors([*each], inputs.of(expert)) for expert, each in enumerate(apart)])
                 else:
-                    found = factors(weights, inputs)
-                folds.add(names, maker, spec, found)
+                    scales = factors(weights, inputs)
+                folds.add(names, maker, spec, scales)
         progress((layer + 1) / spec.layers)
     return folds
 

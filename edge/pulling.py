@@ -17,7 +17,7 @@ from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, U
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_parts import join, names_of_parts, whole_name
 from edge.hub.cache import pointer_of
-from edge.hub.download import Notice, Progress, download, is_here
+from edge.hub.download import Notice, OnBytes, download, is_here
 from edge.hub.header import read_header
 from edge.hub.names import Reference
 from edge.hub.quants import label_of, matches, runnable, usual, with_joined
@@ -73,7 +73,7 @@ def pull(
     *,
     quant: str | None = None,
     device: str = HOST,
-    progress: Progress = lambda done, total: None,
+    progress: OnBytes = lambda done, total: None,
     notice: Notice = lambda line: None,
     **keywords: Any,
 ) -> Path:
@@ -106,7 +106,7 @@ def offer(model: str, options: Options, *, quant: str | None = None, device: str
     return _choose(repository, _candidates(repository, reference), options, device)
 
 
-def take(chosen: Offer, *, progress: Progress = lambda done, total: None, notice: Notice = lambda line: None) -> Path:
+def take(chosen: Offer, *, progress: OnBytes = lambda done, total: None, notice: Notice = lambda line: None) -> Path:
     """Download an offer's file, unless it is here; a model in several files is joined in edge's cache folder, which
     takes as many bytes again. Raises DownloadError, CacheError."""
     file = chosen.file
@@ -115,7 +115,7 @@ def take(chosen: Offer, *, progress: Progress = lambda done, total: None, notice
     return download(chosen.repository, chosen.file, progress=progress, notice=notice)
 
 
-def _take_parts(repository: Repository, file: RemoteFile, progress: Progress, notice: Notice) -> Path:
+def _take_parts(repository: Repository, file: RemoteFile, progress: OnBytes, notice: Notice) -> Path:
     if found := cache.find("models", file.hash, ".gguf"):
         return found
     paths, before = [], 0
@@ -136,7 +136,7 @@ def ensure(
     model: str | Path,
     options: Options,
     *,
-    progress: Progress = lambda done, total: None,
+    progress: OnBytes = lambda done, total: None,
     notice: Notice = lambda line: None,
 ) -> Path:
     """The file or folder of MODEL, downloaded if it is on the Hub and not here.

@@ -26,7 +26,7 @@ def experts(engine: Context, core: Experts, at: At, x: FloatArray) -> FloatArray
             inner = activated(core, gate @ row + of_gate, up @ row + of_up)
             out[token] += share * (down @ inner + of_down)
     if core.shared:
-        out += of_shared(engine, at, x, shared_inner(engine, core, at, x))
+        out += of_shared(engine, core, at, x, shared_inner(engine, core, at, x))
     return out
 
 
@@ -44,10 +44,10 @@ def shared_inner(engine: Context, core: Experts, at: At, x: FloatArray) -> Float
     return activated(core, *(engine.project(x, at, name) for name in ("ffn_gate_shexp", "ffn_up_shexp")))
 
 
-def of_shared(engine: Context, at: At, x: FloatArray, inner: FloatArray) -> FloatArray:
+def of_shared(engine: Context, core: Experts, at: At, x: FloatArray, inner: FloatArray) -> FloatArray:
     """What the shared expert adds, [n, hidden]."""
-    share = sigmoid(engine.project(x, at, "ffn_gate_inp_shexp"))
-    return np.asarray(share * engine.project(inner, at, "ffn_down_shexp"))
+    added = engine.project(inner, at, "ffn_down_shexp")
+    return sigmoid(engine.project(x, at, "ffn_gate_inp_shexp")) * added if core.shared_gated else added
 
 
 def activated(core: Experts, gate: FloatArray, up: FloatArray) -> FloatArray:

@@ -17,7 +17,7 @@ from edge.backends.reference import read_weights
 from edge.converters.quantizers.rtn import nearest
 from edge.formats.blocks import BLOCK, Grid
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, Dense, Experts
+from edge.model.layers import Attention, Block, Dense, Experts, Layer
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source
 from edge.types import AnyArray, FloatArray
@@ -54,12 +54,17 @@ class Folds:
         self.rows |= {maker: factors.reshape(-1), f"{maker}.bias": factors.reshape(-1)}
 
 
-def makers(block: Block) -> dict[str, tuple[str, ...]]:
-    """Tensors of a block whose rows can be divided, with the matrices that multiply their output.
+def makers(layer: Layer) -> dict[str, tuple[str, ...]]:
+    """Tensors of a layer whose rows can be divided, with the matrices that multiply their output.
 
-    The output of an activation without a gate, or with a clamp, cannot be scaled. Inputs of experts cannot, either: the
-    router chooses by them.
+    The output of an activation without a gate, or with a clamp, cannot be scaled, nor a norm that several blocks share.
+    Inputs of experts cannot, either: the router chooses by them.
     """
+    shared = {block.norm for block in layer if block.beside}
+    return {maker: names for block in layer for maker, names in _makers_of(block).items() if maker not in shared}
+
+
+def _makers_of(block: Block) -> dict[str, tuple[str, ...]]:
     core, before = block.core, None
     if isinstance(core, Experts):
         pairs = zip(("ffn_up_exps", "ffn_up_shexp"), core.outputs, strict=False)

@@ -10,6 +10,7 @@ import pytest
 from runtime_kv import Case, InC, make_sequence, make_twin, new_rows
 
 from edge.backends.kv_cache import KVState, RewindError
+from edge.exporting.planning import SNAPSHOTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # of keys too large for float16
 
@@ -29,6 +30,9 @@ CASES = {
     "h2o small": Case("h2o", "int8", capacity=16),
     "ring": Case(**RINGED),
     "ring int8": Case("h2o", "int8", **RINGED, context=150),
+    "apart": Case(**RINGED, kv_heads=1, head=32, ring=(2, 16)),
+    "apart int4": Case(dtype="int4", **RINGED, kv_heads=2, head=16, ring=(1, 48), keep=19),
+    "apart h2o": Case("h2o", "int8", **RINGED, kv_heads=1, ring=(3, 32), context=150),
     "all windowed": Case(windows=(12, 30)),
     "long": Case(long_from=40, capacity=90, **RINGED),
     "long h2o": Case("h2o", long_from=80),
@@ -45,17 +49,17 @@ class Pair:
 
     def __init__(self, case: Case, seed: int) -> None:
         self.case, self.rng = case, np.random.default_rng(seed)
-        heads = len(case.windows) * case.kv_heads
-        self.normals = self.rng.standard_normal((heads, case.head)).astype(np.float32)
+        heads = len(case.windows) * case.most_heads
+        self.normals = self.rng.standard_normal((heads, case.longest)).astype(np.float32)
         self.normals /= np.linalg.norm(self.normals, axis=-1, keepdims=True)
         self.twin, self.c = make_twin(case, self.normals), InC(case, self.normals)
         self.sequence = make_sequence(case, self.twin)
-        self.end: KVState | None = None  # to which both can go back, with the rows of then
+        self.ends: dict[int, KVState] = {}  # to which both can go back, by their numbers of rows
 
     def run(self, count: int) -> None:
         count, evicted = min(count, self.case.chunk), self.sequence.evicted
         fits = self.sequence.make_room(count)
-        self.end = self.end if evicted == self.sequence.evicted else None
+        self.ends = self.ends if evicted == self.sequence.evicted else {}
         assert self.c.make_room(count) == fits
         self.check()
         if not fits:
@@ -67,10 +71,10 @@ class Pair:
         arena = self.twin.store.arena
         for name in ("starts", "lengths"):
             np.testing.assert_array_equal(self.c.array(name, getattr(arena, name)), getattr(arena, name))
-        rows, other = arena.rows, self.c.rows_like(arena.rows)
-        new = new_rows(self.twin, count, self.rng)
-        for name in rows.arrays:
-            other.scatter(name, new, rows.gather(name, new))
+        for store, new in zip(self.twin.stores, new_rows(self.twin, count, self.rng), strict=True):
+            other = self.c.rows_like(store.rows, self.prefix(store))
+            for name in store.rows.arrays:
+                other.scatter(name, new, store.rows.gather(name, new))
         if state := self.twin.state:
             state.values[:] = self.rng.standard_normal(state.values.size)
             self.c.array("states", state.values)[:] = state.values
@@ -81,6 +85,9 @@ class Pair:
         arena.paid += paid
         self.c.array("paid", arena.paid)[:] += paid
 
+    def prefix(self, store: object) -> str:
+        return "ring_" if self.case.ring and store is not self.twin.store else ""
+
     def step(self) -> None:
         twin, c, rng = self.twin, self.c, self.rng
         names = ["run"] * 3 + ["one", "evict", "keep", "truncate", "shrink", "renumber", "save", "remember"]
@@ -89,12 +96,12 @@ class Pair:
             self.run(1 if name == "one" else int(rng.integers(1, self.case.chunk + 1)))
         elif name == "evict":
             budget = int(rng.integers(max(1, twin.length // 2), twin.length + 2))
-            self.end = self.end if budget >= twin.length else None
+            self.ends = self.ends if budget >= twin.length else {}
             self.sequence.shrink(budget)
             c.evict(budget)
         elif name == "keep" and self.sequence.policy.evicts:
             count = int(rng.integers(twin.length // 2, twin.length + 1))
-            heads, self.end = int(twin.head_lengths.size), None
+            heads, self.ends = int(twin.head_lengths.size), {}
             rows = [np.sort(rng.permutation(twin.length)[:count]).astype(np.int32) for _ in range(heads)]
             if self.sequence.policy.close_gaps:
                 twin.keep(rows[0], close_gaps=True)
@@ -104,7 +111,7 @@ class Pair:
                 c.keep_heads(rows)
         elif name == "truncate":
             length = int(rng.integers(max(0, twin.length - 30), twin.length + 1))
-            self.truncate(self.end.next_position if self.end and rng.random() < 0.7 else length)
+            self.truncate(int(rng.choice(list(self.ends))) if self.ends and rng.random() < 0.7 else length)
         elif name == "shrink" and rng.random() < 0.2:
             capacity = max(1, twin.length, twin.capacity - int(rng.integers(1, 20)))
             twin.shrink(capacity)
@@ -112,24 +119,29 @@ class Pair:
         elif name == "renumber" and rng.random() < 0.3:
             twin.renumber()
             c.renumber()
-            self.end = None
+            self.ends = {}
         elif name == "save" and twin.capacity == self.case.capacity:
             saved = c.save()
             c.close()
             self.c = InC(self.case, self.normals, c.evicted)
             assert self.c.load(saved) == 0
             assert self.c.save() == saved
-            self.end = None
+            self.ends = {}
         elif name == "remember" and twin.state and twin.alike and not twin.ring:
-            self.end = twin.save(twin.length)
-            c.remember()
-            self.run(int(rng.integers(1, 9)))
-            self.truncate(self.end.next_position if self.end else twin.length)
+            for _ in range(int(rng.integers(1, 4))):
+                if twin.length:
+                    self.ends[twin.length] = twin.save(twin.length)
+                    self.ends = dict(sorted(self.ends.items())[-SNAPSHOTS:])
+                c.remember()
+                self.run(int(rng.integers(1, 9)))
+            if self.ends:
+                assert c.latest(twin.length) == max(self.ends)
+                self.truncate(int(rng.choice(list(self.ends))))
         self.check()
 
     def truncate(self, length: int) -> None:
         allowed = self.c.can_truncate(length)
-        end = self.end if self.end and self.end.next_position == length else None
+        end = self.ends.get(length)
         try:
             self.twin.truncate(length, end)
         except RewindError:
@@ -137,7 +149,7 @@ class Pair:
             return
         assert allowed
         self.c.truncate(length)
-        self.end = self.end if length else None
+        self.ends = {rows: each for rows, each in self.ends.items() if rows <= length} if length else {}
 
     def check(self) -> None:
         twin, c = self.twin, self.c
@@ -148,17 +160,18 @@ class Pair:
         assert c.evicted.value == self.sequence.evicted
         if twin.state:
             np.testing.assert_array_equal(c.array("states", twin.state.values), twin.state.values)
-            assert c.remembered() == twin.state.nbytes
+            assert c.remembered() == SNAPSHOTS * twin.state.nbytes
         for store in twin.stores:
             rows = store.regions.rows(np.arange(store.lengths.max())).reshape(-1)
-            other = c.rows_like(store.rows)
+            other = c.rows_like(store.rows, self.prefix(store))
             for name in store.rows.arrays:
                 np.testing.assert_array_equal(other.gather(name, rows), store.rows.gather(name, rows), name)
             for name, array, wanted in (
                 ("positions", store.arena.positions, store._windowed), ("paid", store.arena.paid, store.observes),
             ):  # fmt: skip
                 if wanted:
-                    np.testing.assert_array_equal(c.array(name, array)[rows], array[rows])
+                    found = c.array(self.prefix(store) + name, array)
+                    np.testing.assert_array_equal(found[rows], array[rows])
         if twin.store.observes:
             np.testing.assert_array_equal(c.ages(), twin.ages.reshape(len(twin.lengths), -1))
 
@@ -173,7 +186,7 @@ def test_operations_leave_the_same_rows(name: str, seeds: range) -> None:
         pair.c.close()
 
 
-@pytest.mark.parametrize("name", ["pinned", "ring int8", "long", "states"])
+@pytest.mark.parametrize("name", ["pinned", "ring int8", "long", "states", "apart"])
 def test_a_damaged_state_is_refused_or_harmless(name: str) -> None:
     """Most changes hit rows, which are any numbers; the session can run on in any case."""
     pair, rng, refused = Pair(CASES[name], 1), np.random.default_rng(0), 0

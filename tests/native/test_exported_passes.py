@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from edge.backends.base import EngineConfig
 pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm import engine as engine_module
+from edge.backends.tvm.compiler import exported
 from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
 from edge.backends.tvm.cpu.arguments import LINE, Job
+from edge.backends.tvm.cpu.generator import RINGS, STATES
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.memory import aligned_zeros
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.targets import choose_target
+from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import UnsupportedError
 from edge.model.model import Model
 
@@ -71,6 +75,27 @@ def symbols(path: Path, *options: str) -> set[str]:
     return {line.split()[0] for line in said.splitlines()}
 
 
+@pytest.mark.parametrize(("free", "frugal"), [(8 << 30, False), (500 << 20, True)])
+def test_compilers_of_apps_take_turns_where_memory_is_short(
+    designs: list[Design], monkeypatch: pytest.MonkeyPatch, free: int, frugal: bool
+) -> None:
+    started, alone = list[bool](), threading.Lock()
+
+    def make(design: Design, _progress: object, *, frugal: bool) -> Path:
+        started.append(frugal)
+        if frugal:
+            assert alone.acquire(blocking=False)
+            time.sleep(0.02)
+            alone.release()
+        return Path(design.target.name)
+
+    monkeypatch.setattr(exported, "exported_object", make)
+    monkeypatch.setattr(exported, "usable_cores", lambda: 4)
+    monkeypatch.setattr(exported, "memory_limit", lambda: MemoryLimit(memory_use().rss + free, "free memory"))
+    assert exported_objects(designs) == [Path(each.target.name) for each in designs]
+    assert started == [frugal] * len(designs)
+
+
 @pytest.mark.slow
 def test_several_passes_lie_in_one_library_and_call_nothing_else(designs: list[Design]) -> None:
     assert [each.target.name for each in designs] == ["avx512vnni", "avxvnni", "avx2"]
@@ -100,8 +125,8 @@ class ExportedWorkers:
     def __init__(self, _image: object, threads: int, pointers: Sequence[ctypes.c_void_p]) -> None:
         self._job, self._lines = aligned_zeros(len(Job.NAMES), "int64"), aligned_zeros((threads + 1) * LINE, "int32")
         self._job[Job.slot("threads")] = threads
-        states = ctypes.c_void_p()  # exported passes take them also where the model has none
-        arrays = [ctypes.c_void_p(each.ctypes.data) for each in (self._job, self._lines)] + [*pointers, states]
+        more = [ctypes.c_void_p()] * (len(RINGS) + len(STATES))  # exported passes take them from every model
+        arrays = [ctypes.c_void_p(each.ctypes.data) for each in (self._job, self._lines)] + [*pointers, *more]
         self._arguments = [(*arrays, ctypes.c_int64(number)) for number in range(threads)]
         self._others = [threading.Thread(target=type(self).run_pass, args=each) for each in self._arguments[1:]]
         for each in self._others:

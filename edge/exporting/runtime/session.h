@@ -42,6 +42,7 @@ struct edge_session {
     pass *pass;
     int32_t *ids;             /* [room]: tokens that have not been run: `waiting` from `first` on */
     uint32_t room, first, waiting;
+    int32_t *run_ids;         /* [capacity]: tokens of all rows, if the model has a tail, and while none is evicted */
     int32_t *system;          /* [capacity]: the beginning of a conversation with a system's text */
     uint32_t system_count, turns;
     uint64_t evicted;         /* rows, of this conversation */
@@ -85,6 +86,7 @@ void context_settle(edge_session *s);        /* an answer is over */
 bool context_push(edge_session *s, const int32_t *ids, size_t count);
 edge_finish context_prompt(edge_session *s); /* runs all that wait; sets `logits` */
 edge_finish context_step(edge_session *s);   /* runs the token that was generated */
+void context_pay(edge_session *s);           /* the answer has ended: waits for its power limit */
 void context_give(edge_session *s, double bytes);
 double context_spare(const edge_session *s); /* bytes that can be given back */
 turn_mark context_mark(const edge_session *s);

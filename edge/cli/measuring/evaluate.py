@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge.cli import options as o
-from edge.cli.evaluate_kv import kv
-from edge.cli.help import Command, Group
-from edge.cli.show import print_json, progress, table
+from edge.cli.measuring.evaluate_kv import kv
+from edge.cli.terminal.help import Command, Group
+from edge.cli.terminal.show import print_json, progress, table
 from edge.errors import InputError
 from edge.options import Options
 
@@ -66,7 +66,7 @@ def kl(
 
     The text is read in windows, each from an empty cache; all predictions count but that of a window's first token.
     """
-    from edge.cli.prompts import read_text
+    from edge.cli.terminal.prompts import read_text
     from edge.quality.material import reader_settings
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.windows import divergence
@@ -76,8 +76,8 @@ def kl(
     assert context is not None
     journal = _journal(output, resume=resume)
     opened, base = open_model(model), open_model(reference)
-    ids = opened.encode_prompt(read_text(text), raw=True, most=tokens)
-    theirs = base.encode_prompt(read_text(text), raw=True, most=tokens)
+    ids = opened.encode_text(read_text(text), most=tokens)
+    theirs = base.encode_text(read_text(text), most=tokens)
     if opened.spec.vocab != base.spec.vocab or ids.size != theirs.size or (ids != theirs).any():
         raise InputError(f"{model} and {reference} have different vocabularies: their predictions cannot be compared")
     windows = _windows(opened, ids, context, second_half=second_half)
@@ -129,7 +129,7 @@ def perplexity(
 
     With --context, in windows instead, each from an empty cache; then it can be resumed.
     """
-    from edge.cli.prompts import read_text
+    from edge.cli.terminal.prompts import read_text
     from edge.quality.material import reader_settings
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.perplexity import perplexity as streamed
@@ -142,7 +142,7 @@ def perplexity(
         raise InputError("--second-half and -o go with --context: a text in one stream cannot be taken up again")
     opened = open_model(model)
     most = None if tokens is None else tokens + (context is None)
-    ids = opened.encode_prompt(read_text(text), raw=True, most=most)
+    ids = opened.encode_text(read_text(text), most=most)
     windows = None if context is None else _windows(opened, ids, context, second_half=second_half)
     with (
         progress(enabled=not quiet) as shown,
