@@ -39,7 +39,7 @@ from edge.model.reader import read_spec
 from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray
 
-_ROOTS = ("", "model.", "transformer.", "language_model.model.", "model.language_model.")
+_ROOTS = ("", "model.", "transformer.", "language_model.model.", "model.language_model.", "backbone.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # Tensors of checkpoints beside the text model's weights.
 _OTHERS = (
@@ -169,9 +169,9 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, 
         parts.append(_part(architecture, sizes, ours, shape, tensor, apart[theirs], type))
     used = {names.get(part.planned.name) for part in parts} | ({*_HEADS} if tied else set())
     _check_biases(folder, architecture, config, sizes, names)
-    for name, source in apart.items():
-        if name not in used and not name.startswith(_OTHERS) and not name.endswith(_BUFFERS):
-            raise ModelFormatError(f"{source.path}: {shown(name)} is no tensor of a {architecture.name} model")
+    for theirs, source in apart.items():
+        if theirs not in used and not theirs.startswith(_OTHERS) and not theirs.endswith(_BUFFERS):
+            raise ModelFormatError(f"{source.path}: {shown(theirs)} is no tensor of a {architecture.name} model")
     if blocks:
         parts = [_as_blocks(part) for part in parts]
     vocabulary = read_vocabulary(folder, whole, sizes.vocab)
@@ -297,6 +297,8 @@ def _part(
     if layout == "transposed" and isinstance(source, Packed):
         layout = "same"  # packed layers have one layout for all architectures
     expected = shape[::-1] if layout == "transposed" else shape
+    if tensor.stored:
+        expected = (tensor.rows,)
     where = f"{source.path}: {source.name}"
     if source.shape != expected:
         raise ModelFormatError(f"{where} has shape {source.shape} instead of {expected}")

@@ -310,6 +310,7 @@ def test_checkpoints_are_converted_on_download(hub: Hub, name: str, tmp_path: Pa
     convert_folder(GOLDEN / "folders" / name, tmp_path / "floats.gguf", name="checkpoint")
     write_plain(read_gguf(tmp_path / "floats.gguf"), tmp_path / "model.gguf", "Q8_0")
     assert path.read_bytes() == (tmp_path / "model.gguf").read_bytes()
+    assert read_gguf(path).metadata["general.name"] == "checkpoint"
     asked = hub.ranges().count(None)
     assert run("pull", "tiny/checkpoint", "--convert", "q8_0").stdout.strip() == str(path)
     assert hub.ranges().count(None) == asked
