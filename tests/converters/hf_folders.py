@@ -21,7 +21,10 @@ NAMES = (
     "smollm3",
 )  # fmt: skip
 PACKED = ("awq", "gptq")
-ONE_WAY = ("gemma4_text", "gpt_oss", "lfm2", "lfm2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")  # not written
+ONE_WAY = (  # these are not written
+    "gemma4_text", "gpt_oss", "granite_experts", "granite_mamba", "lfm2", "lfm2_moe", "nemotron_h", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_moe",
+)  # fmt: skip
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32, "U8": np.uint8}
 
 Tensors = dict[str, tuple[str, AnyArray]]

@@ -14,6 +14,7 @@ Weights are drawn as in `make.py`, then rounded to the type that the folder stor
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import sys
@@ -134,9 +135,13 @@ def of_2026() -> dict[str, Any]:
     for name in ("qwen35", "qwen35moe"):
         found[name].linear_num_key_heads, found[name].linear_num_value_heads = 2, 4
     found["lfm2"].block_auto_adjust_ff_dim, found["lfm2"].block_multiple_of = True, 16  # 22 becomes 32
+    found["nemotron_h"].tie_word_embeddings = False  # transformers does not tie them, whatever it says
+    found["granite_experts"] = copy.deepcopy(found["granitehybrid"])
+    found["granite_experts"].num_local_experts, found["granite_experts"].num_experts_per_tok = 4, 2
     names = {
         "qwen3moe": "qwen3_moe", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text", "lfm2": "lfm2",
         "lfm2moe": "lfm2_moe", "gpt-oss": "gpt_oss", "gemma4": "gemma4_text",
+        "granitehybrid": "granite_mamba", "granite_experts": "granite_experts", "nemotron_h": "nemotron_h",
     }  # fmt: skip
     return {theirs: found[ours] for ours, theirs in names.items()}
 

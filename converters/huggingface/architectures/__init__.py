@@ -12,6 +12,7 @@ from edge.converters.huggingface.architectures import (
     granite,
     lfm2,
     llama,
+    mamba,
     ministral,
     phi3,
     qwen,
@@ -39,6 +40,7 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "phi3": phi3.PHI3,
     "gpt2": gpt2.GPT2,
     "granitemoehybrid": granite.GRANITE_HYBRID,
+    "nemotron_h": mamba.NEMOTRON_H,
     "granite": granite.GRANITE,  # as which models of GGUF are written
     "ministral3": ministral.MINISTRAL3,
     "smollm3": smollm3.SMOLLM3,
@@ -62,6 +64,8 @@ def of_config(config: Config) -> tuple[Architecture, Config]:
         tied = config.get("tie_word_embeddings")
         usual = {} if tied is None or text.get("tie_word_embeddings") is not None else {"tie_word_embeddings": tied}
         return _WITH_TOWERS[kind], Config(config.path, {**text.values, **usual})
+    if kind == "granitemoehybrid" and (config.get("num_local_experts", 8) or mamba.has_mamba(config)):
+        return mamba.GRANITE_MAMBA, config
     if not isinstance(kind, str) or kind not in _BY_MODEL_TYPE:
         known = ", ".join([*_BY_MODEL_TYPE, *_WITH_TOWERS])
         raise UnsupportedError(f"{config.path}: model_type {brief(kind)} is not supported (these are: {known})")

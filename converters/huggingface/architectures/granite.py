@@ -32,7 +32,7 @@ from edge.model.spec import ModelSpec
 _SCORES, _EMBEDDING, _RESIDUAL, _LOGITS = (
     "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling",
 )  # fmt: skip
-_FACTORS: tuple[Setting, ...] = (
+FACTORS: tuple[Setting, ...] = (
     Number(_SCORES, ("attention.scale",), 1.0, written=False),
     Number(_EMBEDDING, ("embedding_scale",), 1.0, written=False),
     Number(_RESIDUAL, ("residual_scale",), 1.0, written=False),
@@ -41,8 +41,6 @@ _FACTORS: tuple[Setting, ...] = (
 
 
 def _dense_fields(config: Config, sizes: Sizes) -> dict[str, Field]:
-    if config.get("num_local_experts", 8) != 0:
-        raise UnsupportedError(f"{config.path}: num_local_experts is not 0: mixtures of experts are not converted")
     types = config.get("layer_types")
     if not isinstance(types, list) or not set(map(str, types)) <= {"attention", "full_attention"}:
         raise UnsupportedError(f"{config.path}: layer_types: only models with attention in every layer are converted")
@@ -61,7 +59,7 @@ def _described(file: GGUFFile, spec: ModelSpec, _said: dict[str, Any]) -> dict[s
 GRANITE = Architecture(
     name="granite",
     model=("granite", "GraniteForCausalLM"),
-    settings=(*USUAL, SILU, *_FACTORS),
+    settings=(*USUAL, SILU, *FACTORS),
     others=window_fields,
     described=_described,
     layouts=INTERLEAVED,
