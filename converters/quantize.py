@@ -178,7 +178,7 @@ def find_folds(
     folds, walk, sources = Folds(), Walk(file, spec, tokens), find_tensors(file, spec)
     for layer in range(spec.layers):
         at, found = f"blk.{layer}.", makers(find_network(spec).layers[layer])
-        made_by = {at + matrices[0]: at + maker for maker, matrices in found.items()}
+        made_by = {at + matrices[0]: at + maker for maker, matrices in made.items()}
         for names, inputs in walk.layer(layer):
             kinds = {name: types[sources[name].tensor] for name in names}
             rounding, maker = [name for name, kind in kinds.items() if kind in GRIDS], made_by.get(names[0])
