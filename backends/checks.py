@@ -11,7 +11,17 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.model.layers import Attention, Core, DeltaNet, Dense, Network, ShortConvolution
+from edge.model.layers import (
+    Attention,
+    Core,
+    DeltaNet,
+    Dense,
+    Experts,
+    Mamba,
+    Network,
+    PerLayerInput,
+    ShortConvolution,
+)
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
@@ -51,9 +61,16 @@ def usual_cores(core: Core) -> str | None:
 
 def hybrid_cores(core: Core) -> str | None:
     """As `usual_cores`, where output gates and the recurrent cores of hybrids run, too."""
-    if isinstance(core, DeltaNet | ShortConvolution):
+    if isinstance(core, DeltaNet | Mamba | ShortConvolution):
         return None
     return usual_cores(replace(core, gated=False) if isinstance(core, Attention) else core)
+
+
+def app_cores(core: Core) -> str | None:
+    """Of the C runtime of apps, which runs all cores of today: a new one is refused until exported passes have it."""
+    if isinstance(core, Attention | Experts | PerLayerInput):
+        return None
+    return hybrid_cores(core)
 
 
 def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:

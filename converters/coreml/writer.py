@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,12 +23,13 @@ import numpy as np
 from edge.backends.onnx.graph.forms import Blocks
 from edge.backends.onnx.graph.layout import Layout, make_layout
 from edge.backends.onnx.graph.static import HIDDEN, residual_factor
+from edge.converters.coreml import supports
 from edge.converters.coreml.sizes import ProgramSizes
 from edge.converters.coreml.weights import Constants, to_float16
 from edge.converters.onnx import write_metadata
 from edge.converters.tokenizer_file import write_tokenizer
 from edge.devices.output import check_folder, new_folder, work_folder
-from edge.errors import InputError, MissingExtraError
+from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.formats.coreml_folder import MANIFEST, is_coreml_folder
 from edge.formats.gguf import GGUFFile
@@ -38,14 +39,13 @@ from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.model.tokenizer import Tokenizer
 from edge.storage.fingerprint import hash_file
+from edge.types import Progress
 
 FORMAT = 1
 PACKAGE, TOKENIZER = "model.mlpackage", "tokenizer.json"
 EMBEDDINGS, POSITIONS = "embeddings.bin", "positions.bin"
 _ROWS = 4096  # of the embeddings, which are written at once
 _SPECIFICATION = 9  # of iOS 18 and macOS 15, the first with int4 blocks and several functions
-
-Progress = Callable[[float], None]
 
 
 def check_target(folder: Path) -> None:
@@ -59,12 +59,18 @@ def check_target(folder: Path) -> None:
 
 def planned_files(file: GGUFFile, spec: ModelSpec) -> dict[str, int | None]:
     """Names and bytes of the files that would be written; None: unknown until written. Raises UnsupportedError."""
-    bits = embedding_bits(make_layout(file, spec))
+    bits = embedding_bits(_layout(file, spec))
     row = spec.hidden * bits // 8 + (spec.hidden // BLOCK * 2 if bits == 8 else 0)
     found: dict[str, int | None] = {PACKAGE: None, EMBEDDINGS: spec.vocab * row}
     if find_network(spec).learned_positions:
         found[POSITIONS] = spec.context * spec.hidden * 2
     return found | dict.fromkeys((METADATA, TOKENIZER, MANIFEST))
+
+
+def _layout(file: GGUFFile, spec: ModelSpec) -> Layout:
+    for reason in filter(None, map(supports, find_network(spec).cores)):
+        raise UnsupportedError(f"Core ML programs do not run {reason} yet")
+    return make_layout(file, spec)
 
 
 def write_coreml(
@@ -85,7 +91,7 @@ def write_coreml(
     check_target(folder)
     if file.folder is not None:
         raise InputError(f"{file.folder} is a model in ONNX already: convert what it was made of")
-    layout = make_layout(file, spec)
+    layout = _layout(file, spec)
     check_folder(folder, is_coreml_folder, force=force)
     report = progress or (lambda part: None)
     with new_folder(folder) as target, open(file.path, "rb") as source, _quiet():

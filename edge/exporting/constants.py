@@ -20,6 +20,7 @@ from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.exporting import chat, model_file, vocabulary, words
 from edge.exporting.model_file import Section
 from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
+from edge.formats.blocks import BLOCK_TYPES
 from edge.model import tokenizer
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
@@ -91,7 +92,8 @@ _DOUBLES = {
     "PRESSURE_S": meters.PRESSURE_S,
     "COLDEST": sampler.COLDEST,
 }
-_TYPES = {"u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
+_STRUCTS = model_file.STRUCTS | vocabulary.STRUCTS | {"words_config": words.CONFIG, "chat_header": chat.HEADER}
+_TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 
 
 @lru_cache
@@ -109,10 +111,18 @@ def constants_header() -> str:
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
         _enum("", (f"KIND_{name.upper()}" for name in vocabulary.KINDS)),
         f"typedef struct {{ int64_t {', '.join(Job.NAMES)}; }} pass_job;",
-        *(_struct(name, fields) for name, fields in model_file.STRUCTS.items()),
+        *(_struct(name, fields) for name, fields in _STRUCTS.items()),
         range_tables(),
+        _table_types(),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _table_types() -> str:
+    """A macro: types of blocks as X(name, values, bytes)."""
+    sizes = {each.name: (each.values, each.nbytes) for each in BLOCK_TYPES.values()}
+    lines = ["X({}, {}, {})".format(name.lower(), *sizes[name]) for name in model_file.TABLE_TYPES]
+    return "#define TABLE_TYPES(X) \\\n    " + " \\\n    ".join(lines)
 
 
 def _enum(name: str, members: Iterable[str]) -> str:
@@ -130,6 +140,9 @@ def _struct(name: str, struct: np.dtype[np.void]) -> str:
 
 
 def _declaration(name: str, kind: np.dtype[np.generic]) -> str:
+    if kind.subdtype:
+        each, (count,) = kind.subdtype
+        return f"{_TYPES[each.str[1:]]} {name}[{count}]"
     if kind.kind in "SV":
         return f"{'char' if kind.kind == 'S' else 'uint8_t'} {name}[{kind.itemsize}]"
     return f"{_TYPES[kind.str[1:]]} {name}"

@@ -20,7 +20,7 @@ from runtime_library import load_runtime
 
 from edge.devices.power.base import Reading
 from edge.devices.power.estimate import Estimate
-from edge.devices.profile import Power
+from edge.devices.profiles.profile import Power
 from edge.exporting.model_file import CONFIG
 from edge.run import meters
 from edge.run.governor import Cause, Decision, MemoryReading, RunLimits, Sample, State, affordable, decide

@@ -29,7 +29,7 @@ from test_cli import edge, edge_json
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import ENGINE as REFERENCE
-from edge.cli.tune import _summary as summary
+from edge.cli.measuring.tune import _summary as summary
 from edge.devices import records
 from edge.devices.records import Comparison, Record, Subject, nearest, read_records, record_name, write_record
 from edge.errors import EngineError, InputError
@@ -493,7 +493,7 @@ def test_a_plan_follows_the_record_and_flags_win(tiny: Path, folder: Path, monke
     model = open_model(tiny)
     full = {"kv_policy": "full"}
     assert plan_for(model, **full).tuned == "default"
-    monkeypatch.setattr("edge.plan.candidates.usable_cores", lambda: 2)
+    monkeypatch.setattr("edge.plan.resolved.usable_cores", lambda: 2)
     record = record_for(model, {"threads": 1, "chunk": 64, "chunk_block": 64, "step_dealt": True})
     write_record(record)
     plan = plan_for(model, **full)

@@ -5,6 +5,7 @@ A step runs one token (decode), a chunk several (prefill). Both are this generat
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
-from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, per_layer_input, short_convolution
+from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, mamba, per_layer_input, short_convolution
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.embed import embed
 from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.shape import Shape, padded_head
-from edge.model.layers import Attention, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
+from edge.model.layers import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 
 POINTERS = {  # the arguments of `run`, and the types that they point to
     "job": "int64", "lines": "int32",
@@ -38,7 +39,7 @@ POINTERS = {  # the arguments of `run`, and the types that they point to
     "attention": "float32",  # that rows received from observed queries
     "starts": "int32",  # the first row of each head, [layers, KV heads]
 }  # fmt: skip
-STATES = {"states": "float32"}  # one more argument of models with fixed states, and of every exported pass
+STATES = {"states": "float32"}  # one more argument of models with fixed states
 RINGS = ("keys", "values", "key_scales", "value_scales", "positions")  # once more, `ring_…`, if these lie apart
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
 LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
@@ -86,7 +87,8 @@ def run(design: Design) -> Any:
     """The function that every thread calls: thread 0 once per job, waking the others; these once for all jobs, or where
     the target `returns` once per job, too."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        pointers, thread, _ = _declare(design, design.symbol("run") if design.exported else "run", layered=False)
+        types = exported_pointers(design) if design.exported else pointers_of(design)
+        pointers, thread, _ = _declare(design.symbol("run") if design.exported else "run", types, layered=False)
         with _environment(design):
             _work(design, pointers, thread)
     return builder.get()
@@ -119,7 +121,8 @@ def _then_evict(unit: Unit) -> Unit:
 def _unit(design: Design, single: bool, name: str, unit: Unit, number: int | None) -> Any:
     """A unit as a function of its own, which `run` calls."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        pointers, thread, layer = _declare(design, design.symbol(_unit_name(single, name)), layered=True)
+        symbol = design.symbol(_unit_name(single, name))
+        pointers, thread, layer = _declare(symbol, pointers_of(design), layered=True)
         with _environment(design):
             unit(PassBuilder(design, single, pointers, thread, number), layer)
     return builder.get()
@@ -129,11 +132,10 @@ def _unit_name(single: bool, unit: str) -> str:
     return f"{'step' if single else 'chunk'}_{unit}"
 
 
-def _declare(design: Design, symbol: str, *, layered: bool) -> tuple[dict[str, Any], Value, Value]:
+def _declare(symbol: str, types: dict[str, str], *, layered: bool) -> tuple[dict[str, Any], Value, Value]:
     """The function being built: its name and its arguments. The last one, of units only, is the layer."""
     T.func_name(symbol)
     T.func_attr({"global_symbol": symbol, "tirx.noalias": layered})  # the job changes while `run` waits
-    types = pointers_of(design)
     pointers = {name: T.arg(name, T.ptr(dtype)) for name, dtype in types.items()}
     thread = T.arg("thread", T.int64())
     return pointers, thread, T.arg("layer", T.int64()) if layered else None
@@ -143,10 +145,15 @@ def pointers_of(design: Design) -> dict[str, str]:
     """The pointers that a design's functions take, in their order."""
     found = POINTERS | memory_types(design.kv_dtype)
     found |= {f"ring_{name}": found[name] for name in RINGS} if design.shape.apart else {}
-    states = design.shape.states or design.exported  # the C runtime calls all of them alike
-    for wanted, more in ((states, STATES), (design.timed, TIMES), (design.lora, LORA)):
+    for wanted, more in ((design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA)):
         found |= more if wanted else {}
     return found
+
+
+def exported_pointers(design: Design) -> dict[str, str]:
+    """Those of `run` in exported designs, all of which the C runtime calls alike."""
+    found = POINTERS | memory_types(design.kv_dtype)
+    return found | {f"ring_{name}": found[name] for name in RINGS} | STATES
 
 
 @contextmanager
@@ -206,9 +213,8 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
             busy.value = T.int32(0)
 
         def call(single: bool, name: str, layer: Value) -> None:
-            T.evaluate(
-                T.call_extern("int32", design.symbol(_unit_name(single, name)), *pointers.values(), thread, layer)
-            )
+            given = [pointers[each] for each in pointers_of(design)]
+            T.evaluate(T.call_extern("int32", design.symbol(_unit_name(single, name)), *given, thread, layer))
 
         _job(design, pointers, kind, call)
 
@@ -216,6 +222,7 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
 def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Callable[[bool, str, Value], None]) -> None:
     """The units of a pass in their order: those of the blocks of each layer."""
     shape, table = design.shape, T.decl_buffer((1 << 48,), POINTERS["table"], data=pointers["table"])
+    slots = Table.of(shape)
     for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
         with when(kind == number):
             emit(single, "embed", i64(0))
@@ -226,7 +233,7 @@ def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Callable[[
                     if len(shape.forms) == 1:
                         _layer(shape, form, single, layer, emit)
                         continue
-                    with when(table[Table.place(layer, "form")] == index):
+                    with when(table[slots.place(layer, "form")] == index):
                         _layer(shape, form, single, layer, emit)
             emit(single, "head", i64(0))
 
@@ -234,9 +241,13 @@ def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Callable[[
 def _layer(
     shape: Shape, form: tuple[int, ...], single: bool, layer: Value, emit: Callable[[bool, str, Value], None]
 ) -> None:
-    for number in form:
-        for name in CORES[type(shape.blocks[number].core)]:
-            emit(single, shape.code(number, name), layer)
+    for beside in shape.side_by_side(form):
+        units = [
+            list(map(functools.partial(shape.code, number), CORES[type(shape.blocks[number].core)]))
+            for number in beside
+        ]
+        for name in [each[0] for each in units] + [name for each in units for name in each[1:]]:
+            emit(single, name, layer)
 
 
 def _embed(b: PassBuilder, _layer: Value) -> None:
@@ -247,25 +258,6 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 
 CORES: dict[type, dict[str, Unit]] = {
     Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
-    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
+    Mamba: mamba.UNITS,    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
 }  # fmt: skip
-_BY_SIZE = (
-    "qkv",
-    "attend",
-    "gate_up",
-    "experts_in",
-    "experts_out",
-    "delta_in",
-    "down",
-    "head",
-    "delta_net",
-    "output",
-    "delta_out",
-    "conv_in",
-    "convolve",
-    "conv_out",
-    "layer_inputs",
-    "input_gate",
-    "input_out",
-    "embed",
-)
+_BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others

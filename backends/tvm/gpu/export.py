@@ -22,7 +22,7 @@ from edge.backends.tvm.gpu.design import Design, RowForm, State
 from edge.backends.tvm.gpu.hosts import ALIGNMENT, PORTABLE, Adapter
 from edge.backends.tvm.gpu.program import LANGUAGES
 from edge.backends.tvm.gpu.weights import pack_weights
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.sources import source_hash
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
@@ -54,7 +54,7 @@ def export(
         places = _places(design.weights.buffers)
         if weights:
             _write_weights(made / WEIGHTS, file, spec, design, places)
-        rows = RowForm(kv_dtype, design.shape.padded_head)
+        rows = RowForm.of(design.shape.attention, kv_dtype)
         about = {
             "model": spec.label,
             "file": file.path.name,

@@ -6,32 +6,37 @@ on the 4 words of a quad at once, each on one of 4 consecutive values.
 
 Quants are in planes of b bits. A quad holds 4 / b parts of 32 values (8 bits: half of one). Value 16h + 4j + i of part
 p of a quad is in word i, from bit 8j + b · (2p + h) on: the values 4j + i are bytes j, as products of bytes need them.
-Rows are padded to whole quads. Float16 numbers are in pairs, padded to whole words in each row. Two float16 or bfloat16
-weights 4i + j and 4i + 4 + j are in word j of quad i / 2. Floats are padded to whole parts.
+Rows are padded to whole quads. Float16 numbers are in pairs, exponents in fours, padded to whole words in each row. Two
+float16 or bfloat16 weights 4i + j and 4i + 4 + j are in word j of quad i / 2. Floats are padded to whole parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import BinaryIO
 
 import numpy as np
 
-from edge.backends.checks import check_usual
+from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock, bits_of
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.layout import TABLE
+from edge.backends.tvm.packing.shape import Shape
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.model.layers import Tensor as Described
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import AnyArray
 
 _QUAD = 4  # words that are loaded at once
 _SLICE = 2 << 20  # bytes of a tensor that are read at once, which limits the memory that packing takes
-_WHOLE = ("output_norm", "output_norm.bias", "position_embd")  # tensors of `WeightsLayout.rest`
+_WHOLE = (  # tensors of `WeightsLayout.rest`
+    "output_norm", "output_norm.bias", "position_embd", "per_layer_model_proj", "per_layer_proj_norm",
+)  # fmt: skip
 
 Packed = tuple[str, int, AnyArray]  # a buffer's name, an offset in bytes, uint32 words
 
@@ -46,9 +51,6 @@ class Vector:
     @property
     def words(self) -> int:
         return round_up(self.size, PART)
-
-
-READ = {name for name, block in BLOCKS.items() if isinstance(block, FloatBlock) or not block.exponents}
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,11 @@ class Matrix:
 
     @property
     def number_words(self) -> int:
-        """Words of a row's float16 numbers."""
+        """Words of a row's float16 numbers or exponents."""
         block = self.block
         if isinstance(block, FloatBlock):
             return 0
-        return -(-self.columns // block.values * block.numbers // 2)
+        return -(-self.columns // block.values * _number_bytes(block) // 4)
 
     @property
     def factor_words(self) -> int:
@@ -163,6 +165,25 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class ExpertPiece:
+    """Experts of a layer from number `first` on, one behind the other, in a buffer of their own."""
+
+    buffer: str
+    first: int
+    count: int
+    layout: LayerLayout  # of each
+
+    @property
+    def stride(self) -> int:
+        """Words of an expert."""
+        return self.layout.nbytes // 4
+
+    def place(self, tensor: Tensor, number: int) -> Tensor:
+        """A tensor of the piece's `number`-th expert."""
+        return replace(tensor, at=tensor.at + number * self.stride)
+
+
+@dataclass(frozen=True)
 class WeightsLayout:
     """The layout of all weights."""
 
@@ -170,11 +191,13 @@ class WeightsLayout:
     embedding: tuple[Piece, ...]  # in row order
     head: tuple[Piece, ...]  # in row order; the embedding's if tied
     rest: LayerLayout  # final norms and learned positions
+    experts: tuple[tuple[ExpertPiece, ...], ...]  # of each layer, in their order
 
     @property
     def buffers(self) -> dict[str, int]:
-        """Bytes by buffer name: layer.0 …, embed.0 …, head.0 …, rest."""
+        """Bytes by buffer name: layer.0 …, embed.0 …, head.0 …, experts.0.0 …, rest."""
         pieces = {piece.buffer: 4 * piece.matrix.words for piece in self.embedding + self.head}
+        pieces |= {each.buffer: 4 * each.count * each.stride for pieces in self.experts for each in pieces}
         return {f"layer.{i}": each.nbytes for i, each in enumerate(self.layers)} | pieces | {"rest": self.rest.nbytes}
 
     @property
@@ -187,12 +210,18 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
 
     Raises UnsupportedError for unknown tensors, block types without kernels, and layers beyond the limit.
     """
-    network = check_usual("gpu engine", spec)
+    Shape.of(spec, ENGINE.NAME, ENGINE.supports)  # which checks the layers
+    network = find_network(spec)
     tensors = find_tensors(file, spec)
     find = _Finder(file, tensors)
+    described = [[each for block in blocks for each in block.tensors(spec.hidden)] for blocks in network.layers]
     layers = tuple(
-        find.layout(tuple(each.name for block in blocks for each in block.tensors(spec.hidden)), f"blk.{layer}.")
-        for layer, blocks in enumerate(network.layers)
+        find.layout((each for each in tensors if not each.experts), f"blk.{layer}.")
+        for layer, tensors in enumerate(described)
+    )
+    experts = tuple(
+        find.experts([each for each in tensors if each.experts], layer, binding_limit)
+        for layer, tensors in enumerate(described)
     )
     largest = max(layer.nbytes for layer in layers)
     if largest > binding_limit:
@@ -202,20 +231,25 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
         )
     embedding = find.pieces("token_embd", "embed", binding_limit)
     head = find.pieces("output", "head", binding_limit) if "output" in tensors else embedding
-    return WeightsLayout(layers, embedding, head, find.layout(_WHOLE, ""))
+    rest = find.layout((tensor for name, tensor in network.tensors() if name in _WHOLE), "")
+    return WeightsLayout(layers, embedding, head, rest, experts)
 
 
 def packed_bytes(spec: ModelSpec) -> int:
     """An upper bound on the bytes of `make_weights`, from a model's spec alone."""
-    exact = sum(int(size * _growth(BLOCKS[name])) for name, size in spec.type_bytes if name in BLOCKS)
+    in_file = {spec.table_type: spec.table_bytes} if find_network(spec).layer_inputs else {}
+    sizes = {name: size - in_file.get(name, 0) for name, size in spec.type_bytes if name in BLOCKS}
+    exact = sum(int(size * _growth(BLOCKS[name])) for name, size in sizes.items())
     blocks = [BLOCKS[name] for name, _ in spec.type_bytes if name in BLOCKS]
-    tensors = [tensor for _, tensor in find_network(spec).tensors()]
+    tensors = [tensor for name, tensor in find_network(spec).tensors() if name != TABLE]
     padding = 0
     for tensor in tensors:
-        if tensor.columns:
-            padding += tensor.rows * max(_row_padding(block, tensor.columns) for block in blocks) + 16 * _QUAD
+        count = max(1, tensor.experts)
+        if tensor.columns and not tensor.exact:
+            of_rows = tensor.rows * max(_row_padding(block, tensor.columns) for block in blocks)
+            padding += count * (of_rows + 16 * _QUAD)
         else:
-            padding += 4 * (-tensor.rows % PART)
+            padding += 4 * count * (-(tensor.rows * max(1, tensor.columns)) % PART)
     return exact + padding + 16 * _QUAD
 
 
@@ -224,7 +258,13 @@ def _row_padding(block: Block, columns: int) -> int:
     if isinstance(block, FloatBlock):
         return -columns % PART * block.raw_bytes
     parts = columns // PART
-    return sum(4 * (-parts * bits % _QUAD) for bits in block.planes) + 2 * (parts // block.parts * block.numbers % 2)
+    numbers = parts // block.parts * _number_bytes(block)
+    return sum(4 * (-parts * bits % _QUAD) for bits in block.planes) + -numbers % 4
+
+
+def _number_bytes(block: IntegerBlock) -> int:
+    """Bytes of the numbers of a block."""
+    return 1 if block.exponents else 2 * block.numbers
 
 
 def _growth(block: Block) -> float:
@@ -232,7 +272,7 @@ def _growth(block: Block) -> float:
     if isinstance(block, FloatBlock):
         return 1.0
     factors = 2 * block.parts if block.parts > 1 else 0
-    return (block.values * sum(block.planes) // 8 + 2 * block.numbers + factors) / block.raw_bytes
+    return (block.values * sum(block.planes) // 8 + _number_bytes(block) + factors) / block.raw_bytes
 
 
 @dataclass(frozen=True)
@@ -240,14 +280,29 @@ class _Finder:
     file: GGUFFile
     tensors: dict[str, Source]
 
-    def layout(self, names: tuple[str, ...], prefix: str) -> LayerLayout:
+    def layout(self, described: Iterable[Described], prefix: str) -> LayerLayout:
         at, found = 0, []
-        for name in names:
-            if prefix + name in self.tensors:
-                tensor = self._tensor(self.tensors[prefix + name], at)
-                found.append((name, tensor))
-                at += tensor.words
+        for each in described:
+            tensor = self._tensor(self.tensors[prefix + each.name], at, each)
+            found.append((each.name, tensor))
+            at += tensor.words
         return LayerLayout(tuple(found))
+
+    def experts(self, described: Sequence[Described], layer: int, limit: int) -> tuple[ExpertPiece, ...]:
+        """The fewest pieces of whole experts within the limit."""
+        if not described:
+            return ()
+        layout, number = self.layout(described, f"blk.{layer}."), described[0].experts
+        most = limit // layout.nbytes
+        if most < 1:
+            raise UnsupportedError(
+                f"an expert has {layout.nbytes >> 20} MiB of weights, kernels of this GPU see {limit >> 20}: "
+                "use --backend=cpu"
+            )
+        return tuple(
+            ExpertPiece(f"experts.{layer}.{at}", first, min(most, number - first), layout)
+            for at, first in enumerate(range(0, number, most))
+        )
 
     def pieces(self, name: str, buffer: str, limit: int) -> tuple[Piece, ...]:
         """The fewest pieces of whole rows within the limit."""
@@ -262,15 +317,15 @@ class _Finder:
             for number, first in enumerate(range(0, whole.rows, most))
         )
 
-    def _tensor(self, source: Source, at: int) -> Tensor:
+    def _tensor(self, source: Source, at: int, described: Described | None = None) -> Tensor:
         info = self.file.tensors[source.tensor]
-        if info.type not in READ:
+        if info.type not in BLOCKS:
             raise UnsupportedError(
                 f"the gpu engine has no kernels for {info.type} ({info.name}) yet: use --backend=llamacpp"
             )
-        if len(info.shape) == 1:
-            return Vector(at, source.rows)
-        return Matrix(at, source.rows, round_up(info.shape[0], PART), info.type)
+        if described and (described.exact or not described.columns):
+            return Vector(at, described.rows * max(1, described.columns))
+        return Matrix(at, described.rows if described else source.rows, round_up(info.shape[0], PART), info.type)
 
 
 def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Iterator[Packed]:
@@ -284,32 +339,50 @@ def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Ite
         for buffer, prefix, layout in [*layouts, ("rest", "", weights.rest)]:
             for name, tensor in layout.tensors:
                 source = tensors[prefix + name]
-                yield from _pack(data, file.tensors[source.tensor], source.first, buffer, tensor)
+                yield from _pack(data, file.tensors[source.tensor], source.runs, buffer, tensor)
+        for number, experts in enumerate(weights.experts):
+            yield from _pack_experts(data, file, tensors, f"blk.{number}.", experts)
         tables = [("token_embd", weights.embedding)]
         if weights.head != weights.embedding:
             tables.append(("output", weights.head))
         for name, pieces in tables:
             source = tensors[name]
             for piece in pieces:
-                first = source.first + piece.first_row
-                yield from _pack(data, file.tensors[source.tensor], first, piece.buffer, piece.matrix)
+                runs = [(source.first + piece.first_row, piece.rows)]
+                yield from _pack(data, file.tensors[source.tensor], runs, piece.buffer, piece.matrix)
 
 
-def _pack(data: BinaryIO, info: TensorInfo, first: int, buffer: str, tensor: Tensor) -> Iterator[Packed]:
-    """Pack rows of a tensor of the file, from `first` on."""
+def _pack_experts(
+    data: BinaryIO, file: GGUFFile, tensors: dict[str, Source], prefix: str, pieces: Sequence[ExpertPiece]
+) -> Iterator[Packed]:
+    for piece in pieces:
+        for index in range(piece.count):
+            for name, tensor in piece.layout.tensors:
+                expert, info = piece.first + index, file.tensors[tensors[prefix + name].tensor]
+                rows = tensor.rows if isinstance(tensor, Matrix) else 1  # a bias is a row of the file's tensor
+                yield from _pack(data, info, [(expert * rows, rows)], piece.buffer, piece.place(tensor, index))
+
+
+def _pack(
+    data: BinaryIO, info: TensorInfo, runs: Sequence[tuple[int, int]], buffer: str, tensor: Tensor
+) -> Iterator[Packed]:
+    """Pack runs of rows of a tensor of the file: the first one's number, and how many."""
     if isinstance(tensor, Vector):
-        count = info.shape[0]
         raw = _read(data, info, 0, info.nbytes).reshape(1, -1)
-        yield buffer, 4 * tensor.at, dequantize(raw, info.type).reshape(count)[first : first + tensor.size].view("<u4")
+        values = dequantize(raw, info.type).reshape(-1, tensor.size // sum(count for _, count in runs))
+        chosen = np.concatenate([values[first : first + count] for first, count in runs])
+        yield buffer, 4 * tensor.at, chosen.reshape(-1).view("<u4")
         return
-    row_bytes = info.nbytes // int(np.prod(info.shape[1:], dtype=np.int64))
+    row_bytes, row = info.nbytes * info.shape[0] // info.elements, 0
     step = max(1, _SLICE // row_bytes)
-    for row in range(0, tensor.rows, step):
-        count = min(step, tensor.rows - row)
-        raw = _read(data, info, (first + row) * row_bytes, count * row_bytes).reshape(count, -1)
-        for at, words, piece in zip(tensor.offsets, tensor.row_words, pack_rows(tensor, raw), strict=False):
-            if words:
-                yield buffer, 4 * (at + row * words), piece.reshape(-1)
+    for first, total in runs:
+        for start in range(0, total, step):
+            count = min(step, total - start)
+            raw = _read(data, info, (first + start) * row_bytes, count * row_bytes).reshape(count, -1)
+            for at, words, piece in zip(tensor.offsets, tensor.row_words, pack_rows(tensor, raw), strict=False):
+                if words:
+                    yield buffer, 4 * (at + row * words), piece.reshape(-1)
+            row += count
 
 
 def _read(data: BinaryIO, info: TensorInfo, start: int, count: int) -> AnyArray:

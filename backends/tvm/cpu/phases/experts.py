@@ -38,7 +38,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     when,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.packing.shape import RoutedRows, round_up
+from edge.backends.tvm.packing.cores import RoutedRows, round_up
 from edge.model.layers import SLOPE, Experts
 
 
@@ -124,7 +124,6 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
         score = load(b.floats, logits + part * 16)
         if core.router == "sigmoid":
             score = let(sigmoid(score))
-            store(b.floats, logits + part * 16, score)
         if core.choice_bias:
             score = score + load(b.weights.floats, b.layer_at(layer, "exp_probs_b.bias") + part * 16)
         store(b.floats, scores + part * 16, score)
@@ -145,8 +144,8 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
     with loop(i64(0), i64(core.number)) as expert:
         chosen = T.And(b.integers[ranks + expert] < core.used, found.value < core.used)
         with when(chosen):
-            slot, value = let(T.cast(found.value, "int64")), b.floats[logits + expert]
-            share = let(value if core.router == "sigmoid" else exp(value - largest.value, 1))
+            slot, value = let(T.cast(found.value, "int64")), let(b.floats[logits + expert])
+            share = let(sigmoid(value, 1) if core.router == "sigmoid" else exp(value - largest.value, 1))
             T.buffer_store(b.integers, T.cast(expert, "int32"), [b.at("chosen") + row * core.used + slot])
             T.buffer_store(b.floats, share, [shares + slot])
             total.value = total.value + share
@@ -155,7 +154,8 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
     with loop(i64(0), i64(core.used)) as slot:
         T.buffer_store(b.floats, b.floats[shares + slot] * factor, [shares + slot])
     if core.shared:
-        T.buffer_store(b.floats, sigmoid(b.floats[logits + rows.experts], 1), [shares + core.used])
+        share = sigmoid(b.floats[logits + rows.experts], 1) if core.shared_gated else T.float32(1)
+        T.buffer_store(b.floats, share, [shares + core.used])
 
 
 def _sort(b: PassBuilder) -> None:
