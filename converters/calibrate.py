@@ -21,14 +21,13 @@ from edge.model.layers import Block, Experts, PerLayerInput
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 SEQUENCE = 512  # tokens that see each other
 LEAST = 128  # tokens, below which statistics say nothing
 _CHARACTERS_PER_TOKEN = 16  # more than any text has: the rest is not tokenized
 _SLICE = 4096  # rows that are multiplied at once
 
-Progress = Callable[[float], None]
 FloatArrays = dict[str, FloatArray]
 
 
@@ -178,9 +177,10 @@ class Walk:
         at, engine, names = f"blk.{layer}.", self._engine, iter(stages(self._spec, layer))
         self.weights |= self._read(at)
         for block in engine.network.layers[layer]:
-            x = engine.norm(self.hidden, f"{at}{block.norm}")
-            yield next(names), self._checked(x, at)
-            x = self._run(block, layer, x)
+            if not block.beside:
+                normed = engine.norm(self.hidden, f"{at}{block.norm}")
+            yield next(names), self._checked(normed, at)
+            x = self._run(block, layer, normed)
             yield next(names), self._checked(x, at)
             self.hidden = engine.add(self.hidden, block, At(layer), x)
 

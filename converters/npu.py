@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from edge.backends.onnx.npu.contexts import compile_contexts
 from edge.backends.onnx.npu.form import find_sizes, make_form
 from edge.backends.onnx.providers import find_provider
 from edge.budget import format_bytes
-from edge.devices.profile import DeviceProfile, Npu
 from edge.devices.profiles import find_profile, profile_names
+from edge.devices.profiles.profile import DeviceProfile, Npu
 from edge.errors import InputError, UnsupportedError
 from edge.formats.compiled import Compiled, StaticForm
 from edge.formats.gguf import GGUFFile
@@ -22,8 +21,7 @@ from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.checks import check_static_sizes, fixed_sizes
 from edge.plan.npu import npu_use
-
-Progress = Callable[[float], None]
+from edge.types import Progress
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ whole channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -28,12 +28,10 @@ from edge.likelihood import negative_log_likelihoods
 from edge.model.layers import Dense
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 _BLOCK = 32  # channels are removed in blocks, so that the rows of ffn_down can be quantized afterwards
 _KEPT_IN = "F16"  # the type of quantized rows that lose columns
-
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)

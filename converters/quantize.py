@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from edge.converters.calibrate import Progress, Walk, check_walk, gram, sequences, stages, statistics
+from edge.converters.calibrate import Walk, check_walk, gram, sequences, stages, statistics
 from edge.converters.outcome import again_notes, notes_on
 from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
 from edge.converters.quantizers import mixed
@@ -32,7 +32,7 @@ from edge.formats.gguf_writer import Planned, write_gguf
 from edge.model.mixtures import bits_of
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "best"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -172,11 +172,8 @@ def find_folds(
     """AWQ's factors of every stage whose matrices have a grid. tokens: int32 [sequences, length]."""
     folds, walk, sources = Folds(), Walk(file, spec, tokens), find_tensors(file, spec)
     for layer in range(spec.layers):
-        at, pairs = (
-            f"blk.{layer}.",
-            (pair for block in find_network(spec).layers[layer] for pair in makers(block).items()),
-        )
-        made_by = {at + matrices[0]: at + maker for maker, matrices in pairs}
+        at, found = f"blk.{layer}.", makers(find_network(spec).layers[layer])
+        made_by = {at + matrices[0]: at + maker for maker, matrices in found.items()}
         for names, inputs in walk.layer(layer):
             kinds, maker = {types[sources[name].tensor] for name in names}, made_by.get(names[0])
             if kinds <= set(GRIDS) and maker:

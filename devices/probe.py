@@ -19,9 +19,10 @@ from edge.devices.child import Say, run_child, serve
 from edge.devices.host import usable_cores
 from edge.devices.integer_products import fastest_product
 from edge.devices.memory import memory_limit
-from edge.devices.profile import DeviceProfile, Figure
 from edge.devices.profiles import HOST, describe_host, find_profile
+from edge.devices.profiles.profile import DeviceProfile, Figure
 from edge.errors import InputError
+from edge.types import Progress
 
 _ARRAYS = 256 << 20  # bytes read in turn, over all threads: far beyond the last-level caches of such devices
 _LEAST_ARRAYS = 16 << 20  # where memory is short
@@ -35,8 +36,6 @@ _ONE_THREAD = (
     "BLIS_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from edge.converters.calibrate import Progress, Walk, gram, sequences
+from edge.converters.calibrate import Walk, gram, sequences
 from edge.converters.quantizers.awq import output_error
 from edge.converters.quantizers.rtn import nearest
 from edge.errors import InputError
@@ -23,7 +23,7 @@ from edge.formats.gguf import GGUFFile
 from edge.likelihood import divergences
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_tensors
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 TYPES = tuple(sorted(GRIDS))  # the smallest first
 _TOKENS = 1024  # that KL is measured on

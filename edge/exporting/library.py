@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.backends.tvm.compiler.compiled import Progress
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.devices.host import usable_cores
@@ -27,6 +26,7 @@ from edge.devices.output import work_folder
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.exporting.constants import CONSTANTS, constants_header
 from edge.storage import cache
+from edge.types import Progress
 
 STATIC, SHARED = "libedge.a", "libedge.so"
 RUNTIME = Path(__file__).parent / "runtime"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
@@ -27,7 +27,7 @@ from edge.backends.tvm.packing.layout import TABLE, PackedLayout
 from edge.backends.tvm.packing.shape import padded_head, rope_values
 from edge.backends.tvm.packing.weights import write_weights
 from edge.backends.tvm.targets import Target
-from edge.devices.profile import Power
+from edge.devices.profiles.profile import Power
 from edge.errors import UnsupportedError
 from edge.exporting.c_struct import c_struct, filled
 from edge.formats.gguf import GGUFFile, TensorInfo
@@ -35,14 +35,12 @@ from edge.kv.h2o import H2O
 from edge.kv.policy import Policy
 from edge.model.model import Model
 from edge.sampling import SamplingParams
-from edge.types import FloatArray
+from edge.types import FloatArray, Progress
 
 VERSION = 2
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
 _PIECE = 4 << 20  # bytes that are copied at once
-
-Progress = Callable[[float], None]
 
 
 class Section(IntEnum):

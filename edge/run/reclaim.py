@@ -47,6 +47,11 @@ class Reclaimer:
         self._sequence.settle()
         self.give(round(level * self.spare), "trim")
 
+    def take_actions(self) -> tuple[Action, ...]:
+        """The steps since the last call."""
+        taken, self.actions = tuple(self.actions), []
+        return taken
+
     def give(self, nbytes: int, cause: str) -> None:
         """Return about `nbytes` to the system, or all that can be spared."""
         sequence, run = self._sequence, self.run
@@ -67,10 +72,11 @@ class Reclaimer:
         return freed
 
     def _give_snapshots(self, nbytes: int, cause: str) -> int:
-        if not (freed := self._snapshots()) or nbytes <= 0:
+        snapshots, planned = self._sequence.snapshots, self._snapshots()
+        if not planned or nbytes <= 0:
             return 0
-        self._sequence.snapshots.shrink(0)
-        self._note("snapshots", freed, 0, cause)
+        snapshots.shrink(max(0, snapshots.most - -(-nbytes * snapshots.most // planned)))
+        self._note("snapshots", freed := planned - self._snapshots(), snapshots.most, cause)
         return freed
 
     def _give_rows(self, nbytes: int, cause: str) -> None:
@@ -88,7 +94,8 @@ class Reclaimer:
         return 0 if self._prompt_cache is None else self._prompt_cache.memory
 
     def _snapshots(self) -> int:
-        return self._sequence.plan.bytes.snapshots if self._sequence.snapshots.most else 0
+        plan, most = self._sequence.plan, self._sequence.snapshots.most
+        return plan.bytes.snapshots * most // plan.snapshots if most else 0
 
     def _floor(self) -> int:
         """The smallest capacity."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli import prompts
-from edge.cli.prompts import read_prompt
+from edge.cli.terminal import prompts
+from edge.cli.terminal.prompts import read_prompt
 from edge.errors import InputError
 
 ASKED = "What is it?"
@@ -43,6 +43,14 @@ def pipe(connect: Connect) -> int:
 
 def asked(*given: str, file: Path | None = None) -> str:
     return "".join(read_prompt(given, file))
+
+
+def test_a_terminal_without_a_prompt_is_told_of_chat(connect: Connect) -> None:
+    leader, terminal = os.openpty()
+    connect(terminal)
+    with pytest.raises(InputError, match=r"^no prompt: .*; edge chat holds a conversation$"):
+        read_prompt([], None)
+    os.close(leader)
 
 
 @pytest.mark.parametrize(
