@@ -20,7 +20,7 @@ from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.exporting import chat, model_file, vocabulary, words
 from edge.exporting.model_file import Section
 from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
-from edge.formats.blocks import BLOCK_TYPES, TYPE_IDS
+from edge.formats.blocks import BLOCK_TYPES
 from edge.model import tokenizer
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
