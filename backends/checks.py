@@ -40,16 +40,10 @@ def check_usual(what: str, spec: ModelSpec) -> Network:
     """Like `check_cores`, for engines that need attention in every layer, with the same heads and temperatures in all:
     their caches and tables have one size."""
     network = check_cores(what, spec, usual_cores)
-    check_heads(network, everywhere=True)
-    return network
-
-
-def check_heads(network: Network, *, everywhere: bool = False) -> None:
-    """Refuse models whose layers have different heads or temperatures. everywhere: every layer must have attention.
-    Raises UnsupportedError."""
-    found = {(core.heads, core.kv_heads, core.head_dim, core.temperature) for core in network.attention if core}
-    if len(found) > 1 or (everywhere and None in network.attention):
+    attention = {core and (core.heads, core.kv_heads, core.head_dim, core.temperature) for core in network.attention}
+    if None in attention or len(attention) > 1:
         raise UnsupportedError("the model has layers of several forms: use --backend=llamacpp")
+    return network
 
 
 def usual_cores(core: Core) -> str | None:

@@ -25,6 +25,7 @@ from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
 from edge.likelihood import negative_log_likelihoods
+from edge.model.layers import Dense
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import AnyArray, FloatArray, IntArray, Progress
@@ -83,7 +84,7 @@ def measure_importance(
     for layer in range(spec.layers):
         before = walk.hidden.copy()
         for names, inputs in walk.layer(layer):
-            if names[0].endswith("ffn_down"):
+            if names[0].endswith(Dense.output):
                 down = walk.weights[names[0]]
                 squares = np.einsum("tc,tc->c", inputs, inputs, dtype=np.float64) / len(inputs)
                 channels[layer] = squares * np.einsum("rc,rc->c", down, down, dtype=np.float64)
@@ -166,11 +167,11 @@ def _cuts(file: GGUFFile, spec: ModelSpec, kept: list[int], channels: IntArray) 
         if (layer := int(number)) not in kept:
             continue
         renamed, matrix = f"blk.{kept.index(layer)}.{stem}", stem.partition(".")[0]
-        if matrix in ("ffn_gate", "ffn_up") and channels.shape[1] < spec.ffn:
+        if matrix in Dense(spec.ffn).inputs and channels.shape[1] < spec.ffn:
             parts = info.shape[-1] // spec.ffn  # gate and up may lie in one
             rows = np.concatenate([channels[layer] + part * spec.ffn for part in range(parts)])
             yield _Cut(info, Planned(renamed, (*info.shape[:-1], rows.size), info.type), rows=rows)
-        elif stem == "ffn_down.weight" and channels.shape[1] < spec.ffn:
+        elif stem == f"{Dense.output}.weight" and channels.shape[1] < spec.ffn:
             kind = info.type if info.type in FLOATS else _KEPT_IN
             planned = Planned(renamed, (channels.shape[1], info.shape[1]), kind)
             yield _Cut(info, planned, columns=channels[layer])
