@@ -11,7 +11,17 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.model.layers import Attention, Core, DeltaNet, Dense, Experts, Network, PerLayerInput, ShortConvolution
+from edge.model.layers import (
+    Attention,
+    Core,
+    DeltaNet,
+    Dense,
+    Experts,
+    Mamba,
+    Network,
+    PerLayerInput,
+    ShortConvolution,
+)
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
@@ -57,7 +67,7 @@ def usual_cores(core: Core) -> str | None:
 
 def hybrid_cores(core: Core) -> str | None:
     """As `usual_cores`, where output gates and the recurrent cores of hybrids run, too."""
-    if isinstance(core, DeltaNet | ShortConvolution):
+    if isinstance(core, DeltaNet | Mamba | ShortConvolution):
         return None
     return usual_cores(replace(core, gated=False) if isinstance(core, Attention) else core)
 

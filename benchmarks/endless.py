@@ -26,7 +26,7 @@ from text import long_text
 
 import edge
 from edge.budget import format_bytes
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.devices.memory import memory_use
 from edge.types import IntArray
 

@@ -21,7 +21,7 @@ from edge.exporting import chat, model_file, vocabulary, words
 from edge.exporting.model_file import Section
 from edge.exporting.planning import SNAPSHOTS
 from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
-from edge.formats.blocks import BLOCK_TYPES, TYPE_IDS
+from edge.formats.blocks import BLOCK_TYPES
 from edge.model import tokenizer
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
@@ -123,8 +123,8 @@ def constants_header() -> str:
 
 def _table_types() -> str:
     """A macro: types of blocks as X(name, values, bytes)."""
-    types = [BLOCK_TYPES[TYPE_IDS[name]] for name in model_file.TABLE_TYPES]
-    lines = [f"X({each.name.lower()}, {each.values}, {each.nbytes})" for each in types]
+    sizes = {each.name: (each.values, each.nbytes) for each in BLOCK_TYPES.values()}
+    lines = ["X({}, {}, {})".format(name.lower(), *sizes[name]) for name in model_file.TABLE_TYPES]
     return "#define TABLE_TYPES(X) \\\n    " + " \\\n    ".join(lines)
 
 

@@ -27,7 +27,7 @@ from edge.backends.tvm.packing.layout import TABLE, PackedLayout
 from edge.backends.tvm.packing.shape import padded_head, rope_values
 from edge.backends.tvm.packing.weights import write_weights
 from edge.backends.tvm.targets import Target
-from edge.devices.profile import Power
+from edge.devices.profiles.profile import Power
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.kv.h2o import H2O

@@ -19,7 +19,7 @@ from edge.backends.base import EngineConfig
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import pack_weights
 from edge.backends.tvm.targets import TARGETS
-from edge.devices.profile import Power
+from edge.devices.profiles.profile import Power
 from edge.exporting import model_file as m
 from edge.exporting.model_file import Section
 from edge.kv import make_policy

@@ -21,7 +21,7 @@ from small_models import Small, write_small
 from edge import export
 from edge.backends import find_backend
 from edge.backends.base import EngineConfig
-from edge.devices.profile import Power
+from edge.devices.profiles.profile import Power
 from edge.exporting import model_file
 from edge.exporting.enums import Finish, Role
 from edge.exporting.model_file import Section
@@ -175,6 +175,9 @@ def exhaustive(*values: Any) -> Any:
         Case("gemma4", threads=3),  # rings with heads of another size, rows of earlier layers, per-layer embeddings
         exhaustive(Case("gemma4", "int4", "h2o")),
         exhaustive(Case("gemma4", "int8", threads=1)),
+        Case("falcon-h1", threads=3),  # Mamba-2 beside attention
+        exhaustive(Case("granitehybrid", "int8")),
+        exhaustive(Case("nemotron_h", policy="h2o")),
         Case("gpt-oss", threads=3),  # a mixture of experts, sinks, a ring
         exhaustive(Case("gpt-oss", "int8", "h2o")),
         exhaustive(Case("qwen35moe", policy="h2o")),  # a shared expert

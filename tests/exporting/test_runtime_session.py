@@ -212,11 +212,12 @@ def test_turns_can_be_taken_back() -> None:
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
-        *product(HYBRIDS, ("streaming", "h2o")), ("gpt-oss", "h2o"), ("lfm2moe", "streaming"), ("gemma4", "streaming"),
+        *product(HYBRIDS, ("streaming", "h2o")), ("nemotron_h", "streaming"), ("gpt-oss", "h2o"),
+        ("lfm2moe", "streaming"), ("gemma4", "streaming"),
         *(
             pytest.param(*each, marks=pytest.mark.exhaustive)
             for each in (
-                ("gpt-oss", "streaming"), ("gemma4", "h2o"),
+                ("gpt-oss", "streaming"), ("gemma4", "h2o"), ("granitehybrid", "h2o"),
                 *product(("qwen3moe", "qwen35moe"), ("streaming", "h2o")),
             )
         ),

@@ -9,17 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine
-from fallbacks import open_fallback
+from fallbacks import logits_of, open_fallback
 from small_models import Small, write_small
 from test_gguf_file import GGUF, U32
 
 import edge
-from edge.backends import backend_names, engine_named, find_backend
+from edge.backends import engine_named, find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import attention
 from edge.backends.tvm.cpu.arguments import make_scratch
 from edge.backends.tvm.cpu.streaming import packed_bytes
 from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.gpu import design
+from edge.backends.tvm.gpu.weights import make_weights
+from edge.backends.tvm.gpu.weights import packed_bytes as gpu_bytes
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.targets import choose_target
 from edge.converters.calibrate import collect
@@ -34,8 +37,10 @@ from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 
 MIXTURES = ("qwen3moe", "qwen35moe", "lfm2moe", "gpt-oss")
+GPU = "gpu@wgpu:0"
 OURS = ("reference", "cpu")
-TOLERANCES = {"f32": 2e-4, "f16": 8e-2, "int8": 8e-1}  # as in test_architectures.py
+EXACT = 2e-4
+TOLERANCES = {"f16": 8e-2, "int8": 8e-1}  # as in test_architectures.py
 EIGHT_BITS = 0.4  # of gpt-oss, whose MXFP4 is multiplied by activations of 8 bits, as in llama.cpp
 # Rows of whole blocks of any type; more experts than vectors have lanes; tiles that do not divide among 3 threads.
 WIDE = {"layers": 2, "hidden": 256, "heads": 4, "kv_heads": 2, "head": 64, "ffn": 256, "experts": 20, "used": 3}
@@ -47,12 +52,7 @@ TYPES = (
 )
 
 each_mixture = pytest.mark.parametrize("mixture", MIXTURES)
-
-
-def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> FloatArray:
-    engine.kv.truncate(0)
-    parts = np.split(tokens, np.cumsum(pieces)[:-1])
-    return np.concatenate([engine.forward_all(part).copy() for part in parts])
+cpu_and_gpu = pytest.mark.parametrize("backend", ["cpu", pytest.param(GPU, marks=pytest.mark.exhaustive)])
 
 
 def small_model(folder: Path, **others: object) -> Model:
@@ -64,30 +64,17 @@ def tokens_for(model: Model, count: int) -> IntArray:
     return np.random.default_rng(7).integers(3, model.spec.vocab, count).astype(np.int32)
 
 
-@each_mixture
-@pytest.mark.parametrize("name", backend_names())
-def test_an_engine_runs_experts_or_names_them(name: str, mixture: str) -> None:
-    model, engine = open_fallback(mixture)[0], engine_named(name)
-    assert model.spec.network is not None
-    reasons = set(filter(None, map(engine.supports, model.spec.network.cores)))
-    assert (not reasons) == (name in (*OURS, "llamacpp"))
-    if reasons:
-        assert "mixtures of experts" in reasons
-        with pytest.raises(UnsupportedError, match=f"{name} engine does not run ({'|'.join(reasons)}) yet"):
-            engine.check_elsewhere(model.file, model.spec, "linux")
-
-
-@each_mixture
-@pytest.mark.parametrize(("backend", "kv_dtype"), [("reference", "f32"), *(("cpu", each) for each in TOLERANCES)])
-def test_logits_are_those_of_transformers(
-    backend: str, kv_dtype: str, mixture: str, engines: Callable[[Engine], Engine]
-) -> None:
+@pytest.mark.parametrize(("mixture", "backend", "kv_dtype"), [
+    *((mixture, "cpu", dtype) for dtype in TOLERANCES for mixture in MIXTURES), ("gpt-oss", GPU, "int8"),
+])  # fmt: skip
+def test_smaller_rows(mixture: str, backend: str, kv_dtype: str, engines: Callable[[Engine], Engine]) -> None:
+    """test_cores.py has those of float32."""
     model, tokens, expected = open_fallback(mixture)
     engine = engines(load_engine(model, backend, kv_dtype, chunk=24))
     for pieces in ([64], [40, 1, 1, 22], [1] * 64):
         found = logits_of(engine, tokens, pieces)[-len(expected) :]
         tolerance = TOLERANCES[kv_dtype]
-        if mixture == "gpt-oss" and kv_dtype != "f32":
+        if mixture == "gpt-oss":
             tolerance = max(tolerance, EIGHT_BITS)
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
@@ -100,7 +87,7 @@ def test_threads_of_a_step_do_not_disturb_each_others_choice(mixture: str, engin
     engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
     for _ in range(3):
         found = logits_of(engine, tokens, [1] * 64)[-len(expected) :]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCES["f32"])
+        np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
 
 
 @pytest.mark.slow
@@ -132,12 +119,17 @@ def test_answers_depend_neither_on_chunks_nor_on_threads(tmp_path: Path, engines
 
 
 @pytest.mark.slow
+@cpu_and_gpu
 @pytest.mark.parametrize(("experts", "used"), [(1, 1), (16, 16), (33, 2)])
-def test_any_number_of_experts(experts: int, used: int, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+def test_any_number_of_experts(
+    experts: int, used: int, backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
     """One, all of them, and more than whole vectors hold; of widths that are no whole tiles."""
     model = small_model(tmp_path, layers=1, hidden=64, head=16, ffn=24, experts=experts, used=used)
     tokens = tokens_for(model, 21)
-    expected, found = (logits_of(engines(load_engine(model, backend, "f32")), tokens, [9, 1, 11]) for backend in OURS)
+    expected, found = (
+        logits_of(engines(load_engine(model, each, "f32")), tokens, [9, 1, 11]) for each in ("reference", backend)
+    )
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
 
 
@@ -175,23 +167,42 @@ def with_router(mixture: str, path: Path, change: Callable[[FloatArray], FloatAr
     return open_model(file.write(path))
 
 
+@cpu_and_gpu
 @pytest.mark.parametrize("mixture", ["qwen3moe", "lfm2moe"])
 def test_of_equal_experts_the_first_are_chosen(
-    mixture: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+    mixture: str, backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     model = with_router(mixture, tmp_path / "model.gguf", lambda matrix: np.repeat(matrix[:1], len(matrix), axis=0))
     tokens = tokens_for(model, 20)
-    expected, found = (logits_of(engines(load_engine(model, backend, "f32")), tokens, [16, 1, 3]) for backend in OURS)
+    expected, found = (
+        logits_of(engines(load_engine(model, each, "f32")), tokens, [16, 1, 3]) for each in ("reference", backend)
+    )
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_experts_of_a_layer_lie_in_several_buffers_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    """Whole experts in each, where a kernel sees few bytes; a plan counts them all."""
+    model = small_model(tmp_path, types={"": "Q4_K", "blk.1.ffn_down_exps": "Q6_K", "token_embd": "Q8_0"})
+    monkeypatch.setattr(design, "make_weights", lambda file, spec, _limit: make_weights(file, spec, 800 << 10))
+    engine, tokens = engines(load_engine(model, GPU, "f32")), tokens_for(model, 21)
+    weights = engine.design.weights  # type: ignore[attr-defined]
+    assert [len(pieces) for pieces in weights.experts] == [3, 4]
+    assert weights.nbytes <= gpu_bytes(model.spec) <= 1.1 * weights.nbytes
+    expected = logits_of(engines(load_engine(model, "reference", "f32")), tokens, [21])
+    np.testing.assert_allclose(logits_of(engine, tokens, [9, 1, 11]), expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("value", "backend"), [
+    (np.nan, "cpu"), (np.inf, "cpu"), (-np.inf, "cpu"), pytest.param(np.nan, GPU, marks=pytest.mark.exhaustive),
+])  # fmt: skip
 def test_a_router_that_is_not_finite_ends_no_process(
-    value: float, tmp_path: Path, engines: Callable[[Engine], Engine]
+    value: float, backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     """Nor does the choice become another one: the first experts, as of equal scores."""
     model = with_router("qwen3moe", tmp_path / "model.gguf", lambda matrix: np.full_like(matrix, value))
-    engine, tokens = engines(load_engine(model, "cpu", "f16")), tokens_for(model, 20)
+    engine, tokens = engines(load_engine(model, backend, "f16")), tokens_for(model, 20)
     np.testing.assert_array_equal(logits_of(engine, tokens, [16, 1, 3]), logits_of(engine, tokens, [1] * 20))
 
 

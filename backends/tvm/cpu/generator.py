@@ -5,6 +5,7 @@ A step runs one token (decode), a chunk several (prefill). Both are this generat
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
-from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, per_layer_input, short_convolution
+from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, mamba, per_layer_input, short_convolution
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.embed import embed
 from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.shape import Shape, padded_head
-from edge.model.layers import Attention, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
+from edge.model.layers import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 
 POINTERS = {  # the arguments of `run`, and the types that they point to
     "job": "int64", "lines": "int32",
@@ -240,9 +241,13 @@ def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Callable[[
 def _layer(
     shape: Shape, form: tuple[int, ...], single: bool, layer: Value, emit: Callable[[bool, str, Value], None]
 ) -> None:
-    for number in form:
-        for name in CORES[type(shape.blocks[number].core)]:
-            emit(single, shape.code(number, name), layer)
+    for beside in shape.side_by_side(form):
+        units = [
+            list(map(functools.partial(shape.code, number), CORES[type(shape.blocks[number].core)]))
+            for number in beside
+        ]
+        for name in [each[0] for each in units] + [name for each in units for name in each[1:]]:
+            emit(single, name, layer)
 
 
 def _embed(b: PassBuilder, _layer: Value) -> None:
@@ -253,6 +258,6 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 
 CORES: dict[type, dict[str, Unit]] = {
     Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
-    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
+    Mamba: mamba.UNITS,    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others

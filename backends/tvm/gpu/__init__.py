@@ -10,7 +10,7 @@ from edge.backends.counts import Footprint, GPUMemory, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Core, DeltaNet, Dense, ShortConvolution
+from edge.model.layers import Attention, Core, DeltaNet, Dense, Experts, ShortConvolution
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -73,10 +73,12 @@ class GPU(Backend):
         make_weights(file, spec, PORTABLE.binding)
 
     def supports(self, core: Core) -> str | None:
-        from edge.backends.tvm.packing.shape import supports
+        from edge.backends.tvm.packing.cores import supports
 
         if isinstance(core, Attention):
             return None if core.rows_of is None else "attention with rows of an earlier layer"
+        if isinstance(core, Experts):
+            return "clamped shared experts" if core.shared and core.clamp else None
         return supports(core) if isinstance(core, DeltaNet | Dense | ShortConvolution) else core.kind
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:

@@ -12,10 +12,11 @@ from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.gpu.hosts import Adapter
 from edge.backends.tvm.gpu.picking import found_bytes
 from edge.backends.tvm.gpu.weights import WeightsLayout, make_weights
+from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.shape import Shape
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, DeltaNet, Dense, ShortConvolution
+from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, ShortConvolution
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 
@@ -180,6 +181,7 @@ class Design:
 
 def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int) -> dict[str, int]:
     """Bytes of the buffers besides weights and KV cache."""
+    mixtures = shape.cores(Experts)
     words = {
         "tables": tables.positions + positions,
         "tokens": chunk + PICKS,
@@ -191,7 +193,11 @@ def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, po
         "convolved": chunk * max((core.convolved for core in shape.cores(DeltaNet)), default=0),
         "mixed": chunk * max(map(shape.widths, (Attention, DeltaNet, ShortConvolution))),
         "softmax": 2 * chunk * shape.heads,
-        "ffn": chunk * shape.widths(Dense),
+        "ffn": chunk * max(shape.widths(Dense), *(round_up(core.shared, PART) for core in mixtures), 0),
+        "routes": chunk * max((core.number + 1 for core in mixtures), default=0),
+        "chosen": chunk * max((core.used for core in mixtures), default=0),
+        "shares": chunk * max((core.used + 1 for core in mixtures), default=0),
+        "inner": chunk * max((core.used * round_up(core.ffn, PART) for core in mixtures), default=0),
         "logits": logits_rows * shape.vocab,
     }
     return {name: 4 * size for name, size in words.items() if size} | {"found": found_bytes(shape.vocab)}

@@ -22,14 +22,16 @@ from edge.backends.tvm.gpu.phases.attention import attention
 from edge.backends.tvm.gpu.phases.builder import Kernels, PassBuilder, weights_in
 from edge.backends.tvm.gpu.phases.delta_net import delta_net
 from edge.backends.tvm.gpu.phases.dense import dense
+from edge.backends.tvm.gpu.phases.experts import experts
 from edge.backends.tvm.gpu.phases.short_convolution import short_convolution
 from edge.backends.tvm.gpu.program import Program, Slice
-from edge.model.layers import Attention, DeltaNet, Dense, ShortConvolution
+from edge.model.layers import Attention, DeltaNet, Dense, Experts, ShortConvolution
 
 CORES: dict[type, Callable[..., None]] = {
     Attention: attention,
     DeltaNet: delta_net,
     Dense: dense,
+    Experts: experts,
     ShortConvolution: short_convolution,
 }
 

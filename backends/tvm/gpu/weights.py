@@ -13,7 +13,7 @@ float16 or bfloat16 weights 4i + j and 4i + 4 + j are in word j of quad i / 2. F
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import BinaryIO
 
@@ -162,6 +162,25 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class ExpertPiece:
+    """Experts of a layer from number `first` on, one behind the other, in a buffer of their own."""
+
+    buffer: str
+    first: int
+    count: int
+    layout: LayerLayout  # of each
+
+    @property
+    def stride(self) -> int:
+        """Words of an expert."""
+        return self.layout.nbytes // 4
+
+    def place(self, tensor: Tensor, number: int) -> Tensor:
+        """A tensor of the piece's `number`-th expert."""
+        return replace(tensor, at=tensor.at + number * self.stride)
+
+
+@dataclass(frozen=True)
 class WeightsLayout:
     """The layout of all weights."""
 
@@ -169,11 +188,13 @@ class WeightsLayout:
     embedding: tuple[Piece, ...]  # in row order
     head: tuple[Piece, ...]  # in row order; the embedding's if tied
     rest: LayerLayout  # final norms and learned positions
+    experts: tuple[tuple[ExpertPiece, ...], ...]  # of each layer, in their order
 
     @property
     def buffers(self) -> dict[str, int]:
-        """Bytes by buffer name: layer.0 …, embed.0 …, head.0 …, rest."""
+        """Bytes by buffer name: layer.0 …, embed.0 …, head.0 …, experts.0.0 …, rest."""
         pieces = {piece.buffer: 4 * piece.matrix.words for piece in self.embedding + self.head}
+        pieces |= {each.buffer: 4 * each.count * each.stride for pieces in self.experts for each in pieces}
         return {f"layer.{i}": each.nbytes for i, each in enumerate(self.layers)} | pieces | {"rest": self.rest.nbytes}
 
     @property
@@ -190,9 +211,14 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
     check_heads(network)
     tensors = find_tensors(file, spec)
     find = _Finder(file, tensors)
+    described = [[each for block in blocks for each in block.tensors(spec.hidden)] for blocks in network.layers]
     layers = tuple(
-        find.layout((each for block in blocks for each in block.tensors(spec.hidden)), f"blk.{layer}.")
-        for layer, blocks in enumerate(network.layers)
+        find.layout((each for each in tensors if not each.experts), f"blk.{layer}.")
+        for layer, tensors in enumerate(described)
+    )
+    experts = tuple(
+        find.experts([each for each in tensors if each.experts], layer, binding_limit)
+        for layer, tensors in enumerate(described)
     )
     largest = max(layer.nbytes for layer in layers)
     if largest > binding_limit:
@@ -203,7 +229,7 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
     embedding = find.pieces("token_embd", "embed", binding_limit)
     head = find.pieces("output", "head", binding_limit) if "output" in tensors else embedding
     rest = find.layout((tensor for name, tensor in network.tensors() if name in _WHOLE), "")
-    return WeightsLayout(layers, embedding, head, rest)
+    return WeightsLayout(layers, embedding, head, rest, experts)
 
 
 def packed_bytes(spec: ModelSpec) -> int:
@@ -213,10 +239,12 @@ def packed_bytes(spec: ModelSpec) -> int:
     tensors = [tensor for _, tensor in find_network(spec).tensors()]
     padding = 0
     for tensor in tensors:
+        count = max(1, tensor.experts)
         if tensor.columns and not tensor.exact:
-            padding += tensor.rows * max(_row_padding(block, tensor.columns) for block in blocks) + 16 * _QUAD
+            of_rows = tensor.rows * max(_row_padding(block, tensor.columns) for block in blocks)
+            padding += count * (of_rows + 16 * _QUAD)
         else:
-            padding += 4 * (-(tensor.rows * max(1, tensor.columns)) % PART)
+            padding += 4 * count * (-(tensor.rows * max(1, tensor.columns)) % PART)
     return exact + padding + 16 * _QUAD
 
 
@@ -255,6 +283,22 @@ class _Finder:
             at += tensor.words
         return LayerLayout(tuple(found))
 
+    def experts(self, described: Sequence[Described], layer: int, limit: int) -> tuple[ExpertPiece, ...]:
+        """The fewest pieces of whole experts within the limit."""
+        if not described:
+            return ()
+        layout, number = self.layout(described, f"blk.{layer}."), described[0].experts
+        most = limit // layout.nbytes
+        if most < 1:
+            raise UnsupportedError(
+                f"an expert has {layout.nbytes >> 20} MiB of weights, kernels of this GPU see {limit >> 20}: "
+                "use --backend=cpu"
+            )
+        return tuple(
+            ExpertPiece(f"experts.{layer}.{at}", first, min(most, number - first), layout)
+            for at, first in enumerate(range(0, number, most))
+        )
+
     def pieces(self, name: str, buffer: str, limit: int) -> tuple[Piece, ...]:
         """The fewest pieces of whole rows within the limit."""
         whole = self._tensor(self.tensors[name], 0)
@@ -276,7 +320,7 @@ class _Finder:
             )
         if described and (described.exact or not described.columns):
             return Vector(at, described.rows * max(1, described.columns))
-        return Matrix(at, source.rows, round_up(info.shape[0], PART), info.type)
+        return Matrix(at, described.rows if described else source.rows, round_up(info.shape[0], PART), info.type)
 
 
 def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Iterator[Packed]:
@@ -291,6 +335,8 @@ def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Ite
             for name, tensor in layout.tensors:
                 source = tensors[prefix + name]
                 yield from _pack(data, file.tensors[source.tensor], source.runs, buffer, tensor)
+        for number, experts in enumerate(weights.experts):
+            yield from _pack_experts(data, file, tensors, f"blk.{number}.", experts)
         tables = [("token_embd", weights.embedding)]
         if weights.head != weights.embedding:
             tables.append(("output", weights.head))
@@ -299,6 +345,17 @@ def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Ite
             for piece in pieces:
                 runs = [(source.first + piece.first_row, piece.rows)]
                 yield from _pack(data, file.tensors[source.tensor], runs, piece.buffer, piece.matrix)
+
+
+def _pack_experts(
+    data: BinaryIO, file: GGUFFile, tensors: dict[str, Source], prefix: str, pieces: Sequence[ExpertPiece]
+) -> Iterator[Packed]:
+    for piece in pieces:
+        for index in range(piece.count):
+            for name, tensor in piece.layout.tensors:
+                expert, info = piece.first + index, file.tensors[tensors[prefix + name].tensor]
+                rows = tensor.rows if isinstance(tensor, Matrix) else 1  # a bias is a row of the file's tensor
+                yield from _pack(data, info, [(expert * rows, rows)], piece.buffer, piece.place(tensor, index))
 
 
 def _pack(

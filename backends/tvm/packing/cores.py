@@ -12,6 +12,7 @@ from edge.model.layers import (
     DeltaNet,
     Dense,
     Experts,
+    Mamba,
     PerLayerInput,
     ShortConvolution,
 )
@@ -117,6 +118,25 @@ def _delta_lacks(core: DeltaNet) -> str | None:
     return None if whole else f"gated delta nets with heads of {core.size} and {core.value_size} values"
 
 
+def mamba_row(core: Mamba) -> int:
+    """Values of a token's row of `channels`: those of `ssm_in`, padded."""
+    return round_up(core.width + core.mixed + core.heads, LANES)
+
+
+def _mamba_floats(core: Mamba, sizes: Sizes) -> Counts:
+    return {
+        "mixed": sizes.rows * _width(core),
+        "scanned": sizes.tokens * _width(core),
+        "channels": sizes.tokens * mamba_row(core),
+        "work": round_up(2 * core.size + core.head_dim, LANES),
+    }
+
+
+def _mamba_lacks(core: Mamba) -> str | None:
+    whole = core.size % LANES == core.head_dim % LANES == 0
+    return None if whole else f"Mamba-2 with heads of {core.size} and {core.head_dim} values"
+
+
 def _convolution_floats(core: ShortConvolution, sizes: Sizes) -> Counts:
     return {"mixed": sizes.rows * _width(core), "channels": sizes.tokens * 3 * _width(core)}
 
@@ -169,6 +189,13 @@ KINDS: dict[type, Kind] = {
         {"delta_in": "qkv", "delta_net": "attend", "quantize_mixed": "output", "delta_out": "output"},
         _delta_floats,
         lacks=_delta_lacks,
+    ),
+    Mamba: Kind(
+        lambda core: {"mamba_in": core.inputs, "mamba_out": (core.output,)},
+        {"mamba_in": "qkv", "mamba_scan": "attend", "mamba_gate": "output", "quantize_mixed": "output",
+         "mamba_out": "output"},
+        _mamba_floats,
+        lacks=_mamba_lacks,
     ),
     ShortConvolution: Kind(
         lambda core: {"conv_in": core.inputs, "conv_out": (core.output,)},

@@ -81,6 +81,16 @@ class Shape:
         """The index of a layer's form."""
         return self.forms.index(tuple(self.blocks.index(_shape_of(block, network)) for block in layer))
 
+    def side_by_side(self, form: tuple[int, ...]) -> list[list[int]]:
+        """The blocks of a form, those together that read the same rows."""
+        found: list[list[int]] = []
+        for number in form:
+            if self.blocks[number].beside:
+                found[-1].append(number)
+            else:
+                found.append([number])
+        return found
+
     @property
     def states(self) -> bool:
         """Whether some layers have a fixed state."""

@@ -250,6 +250,8 @@ double watch_joules(const watch *w);
  * *give: bytes to return to the system. needed, spare: of the process, in bytes. */
 edge_finish watch_look(watch *w, int64_t tokens, const volatile int32_t *cancelled, double needed, double spare,
                        double *give);
+/* At the end of an answer: waits until the last tokens, too, are within the power limit. */
+void watch_pay(watch *w, const volatile int32_t *cancelled, double needed, double spare, double *give);
 int64_t watch_affordable(const watch *w, int64_t tokens);
 
 /* ---- rows.c ------------------------------------------------------------------------------------------------------- */

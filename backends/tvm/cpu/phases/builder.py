@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
@@ -101,10 +102,10 @@ class PassBuilder:
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Of the block's tensors, or outside of layers of the head's norm."""
+        """Of the block's tensors, the norm that it shares among them, or outside of layers of the head's norm."""
         if self._number is None:
             return frozenset(["output_norm"] + ["output_norm.bias"] * self.shape.output_norm_bias)
-        return frozenset(tensor.name for tensor in self.block.tensors(self.shape.hidden))
+        return frozenset(tensor.name for tensor in replace(self.block, beside=False).tensors(self.shape.hidden))
 
     def variants(self, group: str) -> list[tuple[str, ...]]:
         """The combinations of block types that the group's matrices have in some layer."""

@@ -154,7 +154,8 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
     with loop(i64(0), i64(core.used)) as slot:
         T.buffer_store(b.floats, b.floats[shares + slot] * factor, [shares + slot])
     if core.shared:
-        T.buffer_store(b.floats, sigmoid(b.floats[logits + rows.experts], 1), [shares + core.used])
+        share = sigmoid(b.floats[logits + rows.experts], 1) if core.shared_gated else T.float32(1)
+        T.buffer_store(b.floats, share, [shares + core.used])
 
 
 def _sort(b: PassBuilder) -> None:

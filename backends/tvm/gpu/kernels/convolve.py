@@ -23,7 +23,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     when,
 )
 from edge.backends.tvm.gpu.weights import Vector
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.model.layers import ShortConvolution
 
 _THREADS = 64

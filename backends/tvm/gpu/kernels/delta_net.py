@@ -42,7 +42,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     when,
 )
 from edge.backends.tvm.gpu.weights import LayerLayout, Vector
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.model.layers import DeltaNet
 
 _COLUMNS = 16  # of a head's state in a workgroup

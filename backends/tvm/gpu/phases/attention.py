@@ -13,7 +13,7 @@ _KEYS = {"keys4": "keys"}  # a buffer that a kernel reads under another type
 
 
 def attention(made: PassBuilder, core: Attention, block: Block, layer: int) -> None:
-    factors = made.factors(core, layer)
+    factors = made.factors(core.inputs, layer)
     stride = sum(factor.matrix.rows for factor in factors)
     made.multiply_hidden("qkv", layer, block, "edge_qkv", factors, Epilogue("store", stride), out="qkv")
     _attend(made, core, layer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -14,7 +14,7 @@ from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.backends.tvm.gpu.weights import LayerLayout
-from edge.model.layers import Block, Core
+from edge.model.layers import Block
 
 
 class Kernels:
@@ -50,11 +50,11 @@ class PassBuilder:
     def layout(self, layer: int) -> LayerLayout:
         return self.design.weights.layers[layer]
 
-    def factors(self, core: Core, layer: int) -> tuple[Factor, ...]:
-        """The core's input matrices, whose results lie one behind the other."""
+    def factors(self, names: Sequence[str], layer: int) -> tuple[Factor, ...]:
+        """Matrices whose results lie one behind the other."""
         layout = self.layout(layer)
-        starts = accumulate((layout.matrix(name).rows for name in core.inputs), initial=0)
-        return tuple(Factor.of(layout, name, at) for name, at in zip(core.inputs, starts, strict=False))
+        starts = accumulate((layout.matrix(name).rows for name in names), initial=0)
+        return tuple(Factor.of(layout, name, at) for name, at in zip(names, starts, strict=False))
 
     def add(
         self, phase: str, layer: int | None, key: tuple[object, ...], make: Callable[[str], Built],
@@ -76,16 +76,14 @@ class PassBuilder:
         norm = Norm.of(self.layout(layer), block.norm, self.design.shape)
         product, buffers = Product(name, factors, epilogue, norm), {"x": self.hidden, "out": out}
         if norm and not self.single:
-            normalised = weights_in(f"layer.{layer}") | {"out": "normed"}
-            tokens = self.design.chunk
-            self.add("norm", layer, ("edge_norm", norm), lambda name: normalise(name, norm, tokens), normalised)
+            self._normalise(norm, layer)
             buffers["x"] = "normed"
         if self.residual:
             residual, after = self.residual
             self.hidden, self.residual = "x" if self.hidden == "other x" else "other x", None
             product = replace(product, residual=residual)
             buffers |= {"raw": "normed", "residual_w4": after, "sums": self.hidden}
-        self._multiply(phase, layer, product, buffers)
+        self.multiply(phase, layer, product, buffers)
 
     def multiply_into_hidden(self, phase: str, layer: int, block: Block, name: str, source: str) -> None:
         """Add the block's output projection to the hidden states. A post-norm becomes part of the next product for a
@@ -94,7 +92,7 @@ class PassBuilder:
         after = Norm.of(layout, block.post_norm, shape) if block.post_norm else None
         epilogue = Epilogue("store" if after else "add", shape.padded_hidden, 1.0 if after else block.scale)
         product = Product(name, (Factor.of(layout, block.core.output),), epilogue, after=after)
-        self._multiply(phase, layer, product, {"x": source, "out": "normed" if after else self.hidden})
+        self.multiply(phase, layer, product, {"x": source, "out": "normed" if after else self.hidden})
         if after:
             self.residual = Residual(after, block.scale), f"layer.{layer}"
             if not self.single:
@@ -109,7 +107,19 @@ class PassBuilder:
         key = ("edge_add_normed", residual)
         self.add("norm", layer, key, lambda name: add_normed(name, residual.norm, tokens, residual.scale), buffers)
 
-    def _multiply(self, phase: str, layer: int, product: Product, buffers: dict[str, str]) -> None:
+    def normalise_hidden(self, layer: int, block: Block) -> None:
+        """Fill `normed` with the block's normalized rows, for several products, in a step, too."""
+        self.add_residual(layer)
+        norm = Norm.of(self.layout(layer), block.norm, self.design.shape)
+        assert norm
+        self._normalise(norm, layer)
+
+    def _normalise(self, norm: Norm, layer: int) -> None:
+        buffers, tokens = weights_in(f"layer.{layer}") | {"x": self.hidden, "out": "normed"}, self.design.chunk
+        self.add("norm", layer, ("edge_norm", norm), lambda name: normalise(name, norm, tokens), buffers)
+
+    def multiply(self, phase: str, layer: int, product: Product, buffers: dict[str, str]) -> None:
+        """Add a product with matrices of the layer."""
         design = self.design
 
         def make(name: str) -> Built:

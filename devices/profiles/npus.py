@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.kernel import read_text
-from edge.devices.profile import Npu
+from edge.devices.profiles.profile import Npu
 
 _SAYS = "the operating system"
 _ACCELERATORS = {  # by the kernel's driver, of what /sys/class/accel lists

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from edge.cli.show import note
+from edge.cli.terminal.show import note
 from edge.errors import InputError
 
 PATIENCE_S = 2.0  # for the first byte of a pipe

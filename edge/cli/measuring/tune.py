@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from edge.budget import parse_seconds
 from edge.cli import options as o
-from edge.cli.show import print_json, progress, table
+from edge.cli.terminal.show import print_json, progress, table
 from edge.errors import BudgetError, InputError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.show import print_json, progress, table
+from edge.cli.terminal.show import print_json, progress, table
 from edge.options import Options
 
 

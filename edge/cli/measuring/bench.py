@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
 from edge.cli.options import parse_numbers
-from edge.cli.show import print_json, progress, table
+from edge.cli.terminal.show import print_json, progress, table
 from edge.devices.power.base import certainty
 from edge.options import Options
 

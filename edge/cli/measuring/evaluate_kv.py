@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edge.cli import options as o
 from edge.cli.options import parse_numbers
-from edge.cli.show import progress, width
+from edge.cli.terminal.show import progress, width
 from edge.errors import InputError
 from edge.options import Options
 
@@ -152,7 +152,7 @@ def _split_policies(text: str) -> list[str]:
 
 
 def _read(paths: Sequence[Path], setup: Any) -> list[Document]:
-    from edge.cli.prompts import read_text
+    from edge.cli.terminal.prompts import read_text
     from edge.quality.material import Document
 
     return [Document(path.name, setup.model.encode_text(read_text(path))) for path in paths]

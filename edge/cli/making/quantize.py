@@ -9,7 +9,7 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.show import note, print_json, progress, table
+from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError, UnsupportedError
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edge.cli import options as o
-from edge.cli.show import print_json
+from edge.cli.terminal.show import print_json
 
 
 @o.command

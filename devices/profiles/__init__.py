@@ -1,4 +1,4 @@
-"""Device profiles by name: those that come with edge, in `profiles/`, and the user's own, which take precedence.
+"""Device profiles by name: those that come with edge, in this folder, and the user's own, which take precedence.
 
 The user's lie in EDGE_DEVICES, or in the system's folder for settings. `edge devices probe` writes `host.toml` there,
 with its measurements of this device.
@@ -15,14 +15,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from edge.devices.host import processor
-from edge.devices.npus import SeenNpu, chips, seen_npus
 from edge.devices.private import distrust, make_private_folder
-from edge.devices.profile import Cluster, DeviceProfile, Figure, Npu, Power
-from edge.devices.profile_file import read_profile, write_profile
+from edge.devices.profiles.file import read_profile, write_profile
+from edge.devices.profiles.npus import SeenNpu, chips, seen_npus
+from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, Npu, Power
 from edge.errors import InputError
 
 HOST = "host"
-_FOLDER = Path(__file__).parent / "profiles"
+_FOLDER = Path(__file__).parent
 _SYSTEM_SAYS = "the operating system"
 
 _log = logging.getLogger("edge")

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from edge.devices.output import new_file
-from edge.devices.profile import Cluster, DeviceProfile, Figure, Npu
+from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, Npu
 from edge.devices.regular import read_regular
 from edge.errors import InputError
 from edge.values import parse

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge.cli import options as o
-from edge.cli.evaluate_kv import kv
-from edge.cli.help import Command, Group
-from edge.cli.show import print_json, progress, table
+from edge.cli.measuring.evaluate_kv import kv
+from edge.cli.terminal.help import Command, Group
+from edge.cli.terminal.show import print_json, progress, table
 from edge.errors import InputError
 from edge.options import Options
 
@@ -66,7 +66,7 @@ def kl(
 
     The text is read in windows, each from an empty cache; all predictions count but that of a window's first token.
     """
-    from edge.cli.prompts import read_text
+    from edge.cli.terminal.prompts import read_text
     from edge.quality.material import reader_settings
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.windows import divergence
@@ -129,7 +129,7 @@ def perplexity(
 
     With --context, in windows instead, each from an empty cache; then it can be resumed.
     """
-    from edge.cli.prompts import read_text
+    from edge.cli.terminal.prompts import read_text
     from edge.quality.material import reader_settings
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.perplexity import perplexity as streamed

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from edge.cli.prompts import read_lines
-from edge.cli.show import note
-from edge.cli.signals import Terminated
+from edge.cli.terminal.prompts import read_lines
+from edge.cli.terminal.show import note
+from edge.cli.terminal.signals import Terminated
 
 PROMPT, MORE = "› ", "… "
 _BLOCK = '"""'

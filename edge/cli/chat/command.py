@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from edge.cli import options as o
-from edge.cli.show import Progress, ThoughtView, note, print_json, progress, width
+from edge.cli.terminal.show import Progress, ThoughtView, note, print_json, progress, width
 from edge.options import Options
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ def chat(
 
     --time and --energy limit each answer. With --json, every answer is one RunReport on a line of its own.
     """
-    from edge.cli.chat_commands import Chat, Settings, is_command, obey, warn_unpinned
-    from edge.cli.chat_lines import is_terminal, turns
+    from edge.cli.chat.lines import is_terminal, turns
+    from edge.cli.chat.slash import Chat, Settings, is_command, obey, warn_unpinned
     from edge.cli.pull import fetch_missing
-    from edge.cli.signals import Terminated
+    from edge.cli.terminal.signals import Terminated
     from edge.devices.child import room_for_children
     from edge.errors import EdgeError, UnsupportedError
     from edge.model.thinking import Think
@@ -98,8 +98,8 @@ def _answer(
     talk: Conversation, pieces: Pieces, shown: Progress, thoughts: ThoughtView, *, json: bool, quiet: bool
 ) -> None:
     """Print an answer as it is generated, and notices about it. Ctrl-C ends the answer, not the conversation."""
-    from edge.cli.signals import Terminated, ended_by_signals
-    from edge.cli.wrap import WordWrap
+    from edge.cli.terminal.signals import Terminated, ended_by_signals
+    from edge.cli.terminal.wrap import WordWrap
     from edge.errors import BudgetError
 
     session = talk.session

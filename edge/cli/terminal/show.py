@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from edge.cli.wrap import WordWrap
+from edge.cli.terminal.wrap import WordWrap
 from edge.model.text import well_formed
 
 

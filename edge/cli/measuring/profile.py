@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge.cli import options as o
-from edge.cli.help import Command
 from edge.cli.options import parse_numbers
-from edge.cli.show import note, print_json, progress, width
+from edge.cli.terminal.help import Command
+from edge.cli.terminal.show import note, print_json, progress, width
 from edge.errors import InputError
 from edge.options import Options
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.flags import GROUPS, OUTPUT
 
 ENVIRONMENT = "environment"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.show import note
+from edge.cli.terminal.show import note
 from edge.errors import InputError
 from edge.flags import flags_of
 from edge.model.thinking import Think
@@ -15,7 +15,7 @@ from edge.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from edge.run.conversation import Conversation, Pieces
-    from edge.run.session import Progress
+    from edge.run.loop import Progress
 
 
 @dataclass
