@@ -62,8 +62,8 @@ def stored_tensors(network: Network, first: Set[str]) -> Iterator[tuple[str, tup
         stem = tensor.name.removesuffix(".bias")
         whole = name.removesuffix(tensor.name) + fused.get(stem, stem) + tensor.name.removeprefix(stem)
         rows = tensor.rows + (_rows(found[whole]) if whole in found else 0)
-        extents = (tensor.columns, rows, tensor.experts)
-        found[whole] = tensor.stored or tuple(extent for extent in extents if extent), tensor
+        shape = tuple(extent for extent in (tensor.columns, rows, tensor.experts) if extent)
+        found[whole] = tensor.stored or shape, tensor
     for name, (shape, tensor) in found.items():
         name = network.output_norm if name == "output_norm" else name
         yield name if name.endswith((".bias", ".ssm_a", ".ssm_d")) else f"{name}.weight", shape, tensor

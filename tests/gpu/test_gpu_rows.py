@@ -393,7 +393,11 @@ def test_attention_is_of_rows_that_are_there(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "name"),
-    [*((name, "llama-gqa-tied") for name in POLICY_NAMES if name != "full"), ("h2o", "qwen35")],
+    [
+        *((name, "llama-gqa-tied") for name in POLICY_NAMES if name != "full"),
+        ("h2o", "qwen35"),
+        pytest.param("adakv", "gemma4", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_every_policy_keeps_what_it_keeps_on_the_cpu(policy: str, name: str) -> None:
     """Through a prompt longer than the cache and an answer that fills it again."""

@@ -27,16 +27,16 @@ def open_fallback(name: str) -> tuple[Model, IntArray, FloatArray]:
         return open_model(GOLDEN / f"{name}.gguf"), arrays["tokens"], arrays["logits"]
 
 
+def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> FloatArray:
+    """Logits after every token, [n, vocabulary], of a text that comes in pieces, without what was before."""
+    engine.kv.truncate(0)
+    parts = np.split(tokens, np.cumsum(pieces)[:-1])
+    return np.concatenate([engine.forward_all(part).copy() for part in parts])
+
+
 def write_undescribed(path: Path) -> Path:
     """A small Llama as InternLM2, which llama.cpp alone runs."""
     file = GGUF.read(GOLDEN / "llama-gqa-tied.gguf")
     file.metadata = {key.replace("llama.", "internlm2."): value for key, value in file.metadata.items()}
     file.metadata["general.architecture"] = (STRING, "internlm2")
     return file.write(path)
-
-
-def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> FloatArray:
-    """Logits after every token, [n, vocabulary], of a text that comes in pieces, without what was before."""
-    engine.kv.truncate(0)
-    parts = np.split(tokens, np.cumsum(pieces)[:-1])
-    return np.concatenate([engine.forward_all(part).copy() for part in parts])

@@ -23,12 +23,6 @@ def gelu(x: Value) -> Value:
     return x / (f32(1.0) + _exp(f32(-2 * math.sqrt(2 / math.pi)) * (x + f32(0.044715) * x * x * x)))
 
 
-def relu2(x: Value) -> Value:
-    """max(x, 0)²."""
-    x = hold(T.max(x, f32(0.0)))
-    return x * x
-
-
 def sigmoid(x: Value) -> Value:
     """1 / (1 + e^−x)."""
     return f32(1.0) / (f32(1.0) + _exp(f32(0.0) - x))
@@ -38,6 +32,12 @@ def softplus(x: Value) -> Value:
     """log(1 + e^x) = max(x, 0) + log(1 + e^−|x|)."""
     x = hold(x)
     return T.max(x, f32(0.0)) + T.log(f32(1.0) + _exp(f32(0.0) - T.abs(x)))
+
+
+def relu2(x: Value) -> Value:
+    """max(x, 0)²."""
+    x = hold(T.max(x, f32(0.0)))
+    return x * x
 
 
 def soft_cap(x: Value, cap: float) -> Value:
