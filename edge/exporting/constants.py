@@ -17,13 +17,16 @@ from edge.backends.tvm.kv import row_formats
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
+from edge.backends.tvm.targets import TARGETS
 from edge.exporting import chat, model_file, vocabulary, words
 from edge.exporting.model_file import Section
+from edge.exporting.planning import SNAPSHOTS
 from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
 from edge.formats.blocks import BLOCK_TYPES
 from edge.model import tokenizer
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
+from edge.prompt_cache.cache import SNAPSHOT_STEP
 from edge.run import governor, meters, reclaim, sampler
 
 CONSTANTS = "constants.h"
@@ -38,6 +41,8 @@ _INTEGERS = {
     "TILE": TILE,
     "SPARE_ROWS": SPARE_ROWS,
     "INT4_STEPS": row_formats.STEPS,
+    "SNAPSHOTS": SNAPSHOTS,
+    "SNAPSHOT_STEP": SNAPSHOT_STEP,
     "RING_SLACK": ring.SLACK,
     "RING_SHARE": ring.SPARE_SHARE,
     "ROTATED_AT_ONCE": row_lists.ROTATED_AT_ONCE,
@@ -110,6 +115,8 @@ def constants_header() -> str:
         _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
         _enum("", (f"KIND_{name.upper()}" for name in vocabulary.KINDS)),
+        _enum("", [*(f"ISA_{each.name.upper()}" for each in TARGETS), "ISAS"]),
+        "#define ISA_NAMES " + ", ".join(f'"{each.name}"' for each in TARGETS),
         f"typedef struct {{ int64_t {', '.join(Job.NAMES)}; }} pass_job;",
         *(_struct(name, fields) for name, fields in _STRUCTS.items()),
         range_tables(),
