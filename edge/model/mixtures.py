@@ -93,7 +93,7 @@ def bits_of(file: GGUFFile, spec: ModelSpec) -> dict[str, Bits]:
 
 
 def _sensitive(name: str) -> str | None:
-    """What is counted layer by layer: values, and the way down."""
+    """The kind of a tensor that mixtures count layer by layer: of values, or of the way down."""
     if "attn_v.weight" in name or "attn_qkv.weight" in name:
         return "values"
     return "down" if "ffn_down" in name and name.endswith(".weight") else None

@@ -214,7 +214,7 @@ size_t stops_rest(stops *s, char *out);
 /* ---- governor.c --------------------------------------------------------------------------------------------------- */
 
 /* A port of decide and affordable (edge/run/governor.py); NAN: None. */
-typedef struct { double deadline, energy, power, celsius; } run_limits;
+typedef struct { double deadline, energy, power, max_temp; } run_limits;
 typedef struct { double needed, spare, priv, limit, available, stalled; } memory_reading;
 typedef struct { double time, joules, celsius; bool has_memory; memory_reading memory; } sample;
 typedef struct {
