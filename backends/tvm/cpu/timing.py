@@ -45,6 +45,7 @@ MARKS = {  # the parts of a pass in their order, and the phase of `backends.base
     "gate_up": "gate-up",
     "router": "other",
     "route": "other",
+    "fetch": "other",
     "experts_in": "gate-up",
     "quantize_ffn": "down",
     "experts_out": "down",
