@@ -59,6 +59,17 @@ class ExpertCounts:
 
 
 @dataclass(frozen=True)
+class ExpertForecast:
+    """The expected use of experts by an engine that will hold some of them at a time."""
+
+    slots: int  # experts that it will hold
+    experts: int  # of all layers
+    hit_rate: float  # the share of choices whose expert is in memory
+    streamed: int  # bytes that a token reads, other weights included
+    source: str  # of the hit rate
+
+
+@dataclass(frozen=True)
 class GPUMemory:
     """The memory of an engine's GPU."""
 

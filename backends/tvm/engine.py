@@ -28,6 +28,7 @@ from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, pa
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
 from edge.backends.tvm.cpu.arguments import LORA_SLOTS, Job, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
+from edge.backends.tvm.cpu.expert_trace import save_trace
 from edge.backends.tvm.cpu.slots import ExpertSlots, reads_size
 from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.timing import thread_words
@@ -63,7 +64,7 @@ class NativeEngine:
         *, timed: bool = False,
     ) -> None:  # fmt: skip
         """timed: compiled with timestamps, whose counters are `times` (`cpu/timing.py`)."""
-        self.spec, self.config = spec, config
+        self.spec, self.config, self._file = spec, config, file
         layout = make_layout(file, spec)
         design = replace(Design.here(layout, config), timed=timed)
         target = design.target
@@ -180,7 +181,7 @@ class NativeEngine:
 
     @property
     def experts(self) -> ExpertCounts | None:
-        """Of an engine that holds some of the experts at a time."""
+        """Of an engine that holds some of the experts at a time; None once it is closed."""
         return self._experts.counts if self._experts else None
 
     @property
@@ -224,7 +225,9 @@ class NativeEngine:
         if self._token_table:
             self._token_table.close()
         if self._experts:
+            save_trace(self._file, self._experts.trace)
             self._experts.close()
+            self._experts = None
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
         self._temperatures = self._adapters = self._states = self._inputs = np.zeros(0, np.uint8)
 

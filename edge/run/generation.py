@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from math import ceil, floor, log10
 
+from edge.backends.base import Engine
+from edge.backends.counts import ExpertCounts
 from edge.budget import format_joules
 from edge.devices.memory import memory_use
 from edge.model.prompt import Prompt
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.meters import Watch
-from edge.run.report import Energy, Memory, RunReport, StopReason, Timings, Tokens
+from edge.run.report import Energy, ExpertUse, Memory, RunReport, StopReason, Timings, Tokens
 from edge.run.sampler import Sampler
 from edge.run.stop_strings import StopStrings
 from edge.run.thoughts import Thinking
@@ -52,6 +54,7 @@ class Generation:
     last_token_at: float | None = None
     ran_at: float | None = None
     held: float = 0.0  # seconds that pieces of text stayed with the caller before it asked for the next
+    experts: ExpertCounts | None = None  # when it began
     text: StringIO | None = None  # a list of pieces would take ten times the memory
     stop_reason: StopReason = "interrupted"  # unless something else ends it
 
@@ -162,9 +165,18 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.0f}s" if seconds >= 10 else f"{seconds:.2g}s" if seconds >= 0.1 else f"{seconds * 1e3:.2g}ms"
 
 
-def memory_of(plan: Plan, kv_bytes: int, options: Options, gpu_used: int | None, with_children: int) -> Memory:
+def expert_counts(engine: Engine) -> ExpertCounts | None:
+    """A copy of those so far, of an engine that holds some of the experts at a time."""
+    found: ExpertCounts | None = getattr(engine, "experts", None)
+    return found and replace(found)
+
+
+def memory_of(
+    plan: Plan, kv_bytes: int, options: Options, gpu_used: int | None, with_children: int, experts: ExpertCounts | None
+) -> Memory:
     """The measured memory of this process beside the plan's figures. gpu_used: bytes, by the system's word.
-    with_children: bytes that this process and a child held together while the model was loaded."""
+    with_children: bytes that this process and a child held together while the model was loaded. experts: of this
+    generation."""
     use, counted = memory_use(), plan.bytes
     return Memory(
         peak_rss=max(use.peak, with_children),
@@ -176,12 +188,18 @@ def memory_of(plan: Plan, kv_bytes: int, options: Options, gpu_used: int | None,
         anonymous=use.anonymous,
         file=use.file,
         streamed=counted.streamed,
+        experts=_use_of(experts) if experts else None,
         lora=counted.lora,
         gpu=counted.gpu,
         on_card=counted.on_card,
         gpu_used=gpu_used,
         gpu_budget=options.gpu_memory if counted.gpu else None,
     )
+
+
+def _use_of(counts: ExpertCounts) -> ExpertUse:
+    read = counts.read + counts.read_in_chunks
+    return ExpertUse(counts.slots, counts.experts, counts.hit_rate, counts.read_per_token, read)
 
 
 def _span(start: float | None, end: float | None) -> float | None:

@@ -29,7 +29,7 @@ from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan, plan_with_lora
 from edge.run.arguments import check_limit, check_meter, check_stream
-from edge.run.generation import Generation, memory_of, why_unanswered
+from edge.run.generation import Generation, expert_counts, memory_of, why_unanswered
 from edge.run.governor import RunLimits
 from edge.run.history import remember_run
 from edge.run.loop import decode, prefill, read_ahead
@@ -252,7 +252,8 @@ class Session:
         asked = sequence.begin(asked, follow_up=follow_up)
         run = Generation(
             asked, started, watch, Sampler(sampling, banned), thinking, StopStrings(stop), max_tokens,
-            joules, energy_spent, limit, time_spent, self.prepared, text=StringIO() if keep_text else None,
+            joules, energy_spent, limit, time_spent, self.prepared, experts=expert_counts(self.engine),
+            text=StringIO() if keep_text else None,
         )  # fmt: skip
         self.prepared = Made()
         self._reclaimer.run = run
@@ -355,12 +356,14 @@ class Session:
         self._reclaimer.actions.clear()
         gpu_used = self._backend.used_memory(self.plan.config.adapter) if self.plan.bytes.gpu else None
         adapters = zip(self.lora.adapters, self.lora.scales, strict=True) if self.lora else ()
+        counts = expert_counts(self.engine)
+        experts = counts.since(run.experts) if counts and run.experts else None
         return RunReport(
             text=None if run.text is None else run.text.getvalue(),
             tokens=run.tokens,
             timings=run.timings(self._load_s),
             stop_reason=run.stop_reason,
-            memory=memory_of(self.plan, kv.nbytes, self.options, gpu_used, self._with_children),
+            memory=memory_of(self.plan, kv.nbytes, self.options, gpu_used, self._with_children, experts),
             kv=KVUse(sequence.policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, sequence.evicted),
             plan=self.plan.to_dict(),
             versions=versions,

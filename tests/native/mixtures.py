@@ -10,7 +10,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
-from small_models import Small, write_small
+from small_models import Small, random_bytes, set_numbers, write_small
 
 from edge.model.model import Model, open_model
 from edge.types import AnyArray, IntArray
@@ -23,10 +23,10 @@ SHAPE = {
 _LIKED, _OF_TOPIC = 1.0, 1.0
 
 
-def skewed_model(path: Path, *, types: dict[str, str] | None = None, **others: object) -> Model:
+def skewed_model(path: Path, *, types: dict[str, str] | None = None, large: bool = False, **others: object) -> Model:
     """Tokens have a direction in common, in which some experts are liked better by Zipf's law, and one for each topic
-    (token mod TOPICS), in which others are."""
-    small = Small(**{**SHAPE, "types": types or {"": "Q4_0"}, **others})  # type: ignore[arg-type]
+    (token mod TOPICS), in which others are. large: experts are random bytes of Q8_0, which take less time to write."""
+    small = Small(**{**SHAPE, "types": types or {"": "Q8_0" if large else "Q4_0"}, **others})  # type: ignore[arg-type]
     random = np.random.default_rng(3)
 
     def edit(weights: dict[str, AnyArray]) -> None:
@@ -42,7 +42,16 @@ def skewed_model(path: Path, *, types: dict[str, str] | None = None, **others: o
             weights[f"blk.{layer}.ffn_norm"][: TOPICS + 1] = 1
             weights[f"blk.{layer}.attn_output"] *= 0.2  # an average of tokens, and so the same for all
 
-    return open_model(write_small(path, small, edit))
+    raw = {}
+    if large:
+        for layer in range(small.layers):
+            for number, (name, rows, columns) in enumerate(
+                (("gate", small.ffn, small.hidden), ("up", small.ffn, small.hidden), ("down", small.hidden, small.ffn))
+            ):
+                blocks = random_bytes("Q8_0", small.experts * rows, columns, 3 * layer + number)
+                set_numbers(blocks, "Q8_0", np.array([1.2 / 74 / columns**0.5]))  # 74: of bytes, their deviation
+                raw[f"blk.{layer}.ffn_{name}_exps"] = blocks.reshape(small.experts, rows, -1)
+    return open_model(write_small(path, small, edit, raw=raw))
 
 
 def of_topics(vocab: int, count: int, seed: int = 1) -> IntArray:

@@ -29,7 +29,7 @@ from edge.errors import EngineError
 from edge.types import AnyArray, IntArray
 
 HALF_LIFE = 32  # tokens: of 8 to 256, hits most in texts of topics (tests/native/mixtures.py)
-TRACE = 512  # tokens whose choices are recorded
+_TRACE = 512  # tokens whose choices are recorded
 _LARGEST, _COMING = 1e200, 1e250  # weights stay below; experts that are needed soon count more than any others
 _HUGEPAGE = 14  # of Linux's madvise
 
@@ -39,6 +39,15 @@ _Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctype
 def slot_bytes(expert: int) -> int:
     """A slot for experts of this many bytes, which begin anywhere in a sector."""
     return round_up(expert, SECTOR) + SECTOR
+
+
+def slots_within(layout: PackedLayout, nbytes: int) -> int:
+    """The number of slots in as many bytes."""
+    return min(nbytes // _largest(layout), sum(each.number for each in layout.experts.values()))
+
+
+def _largest(layout: PackedLayout) -> int:
+    return slot_bytes(max(each.stride for each in layout.experts.values()))
 
 
 class Slots:
@@ -126,9 +135,8 @@ class ExpertSlots:
     ) -> None:  # fmt: skip
         """table: of a pass, which ends with room for `reads_size` numbers. nbytes: of the slots, at most. weights: the
         address of the mapped weights. Raises EngineError if the file cannot be opened."""
-        size = slot_bytes(max(each.stride for each in layout.experts.values()))
+        size, count = _largest(layout), slots_within(layout, nbytes)
         number, used = max(each.number for each in layout.experts.values()), layout.experts_used
-        count = min(nbytes // size, sum(each.number for each in layout.experts.values()))
         if count < used:
             raise EngineError(f"{nbytes} bytes have no room for the {used} experts of a token, of {size} bytes each")
         self._slots, self._size = Slots(len(layout.experts), number, count), size
@@ -153,7 +161,7 @@ class ExpertSlots:
         table[Table.slot("reads")] = reads
         table[Table.slot("fetch")] = ctypes.cast(self._function, ctypes.c_void_p).value
         self.counts = ExpertCounts(count, sum(each.number for each in layout.experts.values()))
-        self._trace = np.zeros((TRACE, len(self._rows), used), np.int16)
+        self._trace = np.zeros((_TRACE, len(self._rows), used), np.int16)
         self._tokens = 0  # recorded so far
         self._error: BaseException | None = None
         self._interrupt: KeyboardInterrupt | None = None
@@ -161,7 +169,7 @@ class ExpertSlots:
     @property
     def trace(self) -> AnyArray:
         """Choices of the last tokens that ran one by one, [tokens, rows, choices]."""
-        first = self._tokens % TRACE if self._tokens > TRACE else 0
+        first = self._tokens % _TRACE if self._tokens > _TRACE else 0
         return np.roll(self._trace, -first, axis=0)[: self._tokens]
 
     def begin(self, tokens: int) -> None:
@@ -208,7 +216,7 @@ class ExpertSlots:
             at = self._at["chosen"]
             wanted = self._integers[at : at + self._used].astype(np.int64)
             misses = self._slots.take(index, wanted)
-            self._trace[self._tokens % TRACE, index] = wanted
+            self._trace[self._tokens % _TRACE, index] = wanted
             self._tokens += index + 1 == len(self._rows)
         else:
             starts, waves = (self._integers[self._at[name] :] for name in ("starts", "waves"))

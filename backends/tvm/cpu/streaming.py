@@ -33,12 +33,13 @@ _SLOT_BOOKKEEPING = 2 << 20  # bytes, with the recorded choices
 @dataclass(frozen=True)
 class Need:
     """least: resident bytes of weights if as many as possible are streamed. kept: 256ths of each layer that stay,
-    without experts. streamed: bytes that a pass reads again, if the router likes all experts equally. slots: bytes of
-    the slots of experts; 0: all stay."""
+    without experts. streamed: bytes that a pass reads again, `of_experts` of them if the router likes all equally.
+    slots: bytes of the slots of experts; 0: all stay."""
 
     least: int
     kept: int
     streamed: int
+    of_experts: int = 0
     slots: int = 0
 
 
@@ -66,7 +67,7 @@ def streaming_need(spec: ModelSpec, config: EngineConfig) -> Need:
     if experts:
         slots = max(config.resident - resident(kept), fewest) - _SLOT_BOOKKEEPING
         read = int(max(0.0, 1 - slots / experts) * experts * spec.experts_used / spec.experts)
-    return Need(least, kept, streamable - streamable * kept // STEPS + read, slots)
+    return Need(least, kept, streamable - streamable * kept // STEPS + read, read, slots)
 
 
 def _largest_slot(spec: ModelSpec) -> int:
