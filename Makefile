@@ -85,7 +85,7 @@ golden: $(VENV)/.dev
 # One release of torch: pip takes a build for CPUs where the machine keeps one, else gigabytes of CUDA on Linux.
 $(TRAIN)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(TRAIN)
-	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[train]' pytest hypothesis
+	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[train]' pytest pytest-timeout hypothesis
 	touch $@
 
 clean:

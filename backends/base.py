@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from edge.backends.counts import ExpertForecast, FixedSizes, Footprint, GPUMemory, MostRows, Tuned
-from edge.backends.efficiency import FLOATS, Efficiency, Kind
+from edge.backends.efficiency import Efficiency, Kind
 from edge.backends.kv_cache import KVCache
 from edge.errors import UnsupportedError
+from edge.formats.blocks import FLOATS
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Core
 from edge.model.lora import Lora
@@ -212,6 +213,7 @@ class Backend(ABC):
     EFFICIENCY: Efficiency
     PACKAGES: tuple[str, ...]
     DRIVER_BYTES = 0
+    MOST_SNAPSHOTS = 4  # of a conversation's ends, where caches have tails: two of each turn
 
     def check_installed(self) -> None:  # noqa: B027 - nothing to do where the base install is enough
         """Raise MissingExtraError if the engine's package is not there."""

@@ -11,7 +11,7 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.model.layers import Attention, Core, DeltaNet, Dense, Network, ShortConvolution
+from edge.model.layers import Attention, Core, DeltaNet, Dense, Experts, Network, ShortConvolution
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
@@ -54,6 +54,13 @@ def hybrid_cores(core: Core) -> str | None:
     if isinstance(core, DeltaNet | ShortConvolution):
         return None
     return usual_cores(replace(core, gated=False) if isinstance(core, Attention) else core)
+
+
+def app_cores(core: Core) -> str | None:
+    """As `hybrid_cores`, where mixtures of experts and attention sinks run, too: in the C runtime of apps."""
+    if isinstance(core, Experts):
+        return None
+    return hybrid_cores(replace(core, sinks=False) if isinstance(core, Attention) else core)
 
 
 def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:

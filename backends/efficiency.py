@@ -17,7 +17,6 @@ Kind = Literal["integers", "others", "floats"]
 llama.cpp has not repacked, and multiplies row by row."""
 Shares = Mapping[Kind, float]
 """Of the bytes of the weights."""
-FLOATS = ("F32", "F16", "BF16")  # weights that no engine multiplies as integers
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from edge.converters.repair import repair
 from edge.devices.memory import memory_use
 from edge.devices.output import check_file, check_folder, work_folder
 from edge.errors import InputError
+from edge.formats.blocks import GRIDS
 from edge.formats.compiled import Compiled
 from edge.formats.coreml_folder import is_coreml_folder
 from edge.formats.gguf import GGUFFile, read_gguf
@@ -48,7 +49,8 @@ from edge.model.tokenizer import Tokenizer
 from edge.types import IntArray
 
 FORMATS = ("gguf", "onnx", "coreml", "hf")
-_IN_BLOCKS = ("Q4_0", "Q4_1", "Q8_0")  # types that blocks of ONNX Runtime and Core ML hold without rounding again
+# Types that blocks of ONNX Runtime and Core ML hold without rounding again.
+_IN_BLOCKS = tuple(kind for kind, grid in GRIDS.items() if grid.uniform and grid.bits in (4, 8))
 _HELD = 8  # of the calibration text, so much is kept to measure what pruning did
 
 _OURS = {"onnx": is_model_folder, "coreml": is_coreml_folder, "hf": hf.is_ours}

@@ -16,23 +16,20 @@ from edge.backends.llamacpp.library import is_installed
 from edge.devices.child import run_child
 from edge.devices.output import new_file, work_folder
 from edge.errors import EngineError, InputError, MissingExtraError, ModelFormatError
-from edge.formats.blocks import TYPE_IDS
+from edge.formats.blocks import FILE_TYPES, FLOATS, TYPE_IDS
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Planned
 from edge.model.reader import read_spec
 from edge.types import FloatArray
 
 # Names of llama-quantize and numbers of `llama_ftype`. Left out: what edge cannot read (Q2_0), and COPY.
-FTYPES = {
-    "F32": 0, "F16": 1, "BF16": 32, "Q1_0": 40, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7,
-    "Q2_K": 10, "Q2_K_S": 21, "Q3_K": 12, "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K": 15, "Q4_K_S": 14,
-    "Q4_K_M": 15, "Q5_K": 17, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18, "IQ1_S": 24, "IQ1_M": 31, "IQ2_XXS": 19,
-    "IQ2_XS": 20, "IQ2_S": 28, "IQ2_M": 29, "IQ3_XXS": 23, "IQ3_XS": 22, "IQ3_S": 26, "IQ3_M": 27, "IQ4_NL": 25,
-    "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37,
+FTYPES = FILE_TYPES | {
+    "Q2_K_S": 21, "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17,
+    "IQ2_M": 29, "IQ3_XS": 22, "IQ3_M": 27,
 }  # fmt: skip
 _NEED_IMPORTANCE = ("IQ1", "IQ2", "IQ3_XXS", "IQ3_XS", "Q2_K_S")  # beginnings of names
 TRAINED = ("TQ1_0", "TQ2_0", "Q1_0")  # two or three values: for models that were trained with such weights
-HAVE_NO_CHOICE = ("F32", "F16", "BF16", "Q8_0", *TRAINED)  # types that round in one way, whatever counts more
+HAVE_NO_CHOICE = (*FLOATS, "Q8_0", *TRAINED)  # types that round in one way, whatever counts more
 _SLAB = 64 << 20  # bytes of rows that llama.cpp holds at once
 
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.converters.ggml import FTYPES
 from edge.converters.quantizers.rtn import quantize
 from edge.errors import ModelFormatError
-from edge.formats.blocks import FLOATS, block_size, dequantize, nbytes
+from edge.formats.blocks import FILE_TYPES, FLOATS, block_size, dequantize, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
-from edge.model.mixtures import stays_exact
+from edge.model.mixtures import bits_of, stays_exact
+from edge.model.reader import read_spec
 from edge.types import AnyArray, FloatArray
 
-PLAIN = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 _HEAD = "Q8_0"  # the head decides between tokens: fewer bits there cost more than they save
 _ODD = "F16"  # for rows that are not whole blocks
 _SLAB = 4 << 20  # bytes of float32 rows that are rounded at once
@@ -26,16 +25,18 @@ _UNNAMED = 1024  # llama.cpp's flag for "guessed"
 
 
 def plan_plain(file: GGUFFile, kind: str, *, pure: bool = False) -> list[Planned]:
-    """The tensors that `write_plain` writes. pure: also round the head, which otherwise keeps at least 8 bits."""
+    """The tensors that `write_plain` writes. pure: also round the head and matrices that want more bits than others,
+    which otherwise keep at least 8. Raises the errors of `read_spec`."""
     head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
+    bits = bits_of(file, read_spec(file))
     planned = []
     for info in file.tensors.values():
         wanted = kind
-        if info.name == head and not pure and kind not in FLOATS:
+        if (info.name == head or bits.get(info.name) == "more") and not pure and kind not in FLOATS:
             wanted = _HEAD
         if info.shape[0] % block_size(wanted):
             wanted = _ODD
-        kept = not _is_matrix(info) or stays_exact(info.name)
+        kept = not _is_matrix(info) or stays_exact(info.name) or bits.get(info.name) == "all"
         planned.append(Planned(info.name, info.shape, info.type if kept else wanted))
     return planned
 
@@ -60,14 +61,14 @@ def write_plain(
 
 def fields_as(file: GGUFFile, kind: str) -> dict[str, Field]:
     """The file's header, adapted to weights of another type."""
-    named = np.uint32(FTYPES.get(kind, _UNNAMED))
+    named = np.uint32(FILE_TYPES.get(kind, _UNNAMED))
     return {**fields_of(file), "general.file_type": named, "general.quantization_version": np.uint32(_VERSION)}
 
 
 def _is_matrix(info: TensorInfo) -> bool:
-    """Whether llama.cpp counts the tensor as a matrix: no norms, no learned positions."""
+    """Whether llama.cpp counts the tensor as a matrix, or as those of experts: no norms, no learned positions."""
     stem, _, kind = info.name.rpartition(".")
-    return len(info.shape) == 2 and kind == "weight" and not stem.endswith("_norm") and stem != "position_embd"
+    return len(info.shape) > 1 and kind == "weight" and not stem.endswith("_norm") and stem != "position_embd"
 
 
 _LARGEST_F16 = 65_504  # scales of blocks cannot exceed it; blocks of smaller weights need no check

@@ -29,6 +29,7 @@ from edge.formats import blocks, nf4
 from edge.formats.blocks import BLOCK, GRIDS, Grid, QuantizedMatrix, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned, write_gguf
+from edge.model.mixtures import bits_of
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
@@ -44,15 +45,15 @@ NF4 = "NF4"
 class Settings:
     """How to quantize a model.
 
-    type: of the matrices within layers: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F32, F16, BF16, or NF4 (whose values are
-    stored as F16). method: rtn and hqq need no calibration. importance: rounding, errors weighted by mean x². best:
-    AWQ's factors, weights that compensate for earlier errors, GPTQ, and a final refinement.
+    type: of the matrices within layers: one of GRIDS, a float type, or NF4 (whose values are stored
+    as F16). method: rtn and hqq need no calibration. importance: rounding, errors weighted by mean x². best: AWQ's
+    factors, weights that compensate for earlier errors, GPTQ, and a final refinement.
     """
 
     type: str = "Q4_0"
     method: Method = "best"
     embedding: str = "Q8_0"  # type of token_embd
-    output: str = "Q8_0"  # type of an untied output head
+    output: str = "Q8_0"  # type of an untied output head, and of matrices that want more bits than others
     group_size: int = BLOCK  # values that share a scale, 32 or a multiple
     act_order: bool = True
     types: Mapping[str, str] = field(default_factory=dict)  # exceptions, by tensor of the file
@@ -81,11 +82,16 @@ def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> dict[str,
     check_walk(spec)
     quantized = {name for name, tensor in find_network(spec).tensors() if tensor.columns and not tensor.exact}
     found = find_tensors(file, spec).items()
+    bits = bits_of(file, spec)
     matrices = {source.tensor for name, source in found if name in quantized and name.startswith("blk.")}
+    matrices = {name for name in matrices if bits[name] != "all"}
+    more = settings.output if settings.type in GRIDS else settings.type
     types = {}
     for name, info in file.tensors.items():
         wanted = {"token_embd.weight": settings.embedding, "output.weight": settings.output}.get(name, info.type)
-        wanted = settings.types.get(name, settings.type if name in matrices and len(info.shape) > 1 else wanted)
+        if name in matrices and len(info.shape) > 1:
+            wanted = more if bits[name] == "more" else settings.type
+        wanted = settings.types.get(name, wanted)
         wanted = "F16" if wanted == NF4 else wanted
         if blocks.block_size(wanted) > 1 and info.shape[0] % blocks.block_size(wanted):
             wanted = "F16"

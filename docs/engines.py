@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edge.backends import backend_names, engine_named
-from edge.backends.checks import check_cores, hybrid_cores
+from edge.backends.checks import app_cores, check_cores
 from edge.devices.output import work_folder
 from edge.errors import EdgeError, speaking
 from edge.formats.gguf import GGUFFile, read_gguf
@@ -60,7 +60,7 @@ def _checks() -> dict[str, Callable[[GGUFFile, ModelSpec], None]]:
 
 
 def _check_apps(spec: ModelSpec) -> None:
-    check_cores("C runtime of apps", spec, hybrid_cores)
+    check_cores("C runtime of apps", spec, app_cores)
 
 
 def _section(files: dict[str, GGUFFile]) -> Iterator[str]:

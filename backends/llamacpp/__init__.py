@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig
 from edge.backends.counts import Footprint, MostRows
-from edge.backends.efficiency import FLOATS, Efficiency, Kind, RowEfficiency, WeightEfficiency
+from edge.backends.efficiency import Efficiency, Kind, RowEfficiency, WeightEfficiency
 from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError, UnsupportedError
+from edge.formats.blocks import FLOATS
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 

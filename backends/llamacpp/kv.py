@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -208,14 +207,16 @@ class LlamaCppKV:
         self.next_position = int(self._positions[length - 1]) + 1 if length else 0
 
     def _rewind(self, length: int, end: KVState | None) -> None:
-        """Clear the cache and restore the rows that stay: llama.cpp refuses to remove a part of a recurrent state."""
+        """Go back to a saved state. llama.cpp refuses to remove rows that a recurrent state is behind, so it comes
+        first."""
         if end is None or end.tail is None:
             raise RewindError("a recurrent state cannot go back to an earlier token: run the tokens again")
         if (end.key, end.next_position) != (self.key, int(self._positions[length - 1]) + 1):
             raise RewindError("the saved recurrent state is that of other tokens: run the tokens again")
-        rows = self.save(0, length)
-        self.truncate(0)
-        self.append(replace(rows, tail=end.tail))
+        self._set(np.frombuffer(end.tail, np.uint8), SEQUENCE, _STATE_ONLY)
+        self._remove(SEQUENCE, end.next_position, -1)
+        self._lacks_tail = False
+        self._length, self.next_position = length, end.next_position
 
     def forget_last(self, position: int) -> None:
         """Remove tokens from `position` on that ran but were not recorded; if that is impossible, remove all rows."""

@@ -89,7 +89,7 @@ def _count_static(spec: ModelSpec, config: EngineConfig, form: StaticForm) -> Fo
 def _weights(spec: ModelSpec) -> int:
     """Bytes of the weights in their new layout; an embedding that is also the head exists in both layouts. Float16
     matrices become float32 one after the other."""
-    blocks = {name: (values, size) for name, values, size in BLOCK_TYPES.values()} | FORM_TYPES
+    blocks = {each.name: (each.values, each.nbytes) for each in BLOCK_TYPES.values()} | FORM_TYPES
     total = 0.0
     for kind, nbytes in spec.type_bytes:
         values, size = blocks[kind]

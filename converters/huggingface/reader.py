@@ -27,7 +27,7 @@ from edge.converters.huggingface.quantized import Packed, find_packed
 from edge.converters.huggingface.tokenizer import read_vocabulary
 from edge.devices.output import new_file
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
-from edge.formats.blocks import FLOATS
+from edge.formats.blocks import FILE_TYPES, FLOATS
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
@@ -40,7 +40,6 @@ _HEADS = ("lm_head", "language_model.lm_head")
 # Tensors of checkpoints beside the text model's weights.
 _OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3}  # general.file_type
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False) 
         parts = [_as_blocks(part) for part in parts]
     vocabulary = read_vocabulary(folder, whole, sizes.vocab)
     fields["general.name"] = _name(folder, vocabulary.swallows)
-    fields["general.file_type"] = np.uint32(_FILE_TYPES[_main_type(parts)])
+    fields["general.file_type"] = np.uint32(FILE_TYPES[_main_type(parts)])
     fields["general.quantization_version"] = np.uint32(2)
     fields |= {f"{architecture.name}.{key}": value for key, value in said.items()} | said_besides
     return Source(folder, architecture, fields | vocabulary.fields, parts, factors)

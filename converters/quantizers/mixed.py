@@ -18,14 +18,14 @@ from edge.converters.quantizers.awq import output_error
 from edge.converters.quantizers.rtn import nearest
 from edge.errors import InputError
 from edge.formats import blocks
-from edge.formats.blocks import BLOCK, find_grid
+from edge.formats.blocks import BLOCK, GRIDS, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.likelihood import divergences
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
-TYPES = ("IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+TYPES = tuple(sorted(GRIDS))  # the smallest first
 _TOKENS = 1024  # that KL is measured on
 _SLICE = 32  # tokens whose logits are in memory
 _SHRINKS = (1.0, 0.9, 0.8)  # enough to compare types

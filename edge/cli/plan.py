@@ -113,6 +113,7 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
         ("weights", "in the module's memory" if web else "for the NPU" if npu else _weights(made), count.weights),
         ("KV cache", f"{config.capacity:,} rows{_fixed(count.fixed_kv)}, {config.kv_dtype}", count.kv),
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
+        *([("snapshots", f"of {made.snapshots} ends of turns", count.snapshots)] if made.snapshots else []),
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),
         ("predicted peak", "estimated", made.predicted_peak),
         *([("first run", "with a process that compiles, once", made.first_run)] if made.first_run else []),

@@ -46,8 +46,9 @@ def quantize(
     from edge.converters.calibrate import check_texts, column_importance
     from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_with_llamacpp
     from edge.converters.outcome import again_notes, notes_on, type_counts
-    from edge.converters.plain import PLAIN, plan_plain, write_plain
+    from edge.converters.plain import plan_plain, write_plain
     from edge.devices.output import check_file
+    from edge.formats.blocks import PLAIN
     from edge.plan.checks import check_threads
     from edge.run.opening import open_model
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.checks import check_cores, hybrid_cores
+from edge.backends.checks import app_cores, check_cores
 from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm.compiler.exported import exported_designs
 from edge.backends.tvm.design import Design
@@ -125,7 +125,7 @@ def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequen
     if model.file.folder is not None:
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
     try:
-        check_cores("C runtime of apps", model.spec, hybrid_cores)
+        check_cores("C runtime of apps", model.spec, app_cores)
         layout = make_layout(model.file, model.spec)
     except UnsupportedError as error:
         why = str(error).partition(": use ")[0]

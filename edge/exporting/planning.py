@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edge.backends import backend_elsewhere
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_cores, hybrid_cores
+from edge.backends.checks import app_cores, check_cores
 from edge.backends.counts import Footprint
 from edge.backends.tvm import CPU
 from edge.budget import format_bytes
@@ -58,7 +58,7 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     try:
         check_options(replace(options, time=None, energy=None, power=None, max_temp=None))  # an app states them
         backend_elsewhere(CPU.NAME, file, spec, profile.system)
-        check_cores("C runtime of apps", spec, hybrid_cores)
+        check_cores("C runtime of apps", spec, app_cores)
     except (UnsupportedError, InputError):
         if profile.system == "web":
             raise
@@ -116,6 +116,8 @@ class _Bundled(CPU):
     """The native engine, but for what it takes. The weights are mapped, and never streamed: on other devices the system
     pages them as it likes. Room is kept for the keys of a system prompt, and for a copy of a recurrent state, to take
     back the last turn."""
+
+    MOST_SNAPSHOTS = 0
 
     def __init__(self, options: Options) -> None:
         self._options = options

@@ -8,24 +8,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from edge.errors import UnsupportedError
 from edge.types import AnyArray, FloatArray
 
-# Name, values per block and bytes per block of every ggml tensor type.
-BLOCK_TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+
+class BlockType(NamedTuple):
+    """A tensor type of ggml."""
+
+    name: str
+    values: int  # per block
+    nbytes: int  # per block
+    file_type: int | None = None  # llama.cpp's number for files in this type, `general.file_type`
+
+
+BLOCK_TYPES: dict[int, BlockType] = {
+    0: BlockType("F32", 1, 4, 0), 1: BlockType("F16", 1, 2, 1), 2: BlockType("Q4_0", 32, 18, 2),
+    3: BlockType("Q4_1", 32, 20, 3), 6: BlockType("Q5_0", 32, 22, 8), 7: BlockType("Q5_1", 32, 24, 9),
+    8: BlockType("Q8_0", 32, 34, 7), 9: BlockType("Q8_1", 32, 40), 10: BlockType("Q2_K", 256, 84, 10),
+    11: BlockType("Q3_K", 256, 110, 12), 12: BlockType("Q4_K", 256, 144, 15), 13: BlockType("Q5_K", 256, 176, 17),
+    14: BlockType("Q6_K", 256, 210, 18), 15: BlockType("Q8_K", 256, 292), 16: BlockType("IQ2_XXS", 256, 66, 19),
+    17: BlockType("IQ2_XS", 256, 74, 20), 18: BlockType("IQ3_XXS", 256, 98, 23), 19: BlockType("IQ1_S", 256, 50, 24),
+    20: BlockType("IQ4_NL", 32, 18, 25), 21: BlockType("IQ3_S", 256, 110, 26), 22: BlockType("IQ2_S", 256, 82, 28),
+    23: BlockType("IQ4_XS", 256, 136, 30), 24: BlockType("I8", 1, 1), 25: BlockType("I16", 1, 2),
+    26: BlockType("I32", 1, 4), 27: BlockType("I64", 1, 8), 28: BlockType("F64", 1, 8),
+    29: BlockType("IQ1_M", 256, 56, 31), 30: BlockType("BF16", 1, 2, 32), 34: BlockType("TQ1_0", 256, 54, 36),
+    35: BlockType("TQ2_0", 256, 66, 37), 39: BlockType("MXFP4", 32, 17), 40: BlockType("NVFP4", 64, 36),
+    41: BlockType("Q1_0", 128, 18, 40),
 }  # fmt: skip
-TYPE_IDS = {name: index for index, (name, _, _) in BLOCK_TYPES.items()}
+TYPE_IDS = {each.name: index for index, each in BLOCK_TYPES.items()}
+FILE_TYPES = {each.name: each.file_type for each in BLOCK_TYPES.values() if each.file_type is not None}
 FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values that share a scale in types without super-blocks
 
@@ -36,13 +51,13 @@ _NEAREST_IQ4_NL = np.searchsorted(_MIDDLES, np.arange(-254, 255) / 2, side="righ
 
 def block_size(kind: str) -> int:
     """Values per block. Raises UnsupportedError for types that GGUF does not have."""
-    return BLOCK_TYPES[_type_id(kind)][1]
+    return BLOCK_TYPES[_type_id(kind)].values
 
 
 def nbytes(kind: str, values: int) -> int:
     """Bytes of `values` values in whole blocks."""
-    _, block, size = BLOCK_TYPES[_type_id(kind)]
-    return values // block * size
+    found = BLOCK_TYPES[_type_id(kind)]
+    return values // found.values * found.nbytes
 
 
 @np.errstate(all="ignore")
@@ -88,14 +103,16 @@ class Grid:
         return np.asarray(levels * scales if minima is None else levels * scales + minima, np.float32)
 
 
-GRIDS = {
-    "Q4_0": Grid("Q4_0", np.arange(-8, 8, dtype=np.float32)),
-    "Q4_1": Grid("Q4_1", np.arange(16, dtype=np.float32), minima=True),
-    "Q5_0": Grid("Q5_0", np.arange(-16, 16, dtype=np.float32)),
-    "Q5_1": Grid("Q5_1", np.arange(32, dtype=np.float32), minima=True),
-    "Q8_0": Grid("Q8_0", np.arange(-127, 128, dtype=np.float32)),
-    "IQ4_NL": Grid("IQ4_NL", np.array(IQ4_NL, np.float32), uniform=False),
-}
+_GRIDS = (
+    Grid("Q4_0", np.arange(-8, 8, dtype=np.float32)),
+    Grid("Q4_1", np.arange(16, dtype=np.float32), minima=True),
+    Grid("Q5_0", np.arange(-16, 16, dtype=np.float32)),
+    Grid("Q5_1", np.arange(32, dtype=np.float32), minima=True),
+    Grid("Q8_0", np.arange(-127, 128, dtype=np.float32)),
+    Grid("IQ4_NL", np.array(IQ4_NL, np.float32), uniform=False),
+)
+GRIDS = {grid.kind: grid for grid in _GRIDS}
+PLAIN = (*FLOATS, *(grid.kind for grid in reversed(_GRIDS) if grid.uniform))  # rounded alike by all; the best first
 
 
 def find_grid(kind: str) -> Grid:
@@ -153,8 +170,8 @@ def unpack(raw: AnyArray, kind: str) -> Unpacked:
     """Unpack rows, uint8 [rows, row bytes], of a type of GRIDS or of Q4_K."""
     if kind == "Q4_K":
         return _unpack_q4_k(raw)
-    grid, (_, _, size) = find_grid(kind), BLOCK_TYPES[_type_id(kind)]
-    blocks, count = raw.reshape(len(raw), -1, size), 1 + grid.minima
+    grid = find_grid(kind)
+    blocks, count = raw.reshape(len(raw), -1, nbytes(kind, BLOCK)), 1 + grid.minima
     numbers = np.ascontiguousarray(blocks[..., : 2 * count]).view(np.float16).astype(np.float32)
     codes = blocks[..., 2 * count :]
     if grid.bits == 8:

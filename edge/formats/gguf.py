@@ -386,7 +386,7 @@ def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
     type_id = cursor.scalar(_SCALARS[4])
     if type_id not in BLOCK_TYPES:
         raise UnsupportedError(f"tensor {name!r} has the unknown type {type_id}")
-    type_name, block, block_bytes = BLOCK_TYPES[type_id]
+    type_name, block, block_bytes, _ = BLOCK_TYPES[type_id]
     if shape[0] % block:
         raise ModelFormatError(
             f"tensor {name!r}: rows of {shape[0]} values do not divide into {type_name} blocks of {block}"

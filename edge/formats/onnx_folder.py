@@ -33,7 +33,7 @@ _MOST_BYTES, _MOST_COMMAS, _MOST_BRACKETS, _MOST_FILES = 4 << 20, 1 << 18, 1 << 
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _TENSOR = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_TYPES = {name: (code, block, size) for code, (name, block, size) in BLOCK_TYPES.items()}
+_TYPES = {each.name: (code, each.values, each.nbytes) for code, each in BLOCK_TYPES.items()}
 _TYPES |= {name: (-1, *each) for name, each in FORM_TYPES.items()}
 
 

@@ -21,6 +21,7 @@ from typing import Literal, TypeVar
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu"]
 Router = Literal["softmax", "sigmoid"]
+Bits = Literal["usual", "more", "all"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Tensor:
     """A matrix [rows, columns] or, with 0 columns, a vector of `rows` values.
 
     name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. exact: a matrix that stays in float32.
-    experts: so many matrices or vectors of this shape, one behind the other; 0: one.
+    experts: so many matrices or vectors of this shape, one behind the other; 0: one. bits: those that quantizers give
+    it, more than usual or all of them where rounding does harm out of proportion to its bytes.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Tensor:
     columns: int = 0
     exact: bool = False
     experts: int = 0
+    bits: Bits = "usual"
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,7 @@ class Experts:
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         biases = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", self.output) if self.biases else ()
-        yield from _with_biases([Tensor("ffn_gate_inp", self.number, hidden)], biases)
+        yield from _with_biases([Tensor("ffn_gate_inp", self.number, hidden, bits="all")], biases)
         if self.choice_bias:
             yield Tensor("exp_probs_b.bias", self.number)
         for name, rows, columns in (
@@ -228,7 +231,7 @@ class Experts:
         ):
             yield from _with_biases([Tensor(name, rows, columns, experts=self.number)], biases)
         if self.shared:
-            yield Tensor("ffn_gate_inp_shexp", 1, hidden)
+            yield Tensor("ffn_gate_inp_shexp", 1, hidden, bits="all")
             yield Tensor("ffn_gate_shexp", self.shared, hidden)
             yield Tensor("ffn_up_shexp", self.shared, hidden)
             yield Tensor("ffn_down_shexp", hidden, self.shared)
@@ -275,13 +278,13 @@ class DeltaNet:
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         yield Tensor("attn_qkv", self.mixed, hidden)
         yield Tensor("attn_gate", self.width, hidden)
-        yield Tensor("ssm_beta", self.heads, hidden)
-        yield Tensor("ssm_alpha", self.heads, hidden)
+        yield Tensor("ssm_beta", self.heads, hidden, bits="all")  # errors in what is forgotten add up over a text
+        yield Tensor("ssm_alpha", self.heads, hidden, bits="all")
         yield Tensor("ssm_conv1d", self.mixed, self.kernel, exact=True)
         yield Tensor("ssm_dt.bias", self.heads)
         yield Tensor("ssm_a", self.heads)
         yield Tensor("ssm_norm", self.value_size)
-        yield Tensor(self.output, hidden, self.width)
+        yield Tensor(self.output, hidden, self.width, bits="more")
 
 
 @dataclass(frozen=True)
@@ -335,8 +338,8 @@ class PerLayerInput:
         return self.size
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
-        yield Tensor("inp_gate", self.size, hidden)
-        yield Tensor(self.output, hidden, self.size)
+        yield Tensor("inp_gate", self.size, hidden, bits="more")
+        yield Tensor(self.output, hidden, self.size, bits="more")
 
 
 # In JSON, experts have the fields of Dense, too.
@@ -474,7 +477,10 @@ class Network:
             yield "position_embd", Tensor("position_embd", self.positions, self.hidden)
         if size := self.layer_inputs:
             yield "per_layer_token_embd", Tensor("per_layer_token_embd", self.vocab, len(self.layers) * size)
-            yield "per_layer_model_proj", Tensor("per_layer_model_proj", len(self.layers) * size, self.hidden)
+            yield (
+                "per_layer_model_proj",
+                Tensor("per_layer_model_proj", len(self.layers) * size, self.hidden, bits="more"),
+            )
             yield "per_layer_proj_norm", Tensor("per_layer_proj_norm", size)
         for index, layer in enumerate(self.layers):
             for block in layer:

@@ -20,7 +20,7 @@ from reprlib import repr as brief
 import numpy as np
 
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.formats.blocks import dequantize
+from edge.formats.blocks import PLAIN, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.model.lora_file import MAX_SCALE, LoraFile, LoraSize
 from edge.model.spec import ModelSpec
@@ -29,7 +29,6 @@ from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray
 
 MAX_RANK = 1024  # of all adapters of a run together; real ones have 4 to 256
-_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # converters write the first four
 _A, _B = ".lora_a", ".lora_b"
 
 
@@ -138,8 +137,8 @@ def _find_pairs(file: GGUFFile) -> dict[str, Pair]:
             raise UnsupportedError(f"{path}: it changes {changed}: edge runs adapters of matrices in layers only")
         if len(info.shape) != 2:
             raise UnsupportedError(f"{path}: {name} has {len(info.shape)} dimensions instead of 2")
-        if info.type not in _TYPES:
-            raise UnsupportedError(f"{path}: {name} is of type {info.type}: choose one of {', '.join(_TYPES)}")
+        if info.type not in PLAIN:
+            raise UnsupportedError(f"{path}: {name} is of type {info.type}: choose one of {', '.join(PLAIN)}")
         found.setdefault(changed, {})[suffix] = info
     if not found:
         raise ModelFormatError(f"{path}: an adapter without tensors")

@@ -3,6 +3,8 @@
 These are the rules of llama.cpp's `llama-quantize` without an importance matrix, for the mixtures of `MIXTURES`: the
 output head, or the embedding that serves as one, has more bits, and in the _M mixtures so have values and the way down
 in half of the layers. Rows that do not divide into blocks of 256 get a type with blocks of 32.
+
+Files that edge writes itself follow `bits_of`, which goes by the description of layers.
 """
 
 from __future__ import annotations
@@ -11,10 +13,14 @@ from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatch
 
-from edge.errors import InputError
+from edge.errors import InputError, UnsupportedError
 from edge.formats.blocks import block_size
+from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned
+from edge.model.layers import Bits
 from edge.model.layout import Listed
+from edge.model.spec import ModelSpec
+from edge.model.tensors import find_tensors
 
 MIXTURES = {  # the type of most matrices, by name; the best first
     "F16": "F16", "Q8_0": "Q8_0", "Q6_K": "Q6_K", "Q5_K_M": "Q5_K", "Q4_K_M": "Q4_K", "Q4_1": "Q4_1", "Q4_0": "Q4_0",
@@ -61,6 +67,29 @@ def _type(name: str, shape: tuple[int, ...], mixture: str, sensitive: str | None
 def stays_exact(name: str) -> bool:
     """Whether a tensor keeps float32 in every mixture: engines do not multiply by it, or every bit of it counts."""
     return not name.endswith(".weight") or any(fnmatch(name, kept) for kept in _KEPT)
+
+
+def bits_of(file: GGUFFile, spec: ModelSpec) -> dict[str, Bits]:
+    """The bits that matrices of the file need, by name; empty for models that our engines do not run.
+
+    Beside what cores state of their own matrices, attention wants more bits in hybrids, which have it in few layers.
+    """
+    if spec.network is None:
+        return {}
+    try:
+        sources = find_tensors(file, spec)
+    except UnsupportedError:
+        return {}
+    hybrid = any(spec.network.fixed_values)
+    attention = {
+        f"blk.{layer}.{tensor.name}"
+        for layer, core in enumerate(spec.network.attention) if core and hybrid
+        for tensor in core.tensors(spec.hidden)
+    }  # fmt: skip
+    return {
+        sources[name].tensor: "all" if tensor.exact else "more" if name in attention else tensor.bits
+        for name, tensor in spec.network.tensors() if tensor.columns
+    }  # fmt: skip
 
 
 def _sensitive(name: str) -> str | None:

@@ -39,6 +39,8 @@ _RESERVE = 6 << 20
 _CARD_RESERVE = 512 << 20  # of a card's memory, for what its driver keeps of each process and for other programs
 _GRAIN = 2 << 20  # the interpreter counts as a multiple of this: a budget that fits in one run fits in the next
 
+_TOKEN_BYTES = 5  # of a sequence's token ids, in an array that grows
+_SAVING = 1  # snapshot more, while its parts are joined
 _BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joined and written, or read and put back
 
 
@@ -49,6 +51,7 @@ class PlanBytes:
     weights: those that are resident at a time. streamed: those that every pass reads anew from the file. lora:
     adapters. fixed_kv: of `kv`, what does not depend on the number of rows (`KVCache.fixed`). gpu: of weights, kv and
     scratch, what lies in buffers of a GPU. on_card: this is memory of a card's own, and none of the process's.
+    snapshots: of the ends of turns, to which a conversation can return.
     """
 
     interpreter: int
@@ -61,11 +64,13 @@ class PlanBytes:
     fixed_kv: int = 0
     gpu: int = 0
     on_card: bool = False
+    snapshots: int = 0
 
     @property
     def total(self) -> int:
         """Of the process."""
-        return self.interpreter + self.weights + self.kv + self.scratch + self.lora - self.gpu * self.on_card
+        counted = self.interpreter + self.weights + self.kv + self.scratch + self.lora + self.snapshots
+        return counted - self.gpu * self.on_card
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class Plan:
     gpu_limit_source: str = ""  # as limit_source
     chosen: str = ""  # what was known of CPU and GPU, if the engine was chosen by that
     first_run: int = 0  # bytes of this process and a child that compiles, before the run; 0: nothing is left to compile
+    snapshots: int = 0  # most ends of turns and of parts of prompts that a session saves, where rows are no way back
     tuned: str = "default"  # or "record NAME": where threads, chunk and sizes of pieces of work come from
 
     @property
@@ -218,6 +224,8 @@ def _plan(
         spare = limit.bytes - counted.total - counted.reserve
         config = replace(config, resident=config.resident + (spare >> 20 << 20))
         counted = before.bytes_of(run, config)
+    snapshots = _snapshots(run, config, counted, limit)
+    counted = replace(counted, snapshots=_snapshot_bytes(snapshots, counted.fixed_kv, config))
     return Plan(
         backend=run.backend.NAME,
         kv_policy=run.kv_policy,
@@ -232,7 +240,22 @@ def _plan(
         gpu_limit=card.bytes if card and counted.gpu else None,
         gpu_limit_source=card.source if card and counted.gpu else "",
         tuned=run.tuned.about if run.tuned else "default",
+        snapshots=snapshots,
     )
+
+
+def _snapshots(run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit) -> int:
+    """As many as fit beside everything else. None for a run of one request, which never returns, and for policies that
+    choose by attention: it does not come back."""
+    if not counted.fixed_kv or run.options.expected_tokens is not None or run.policy.needs.queries:
+        return 0
+    spare, most = limit.bytes - counted.total - counted.reserve, run.backend.MOST_SNAPSHOTS
+    fitting = (n for n in range(most, 0, -1) if _snapshot_bytes(n, counted.fixed_kv, config) <= spare)
+    return next(fitting, 0)
+
+
+def _snapshot_bytes(count: int, size: int, config: EngineConfig) -> int:
+    return (count + _SAVING) * size + _TOKEN_BYTES * config.capacity if count else 0
 
 
 def _too_small(

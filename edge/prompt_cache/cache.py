@@ -28,6 +28,7 @@ from edge.prompt_cache.tree import BLOCK, Block, PrefixTree, prefix_name, root_n
 from edge.types import IntArray
 
 DEFAULT_SIZE = "1GiB"
+SNAPSHOT_STEP = 2048  # tokens of a long prompt after which its tail is stored, too: a multiple of BLOCK
 _WAIT_S = 1.0  # for the lock, which is never free if a signal came in the middle of `store`
 
 _log = logging.getLogger("edge")
@@ -89,9 +90,10 @@ class PromptCache:
             return 0
         return length
 
-    def ends(self, kv: KVCache, tokens: IntArray) -> list[int]:
+    def ends(self, kv: KVCache, tokens: IntArray, system: int = 0) -> list[int]:
         """The numbers of `tokens` after which prefill should pause and call `store`, so that tails are stored: after
-        the last whole block, for the same prompt, and where earlier prompts diverge."""
+        the last whole block, for the same prompt; after that of the `system` tokens that conversations begin with;
+        where earlier prompts diverge; and every `SNAPSHOT_STEP`."""
         if not kv.has_tail:
             return []
         parent, shared = root_name(kv.key), 0
@@ -101,7 +103,8 @@ class PromptCache:
                 if not any(tier.has(parent, part) for tier in self._tiers):
                     break
                 parent, shared = prefix_name(parent, part), shared + BLOCK
-        return sorted({shared, tokens.size // BLOCK * BLOCK} - {0})
+        steps = {each for each in range(SNAPSHOT_STEP, tokens.size, SNAPSHOT_STEP) if each > shared}
+        return sorted({shared, *(size // BLOCK * BLOCK for size in (system, tokens.size)), *steps} - {0})
 
     def store(self, kv: KVCache, tokens: IntArray) -> None:
         """Store a copy of the cache's first rows, those of `tokens`; existing blocks are only marked as used.

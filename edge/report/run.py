@@ -109,6 +109,7 @@ def _action(action: Action) -> str:
         "shrink": f"{size} of KV rows given back ({action.left} rows are left)",
         "chunk": f"the rest of the prompt run {action.left} tokens at a time",
         "prompt cache": f"{size} of prompt cache given back",
+        "snapshots": f"{size} of snapshots given back",
     }
     when = f"after {action.token} tokens of the answer" if action.token else "before the answer"
     return f"{what[action.action]} {when}, as {_REASONS.get(action.reason, action.reason)}"

@@ -24,6 +24,7 @@ from edge.run.arguments import check_text
 from edge.run.report import RunReport
 from edge.run.sequence import Mark
 from edge.run.session import Session
+from edge.run.snapshots import changed_opening
 from edge.types import IntArray
 
 _LARGEST_FILE = 64 << 20  # bytes of a saved conversation
@@ -189,15 +190,12 @@ class Conversation:
     def _opened(self, report: RunReport, before: Mark) -> Mark | None:
         """Where the opening of the last answer ends, as far as the template writes it in an earlier turn, too; None if
         no thoughts followed, or thoughts that it keeps."""
-        model, prompt = self.session.model, report.tokens
-        assert model.template is not None
-        if report.thoughts is None or prompt.cut or model.template.keeps_thoughts:
+        changed = changed_opening(self.session.model, self._think)
+        if report.thoughts is None or report.tokens.cut or changed is None:
             return None
-        opening, past = model.openings(self._think)
-        same = next((at for at, (one, other) in enumerate(zip(opening, past, strict=False)) if one != other), None)
-        common = min(opening.size, past.size) if same is None else same
+        count, instead = changed
         first = before.rows if self._held else 0
-        return Mark(first + prompt.prompt - opening.size + common, before.evicted, past[common:])
+        return Mark(first + report.tokens.prompt - count, before.evicted, instead)
 
     def _drop_thoughts(self) -> None:
         """Take the rows of the last answer back, and leave the answer without its thoughts to be run."""

@@ -38,12 +38,13 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
     """
     prompt, watch, kv = sequence.prompt, run.watch, sequence.engine.kv
     read_ahead(sequence, prompt, watch)
-    count, size, ends = 0, sequence.pass_size(prompt.waiting), sequence.ends_to_remember()
+    sequence.choose_ends()
+    count, size = 0, sequence.pass_size(prompt.waiting)
     unobserved = sequence.policy.needs.queries > 0 and 0 < kv.free < min(size, prompt.waiting)
     first = kv.free if unobserved else size  # no pass observed attention for this prompt: first run what fits
     while not (reason := watch.before_pass(count) or read_ahead(sequence, prompt, watch)) and (left := prompt.waiting):
         size = min(size, sequence.pass_size(left))
-        wanted = min(size, left, size if run.ran else first, *(end - kv.length for end in ends[:1]))
+        wanted = min(size, left, size if run.ran else first, sequence.until_place())
         if not (count := watch.affordable(wanted)):
             reason = "energy"
             break
@@ -52,9 +53,6 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
             break
         sequence.run_prompt(count, upcoming=min(size, max(1, left - count)))
         run.count_prompt(count)
-        if ends and kv.length == ends[0]:
-            del ends[0]
-            sequence.remember()
         yield run.ran, prompt.known - run.reused
     if reason:
         run.stop_reason = reason

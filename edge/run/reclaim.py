@@ -1,6 +1,7 @@
 """Reclaiming a session's memory when it is short, the least missed first.
 
-First the prompt cache frees its memory, and keeps its files (a later prompt takes longer); then, while a prompt runs,
+First the prompt cache frees its memory, and keeps its files (a later prompt takes longer), and a conversation its
+snapshots (it cannot return to an earlier turn without running it again); then, while a prompt runs,
 its chunks become shorter (it takes longer); then the policy evicts KV rows (the model forgets). Mapped weights need not
 be reclaimed: the system drops their pages when it needs memory, and reads them again.
 """
@@ -39,7 +40,7 @@ class Reclaimer:
     def spare(self) -> int:
         """Bytes of `needed` that can be returned."""
         rows = self._kv.capacity - self._floor()
-        return self._cached() + rows * (self._kv.nbytes - self._kv.fixed) // self._kv.capacity
+        return self._cached() + self._snapshots() + rows * (self._kv.nbytes - self._kv.fixed) // self._kv.capacity
 
     def trim(self, level: float) -> None:
         """As `Session.trim`, between two passes."""
@@ -53,6 +54,7 @@ class Reclaimer:
             sequence.halve_chunk(SMALLEST_CHUNK)  # and memory is checked again sooner
             self._note("chunk", 0, sequence.chunk, cause)
         nbytes -= self._give_cached(nbytes, cause)
+        nbytes -= self._give_snapshots(nbytes, cause)
         self._give_rows(nbytes, cause)
         release_free_memory()
 
@@ -62,6 +64,13 @@ class Reclaimer:
             return 0
         self._prompt_cache.shrink(max(0, cached - nbytes))
         self._note("prompt cache", freed := cached - self._cached(), self._cached(), cause)
+        return freed
+
+    def _give_snapshots(self, nbytes: int, cause: str) -> int:
+        if not (freed := self._snapshots()) or nbytes <= 0:
+            return 0
+        self._sequence.snapshots.shrink(0)
+        self._note("snapshots", freed, 0, cause)
         return freed
 
     def _give_rows(self, nbytes: int, cause: str) -> None:
@@ -77,6 +86,9 @@ class Reclaimer:
 
     def _cached(self) -> int:
         return 0 if self._prompt_cache is None else self._prompt_cache.memory
+
+    def _snapshots(self) -> int:
+        return self._sequence.plan.bytes.snapshots if self._sequence.snapshots.most else 0
 
     def _floor(self) -> int:
         """The smallest capacity."""

@@ -14,7 +14,7 @@ StopReason = Literal[
     "time", "memory", "energy", "power", "thermal",
 ]  # fmt: skip
 BUDGETS: tuple[StopReason, ...] = ("time", "memory", "energy", "power", "thermal")
-Given = Literal["shrink", "chunk", "prompt cache"]
+Given = Literal["shrink", "chunk", "prompt cache", "snapshots"]
 
 
 @dataclass(frozen=True)

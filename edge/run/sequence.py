@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 
 from edge.backends.base import Engine, ObservedEngine, PickingEngine
+from edge.backends.kv_cache import RewindError
 from edge.errors import InputError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
@@ -20,10 +21,11 @@ from edge.model.lora import Lora
 from edge.model.prompt import Prompt, joined
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.plan import Plan
-from edge.prompt_cache.cache import PromptCache
+from edge.prompt_cache.cache import SNAPSHOT_STEP, PromptCache
 from edge.run.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
 from edge.run.meters import EnergyMeter
 from edge.run.sampler import Sampler
+from edge.run.snapshots import Outline, Snapshots
 from edge.types import FloatArray, IntArray
 
 _BURST_S = 0.05  # of tokens at once: text still flows, and budgets and callers are heard as soon
@@ -52,6 +54,7 @@ class TokenSequence:
         self.engine, self.plan, self.lora, self.prompt_cache = engine, plan, lora, prompt_cache
         self.policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
+        self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
         self._meter = meter
         self._forget()
 
@@ -60,9 +63,12 @@ class TokenSequence:
         self.pending = list[int]()  # tokens of the answer that have not been run
         self.ahead = deque[int]()  # tokens after the next, by the engine's choice; each has a row of the one before it
         self.ran = 1  # tokens of the answer in the last pass
-        self.fed = array("i")  # tokens of all rows, if there is a prompt cache and nothing has been evicted
+        self.snapshots.drop(0)
+        self.fed = array("i")  # tokens of all rows, if a prompt cache or snapshots need them and none has been evicted
         self.evicted = 0  # rows
         self.lost = False  # whether the conversation was forgotten with the adapter that it had
+        self._outline = Outline()  # of the last prompt
+        self._ends = list[int]()  # rows at which the prompt cache wants the prompt
         self._prompts_end: int | None = None  # how many of `fed` end with a prompt; None while one is run
         self._outcome: Outcome = np.zeros(0, np.float32)  # of the last pass, during a generation
         self._pace = _BURST_S  # seconds per token that the engine chose
@@ -89,11 +95,11 @@ class TokenSequence:
                 f"{self.policy.name} has {free - held} free KV rows: raise --max-kv-size or use --kv-policy=streaming"
             )
 
-    def begin(self, prompt: Prompt, *, follow_up: bool) -> Prompt:
+    def begin(self, prompt: Prompt, outline: Outline, *, follow_up: bool) -> Prompt:
         """The prompt that is to be run now; a follow-up begins with what is left of the conversation."""
         if follow_up:
             prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks)
-        self.prompt, self.pending, self._prompts_end = prompt, [], None
+        self.prompt, self.pending, self._prompts_end, self._outline = prompt, [], None, outline
         self.ran, self._pace = 1, _BURST_S
         return prompt
 
@@ -113,6 +119,7 @@ class TokenSequence:
         self.engine.kv.announce(self.prompt.waiting)
         self._outcome = self.forward(self.prompt.peek(count), upcoming=upcoming)
         self.prompt.advance(count)
+        self._keep_place()
 
     def end_prompt(self) -> None:
         """All of the prompt has been run; the answer follows."""
@@ -209,7 +216,7 @@ class TokenSequence:
         weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
         rows = kv.length - (passes - 1) / 2  # on average
         self._meter.add_bytes(passes * (weights + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
-        if self.prompt_cache is not None and not self.evicted:
+        if (self.prompt_cache is not None or self.snapshots.most) and not self.evicted:
             self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
 
     def make_room(self, count: int) -> bool:
@@ -235,11 +242,13 @@ class TokenSequence:
         else:
             keep_heads(kv, rows, self.engine.spec.context, forget=self.policy.needs.queries > 0)
         self.evicted += before - rows_per_head(kv, self.policy.needs)
+        self.snapshots.drop(0)
 
     def mark(self) -> Mark:
         """Where the conversation is, between two generations."""
         left = joined([*self._left()])
         self.prompt, self.pending = Prompt([left]), []
+        self.snapshots.take(self.engine.kv)
         return Mark(self.engine.kv.length, self.evicted, left, self._prompts_end)
 
     def rewind(self, mark: Mark) -> bool:
@@ -247,11 +256,19 @@ class TokenSequence:
         kv = self.engine.kv
         if self.evicted != mark.evicted or kv.length < mark.rows or (mark.rows and self.policy.needs.queries):
             return False
-        if 0 < mark.rows < min(kv.earliest, kv.length):
+        rows, end = mark.rows, None
+        if 0 < rows < min(kv.earliest, kv.length):
+            rows, end = self.snapshots.latest(rows)
+            if end is None or (rows < mark.rows and self.evicted):  # then nothing tells which tokens are between
+                return False
+        again = np.array(self.fed[rows : mark.rows], np.int32)
+        try:
+            kv.truncate(rows, end)
+        except RewindError:  # rows have another form since
             return False
-        kv.truncate(mark.rows)
-        self.fed, self._prompts_end = self.fed[: mark.rows], mark.prompts_end
-        self.prompt, self.pending = Prompt([mark.left]), []
+        self.snapshots.drop(rows + 1)
+        self.fed, self._prompts_end = self.fed[:rows], mark.prompts_end
+        self.prompt, self.pending = Prompt([again, mark.left]), []
         return True
 
     def _left(self) -> Iterator[IntArray]:
@@ -267,24 +284,42 @@ class TokenSequence:
         kv.announce(prompt.waiting)  # which decides whose rows are those of this text
         if self.prompt_cache is None or queries == EVERY:
             return 0
-        most = min(prompt.waiting, kv.capacity) - max(1, queries)
+        most = min(prompt.waiting, kv.capacity) - max(1, queries, self._outline.opening or 0)
         if prompt.waiting > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
             most -= most % self.pass_size(prompt.waiting)
         tokens = prompt.peek(kv.capacity)
         reused = self.prompt_cache.restore(kv, tokens, most)
         prompt.advance(reused)
         self.fed = array("i", tokens[:reused].tolist())
+        self._keep_place()
         return reused
 
-    def ends_to_remember(self) -> list[int]:
-        """Numbers of rows, behind those in use, at which the prompt cache wants the prompt while it runs."""
+    def choose_ends(self) -> None:
+        """Choose where the prompt cache wants the prompt while it runs."""
         kv, prompt, queries = self.engine.kv, self.prompt, self.policy.needs.queries
+        self._ends = []
         if self.prompt_cache is None or self.evicted or queries == EVERY or not kv.has_tail:
-            return []
+            return
         tokens = np.concatenate([np.array(self.fed, np.int32), prompt.peek(kv.free)])
         step = self.pass_size(prompt.waiting) if prompt.waiting > kv.free else 1  # evictions come where they would
-        ends = self.prompt_cache.ends(kv, tokens[: max(0, tokens.size - max(1, queries))])
-        return [end for end in ends if end > kv.length and end % step == 0]
+        ends = self.prompt_cache.ends(kv, tokens[: max(0, tokens.size - max(1, queries))], self._outline.system)
+        self._ends = [end for end in ends if end > kv.length and end % step == 0]
+
+    def until_place(self) -> int:
+        """Tokens of the prompt up to the next place that `run_prompt` keeps for the prompt cache, or to return to."""
+        kv, prompt = self.engine.kv, self.prompt
+        places = [end - kv.length for end in self._ends[:1]]
+        if self.snapshots.most and prompt.waiting <= kv.free:  # evictions come where they would
+            places += [SNAPSHOT_STEP - kv.length % SNAPSHOT_STEP, prompt.waiting - (self._outline.opening or 0)]
+        return min((each for each in places if each > 0), default=prompt.waiting)
+
+    def _keep_place(self) -> None:
+        kv, prompt = self.engine.kv, self.prompt
+        if self._ends and kv.length == self._ends[0]:
+            del self._ends[0]
+            self.remember()
+        if (prompt.ended and prompt.waiting == self._outline.opening) or kv.length % SNAPSHOT_STEP == 0:
+            self.snapshots.take(kv)
 
     def remember(self) -> None:
         """Put the rows of all prompts so far, and of the answers between them, into the prompt cache."""

@@ -39,6 +39,7 @@ from edge.run.report import AdapterUse, Heat, KVUse, RunReport, StopReason
 from edge.run.sampler import Sampler
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.sequence import Mark, TokenSequence
+from edge.run.snapshots import Outline, outline
 from edge.run.stop_strings import StopStrings
 from edge.run.thoughts import Thinking
 from edge.sampling import SamplingParams
@@ -171,8 +172,9 @@ class Session:
 
     def rewind(self, mark: Mark) -> bool:
         """Forget all that came after `mark`. False, and nothing changes, where that cannot be: rows before it were
-        evicted since, rows have attention from queries after it, by which the policy would choose, or the engine has no
-        longer what its windows or its recurrent state held there."""
+        evicted since, rows have attention from queries after it, by which the policy would choose, or a cache with
+        windows or a recurrent state has no snapshot of that time. From one that is earlier, tokens up to the mark run
+        again with the next prompt."""
         return self._sequence.rewind(mark)
 
     def generate(self, prompt: str | Iterable[str] | IntArray | Prompt, **options: Any) -> str:
@@ -249,7 +251,7 @@ class Session:
         stopped = read_ahead(sequence, asked, watch)
         if not stopped:
             sequence.check_fits(asked)
-        asked = sequence.begin(asked, follow_up=follow_up)
+        asked = sequence.begin(asked, self._outline(asked, system, chosen, follow_up), follow_up=follow_up)
         run = Generation(
             asked, started, watch, Sampler(sampling, banned), thinking, StopStrings(stop), max_tokens,
             joules, energy_spent, limit, time_spent, self.prepared, experts=expert_counts(self.engine),
@@ -300,6 +302,12 @@ class Session:
         if follow_up:
             return self.model.follow_up(prompt, think)
         return self.model.prompt(prompt, system=system, raw=raw, think=think)
+
+    def _outline(self, prompt: Prompt, system: str | None, think: Think, follow_up: bool) -> Outline:
+        if prompt.thinks is None or not self.engine.kv.has_tail:
+            return Outline()
+        first = not follow_up and self.options.prompt_cache is not None
+        return outline(self.model, system, think, first=first)
 
     def trim(self, level: float) -> None:
         """Memory is short: give back what can be spared, and keep it so.
@@ -355,6 +363,7 @@ class Session:
         versions = {**own_versions(), **self._backend.versions()}  # first: it takes a MiB, which is reported, too
         self._reclaimer.actions.clear()
         gpu_used = self._backend.used_memory(self.plan.config.adapter) if self.plan.bytes.gpu else None
+        kv_bytes = kv.nbytes + sequence.snapshots.nbytes
         adapters = zip(self.lora.adapters, self.lora.scales, strict=True) if self.lora else ()
         counts = expert_counts(self.engine)
         experts = counts.since(run.experts) if counts and run.experts else None
@@ -363,7 +372,7 @@ class Session:
             tokens=run.tokens,
             timings=run.timings(self._load_s),
             stop_reason=run.stop_reason,
-            memory=memory_of(self.plan, kv.nbytes, self.options, gpu_used, self._with_children, experts),
+            memory=memory_of(self.plan, kv_bytes, self.options, gpu_used, self._with_children, experts),
             kv=KVUse(sequence.policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, sequence.evicted),
             plan=self.plan.to_dict(),
             versions=versions,

@@ -36,7 +36,7 @@ from edge.backends.kv_cache import CapacityError, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.model.model import Model, open_model
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -296,12 +296,12 @@ def test_truncating_to_zero_starts_anew(open_engine: OpenEngine, golden: Golden,
 
 
 @ONE_LAYER
-@pytest.mark.parametrize("length", [-1, 9])
-def test_truncating_to_rows_that_are_not_there_is_refused(open_engine: OpenEngine, golden: Golden, length: int) -> None:
+def test_truncating_to_rows_that_are_not_there_is_refused(open_engine: OpenEngine, golden: Golden) -> None:
     engine = open_engine()
     engine.forward(golden.tokens[:8])
-    with pytest.raises(InputError, match="truncate"):
-        engine.kv.truncate(length)
+    for length in (-1, 9):
+        with pytest.raises(InputError, match="truncate"):
+            engine.kv.truncate(length)
     assert engine.kv.length == 8
 
 
@@ -576,7 +576,6 @@ def test_a_full_cache_can_be_saved_after_its_gaps_were_closed(
 
 
 @ONE_LAYER
-@pytest.mark.parametrize("other", ["architecture", "weights", "dtype-or-engine"])
 def test_a_foreign_state_is_refused(
     open_engine: OpenEngine,
     golden: Golden,
@@ -584,22 +583,21 @@ def test_a_foreign_state_is_refused(
     close_to: CloseTo,
     engines: Callable[[Engine], Engine],
     tmp_path: Path,
-    other: str,
 ) -> None:
+    """Of another architecture, of other weights, of another engine or KV dtype."""
     engine, tokens = open_engine(), golden.tokens
     engine.forward(tokens[:20])
-    model, backend, kv_dtype = golden.model, row.backend, row.kv_dtype
-    if other == "architecture":
-        model = golden_of("llama-wide" if row.kv_dtype.startswith("q") else "llama-gqa-tied").model
-    elif other == "weights":
-        model = with_other_weights(golden.model, tmp_path)
-    else:
-        different = next(each for each in ENGINES if each != row)
-        backend, kv_dtype = different.backend, different.kv_dtype
-    foreign = engines(load_engine(model, backend, kv_dtype))
-    foreign.forward(tokens[:5])
-    with pytest.raises(InputError, match="belong to another"):
-        engine.kv.append(foreign.kv.save())
+    architecture = golden_of("llama-wide" if row.kv_dtype.startswith("q") else "llama-gqa-tied").model
+    different = next(each for each in ENGINES if each != row)
+    for model, other in (
+        (architecture, row),
+        (with_other_weights(golden.model, tmp_path), row),
+        (golden.model, different),
+    ):
+        foreign = engines(load_engine(model, other.backend, other.kv_dtype))
+        foreign.forward(tokens[:5])
+        with pytest.raises(InputError, match="belong to another"):
+            engine.kv.append(foreign.kv.save())
     close_to(engine.forward_all(tokens[20:]), golden.logits[20:])
 
 
@@ -630,46 +628,35 @@ def test_tokens_beyond_the_capacity_are_refused_before_any_runs(
         engine.forward(tokens[:1])
 
 
+BAD_TOKENS = (  # negative, beyond the vocabulary, none, in two dimensions, wrapping in 32 bits, fractions
+    np.array([5, -1]), np.array([5, 272]), np.zeros(0, np.int32), np.ones((2, 3), np.int32),
+    np.array([5, (1 << 32) + 5]), np.array([5.0, 6.5]),
+)  # fmt: skip
+BAD_ROWS = (  # out of range, negative, repeated, falling, in two dimensions, wrapping in 32 bits, a mask
+    np.array([0, 8]), np.array([-1, 3]), np.array([2, 2]), np.array([3, 2]), np.array([[0, 1]]),
+    np.array([1, (1 << 32) + 5]), np.array([False, True]),
+)  # fmt: skip
+
+
 @ONE_LAYER
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        pytest.param(np.array([5, -1]), id="negative"),
-        pytest.param(np.array([5, 272]), id="beyond-the-vocabulary"),
-        pytest.param(np.zeros(0, np.int32), id="none"),
-        pytest.param(np.ones((2, 3), np.int32), id="two-dimensional"),
-        pytest.param(np.array([5, (1 << 32) + 5]), id="wraps-in-32-bits"),
-        pytest.param(np.array([5.0, 6.5]), id="fractions"),
-    ],
-)
-def test_bad_tokens_are_refused(open_engine: OpenEngine, golden: Golden, close_to: CloseTo, tokens: AnyArray) -> None:
+def test_bad_tokens_are_refused(open_engine: OpenEngine, golden: Golden, close_to: CloseTo) -> None:
     engine = open_engine()
     engine.forward(golden.tokens[:20])
-    for run in (engine.forward, engine.forward_all):
-        with pytest.raises(InputError, match="token"):
-            run(tokens)
+    for tokens in BAD_TOKENS:
+        for run in (engine.forward, engine.forward_all):
+            with pytest.raises(InputError, match="token"):
+                run(tokens)
     close_to(engine.forward_all(golden.tokens[20:]), golden.logits[20:])
 
 
 @ONE_LAYER
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pytest.param(np.array([0, 8]), id="out-of-range"),
-        pytest.param(np.array([-1, 3]), id="negative"),
-        pytest.param(np.array([2, 2]), id="repeated"),
-        pytest.param(np.array([3, 2]), id="falling"),
-        pytest.param(np.array([[0, 1]]), id="two-dimensional"),
-        pytest.param(np.array([1, (1 << 32) + 5]), id="wraps-in-32-bits"),
-        pytest.param(np.array([False, True]), id="mask"),
-    ],
-)
-def test_bad_rows_are_refused(open_engine: OpenEngine, golden: Golden, close_to: CloseTo, rows: AnyArray) -> None:
+def test_bad_rows_are_refused(open_engine: OpenEngine, golden: Golden, close_to: CloseTo) -> None:
     engine = open_engine()
     engine.forward(golden.tokens[:8])
-    for close_gaps in (True, False):
-        with pytest.raises(InputError, match="rows to keep"):
-            engine.kv.keep(rows, close_gaps=close_gaps)
+    for rows in BAD_ROWS:
+        for close_gaps in (True, False):
+            with pytest.raises(InputError, match="rows to keep"):
+                engine.kv.keep(rows, close_gaps=close_gaps)
     close_to(engine.forward_all(golden.tokens[8:]), golden.logits[8:])
 
 

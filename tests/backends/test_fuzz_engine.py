@@ -164,7 +164,7 @@ def change_list(rnd: Random, file: GGUF) -> None:
 
 
 def some_data(rnd: Random, shape: tuple[int, ...], kind: int) -> bytes:
-    _, block, size = BLOCK_TYPES[kind]
+    _, block, size, _ = BLOCK_TYPES[kind]
     count = int(np.prod(shape)) // block * size
     return (rnd.randbytes(64) * (count // 64 + 1))[:count] if rnd.random() < 0.5 else bytes(count)
 
@@ -174,7 +174,7 @@ def change_tensor(rnd: Random, file: GGUF) -> None:
     name = rnd.choice(list(file.tensors))
     shape, kind, _ = file.tensors[name]
     if rnd.random() < 0.5:
-        kind = rnd.choice([kind for kind, (_, block, _) in BLOCK_TYPES.items() if shape[0] % block == 0])
+        kind = rnd.choice([kind for kind, each in BLOCK_TYPES.items() if shape[0] % each.values == 0])
     else:
         kind, at = 0, rnd.randrange(len(shape))
         extent = rnd.choice((1, 2, 8, 16, 17, 32, 48, 64, 65, 96, 128, 272, shape[at] + 32))
@@ -193,7 +193,7 @@ def change_tensor(rnd: Random, file: GGUF) -> None:
 def add_tensor(rnd: Random, file: GGUF) -> None:
     kind = rnd.choice((0, 0, 1, 8, 26, 28))
     shape = rnd.choice([(1,), (4,), (8,), (16,), (32,), (64,), (96,), (64, 272), (64, 128), (64, 96)])
-    if shape[0] % BLOCK_TYPES[kind][1] == 0:
+    if shape[0] % BLOCK_TYPES[kind].values == 0:
         file.tensors[rnd.choice(TENSORS)] = (shape, kind, some_data(rnd, shape, kind))
 
 

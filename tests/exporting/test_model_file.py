@@ -73,7 +73,9 @@ def open_in_c(path: Path, offset: int = 0) -> str:
 
 
 @pytest.mark.parametrize("policy", ["streaming", "h2o"])
-@pytest.mark.parametrize("name", ["llama-one-layer", "gemma3", "phi3-longrope", "gpt2", "mistral3", "qwen35"])
+@pytest.mark.parametrize(
+    "name", ["llama-one-layer", "gemma3", "phi3-longrope", "gpt2", "mistral3", "qwen35", "gpt-oss"]
+)
 def test_files_of_all_kinds_of_models_open(name: str, policy: str, tmp_path: Path) -> None:
     path = tmp_path / "model.edge"
     sections = write_golden(path, name, policy)

@@ -166,6 +166,11 @@ def exhaustive(*values: Any) -> Any:
         exhaustive(Case("qwen35", "int4", "h2o")),
         exhaustive(Case("lfm2")),  # a short convolution
         exhaustive(Case("lfm2", "f32", threads=1)),
+        Case("gpt-oss", threads=3),  # a mixture of experts, sinks, a ring
+        exhaustive(Case("gpt-oss", "int8", "h2o")),
+        exhaustive(Case("qwen35moe", policy="h2o")),  # a shared expert
+        exhaustive(Case("lfm2moe")),  # a dense layer before mixtures
+        exhaustive(Case("qwen3moe", "int4", threads=1)),
     ],
     ids=lambda case: f"{case.model} {case.dtype} {case.policy} {case.threads}",
 )
@@ -234,6 +239,21 @@ def test_passes_run_under_sanitizers(tmp_path: Path, flags: tuple[str, ...]) -> 
     program = build_harness(tmp_path, model, case, isa, flags)
     found = run_harness(tmp_path, [program], case, isa, tokens_of(model, case), restart=20)
     np.testing.assert_array_equal(found, run_engine(model, case).logits.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("name", "isa"),
+    [("gpt-oss", "dotprod"), *(exhaustive(each, "neon") for each in ("gpt-oss", "lfm2moe", "qwen35moe"))],
+)
+def test_tokens_take_the_same_experts_on_arm(tmp_path: Path, name: str, isa: str) -> None:
+    """Under QEMU: were one expert another, logits would be others."""
+    arm = pytest.importorskip("test_arm")
+    case, model = Case(name, sizes=(16, 7, *[1] * 12)), open_case(name)
+    write_model(tmp_path / "model.edge", model, case, isa, case.threads)
+    program = build_harness(tmp_path, model, case, isa, ["-static"], ARM_COMPILER)
+    found = run_harness(tmp_path, [shutil.which(arm.QEMU), "-cpu", "max", program], case, isa, tokens_of(model, case))
+    expected = run_engine(model, case).logits
+    assert np.abs(found.reshape(expected.shape) - expected).max() < 0.1
 
 
 @pytest.mark.exhaustive  # make test has the compiled code on ARM (test_arm.py) and the waiting (test_platform.py)

@@ -18,10 +18,12 @@ from gguf.quants import dequantize
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
+from edge.backends import engine_named
 from edge.converters.calibrate import column_importance
 from edge.converters.ggml import FTYPES, quantize_with_llamacpp
-from edge.converters.plain import PLAIN
+from edge.converters.plain import write_plain
 from edge.errors import EngineError, InputError, MissingExtraError
+from edge.formats.blocks import PLAIN
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Planned
 from edge.model.model import open_model
@@ -232,6 +234,30 @@ def test_rows_that_no_block_fits_and_a_larger_file_are_told(tmp_path: Path) -> N
     done = edge("convert", str(target), str(tmp_path / "other.gguf"), "--type", "q8_0", "--dry-run")
     assert "the weights grow" in done.stderr
     assert "already: rounding again" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "types"),
+    [
+        ("gpt-oss", "Q8_0", {"ffn_down_exps": "Q8_0", "ffn_gate_exps": "Q8_0", "ffn_gate_inp": "F32"}),
+        ("gpt-oss", "Q4_0", {"ffn_down_exps": "Q4_0", "attn_q": "Q4_0"}),
+        ("qwen35moe", "F16", {"ffn_down_exps": "F16", "ffn_gate_inp": "F32", "ffn_gate_inp_shexp": "F32"}),
+        ("qwen35", "Q4_0", {"ssm_alpha": "F32", "ssm_beta": "F32", "ssm_conv1d": "F32", "ssm_out": "Q8_0",
+                            "attn_output": "Q8_0", "ffn_down": "Q4_0"}),
+        ("gemma4", "Q4_0", {"attn_output": "Q4_0", "inp_gate": "F16", "layer_output_scale": "F32"}),
+    ],
+)  # fmt: skip
+def test_mixtures_and_hybrids_keep_what_counts(name: str, kind: str, types: dict[str, str], tmp_path: Path) -> None:
+    """Experts are matrices as others are; what decides about tokens or states stays exact; states get more bits."""
+    write_plain(read_gguf(GOLDEN / f"{name}.gguf"), tmp_path / "out.gguf", kind)
+    model = open_model(tmp_path / "out.gguf")
+    found = {
+        info.name.removesuffix(".weight").split(".")[-1]: info.type
+        for info in model.file.tensors.values()
+        if ".weight" in info.name
+    }
+    assert {stem: found[stem] for stem in types} == types
+    engine_named("cpu").check_supported(model.file, model.spec)
 
 
 def test_a_file_is_not_rounded_onto_itself(tmp_path: Path) -> None:

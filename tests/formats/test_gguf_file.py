@@ -123,8 +123,8 @@ def refusal(path: Path, error: type[EdgeError] | tuple[type[EdgeError], ...] = M
 
 
 def test_block_types_are_those_of_ggml() -> None:
-    assert {kind: (block, size) for kind, (_, block, size) in BLOCK_TYPES.items()} == gguf.constants.GGML_QUANT_SIZES
-    assert {kind: name for kind, (name, _, _) in BLOCK_TYPES.items()} == {
+    assert {kind: (each.values, each.nbytes) for kind, each in BLOCK_TYPES.items()} == gguf.constants.GGML_QUANT_SIZES
+    assert {kind: each.name for kind, each in BLOCK_TYPES.items()} == {
         int(kind): kind.name for kind in gguf.constants.GGML_QUANT_SIZES
     }
 

@@ -34,7 +34,6 @@ from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
 from edge.backends.tvm.gpu.program import Dispatch, Slice
 from edge.backends.tvm.gpu.weights import (
-    READ,
     Matrix,
     Piece,
     Vector,
@@ -153,7 +152,7 @@ def both(device: Device, product: Product, arrays: dict[str, AnyArray], tuning: 
     [
         ("F32", "Q4_0", "Q6_K"),
         ("Q8_0", "Q5_1", "IQ4_NL"),
-        *(pytest.param((kind,), marks=MORE) for kind in sorted(READ)),
+        *(pytest.param((kind,), marks=MORE) for kind in sorted(BLOCKS)),
     ],
     ids="-".join,
 )
@@ -172,7 +171,7 @@ def test_products_are_those_of_dequantized_weights(device: Device, kinds: tuple[
     both(device, product, {"out": zeros(tokens, at), "x": x, "w": packed.words, "expected": expected})
 
 
-@pytest.mark.parametrize("kind", sorted(READ))
+@pytest.mark.parametrize("kind", sorted(BLOCKS))
 def test_embeddings_are_dequantized_rows(device: Device, kind: str) -> None:
     """Of a piece; tokens of other pieces are left alone."""
     packed, columns = Packed(), 256 if BLOCKS[kind].values == 256 else 160

@@ -118,7 +118,7 @@ def random_weights(small: Small) -> dict[str, AnyArray]:
 
 def random_bytes(kind: str, rows: int, columns: int, seed: int) -> AnyArray:
     """Blocks of any bytes, uint8 [rows, blocks, bytes of a block]."""
-    _, values, size = next(each for each in BLOCK_TYPES.values() if each[0] == kind)
+    _, values, size, _ = next(each for each in BLOCK_TYPES.values() if each.name == kind)
     return np.random.default_rng(seed).integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
 
 

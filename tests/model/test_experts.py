@@ -92,6 +92,17 @@ def test_logits_are_those_of_transformers(
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
+@each_mixture
+def test_threads_of_a_step_do_not_disturb_each_others_choice(mixture: str, engines: Callable[[Engine], Engine]) -> None:
+    """Each chooses for itself, by logits that they share."""
+    model, tokens, expected = open_fallback(mixture)
+    config = EngineConfig(64, 16, "f32", 3, logits_rows=16)
+    engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
+    for _ in range(3):
+        found = logits_of(engine, tokens, [1] * 64)[-len(expected) :]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCES["f32"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("types", TYPES, ids=lambda types: types[""])
 def test_block_types(types: dict[str, str], tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
@@ -328,8 +339,6 @@ def test_what_mixtures_cannot_do_yet_is_refused() -> None:
     model = open_fallback("qwen3moe")[0]
     with pytest.raises(UnsupportedError, match="with adapters does not run mixtures of experts"):
         engine_named("cpu").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
-    with pytest.raises(UnsupportedError, match="cannot be exported: the C runtime of apps does not run mixtures"):
-        edge.export(model, "unused")
     with pytest.raises(UnsupportedError, match="mixtures of experts cannot be pruned"):
         check_pruning(model.spec, Pruning(layers=1))
     for refused in (

@@ -199,17 +199,6 @@ def test_auto_takes_llama_cpp_and_says_why(name: str, caplog: pytest.LogCaptureF
     assert f"{model.spec.architecture} models run on llama.cpp only" in caplog.text
 
 
-def test_a_session_without_a_way_back_says_so() -> None:
-    with load(GOLDEN / "lfm2.gguf", max_kv_size=128) as session:
-        session.generate("one", max_tokens=4)
-        mark = session.mark()
-        session.generate("two", max_tokens=4, follow_up=True)
-        rows = session.engine.kv.length
-        assert not session.rewind(mark)
-        assert session.engine.kv.length == rows
-        session.generate("three", max_tokens=4)
-
-
 def test_a_header_that_llama_cpp_aborts_on_is_an_error(tmp_path: Path) -> None:
     """It asserts that experts come in groups only where there are any."""
     file = GGUF.read(GOLDEN / "nemotron_h.gguf")

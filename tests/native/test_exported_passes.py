@@ -100,7 +100,8 @@ class ExportedWorkers:
     def __init__(self, _image: object, threads: int, pointers: Sequence[ctypes.c_void_p]) -> None:
         self._job, self._lines = aligned_zeros(len(Job.NAMES), "int64"), aligned_zeros((threads + 1) * LINE, "int32")
         self._job[Job.slot("threads")] = threads
-        arrays = [ctypes.c_void_p(each.ctypes.data) for each in (self._job, self._lines)] + list(pointers)
+        states = ctypes.c_void_p()  # exported passes take them also where the model has none
+        arrays = [ctypes.c_void_p(each.ctypes.data) for each in (self._job, self._lines)] + [*pointers, states]
         self._arguments = [(*arrays, ctypes.c_int64(number)) for number in range(threads)]
         self._others = [threading.Thread(target=type(self).run_pass, args=each) for each in self._arguments[1:]]
         for each in self._others:

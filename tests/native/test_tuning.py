@@ -493,7 +493,7 @@ def test_a_plan_follows_the_record_and_flags_win(tiny: Path, folder: Path, monke
     model = open_model(tiny)
     full = {"kv_policy": "full"}
     assert plan_for(model, **full).tuned == "default"
-    monkeypatch.setattr("edge.plan.candidates.usable_cores", lambda: 2)
+    monkeypatch.setattr("edge.plan.resolved.usable_cores", lambda: 2)
     record = record_for(model, {"threads": 1, "chunk": 64, "chunk_block": 64, "step_dealt": True})
     write_record(record)
     plan = plan_for(model, **full)

@@ -66,11 +66,19 @@ def test_policies_and_dtypes(name: str, policy: str, dtype: str) -> None:
             check_conversation(pair)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", ["qwen35", "lfm2"])
-def test_hybrids_answer_as_edge_does(name: str, isa: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "isa"),
+    [
+        *product(("qwen35", "lfm2"), ISAS), ("gpt-oss", "simd"),
+        *(
+            pytest.param(*each, marks=pytest.mark.exhaustive)
+            for each in (("gpt-oss", "relaxed16"), *product(("lfm2moe", "qwen3moe", "qwen35moe"), ISAS))
+        ),
+    ],
+)  # fmt: skip
+def test_hybrids_and_mixtures_answer_as_edge_does(name: str, isa: str) -> None:
     """Their fixed state is saved and loaded, and comes back when the last turn is taken back."""
-    with web_pair(folder_of(name), name, isa, 2, **OPTIONS) as pair:
+    with web_pair(modules_of(name, isa, **OPTIONS), name, isa, 2, **OPTIONS) as pair:
         check_conversation(pair)
         pair.forget()
         pair.ask("The sky", raw=True, temperature=0, max_tokens=5, ignore_eos=True)

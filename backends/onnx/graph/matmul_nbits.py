@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.formats import blocks as formats
-from edge.formats.blocks import BLOCK, FLOATS
+from edge.formats.blocks import BLOCK, FLOATS, GRIDS
 from edge.types import AnyArray, FloatArray
 
-_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # all others would lose too much in four bits
-_EXACT = {4: (*_FOUR_BITS,), 8: ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL")}
+_FOUR_BITS = (*(kind for kind, grid in GRIDS.items() if grid.uniform and grid.bits == 4), "Q4_K")
+_EXACT = {4: _FOUR_BITS, 8: tuple(kind for kind, grid in GRIDS.items() if not grid.minima)}
 _MIDDLE = {4: 8, 8: 128}  # the zero point where none is stated
 
 
@@ -45,7 +45,7 @@ def is_exact(kind: str, bits: int) -> bool:
 
 def has_minimum(kind: str, bits: int) -> bool:
     """Whether blocks of this type have zero points and a rest."""
-    return bits == 4 and kind != "Q4_0"
+    return bits == 4 and kind not in _EXACT[8]
 
 
 def to_blocks(raw: AnyArray, kind: str, bits: int) -> Blocks:

@@ -6,8 +6,8 @@ on the 4 words of a quad at once, each on one of 4 consecutive values.
 
 Quants are in planes of b bits. A quad holds 4 / b parts of 32 values (8 bits: half of one). Value 16h + 4j + i of part
 p of a quad is in word i, from bit 8j + b · (2p + h) on: the values 4j + i are bytes j, as products of bytes need them.
-Rows are padded to whole quads. Float16 numbers are in pairs, padded to whole words in each row. Two float16 or bfloat16
-weights 4i + j and 4i + 4 + j are in word j of quad i / 2. Floats are padded to whole parts.
+Rows are padded to whole quads. Float16 numbers are in pairs, exponents in fours, padded to whole words in each row. Two
+float16 or bfloat16 weights 4i + j and 4i + 4 + j are in word j of quad i / 2. Floats are padded to whole parts.
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ class Vector:
         return round_up(self.size, PART)
 
 
-READ = {name for name, block in BLOCKS.items() if isinstance(block, FloatBlock) or not block.exponents}
-
-
 @dataclass(frozen=True)
 class Matrix:
     """A matrix in a buffer."""
@@ -82,11 +79,11 @@ class Matrix:
 
     @property
     def number_words(self) -> int:
-        """Words of a row's float16 numbers."""
+        """Words of a row's float16 numbers or exponents."""
         block = self.block
         if isinstance(block, FloatBlock):
             return 0
-        return -(-self.columns // block.values * block.numbers // 2)
+        return -(-self.columns // block.values * _number_bytes(block) // 4)
 
     @property
     def factor_words(self) -> int:
@@ -224,7 +221,13 @@ def _row_padding(block: Block, columns: int) -> int:
     if isinstance(block, FloatBlock):
         return -columns % PART * block.raw_bytes
     parts = columns // PART
-    return sum(4 * (-parts * bits % _QUAD) for bits in block.planes) + 2 * (parts // block.parts * block.numbers % 2)
+    numbers = parts // block.parts * _number_bytes(block)
+    return sum(4 * (-parts * bits % _QUAD) for bits in block.planes) + -numbers % 4
+
+
+def _number_bytes(block: IntegerBlock) -> int:
+    """Bytes of the numbers of a block."""
+    return 1 if block.exponents else 2 * block.numbers
 
 
 def _growth(block: Block) -> float:
@@ -232,7 +235,7 @@ def _growth(block: Block) -> float:
     if isinstance(block, FloatBlock):
         return 1.0
     factors = 2 * block.parts if block.parts > 1 else 0
-    return (block.values * sum(block.planes) // 8 + 2 * block.numbers + factors) / block.raw_bytes
+    return (block.values * sum(block.planes) // 8 + _number_bytes(block) + factors) / block.raw_bytes
 
 
 @dataclass(frozen=True)
@@ -264,7 +267,7 @@ class _Finder:
 
     def _tensor(self, source: Source, at: int) -> Tensor:
         info = self.file.tensors[source.tensor]
-        if info.type not in READ:
+        if info.type not in BLOCKS:
             raise UnsupportedError(
                 f"the gpu engine has no kernels for {info.type} ({info.name}) yet: use --backend=llamacpp"
             )

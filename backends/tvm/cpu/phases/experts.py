@@ -236,7 +236,7 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
     with loop(i64(0), i64(core.number)) as expert:
         chosen = T.And(b.integers[ranks + expert] < core.used, found.value < core.used)
         with when(chosen):
-            slot, value = let(T.cast(found.value, "int64")), b.floats[logits + expert]
+            slot, value = let(T.cast(found.value, "int64")), let(b.floats[logits + expert])
             share = let(sigmoid(value, 1) if core.router == "sigmoid" else exp(value - largest.value, 1))
             T.buffer_store(b.integers, T.cast(expert, "int32"), [b.at("chosen") + row * core.used + slot])
             T.buffer_store(b.floats, share, [shares + slot])

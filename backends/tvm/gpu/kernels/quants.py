@@ -242,6 +242,8 @@ def _read_scales(words: Words, matrix: Matrix, row: Value, part: Value) -> list[
     if block.numbers == 2:
         word = let(words.w1[number + index])
         numbers = [hold(half(word, which)) for which in (0, 1)]
+    elif block.exponents:
+        numbers = [_power(words.w1[number + quotient(index, 4)], remainder(index, 4))]
     else:
         numbers = [hold(half(words.w1[number + quotient(index, 2)], remainder(index, 2)))]
     if block.parts == 1:
@@ -255,6 +257,12 @@ def _read_scales(words: Words, matrix: Matrix, row: Value, part: Value) -> list[
         return [Scale(hold(numbers[0] * factors[at]), hold(numbers[1] * factors[at + 1])) for at in (0, 2)]
     signed = [T.shift_right(T.shift_left(to_int(two), i32(24 - 8 * at)), i32(24)) for at in (0, 1)]
     return [Scale(hold(numbers[0] * to_float(each))) for each in signed]
+
+
+def _power(word: Value, which: Value) -> Value:
+    """2^(byte − 128); 0 for the bytes 0 and 1, whose powers are denormal."""
+    byte = to_int(T.bitwise_and(T.shift_right(word, to_word(which) * u32(8)), u32(255)))
+    return hold(as_float(to_word(T.shift_left(T.max(byte - 1, i32(0)), i32(23)))))
 
 
 def _small(word: Value, shift: int, mask: int) -> Value:

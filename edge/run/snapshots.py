@@ -1,0 +1,78 @@
+"""Ways back into a sequence: snapshots, and the places of a prompt at which they are taken.
+
+A cache without a tail (`KVState.tail`) can drop any number of its newest rows. Hybrids and models with sliding windows
+have one: their caches return to the end of rows whose tail was saved, and the rows themselves stay in the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge.backends.kv_cache import KVCache, KVState
+from edge.model.model import Model
+from edge.model.thinking import Think
+from edge.types import IntArray
+
+
+class Snapshots:
+    """The tails of at most `most` places, by their numbers of rows. The earliest is dropped first."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._ends: dict[int, KVState] = {}
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(end.tail or b"") for end in self._ends.values())
+
+    def take(self, kv: KVCache) -> None:
+        """Save the cache's tail, if it has one that is not saved yet."""
+        rows = kv.length
+        if not (self.most and kv.has_tail and rows) or rows in self._ends or kv.earliest > rows:
+            return
+        while len(self._ends) >= self.most:
+            del self._ends[min(self._ends)]
+        self._ends[rows] = kv.save(rows)
+
+    def latest(self, rows: int) -> tuple[int, KVState | None]:
+        """The last place that has at most `rows` rows: their number, and the end for `KVCache.truncate`."""
+        found = max((each for each in self._ends if each <= rows), default=0)
+        return found, self._ends.get(found)
+
+    def drop(self, rows: int) -> None:
+        """Forget places with this many rows or more."""
+        self._ends = {each: end for each, end in self._ends.items() if each < rows}
+
+    def shrink(self, most: int) -> None:
+        """Keep no more than `most` from here on."""
+        self.most = most
+        while len(self._ends) > most:
+            del self._ends[min(self._ends)]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Places of a prompt to which a later one may return."""
+
+    system: int = 0  # tokens at its beginning: those of the system prompt, which other conversations share
+    opening: int | None = None  # tokens at its end, before which an answer without its thoughts follows; None: it stays
+
+
+def outline(model: Model, system: str | None, think: Think, *, first: bool) -> Outline:
+    """Of a prompt through the chat template. first: it begins a conversation, and its system prompt matters."""
+    opening = changed_opening(model, think)
+    return Outline(model.system_rows(system, think) if first else 0, opening and opening[0])
+
+
+def changed_opening(model: Model, think: Think) -> tuple[int, IntArray] | None:
+    """How many tokens at a prompt's end the template leaves out once the answer has no thoughts, and those that it
+    writes instead. None for templates that keep thoughts, and models without any."""
+    if model.template is None or model.template.family is None or model.template.keeps_thoughts:
+        return None
+    opening, past = model.openings(think)
+    same = next((at for at, (one, other) in enumerate(zip(opening, past, strict=False)) if one != other), None)
+    common = min(opening.size, past.size) if same is None else same
+    return opening.size - common, past[common:]

@@ -1,0 +1,211 @@
+"""Ways back where rows alone are none: hybrids (Qwen3.5, LFM2), rings, and recurrent models on llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from test_gguf_file import GGUF
+from test_layers import with_heads
+from thinking_models import ALWAYS
+
+from edge.backends import engine_named
+from edge.model.model import Model, open_model
+from edge.options import Options
+from edge.plan.plan import Plan, make_plan
+from edge.prompt_cache.cache import PromptCache
+from edge.run.conversation import Conversation
+from edge.run.loading import load
+from edge.run.session import Session
+from edge.sampling import SamplingParams
+
+STRING = 8
+GREEDY = SamplingParams(temperature=0)
+LONG = "once upon a time there was a house by the sea. " * 3
+HYBRIDS = [("qwen35", "reference"), ("qwen35", "cpu"), ("lfm2", "cpu"), ("gemma3", "cpu"), ("falcon-h1", "llamacpp")]
+SMALL = 600 << 20
+
+
+@lru_cache
+def model_of(name: str) -> Model:
+    return open_model(GOLDEN / f"{name}.gguf")
+
+
+def open_session(name: str, backend: str, **options: Any) -> Session:
+    return load(model_of(name), **{"backend": backend, "max_kv_size": 500, "threads": 1, "kv_dtype": None, **options})
+
+
+def answer(session: Session, prompt: Any, count: int = 8, **options: Any) -> list[int]:
+    """The tokens of the answer, from the rows of the cache: their texts may be parts of characters."""
+    text = session.generate(prompt, max_tokens=count, sampling=GREEDY, ignore_eos=True, **options)
+    return [session.engine.kv.length, *text.encode()]
+
+
+def plan_of(name: str, **options: Any) -> Plan:
+    return make_plan(model_of(name).spec, engine_named("cpu"), Options(max_kv_size=500, threads=1).updated(**options))
+
+
+@pytest.mark.parametrize(("name", "backend"), HYBRIDS)
+def test_a_turn_that_is_taken_back_has_never_been(name: str, backend: str) -> None:
+    with open_session(name, backend) as session, open_session(name, backend) as other:
+        assert session.engine.kv.has_tail
+        for each in (session, other):
+            answer(each, LONG)
+        mark = session.mark()
+        answer(session, LONG[:100], 100, follow_up=True)
+        assert session.rewind(mark)
+        assert session.engine.kv.length == other.engine.kv.length
+        assert answer(session, "three", follow_up=True) == answer(other, "three", follow_up=True)
+
+
+@pytest.mark.parametrize("name", ["qwen35", "lfm2"])
+def test_where_a_snapshot_is_gone_tokens_run_again_from_an_earlier_one(name: str) -> None:
+    with open_session(name, "cpu") as session, open_session(name, "cpu") as other:
+        most = session.plan.snapshots
+        marks = []
+        for turn in range(most + 2):
+            answer(session, LONG[: 40 + turn], follow_up=turn > 0)
+            marks.append(session.mark())
+        assert len(session._sequence.snapshots) == most
+        session._sequence.snapshots.drop(marks[-2].rows)
+        assert session.rewind(marks[-2])
+        assert marks[-3].rows <= session.engine.kv.length < marks[-2].rows
+        for turn in range(most + 1):
+            answer(other, LONG[: 40 + turn], follow_up=turn > 0)
+        assert answer(session, "and then", follow_up=True) == answer(other, "and then", follow_up=True)
+        rows = session.engine.kv.length
+        assert not session.rewind(marks[0])  # nothing is left of that time
+        assert session.engine.kv.length == rows
+
+
+@pytest.mark.parametrize("name", ["lfm2", "gemma3"])
+def test_a_long_prompt_has_ways_back_into_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.run.sequence.SNAPSHOT_STEP", 64)
+    with open_session(name, "cpu", prefill_step_size=48) as session, open_session(name, "cpu") as other:
+        tokens = np.random.default_rng(1).integers(3, 250, 300).astype(np.int32)
+        expected = answer(other, tokens)
+        assert answer(session, tokens) == expected
+        snapshots = session._sequence.snapshots
+        assert [rows for rows in range(500) if snapshots.latest(rows)[0] == rows > 0] == [64, 128, 192, 256]
+        assert snapshots.nbytes <= session.plan.bytes.snapshots
+
+
+def test_no_way_back_without_memory_for_it() -> None:
+    """`edge run` knows its request, and never goes back."""
+    with open_session("lfm2", "cpu", expected_tokens=200) as session:
+        assert session.plan.snapshots == session.plan.bytes.snapshots == 0
+        answer(session, "one", 4)
+        mark = session.mark()
+        answer(session, "two", 4, follow_up=True)
+        rows = session.engine.kv.length
+        assert not session.rewind(mark)
+        assert session.engine.kv.length == rows
+
+
+def test_the_plan_counts_snapshots_where_they_fit() -> None:
+    plan = plan_of("qwen35", memory=SMALL)
+    state = plan.bytes.fixed_kv
+    assert plan.snapshots > 1
+    assert plan.bytes.snapshots >= plan.snapshots * state
+    bare = plan_of("qwen35", memory=SMALL, expected_tokens=400)
+    assert plan.bytes.total - plan.bytes.snapshots == pytest.approx(bare.bytes.total, abs=4 << 20)
+    assert plan_of("qwen35", kv_policy="h2o").snapshots == 0  # it chooses by attention, which does not come back
+    assert plan_of("llama-gqa-tied").snapshots == 0
+
+
+def test_a_session_holds_what_the_plan_counts() -> None:
+    with open_session("qwen35", "cpu", prefill_step_size=64) as session:
+        for turn in range(5):
+            answer(session, LONG[:50], follow_up=turn > 0)
+            session.mark()
+        held = session._sequence.snapshots.nbytes
+        assert 0 < held <= session.plan.bytes.snapshots
+        report = session.report
+        assert report is not None
+        assert report.memory.kv > session.engine.kv.nbytes
+        mark = session.mark()
+        answer(session, "more", follow_up=True)
+        session.trim(1)
+        assert session._sequence.snapshots.nbytes == 0
+        assert not session.rewind(mark)
+        assert "snapshots" in [each.action for each in session._reclaimer.actions]
+
+
+@pytest.fixture(params=["qwen35", "gemma3"])
+def thinker(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The golden model with the template of one that thinks, and so with answers that are all thoughts."""
+    file = GGUF.read(GOLDEN / f"{request.param}.gguf")
+    file.metadata["tokenizer.chat_template"] = (STRING, ALWAYS)
+    return file.write(tmp_path / "thinker.gguf")
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_earlier_thoughts_leave_the_cache(thinker: Path, cached: bool) -> None:
+    options: dict[str, Any] = {"sampling": GREEDY, "ignore_eos": True, "max_tokens": 90, "think": 70}
+    prompt_cache = PromptCache(memory="16MiB") if cached else None
+    shared: dict[str, Any] = {"backend": "cpu", "threads": 1, "max_kv_size": 480, "prompt_cache": prompt_cache}
+    with load(thinker, **shared) as session, load(thinker, **shared) as again:
+        talk, replayed = Conversation(session), Conversation(again)
+        first = "".join(talk.say(LONG[:60], **options))
+        held = session.engine.kv.length
+        assert session.report is not None
+        assert session.report.thoughts is not None
+        second = "".join(talk.say("and then", **options))
+        assert session.report.thoughts is not None
+        assert session.report.tokens.prompt < held  # the first question did not run again
+        replayed._turns = [*Conversation(again)._turns]
+        talk.save(thinker.with_suffix(".json"))
+        replayed.load(thinker.with_suffix(".json"))
+        assert replayed.undo() == "and then"
+        assert "".join(replayed.say("and then", **options)) == second
+        assert again.engine.kv.length == session.engine.kv.length
+        assert talk.undo() == "and then"
+        assert not talk.replays
+        assert "".join(talk.say("and then", **options)) == second
+        assert talk.messages[1]["content"] == first
+
+
+def test_prompt_caches_keep_the_ends_of_system_prompts(tmp_path: Path) -> None:
+    system, prompt_cache = "Answer briefly, in words that a child knows. " * 4, PromptCache(memory="16MiB")
+    with open_session("qwen35", "cpu", prompt_cache=prompt_cache) as session:
+        rows = session.model.system_rows(system)
+        reused = []
+        for question in ("why?", "how much is it, and where is it?"):
+            answer(session, question, system=system)
+            assert session.report is not None
+            reused.append(session.report.tokens.reused)
+        assert reused == [0, rows // 64 * 64]
+
+
+PEAK = """
+import json, sys
+import edge
+from edge.backends import engine_named
+from edge.model.model import open_model
+from edge.options import Options
+from edge.plan.plan import make_plan
+
+model = open_model(sys.argv[1])
+options = Options(backend="reference", max_kv_size=256, prefill_step_size=16, threads=1)
+counted = make_plan(model.spec, engine_named("reference"), options).bytes
+with edge.load(model, options, memory=counted.total + counted.reserve) as session:
+    for turn in range(6):
+        session.generate("once", max_tokens=4, ignore_eos=True, follow_up=turn > 0)
+        session.mark()
+    print(json.dumps([session.report.memory.peak_rss, session.options.memory, session._sequence.snapshots.nbytes]))
+"""
+
+
+def test_snapshots_stay_within_the_budget(tmp_path: Path) -> None:
+    model = with_heads(tmp_path / "model.gguf", 64, 64, 128)  # a state of 4 MiB
+    child = subprocess.run([sys.executable, "-c", PEAK, model], check=True, capture_output=True, timeout=300)
+    peak, budget, held = json.loads(child.stdout)
+    assert peak <= budget
+    assert held > 12 << 20
