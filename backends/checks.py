@@ -11,7 +11,17 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.model.layers import Attention, Core, DeltaNet, Dense, Experts, Network, ShortConvolution
+from edge.model.layers import (
+    Attention,
+    Core,
+    DeltaNet,
+    Dense,
+    Experts,
+    Mamba,
+    Network,
+    PerLayerInput,
+    ShortConvolution,
+)
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
@@ -30,10 +40,16 @@ def check_usual(what: str, spec: ModelSpec) -> Network:
     """Like `check_cores`, for engines that need attention in every layer, with the same heads and temperatures in all:
     their caches and tables have one size."""
     network = check_cores(what, spec, usual_cores)
-    attention = {core and (core.heads, core.kv_heads, core.head_dim, core.temperature) for core in network.attention}
-    if None in attention or len(attention) > 1:
-        raise UnsupportedError("the model has layers of several forms: use --backend=llamacpp")
+    check_heads(network, everywhere=True)
     return network
+
+
+def check_heads(network: Network, *, everywhere: bool = False) -> None:
+    """Refuse models whose layers have different heads or temperatures. everywhere: every layer must have attention.
+    Raises UnsupportedError."""
+    found = {(core.heads, core.kv_heads, core.head_dim, core.temperature) for core in network.attention if core}
+    if len(found) > 1 or (everywhere and None in network.attention):
+        raise UnsupportedError("the model has layers of several forms: use --backend=llamacpp")
 
 
 def usual_cores(core: Core) -> str | None:
@@ -51,16 +67,16 @@ def usual_cores(core: Core) -> str | None:
 
 def hybrid_cores(core: Core) -> str | None:
     """As `usual_cores`, where output gates and the recurrent cores of hybrids run, too."""
-    if isinstance(core, DeltaNet | ShortConvolution):
+    if isinstance(core, DeltaNet | Mamba | ShortConvolution):
         return None
     return usual_cores(replace(core, gated=False) if isinstance(core, Attention) else core)
 
 
 def app_cores(core: Core) -> str | None:
-    """As `hybrid_cores`, where mixtures of experts and attention sinks run, too: in the C runtime of apps."""
-    if isinstance(core, Experts):
+    """Of the C runtime of apps, which runs all cores of today: a new one is refused until exported passes have it."""
+    if isinstance(core, Attention | Experts | PerLayerInput):
         return None
-    return hybrid_cores(replace(core, sinks=False) if isinstance(core, Attention) else core)
+    return hybrid_cores(core)
 
 
 def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:

@@ -28,7 +28,7 @@ class FixedState:
         self.whole = True
 
     def __bool__(self) -> bool:
-        return self.values.size > 0
+        return self.nbytes > 0
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +39,7 @@ class FixedState:
         return self.values[self._places[layer]]
 
     def clear(self) -> None:
-        self.values[:] = 0
+        self._write(np.zeros(self.nbytes // 4, np.float32))
         self.whole = True
 
     def prepare(self) -> None:
@@ -49,7 +49,7 @@ class FixedState:
 
     def save(self) -> bytes | None:
         """A snapshot; None if the state is not whole."""
-        return self.values.tobytes() if self.whole else None
+        return self._read().tobytes() if self.whole else None
 
     def check(self, saved: bytes | memoryview) -> None:
         """Raise InputError for a snapshot of another size, or with values that are not finite."""
@@ -60,4 +60,10 @@ class FixedState:
         """Restore a snapshot. None: it follows with the next rows."""
         self.whole = saved is not None
         if saved is not None:
-            self.values[:] = np.frombuffer(saved, np.float32)
+            self._write(np.frombuffer(saved, np.float32))
+
+    def _read(self) -> FloatArray:
+        return self.values
+
+    def _write(self, values: FloatArray) -> None:
+        self.values[:] = values

@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.formats.gguf import read_gguf
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"

@@ -21,7 +21,7 @@ from model_files import make_file
 from quality import DOCUMENTS, perplexity_of
 from turns import EDGE, LLAMA, Row, Setting, Sizes, Team
 
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.formats.gguf import read_gguf
 from edge.model.catalog import find_model
 from edge.model.model import open_model

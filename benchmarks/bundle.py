@@ -36,7 +36,7 @@ from machine import machine, say
 
 import edge
 from edge.budget import format_bytes
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.devices.host import usable_cores
 from edge.errors import UnsupportedError
 from edge.exporting.constants import CONSTANTS, constants_header

@@ -37,7 +37,7 @@ from turns import EDGE, LLAMA
 
 import edge
 from edge.budget import format_bytes
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.converters.huggingface.writer import write_folder
 from edge.likelihood import negative_log_likelihoods
 from edge.quality.perplexity import LOGITS_ROWS

@@ -20,7 +20,7 @@ from edge.backends.tvm.gpu.hosts import Adapter, all_adapters, open_device
 from edge.backends.tvm.gpu.kernels import threads as t
 from edge.backends.tvm.gpu.lowering import lower
 from edge.backends.tvm.gpu.program import Dispatch, Slice
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 
 DISPATCHES, ROUNDS = 153, 60
 

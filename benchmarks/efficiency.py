@@ -23,7 +23,7 @@ from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.counts import Footprint
 from edge.backends.kv_cache import KVState, end_of
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.devices.host import usable_cores
 from edge.devices.probe import Ceilings, measure_ceilings
 from edge.model.model import Model, open_model

@@ -4,12 +4,18 @@ Shows whether memory and speed stay constant, and the text stays English. A mach
 old session's last tokens and a fresh session's early ones are timed interleaved, 100 at a time. The text, drawn at
 temperature 0.8, is judged slice by slice by the same model with all rows in its cache, in float32; so is a text written
 by people, for comparison. Text that repeats itself has a low perplexity and few different tokens; noise has a high one.
+
+    nice -n 19 python benchmarks/endless.py --tokens 1000000 --prompt 2000 --threads 1 --memory-only
+
+With --memory-only nothing is compared or judged, which takes longer than a million tokens themselves; each slice is a
+line on stderr.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -20,7 +26,7 @@ from text import long_text
 
 import edge
 from edge.budget import format_bytes
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.devices.memory import memory_use
 from edge.types import IntArray
 
@@ -47,22 +53,31 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=20_000, help="tokens of the prompt")
     parser.add_argument("--policy", default="streaming", help="as in --kv-policy; auto is one")
     parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--memory-only", action="store_true", help="neither compare speeds nor judge the text")
     asked = parser.parse_args()
-    least = (WARM + 1) * SLICE + TURNS * TURN
+    compared = 0 if asked.memory_only else TURNS * TURN
+    least = (WARM + 1) * SLICE + compared
     if asked.tokens < least:
         parser.error(f"--tokens must be at least {least}")
-    model = edge.open_model(MODEL)
+    model = edge.open_model(asked.model)
     written = model.encode_prompt(long_text().read_text(encoding="utf-8"), raw=True)
     options = {
-        "backend": asked.backend, "kv_policy": asked.policy, "max_kv_size": ROWS,
+        "backend": asked.backend, "kv_policy": asked.policy, "max_kv_size": ROWS, "threads": asked.threads,
         "expected_tokens": asked.prompt + asked.tokens,
     }  # fmt: skip
 
     old = edge.load(model, memory=MEMORY, **options)
     with tempfile.TemporaryFile() as text:  # not in memory, which is measured
-        slices = generate(old, written[: asked.prompt], asked.tokens - TURNS * TURN, text)
+        slices = generate(old, written[: asked.prompt], asked.tokens - compared, text)
         report = old.report
         assert report is not None
+        if asked.memory_only:
+            old.close()
+            print(f"\n## {model.name}: {asked.policy}, {ROWS} rows, {report.stop_reason}\n")
+            print(table(["what", "figure"], about_memory(report, slices)))
+            return
         old.options = edge.Options()  # its peak has been read; a second session now shares the process
         late, early, ratios = compare(old, edge.load(model, **options), written[:SLICE])
         old.close()
@@ -74,19 +89,13 @@ def main() -> None:
     people = np.split(written[: SLICE * len(parts)], range(SLICE, min(written.size, SLICE * len(parts)), SLICE))
     judged, beside = judge(model, generated), judge(model, people)
 
-    resident = [each.resident for each in slices[WARM:]]
     print(f"\n## {asked.policy}: {report.tokens.prompt} prompt tokens, {asked.tokens} generated, {ROWS} rows\n")
     rows = [
-        ["KV policy, rows", f"{report.kv.policy}, {report.kv.capacity} {report.kv.dtype}"],
-        ["peak resident set (measured)", format_bytes(report.memory.peak_rss)],
-        ["predicted peak", format_bytes(report.plan["predicted_peak"])],
-        [f"resident after {WARM + 1} slices, at most, at the end", spread([resident[0], max(resident), resident[-1]])],
+        *about_memory(report, slices),
         ["prefill", f"{report.timings.prefill_tok_s:.0f} tok/s"],
-        [f"decode, first {report.tokens.generated} tokens", f"{report.timings.decode_tok_s:.0f} tok/s"],
         [f"decode, last {TURNS * TURN} tokens", f"{late:.1f} tok/s"],
         ["decode, a fresh session's tokens, at the same time", f"{early:.1f} tok/s"],
         ["last / fresh, interleaved", f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"],
-        ["rows evicted", str(report.kv.evicted)],
         ["perplexity of slices: least, median, most", figures(judged)],
         ["the same, of a text that people wrote", figures(beside)],
     ]
@@ -99,6 +108,20 @@ def main() -> None:
     print(table(["slice", "perplexity", "different tokens", "resident", "tok/s"], lines))
 
 
+def about_memory(report: edge.RunReport, slices: list[Slice]) -> list[list[str]]:
+    """Rows of the table that need no second session."""
+    resident = [each.resident for each in slices[WARM:]]
+    return [
+        ["tokens: prompt, generated", f"{report.tokens.prompt:,}, {report.tokens.generated:,}"],
+        ["KV policy, rows", f"{report.kv.policy}, {report.kv.capacity} {report.kv.dtype}"],
+        ["rows evicted", str(report.kv.evicted)],
+        ["peak resident set (measured)", format_bytes(report.memory.peak_rss)],
+        ["predicted peak", format_bytes(report.plan["predicted_peak"])],
+        [f"resident after {WARM + 1} slices, at most, at the end", spread([resident[0], max(resident), resident[-1]])],
+        [f"decode, first {report.tokens.generated} tokens", f"{report.timings.decode_tok_s:.0f} tok/s"],
+    ]
+
+
 def generate(session: edge.Session, prompt: IntArray, count: int, text: IO[bytes]) -> list[Slice]:
     """Write the answer to `text`, and record where every slice begins and what it cost."""
     slices, start, size, began = [], 0, 0, time.perf_counter()
@@ -109,7 +132,8 @@ def generate(session: edge.Session, prompt: IntArray, count: int, text: IO[bytes
         size += text.write(piece.encode())
         if pieces % SLICE == SLICE - 1:
             now = time.perf_counter()
-            slices.append(Slice(start, memory_use().rss, SLICE / (now - began)))
+            slices.append(last := Slice(start, memory_use().rss, SLICE / (now - began)))
+            print(f"{pieces + 1:,} tokens, {spread([last.resident])}, {last.speed:.0f} tok/s", file=sys.stderr)
             start, began = size, now
     text.truncate(start)  # an incomplete last slice
     return slices

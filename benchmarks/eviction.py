@@ -15,7 +15,7 @@ import numpy as np
 
 import edge
 from edge.backends.kv_cache import end_of
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.kv import POLICY_NAMES, make_policy
 
 MODEL, ROWS = "smollm2-135m", 512

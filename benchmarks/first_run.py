@@ -19,7 +19,7 @@ import time
 
 from machine import machine
 
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 
 
 def first_token(model: str, cache: str) -> tuple[float, int]:

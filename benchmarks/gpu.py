@@ -42,7 +42,7 @@ from edge.backends import find_backend
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.gpu.bandwidth import measure_bandwidth
 from edge.backends.tvm.gpu.hosts import VARIABLE, Adapter, all_adapters, choose_adapter
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.errors import EdgeError
 from edge.model.model import Model
 

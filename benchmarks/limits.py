@@ -265,14 +265,21 @@ class Together:
 
 
 def _children(process: int) -> list[int]:
-    """Those that run: parents come second behind the name, which may hold anything, in parentheses."""
+    """Those that run. Where the kernel does not list them, every process is asked for its parent, which comes second
+    behind the name, which may hold anything, in parentheses."""
+    if lists := list(Path(f"/proc/{process}/task").glob("*/children")):
+        return [int(each) for one in lists for each in _read_path(one).split()]
     numbers = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
     return [each for each in numbers if _read(each, "stat").rpartition(")")[2].split()[1:2] == [str(process)]]
 
 
 def _read(process: int, name: str) -> str:
+    return _read_path(Path(f"/proc/{process}/{name}"))
+
+
+def _read_path(path: Path) -> str:
     with suppress(OSError):
-        return Path(f"/proc/{process}/{name}").read_text(errors="replace")
+        return path.read_text(errors="replace")
     return ""
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from edge.backends import find_backend
 from edge.backends.base import AdaptedEngine, Engine, EngineConfig
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.devices.host import usable_cores
 from edge.model.lora import Lora, open_lora
 from edge.model.lora_file import LoraFile

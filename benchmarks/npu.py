@@ -30,7 +30,7 @@ from edge.backends.onnx.npu.contexts import compile_contexts
 from edge.backends.onnx.npu.form import make_form
 from edge.backends.onnx.providers import find_provider
 from edge.backends.onnx.session import open_session
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.devices.output import work_folder
 from edge.devices.profiles import find_profile
 from edge.formats.onnx_folder import WEIGHTS

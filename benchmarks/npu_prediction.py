@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from edge.backends import engine_named
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.devices.memory import MemoryLimit
 from edge.devices.output import work_folder
 from edge.devices.profiles import find_profile

@@ -26,7 +26,7 @@ from machine import machine, say
 from model_files import WORKERS, make_file
 from turns import EDGE, Row, Worker, WorkerError, wait_until_quiet
 
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.model.catalog import find_model
 
 GENAI = "genai"

@@ -26,7 +26,7 @@ from twin import write_twin
 import edge
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.converters.calibrate import calibration_tokens
 from edge.converters.convert import Conversion, convert
 from edge.converters.onnx_methods import METHODS

@@ -16,7 +16,7 @@ import numpy as np
 
 import edge
 from edge.backends.llamacpp.library import library
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 
 MODEL = "smollm2-135m"
 ROUNDS, TOKENS, CELLS = 15, 128, 512

@@ -62,7 +62,7 @@ from turns import (
     undisturbed,
 )
 
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.model.catalog import find_model
 
 _BANDWIDTH = "GB/s"

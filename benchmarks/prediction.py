@@ -22,7 +22,7 @@ from typing import Any
 
 from text import long_text
 
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 
 SMALL = "smollm2-135m"
 WANTED = {"decode": 0.20, "joules": 0.15, "peak": 0.10}  # errors of single runs

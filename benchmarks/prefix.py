@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.model.model import open_model
 
 MODEL = "smollm2-135m"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from text import long_text
 
 import edge
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.model.model import Model
 from edge.quality.perplexity import LOGITS_ROWS
 

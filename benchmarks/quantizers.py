@@ -29,7 +29,7 @@ import edge
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import read_weights
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.converters.calibrate import SEQUENCE, collect
 from edge.converters.quantize import Settings, mix_types, plan_types, quantize_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf

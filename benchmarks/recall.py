@@ -17,7 +17,7 @@ from text import long_text
 import edge
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.engine import NativeEngine
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.kv.policy import Needs, best_rows
 from edge.quality.perplexity import LOGITS_ROWS, token_loss
 from edge.run.eviction import view_for

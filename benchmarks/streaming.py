@@ -26,7 +26,7 @@ from limits import cgroup, limit
 from model_files import large_file
 
 from edge.budget import format_bytes
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.model.catalog import find_model
 from edge.prediction.work import streaming_cost
 from edge.storage.cache import entries

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.formats.gguf import read_gguf
 from edge.model.catalog import find_model
 from edge.model.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.backends.llamacpp.tokenizer import LlamaCppTokenizer
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.devices.memory import memory_use
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.model.catalog import find_model

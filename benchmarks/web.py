@@ -43,7 +43,7 @@ from turns import Worker, wait_until_quiet
 from web_page import PACKAGES, Tab, install, open_tab, renderer_memory, serve
 
 import edge
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.converters.convert import Conversion, convert
 from edge.exporting.serve import serving
 

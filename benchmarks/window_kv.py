@@ -26,7 +26,7 @@ from typing import Any
 from machine import machine
 
 from edge.budget import format_bytes
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.devices.host import usable_cores
 
 CHUNK, STEPS = 512, 16

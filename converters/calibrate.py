@@ -178,9 +178,10 @@ class Walk:
         at, engine, names = f"blk.{layer}.", self._engine, iter(stages(self._spec, layer))
         self.weights |= self._read(at)
         for block in engine.network.layers[layer]:
-            x = engine.norm(self.hidden, f"{at}{block.norm}")
-            yield next(names), self._checked(x, at)
-            x = self._run(block, layer, x)
+            if not block.beside:
+                normed = engine.norm(self.hidden, f"{at}{block.norm}")
+            yield next(names), self._checked(normed, at)
+            x = self._run(block, layer, normed)
             yield next(names), self._checked(x, at)
             self.hidden = engine.add(self.hidden, block, At(layer), x)
 

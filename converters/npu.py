@@ -12,8 +12,8 @@ from edge.backends.onnx.npu.contexts import compile_contexts
 from edge.backends.onnx.npu.form import find_sizes, make_form
 from edge.backends.onnx.providers import find_provider
 from edge.budget import format_bytes
-from edge.devices.profile import DeviceProfile, Npu
 from edge.devices.profiles import find_profile, profile_names
+from edge.devices.profiles.profile import DeviceProfile, Npu
 from edge.errors import InputError, UnsupportedError
 from edge.formats.compiled import Compiled, StaticForm
 from edge.formats.gguf import GGUFFile

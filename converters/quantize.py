@@ -172,11 +172,8 @@ def find_folds(
     """AWQ's factors of every stage whose matrices have a grid. tokens: int32 [sequences, length]."""
     folds, walk, sources = Folds(), Walk(file, spec, tokens), find_tensors(file, spec)
     for layer in range(spec.layers):
-        at, pairs = (
-            f"blk.{layer}.",
-            (pair for block in find_network(spec).layers[layer] for pair in makers(block).items()),
-        )
-        made_by = {at + matrices[0]: at + maker for maker, matrices in pairs}
+        at, found = f"blk.{layer}.", makers(find_network(spec).layers[layer])
+        made_by = {at + matrices[0]: at + maker for maker, matrices in found.items()}
         for names, inputs in walk.layer(layer):
             kinds, maker = {types[sources[name].tensor] for name in names}, made_by.get(names[0])
             if kinds <= set(GRIDS) and maker:

@@ -11,6 +11,7 @@ A memory budget holds for this process and its child together: `room_for_childre
 from __future__ import annotations
 
 import json
+import logging
 import os
 import runpy
 import signal
@@ -33,6 +34,8 @@ from edge.errors import BudgetError, EdgeError, EngineError
 Message = dict[str, Any]
 Say = Callable[[Message], None]
 
+_log = logging.getLogger("edge")
+
 _RESERVE = 6 << 20  # of an advised budget, for what this process does meanwhile
 
 _LAST_WORDS = 200  # characters of them
@@ -52,8 +55,9 @@ _ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
 
 @contextmanager
 def room_for_children(limit: int | None) -> Iterator[Room]:
-    """Limit this process and the children that start within this block to `limit` bytes in all."""
-    room = Room(limit)
+    """Limit this process and the children that start within this block to `limit` bytes in all. The peak of an outer
+    block counts here, too."""
+    room = Room(limit, children_peak())
     token = _ROOM.set(room)
     try:
         yield room
@@ -84,11 +88,12 @@ def run_child(
     """Run a module in a child process and return its answer to a JSON request. hear: called with every message before
     it.
 
-    takes: the child's peak memory in bytes. purpose: why a first run starts it, for messages. environment: added to
-    ours. folder: its working folder (default: ours). timeout: seconds. The child imports what we import and nothing
-    from its working folder; it leads a session of its own, since Ctrl-C is ours to handle, and is killed with all its
-    children however this function ends. Raises the child's EdgeError; BudgetError if the memory budget has no room for
-    it; EngineError if it ended without an answer: `failure`, its exit status and last words.
+    takes: the child's peak memory in bytes; a warning tells of one that takes more. purpose: why a first run starts it,
+    for messages. environment: added to ours. folder: its working folder (default: ours). timeout: seconds. The child
+    imports what we import and nothing from its working folder; it leads a session of its own, since Ctrl-C is ours to
+    handle, and is killed with all its children however this function ends. Raises the child's EdgeError; BudgetError if
+    the memory budget has no room for it; EngineError if it ended without an answer: `failure`, its exit status and last
+    words.
     """
     room = _ROOM.get() or Room()
     own = memory_use().rss
@@ -122,6 +127,11 @@ def run_child(
                 if "result" in message:
                     own = max(own, memory_use().rss)
                     room.most = max(room.most, own + message["peak"])
+                    if takes and message["peak"] > takes:
+                        _log.warning(
+                            "a process that %s took %s, planned were %s",
+                            purpose, format_bytes(message["peak"]), format_bytes(takes),
+                        )  # fmt: skip
                     return message["result"]
                 if message:
                     hear(message)

@@ -19,8 +19,8 @@ from edge.devices.child import Say, run_child, serve
 from edge.devices.host import usable_cores
 from edge.devices.integer_products import fastest_product
 from edge.devices.memory import memory_limit
-from edge.devices.profile import DeviceProfile, Figure
 from edge.devices.profiles import HOST, describe_host, find_profile
+from edge.devices.profiles.profile import DeviceProfile, Figure
 from edge.errors import InputError
 
 _ARRAYS = 256 << 20  # bytes read in turn, over all threads: far beyond the last-level caches of such devices

@@ -10,7 +10,7 @@ from typing import Any
 import typer.main
 
 from edge.cli.commands import app
-from edge.cli.help import environment_page
+from edge.cli.terminal.help import environment_page
 
 PAGE = Path(__file__).with_name("cli.md")
 

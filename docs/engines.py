@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from edge.backends import backend_names, engine_named
 from edge.backends.checks import app_cores, check_cores
+from edge.converters import coreml
 from edge.devices.output import work_folder
 from edge.errors import EdgeError, speaking
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.model.known import known_models, outline_model
+from edge.model.layers import Attention, Core, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 
@@ -27,6 +30,19 @@ Written by `python docs/engines.py` from what the engines say of the parts of a 
 NumPy, and is there for comparisons; every model has `llamacpp` to fall back on. `yes`: with all KV policies that the
 engine has ([KV cache](kv-cache.md)), and within `--memory`.
 """
+_ATTENTION = Attention(heads=2, kv_heads=1, head_dim=8, scale=1.0)
+_CORES: dict[str, Core] = {
+    "attention, with a window or without": _ATTENTION,
+    "… with an output gate": replace(_ATTENTION, gated=True),
+    "… with sinks": replace(_ATTENTION, sinks=True),
+    "… with rows of an earlier layer": replace(_ATTENTION, rows_of=0),
+    "… with normalised values": replace(_ATTENTION, unit_values=True),
+    "feed-forward networks": Dense(8),
+    Experts.kind: Experts(number=4, used=2, ffn=8),
+    DeltaNet.kind: DeltaNet(heads=16, key_heads=16, size=128, value_size=128, kernel=4),
+    ShortConvolution.kind: ShortConvolution(hidden=1024, kernel=3),
+    PerLayerInput.kind: PerLayerInput(8),
+}
 
 
 def page() -> str:
@@ -40,6 +56,9 @@ def page() -> str:
         golden = {str(file.metadata["general.architecture"]): file for file in small}
         parts = [
             _INTRODUCTION,
+            "## Cores\n",
+            "The parts of layers, and who runs them. Core ML: what `edge convert` writes for Apple's devices.\n",
+            *_cores(),
             "## The models of `edge models --fits`\n",
             *_section(known),
             "## Architectures\n",
@@ -61,6 +80,16 @@ def _checks() -> dict[str, Callable[[GGUFFile, ModelSpec], None]]:
 
 def _check_apps(spec: ModelSpec) -> None:
     check_cores("C runtime of apps", spec, app_cores)
+
+
+def _cores() -> Iterator[str]:
+    engines = {f"`{name}`": engine_named(name).supports for name in backend_names() if name != "llamacpp"}
+    columns = engines | {"apps, pages": app_cores, "Core ML": coreml.supports}
+    lines = [["core", *columns], ["---"] * (1 + len(columns))]
+    lines += [
+        [name, *("no" if supports(core) else "yes" for supports in columns.values())] for name, core in _CORES.items()
+    ]
+    yield "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def _section(files: dict[str, GGUFFile]) -> Iterator[str]:

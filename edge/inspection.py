@@ -13,8 +13,8 @@ from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import Footprint
 from edge.converters.huggingface.reader import is_folder, outline_folder
 from edge.devices.output import work_folder
-from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import find_profile
+from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import EdgeError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.formats.onnx_folder import read_folder, read_manifest

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import zlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_positions, check_tokens
+from edge.backends.checks import check_positions, check_tokens, check_whole
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx import ENGINE
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
@@ -49,6 +50,9 @@ class OnnxEngine:
         self.spec, self.config = spec, config
         provider = find_provider(config.provider).compiling_for(chip_of(spec))
         files = find_model_files(file, spec, progress)
+        self._weights = files.folder / files.data
+        with open(self._weights, "rb") as data:
+            self._mapped = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_READ)  # as ONNX Runtime does; tells its size
         network = find_network(spec)
         form = find_form(spec, config) if provider.static else None
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
@@ -130,6 +134,7 @@ class OnnxEngine:
     def close(self) -> None:
         """Free everything; safe to call twice."""
         self._passes.close()
+        self._mapped.close()
         self._kv.closed, self._kv.settle, self._observer = True, lambda: None, None
         for store in self._kv.stores:
             store.close()
@@ -163,6 +168,7 @@ class OnnxEngine:
         if kv.closed:
             raise EngineError("the engine is closed")
         check_positions(self.spec, kv.next_position + count)
+        check_whole(self._weights, self._mapped.size(), len(self._mapped))
         kv.prepare(count)
         self._passes.run(tokens, wanted, shown)
         kv.appended(count)

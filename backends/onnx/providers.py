@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from edge.devices.profile import Npu
+from edge.devices.profiles.profile import Npu
 from edge.errors import EngineError, InputError, MissingExtraError
 
 _SUFFIX = "ExecutionProvider"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge.backends.reference.context import At, Context
-from edge.backends.reference.functions import rms, sigmoid, silu, softplus
+from edge.backends.reference.functions import convolve, rms, sigmoid, silu, softplus
 from edge.model.layers import DeltaNet
 from edge.types import FloatArray
 
@@ -18,10 +18,7 @@ def delta_net(engine: Context, core: DeltaNet, at: At, x: FloatArray) -> FloatAr
     before = state[: (core.kernel - 1) * core.mixed].reshape(core.kernel - 1, core.mixed)
     memory = state[before.size :].reshape(core.heads, core.size, core.value_size)
 
-    inputs = np.concatenate([before, engine.project(x, at, "attn_qkv")])
-    before[:] = inputs[len(x) :]
-    taps = weights[at.name("ssm_conv1d")]  # [mixed, kernel]
-    mixed = silu(sum((inputs[j : j + len(x)] * taps[:, j] for j in range(core.kernel)), np.float32(0)))
+    mixed = silu(convolve(before, engine.project(x, at, "attn_qkv"), weights[at.name("ssm_conv1d")]))
     parts = np.split(mixed, [core.key_heads * core.size, 2 * core.key_heads * core.size], axis=1)
     queries, keys = (_unit(part.reshape(len(x), core.key_heads, core.size)) for part in parts[:2])
     key_head = np.arange(core.heads) % core.key_heads

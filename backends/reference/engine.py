@@ -15,12 +15,13 @@ from edge.backends.reference.dense import dense
 from edge.backends.reference.experts import experts
 from edge.backends.reference.functions import rms, soft_cap
 from edge.backends.reference.kv import ReferenceKV
+from edge.backends.reference.mamba import mamba
 from edge.backends.reference.per_layer_input import make_inputs, per_layer_input
 from edge.backends.reference.short_convolution import short_convolution
 from edge.backends.reference.weights import UNWARNED
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
+from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network
@@ -29,8 +30,8 @@ from edge.types import FloatArray, IntArray
 NAME = "reference"
 CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False, lora=True)
 CORES: dict[type, Callable[..., FloatArray]] = {
-    Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, ShortConvolution: short_convolution,
-    PerLayerInput: per_layer_input,
+    Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, Mamba: mamba,
+    ShortConvolution: short_convolution, PerLayerInput: per_layer_input,
 }  # fmt: skip
 
 
@@ -86,7 +87,8 @@ class ReferenceEngine:
         for layer, blocks in enumerate(self.network.layers):
             at = At(layer, rows, positions, inputs[:, layer])
             for block in blocks:
-                normed = self.norm(x, at.name(block.norm)) if block.norm else x
+                if not block.beside:
+                    normed = self.norm(x, at.name(block.norm)) if block.norm else x
                 x = self.add(x, block, at, self.run_core(block, at, normed))
         return x
 

@@ -33,8 +33,8 @@ def experts(engine: Context, core: Experts, at: At, x: FloatArray) -> FloatArray
             out[token] += share * (down @ inner + of_down)
     if core.shared:
         inner = _inner(core, *(engine.project(x, at, name) for name in ("ffn_gate_shexp", "ffn_up_shexp")))
-        share = sigmoid(engine.project(x, at, "ffn_gate_inp_shexp"))
-        out += share * engine.project(inner, at, "ffn_down_shexp")
+        added = engine.project(inner, at, "ffn_down_shexp")
+        out += sigmoid(engine.project(x, at, "ffn_gate_inp_shexp")) * added if core.shared_gated else added
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge.backends.reference.context import At, Context
+from edge.backends.reference.functions import convolve
 from edge.model.layers import ShortConvolution
 from edge.types import FloatArray
 
@@ -13,7 +14,4 @@ def short_convolution(engine: Context, core: ShortConvolution, at: At, x: FloatA
     """From normalised rows, [n, hidden], to the input of the output projection, [n, hidden]."""
     before = engine.kv.fixed_state.of(at.layer).reshape(core.kernel - 1, core.hidden)
     b, c, z = np.split(engine.project(x, at, "shortconv.in_proj"), 3, axis=1)
-    inputs = np.concatenate([before, b * z])
-    before[:] = inputs[len(x) :]
-    taps = engine.weights[at.name("shortconv.conv")]  # [hidden, kernel]
-    return np.asarray(c * sum((inputs[j : j + len(x)] * taps[:, j] for j in range(core.kernel)), np.float32(0)))
+    return np.asarray(c * convolve(before, b * z, engine.weights[at.name("shortconv.conv")]))

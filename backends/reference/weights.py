@@ -22,6 +22,7 @@ def read_weights(
     weights: dict[str, FloatArray] = {}
     for done, (name, source) in enumerate(sources.items(), start=1):
         values = _dequantize(file, source.tensor)
+        values = values.reshape(-1) if source.is_flat else values
         weights[name] = values[None] if source.is_row else values[source.index].copy()
         if progress:
             progress(done / len(sources))

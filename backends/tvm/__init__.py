@@ -84,7 +84,7 @@ class CPU(Backend):
         make_layout(file, spec)
 
     def supports(self, core: Core) -> str | None:
-        from edge.backends.tvm.packing.shape import supports
+        from edge.backends.tvm.packing.cores import supports
 
         return supports(core)
 
@@ -97,7 +97,8 @@ class CPU(Backend):
         from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
         from edge.backends.tvm.kv.regions import TILE, make_regions
         from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
-        from edge.backends.tvm.packing.shape import Shape, round_up
+        from edge.backends.tvm.packing.cores import round_up
+        from edge.backends.tvm.packing.shape import Shape
         from edge.backends.tvm.targets import choose_target, with_tuning
         from edge.model.tensors import find_network
 

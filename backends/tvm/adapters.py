@@ -13,8 +13,8 @@ import numpy as np
 
 from edge.backends.tvm.design import low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE
+from edge.backends.tvm.packing.cores import groups_of, round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place, units_of
-from edge.backends.tvm.packing.shape import groups_of, round_up
 from edge.backends.tvm.packing.weights import pad_rows
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK, GRIDS, QuantizedMatrix, half
@@ -23,7 +23,7 @@ from edge.model.lora import Lora
 from edge.types import AnyArray, FloatArray
 
 Offsets = dict[str, int]
-"""Bytes from the start of the adapters' memory, by the names of `Table.PER_LAYER`; 0 stands for no adapter."""
+"""Bytes from the start of the adapters' memory, by the names of `Table.lora`; 0 stands for no adapter."""
 
 
 def padded_rank(rank: int) -> int:

@@ -26,7 +26,7 @@ from edge.backends.token_table import TokenTable
 from edge.backends.tvm import ENGINE
 from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
-from edge.backends.tvm.cpu.arguments import LORA_SLOTS, Job, Table, fill_table, make_scratch
+from edge.backends.tvm.cpu.arguments import Job, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.cpu.expert_trace import save_trace
 from edge.backends.tvm.cpu.slots import ExpertSlots, reads_size
@@ -39,8 +39,9 @@ from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
 from edge.backends.tvm.memory import aligned_zeros, pointer
+from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout, make_layout
-from edge.backends.tvm.packing.shape import ROPE_AHEAD, padded_head, rope_values, round_up
+from edge.backends.tvm.packing.shape import ROPE_AHEAD, padded_head, rope_values
 from edge.backends.tvm.packing.weights import PackedWeights, Ranges, open_weights
 from edge.backends.tvm.sources import source_hash
 from edge.errors import EngineError, UnsupportedError
@@ -104,7 +105,7 @@ class NativeEngine:
             ExpertSlots(packed.path, layout, scratch, self._table, self._integers, slots, address) if slots else None
         )
         at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
-        normals = self._floats[at : at + count].reshape(-1, self._head)
+        self._normals = normals = self._floats[at : at + count].reshape(-1, self._head)
         at, count = scratch.offsets["layer_inputs"], tokens * shape.layers * shape.padded_inputs
         self._inputs = self._floats[at : at + count].reshape(tokens, shape.layers, -1) if count else self._floats[:0]
         self._token_table = TokenTable(file, f"{TABLE}.weight") if count else None
@@ -156,8 +157,8 @@ class NativeEngine:
     @property
     def normals(self) -> FloatArray:
         """Normals of the keys' Householder reflections (kv/householder.py), float32 [heads of all layers, head]; zeros
-        without."""
-        return self._arena.rows.normals
+        without. A smaller head than the largest has the first values."""
+        return self._normals
 
     def set_lora(self, lora: Lora | None) -> None:
         """See AdaptedEngine. Compiled code reads the table again in every pass."""
@@ -173,11 +174,12 @@ class NativeEngine:
         self._kv.settings = self._model_key + (f" {lora.key}" if lora else "")
 
     def _set_adapters(self, rank: int, offsets: Sequence[Offsets]) -> None:
-        self._table[Table.slot("lora_rank")] = rank
+        slots = Table.of(self._layout.shape)
+        self._table[slots.slot("lora_rank")] = rank
         for layer in range(self.spec.layers):
             found = offsets[layer] if rank else {}
-            for slot in LORA_SLOTS:
-                self._table[Table.place(layer, slot)] = found.get(slot, 0)
+            for slot in slots.lora:
+                self._table[slots.place(layer, slot)] = found.get(slot, 0)
 
     @property
     def experts(self) -> ExpertCounts | None:
@@ -230,6 +232,7 @@ class NativeEngine:
             self._experts = None
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
         self._temperatures = self._adapters = self._states = self._inputs = np.zeros(0, np.uint8)
+        self._normals = np.zeros((0, 0), np.float32)
 
     def _check_weights(self) -> None:
         mapped = getattr(self._weights.base, "obj", None)  # None once the engine is closed

@@ -28,7 +28,7 @@ from edge.backends.tvm.targets import Target, choose_target, target_named, with_
 from edge.backends.tvm.tuning.added import Added, note_added
 from edge.backends.tvm.tuning.lookup import find_tuned_for
 from edge.backends.tvm.tuning.space import allowed, compiled_values
-from edge.devices.profile import DeviceProfile
+from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec

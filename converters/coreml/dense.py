@@ -17,4 +17,6 @@ def dense(function: Context, core: Dense, layer: int, x: Value) -> Value:
 
 
 def _activate(core: Dense, x: Value) -> Value:
+    if core.activation == "relu2":
+        return mb.square(x=mb.relu(x=x))
     return mb.gelu(x=x, mode="TANH_APPROXIMATION") if core.activation == "gelu" else mb.silu(x=x)

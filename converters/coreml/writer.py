@@ -23,12 +23,13 @@ import numpy as np
 from edge.backends.onnx.graph.forms import Blocks
 from edge.backends.onnx.graph.layout import Layout, make_layout
 from edge.backends.onnx.graph.static import HIDDEN, residual_factor
+from edge.converters.coreml import supports
 from edge.converters.coreml.sizes import ProgramSizes
 from edge.converters.coreml.weights import Constants, to_float16
 from edge.converters.onnx import write_metadata
 from edge.converters.tokenizer_file import write_tokenizer
 from edge.devices.output import check_folder, new_folder, work_folder
-from edge.errors import InputError, MissingExtraError
+from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.formats.coreml_folder import MANIFEST, is_coreml_folder
 from edge.formats.gguf import GGUFFile
@@ -59,12 +60,18 @@ def check_target(folder: Path) -> None:
 
 def planned_files(file: GGUFFile, spec: ModelSpec) -> dict[str, int | None]:
     """Names and bytes of the files that would be written; None: unknown until written. Raises UnsupportedError."""
-    bits = embedding_bits(make_layout(file, spec))
+    bits = embedding_bits(_layout(file, spec))
     row = spec.hidden * bits // 8 + (spec.hidden // BLOCK * 2 if bits == 8 else 0)
     found: dict[str, int | None] = {PACKAGE: None, EMBEDDINGS: spec.vocab * row}
     if find_network(spec).learned_positions:
         found[POSITIONS] = spec.context * spec.hidden * 2
     return found | dict.fromkeys((METADATA, TOKENIZER, MANIFEST))
+
+
+def _layout(file: GGUFFile, spec: ModelSpec) -> Layout:
+    for reason in filter(None, map(supports, find_network(spec).cores)):
+        raise UnsupportedError(f"Core ML programs do not run {reason} yet")
+    return make_layout(file, spec)
 
 
 def write_coreml(
@@ -85,7 +92,7 @@ def write_coreml(
     check_target(folder)
     if file.folder is not None:
         raise InputError(f"{file.folder} is a model in ONNX already: convert what it was made of")
-    layout = make_layout(file, spec)
+    layout = _layout(file, spec)
     check_folder(folder, is_coreml_folder, force=force)
     report = progress or (lambda part: None)
     with new_folder(folder) as target, open(file.path, "rb") as source, _quiet():

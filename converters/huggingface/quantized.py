@@ -13,14 +13,16 @@ GPTQ (arXiv:2210.17323): qweight [in · bits / 32, out], qzeros [groups, out · 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
 
 import numpy as np
 
+from edge.converters.huggingface.checkpoint import CheckpointTensor
 from edge.converters.huggingface.config import Config
 from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.blocks import dequantize, nbytes
 from edge.formats.safetensors import Stored
 from edge.types import AnyArray
 
@@ -28,6 +30,7 @@ _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _SLICE = 256  # outputs worked on at a time
 _BLOCK = 32  # values in a block of GGUF's
+_BYTES = nbytes("MXFP4", _BLOCK)
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,56 @@ class Packed:
         return groups
 
 
+@dataclass(frozen=True)
+class Mxfp4:
+    """Experts in MXFP4 (OCP Microscaling Formats 1.0): a byte has two neighbouring codes, a scale counts for 32.
+
+    Read as the same values in bfloat16, [experts, rows, columns]. GGUF's blocks have the scale and the codes of the
+    first half in lower, of the second half in upper nibbles.
+    """
+
+    blocks: CheckpointTensor  # uint8 [experts, rows, columns / 32, 16]
+    scales: CheckpointTensor  # uint8 [experts, rows, columns / 32], exponents with a bias of 127
+    name: str
+    rows: slice  # of all, to take
+
+    dtype, block_type = "BF16", "MXFP4"
+
+    @classmethod
+    def of(cls, blocks: CheckpointTensor, scales: CheckpointTensor) -> Mxfp4:
+        """Raises ModelFormatError if they do not fit each other."""
+        fits = blocks.shape == (*scales.shape, _BLOCK // 2) and len(scales.shape) == 3
+        if not fits or (blocks.dtype, scales.dtype) != ("U8", "U8"):
+            raise ModelFormatError(f"{blocks.path}: {blocks.name} is no matrix in MXFP4")
+        return cls(blocks, scales, blocks.name, slice(None))
+
+    @property
+    def path(self) -> Path:
+        return self.blocks.path
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        experts, rows, count = self.scales.shape
+        return experts, len(range(*self.rows.indices(rows))), count * _BLOCK
+
+    def with_rows(self, name: str, rows: slice) -> Mxfp4:
+        return replace(self, name=name, rows=rows)
+
+    def read(self) -> AnyArray:
+        values = dequantize(self.read_blocks().reshape(-1, self.shape[2] // _BLOCK * _BYTES), self.block_type)
+        return (values.view(np.uint32) >> 16).astype(np.uint16).reshape(self.shape)
+
+    def read_blocks(self) -> AnyArray:
+        """uint8 [experts, rows, bytes]."""
+        codes, scales = self.blocks.read()[:, self.rows], self.scales.read()[:, self.rows]
+        each = np.empty((*codes.shape[:-1], _BLOCK), np.uint8)
+        each[..., ::2], each[..., 1::2] = codes & 15, codes >> 4
+        half = _BLOCK // 2
+        made = np.empty((*scales.shape, _BYTES), np.uint8)
+        made[..., 0], made[..., 1:] = scales, each[..., :half] | each[..., half:] << 4
+        return made.reshape(*made.shape[:2], -1)
+
+
 def find_packed(tensors: dict[str, Stored], config: Config) -> dict[str, Packed]:
     """Remove the quantized linear layers from `tensors` and return them by the names of their float weights.
 
@@ -120,8 +173,12 @@ def find_packed(tensors: dict[str, Stored], config: Config) -> dict[str, Packed]
     if settings is None:
         return {}
     method, bits = settings.get("quant_method"), settings.get("bits", 4)
+    if method == "mxfp4":  # of experts, which are read with their layers
+        return {}
     if method not in ("awq", "gptq"):
-        raise UnsupportedError(f"{config.path}: weights quantized by {brief(method)} are not supported (awq, gptq are)")
+        raise UnsupportedError(
+            f"{config.path}: weights quantized by {brief(method)} are not supported (awq, gptq, mxfp4 are)"
+        )
     if bits not in ((4,) if method == "awq" else (2, 4, 8)):
         raise UnsupportedError(f"{config.path}: {method} with {brief(bits)} bits is not supported")
     version = str(settings.get("version", "gemm")).lower()

@@ -7,8 +7,9 @@ Memory holds one tensor at a time.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -18,28 +19,35 @@ import numpy as np
 
 from edge.converters.huggingface.architectures import of_config
 from edge.converters.huggingface.architectures.common import Architecture, Layout, Sizes
-from edge.converters.huggingface.architectures.rope import kept_fields, rope_tensors
+from edge.converters.huggingface.architectures.rope import kept_fields, rope_dimensions, rope_fields, rope_tensors
+from edge.converters.huggingface.architectures.settings import header_fields
 from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
-from edge.converters.huggingface.fused import part as part_fused
 from edge.converters.huggingface.layout import is_finite, to_gguf, to_kind
-from edge.converters.huggingface.quantized import Packed, find_packed
+from edge.converters.huggingface.quantized import Mxfp4, Packed, find_packed
 from edge.converters.huggingface.tokenizer import read_vocabulary
-from edge.devices.output import new_file
+from edge.converters.huggingface.views import Tensors
+from edge.devices.output import new_file, work_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import FILE_TYPES, FLOATS
-from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
+from edge.model.layers import Tensor
+from edge.model.layout import network_of, stored_tensors
 from edge.model.reader import read_spec
 from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray
 
 _ROOTS = ("", "model.", "transformer.", "language_model.model.", "model.language_model.")
-_HEADS = ("lm_head", "language_model.lm_head")
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # Tensors of checkpoints beside the text model's weights.
-_OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_OTHERS = (
+    *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    *("model.visual.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.", "mtp."),
+)
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_BARE, _UNNAMED = "bare.gguf", 1024  # llama.cpp's flag for a type that it has no name for
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class ImportedTensor:
     def data(self) -> AnyArray:
         """The tensor in GGUF's layout. Raises ModelFormatError for values that are not finite."""
         kind, wanted = self.source.dtype, self.planned.type
-        if wanted not in FLOATS and isinstance(self.source, Packed):
+        if wanted not in FLOATS and isinstance(self.source, Packed | Mxfp4):
             return to_gguf(self.source.read_blocks(), self.layout, self.heads)
         array = self.source.read()
         where = f"{self.source.path}: {self.source.name}"
@@ -138,91 +146,121 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False) 
     for part in (whole, config):
         if part.values.get("is_causal", True) is not True:  # null is a no as well
             raise UnsupportedError(f"{part.path}: is_causal is not true: the model cannot generate text")
-    sizes = architecture.sizes(config)
-    _check_sizes(config, sizes)
-    fields: dict[str, Field] = {"general.architecture": architecture.name, "general.type": "model"}
-    said = architecture.fields(config, sizes)
-    factors: dict[str, AnyArray] = {}
-    if architecture.rope:
-        rope = architecture.rope(config)
-        factors = dict(rope_tensors(rope, sizes))
-        said_besides = kept_fields(rope)
-    else:
-        said_besides = {}
+    fields, sizes, rope = read_header(architecture, config)
+    factors = rope_tensors(rope, sizes) if rope else {}
     tensors = read_checkpoint(folder)
     packed = find_packed(tensors, whole)
-    apart = part_fused({**tensors, **packed}, architecture.fused)
-    parts = _parts(folder, architecture, config, sizes, apart, type)
+    apart = architecture.prepare({**tensors, **packed}, config)
+    root = _root(folder, architecture, apart)
+    names = _names(architecture, sizes, root, apart)
+    if tied := _is_tied(architecture, config, has_head="output.weight" in names):
+        _check_head(config, names.pop("output.weight", None), names["token_embd.weight"], apart)
+    else:
+        names.setdefault("output.weight", _HEADS[0])
+    parts = []
+    for ours, (shape, tensor) in _expected(architecture, config, fields, {*names, *factors}).items():
+        theirs = names.get(ours) or _theirs(architecture, root, ours)
+        if theirs not in apart:
+            if theirs.endswith(".bias"):
+                _check_biases(folder, architecture, config, sizes, names)
+            raise ModelFormatError(f"{folder}: the tensor {theirs} is missing")
+        parts.append(_part(architecture, sizes, ours, shape, tensor, apart[theirs], type))
+    used = {names.get(part.planned.name) for part in parts} | ({*_HEADS} if tied else set())
+    _check_biases(folder, architecture, config, sizes, names)
+    for name, source in apart.items():
+        if name not in used and not name.startswith(_OTHERS) and not name.endswith(_BUFFERS):
+            raise ModelFormatError(f"{source.path}: {shown(name)} is no tensor of a {architecture.name} model")
     if blocks:
         parts = [_as_blocks(part) for part in parts]
     vocabulary = read_vocabulary(folder, whole, sizes.vocab)
-    fields["general.name"] = _name(folder, vocabulary.swallows)
-    fields["general.file_type"] = np.uint32(FILE_TYPES[_main_type(parts)])
-    fields["general.quantization_version"] = np.uint32(2)
-    fields |= {f"{architecture.name}.{key}": value for key, value in said.items()} | said_besides
-    return Source(folder, architecture, fields | vocabulary.fields, parts, factors)
+    header: dict[str, Field] = {
+        "general.architecture": architecture.name,
+        "general.type": "model",
+        "general.name": _name(folder, vocabulary.swallows),
+        "general.file_type": np.uint32(FILE_TYPES.get(_main_type(parts), _UNNAMED)),
+        "general.quantization_version": np.uint32(2),
+    }
+    header |= _prefixed(architecture, fields) | (kept_fields(rope) if rope else {})
+    return Source(folder, architecture, header | vocabulary.fields, parts, factors)
 
 
-def _check_sizes(config: Config, sizes: Sizes) -> None:
+def read_header(architecture: Architecture, config: Config) -> tuple[dict[str, Field], Sizes, Config | None]:
+    """Fields without the architecture's prefix, sizes, and RoPE's settings."""
+    fields = header_fields(architecture.settings, config)
+    sizes = Sizes.of_fields(fields)
     if sizes.heads % sizes.kv_heads:
         raise ModelFormatError(f"{config.path}: {sizes.heads} heads cannot share {sizes.kv_heads} KV heads")
     if sizes.head_dim % 2:
         raise ModelFormatError(f"{config.path}: heads of {sizes.head_dim} values, an odd number")
+    rope = architecture.rope(config) if architecture.rope else None
+    if rope:
+        if not architecture.partial_rope:
+            rope.must_be("partial_rotary_factor", 1.0)
+        fields |= rope_fields(rope, sizes, bounds=architecture.yarn_bounds)
+        fields["rope.dimension_count"] = np.uint32(rope_dimensions(rope, sizes))
+    fields |= architecture.others(config, sizes)
+    return fields, sizes, rope
 
 
-def _parts(
-    folder: Path,
-    architecture: Architecture,
-    config: Config,
-    sizes: Sizes,
-    tensors: dict[str, CheckpointTensor],
-    kind: str | None,
-) -> list[ImportedTensor]:
-    """All tensors in GGUF's order; every tensor of the checkpoint must be accounted for."""
-    root = _root(folder, architecture, tensors)
-    parts, used = [], set[str]()
-    for ours, theirs in _names(architecture, sizes.layers):
-        stem, name = ours.rpartition(".")[2], root + theirs
-        if stem == "output":
-            name = next((head for head in _HEADS if f"{head}.weight" in tensors), theirs)
-            head = tensors.get(f"{name}.weight")
-            if _is_tied(architecture, config, has_head=head is not None):
-                embedding = tensors[f"{root}{architecture.names['token_embd']}.weight"]
-                if head is not None and not _equal(head, embedding):
-                    raise ModelFormatError(
-                        f"{config.path}: tie_word_embeddings says that {name}.weight is the embedding, but it differs"
-                    )
-                used.add(f"{name}.weight")
-                continue
-        for suffix in (".weight", ".bias"):
-            source = tensors.get(name + suffix)
-            if source is not None:
-                used.add(name + suffix)
-                parts.append(_part(architecture, sizes, ours + suffix, stem, source, kind))
-            elif suffix == ".weight" or stem in architecture.biases:
-                raise ModelFormatError(f"{folder}: the tensor {name}{suffix} is missing")
-    if (odd := architecture.odd_bias((part.planned.name for part in parts), sizes.layers)) is not None:
+def _prefixed(architecture: Architecture, fields: Mapping[str, Field]) -> dict[str, Field]:
+    return {f"{architecture.name}.{key}": value for key, value in fields.items()}
+
+
+def _names(architecture: Architecture, sizes: Sizes, root: str, tensors: Tensors) -> dict[str, str]:
+    """The names of all tensors that the architecture has a name for, by GGUF's."""
+    modules = [f"{stem}.{suffix}" for stem in architecture.names for suffix in ("weight", "bias")]
+    found = {}
+    for name in [*modules, *architecture.parameters]:
+        for ours in [name.format(layer) for layer in range(sizes.layers)] if "{}" in name else [name]:
+            heads = _HEADS if ours == "output.weight" else ()
+            theirs = next((each for each in (*heads, _theirs(architecture, root, ours)) if each in tensors), None)
+            if theirs is not None:
+                found[ours] = theirs
+    return found
+
+
+def _theirs(architecture: Architecture, root: str, ours: str) -> str:
+    theirs = architecture.theirs(ours)
+    return ours if theirs is None else theirs if theirs in _HEADS else root + theirs
+
+
+def _expected(
+    architecture: Architecture, config: Config, fields: dict[str, Field], names: Set[str]
+) -> dict[str, tuple[tuple[int, ...], Tensor]]:
+    """The tensors of the header's network, in the order of a pass: shapes in ggml's order, and descriptions.
+
+    names: of the tensors that there are. Raises ModelFormatError, UnsupportedError.
+    """
+    shape = tuple(int(np.max(fields[key])) for key in ("embedding_length", "vocab_size"))
+    header: dict[str, Field] = {"general.architecture": architecture.name} | _prefixed(architecture, fields)
+    always = {f"blk.0.{stem}.bias" for stem in architecture.biases if f"blk.{{}}.{stem}" in architecture.names}
+    always |= {f"{stem}.bias" for stem in architecture.biases if stem in architecture.names}
+    try:
+        with work_folder() as work:
+            bare = write_outline(work / _BARE, header, [Planned("token_embd.weight", shape, "F32")])
+            dummies = {name: TensorInfo(name, (1,), "F32", 0, 0, 4) for name in {*names, *always} - {*bare.tensors}}
+            _, network = network_of(replace(bare, tensors=bare.tensors | dummies))
+    except EdgeError as error:
+        raise type(error)(re.sub(rf"^\S*{_BARE}", str(config.path), str(error))) from None
+    if network is None:
+        raise UnsupportedError(f"{config.path}: {architecture.name} models run on llama.cpp only")
+    stems = {re.sub(r"^blk\.\d+\.", "", name) for name in names}
+    return {name: (shape, tensor) for name, shape, tensor in stored_tensors(network, stems)}
+
+
+def _check_biases(
+    folder: Path, architecture: Architecture, config: Config, sizes: Sizes, names: Mapping[str, str]
+) -> None:
+    """Check that biases are in all layers or none, and as config.json says. Raises ModelFormatError."""
+    found = [name for name in names if re.sub(r"\d+", "{}", name, count=1) not in architecture.parameters]
+    if (odd := architecture.odd_bias(found, sizes.layers)) is not None:
         raise ModelFormatError(f"{folder}: a {architecture.name} model has biases of {odd} everywhere or nowhere")
     for key, group in architecture.maybe_biases.items():
-        has_bias = any(part.planned.name.split(".")[-2:] == [stem, "bias"] for part in parts for stem in group)
+        has_bias = any(name.split(".")[-2:] == [stem, "bias"] for name in found for stem in group)
         if has_bias != bool(config.get(key)):
             raise ModelFormatError(
                 f"{config.path}: {key} is {brief(config.get(key))}, but there are {'' if has_bias else 'no '}biases"
             )
-    for name, source in tensors.items():
-        if name not in used and not name.startswith(_OTHERS) and not name.endswith(_BUFFERS):
-            raise ModelFormatError(f"{source.path}: {shown(name)} is no tensor of a {architecture.name} model")
-    return parts
-
-
-def _names(architecture: Architecture, layers: int) -> Iterator[tuple[str, str]]:
-    """GGUF's and Hugging Face's names of all modules: the embedding, layer by layer, the rest."""
-    in_layers = [(ours, theirs) for ours, theirs in architecture.names.items() if "{}" in ours]
-    others = [(ours, theirs) for ours, theirs in architecture.names.items() if "{}" not in ours]
-    yield from (pair for pair in others if not pair[0].startswith("output"))
-    for layer in range(layers):
-        yield from ((ours.format(layer), theirs.format(layer)) for ours, theirs in in_layers)
-    yield from (pair for pair in others if pair[0].startswith("output"))
 
 
 def _root(folder: Path, architecture: Architecture, tensors: dict[str, CheckpointTensor]) -> str:
@@ -239,18 +277,20 @@ def _is_tied(architecture: Architecture, config: Config, *, has_head: bool) -> b
     return bool(said) if said is not None else architecture.tied or not has_head
 
 
-def _equal(head: CheckpointTensor, embedding: CheckpointTensor) -> bool:
-    return (head.dtype, head.shape) == (embedding.dtype, embedding.shape) and bool(
-        np.array_equal(head.read(), embedding.read())
-    )
+def _check_head(config: Config, head: str | None, embedding: str, tensors: Tensors) -> None:
+    """Check that a head in the file, which is said to be the embedding, is. Raises ModelFormatError."""
+    if head is None:
+        return
+    one, other = tensors[head], tensors[embedding]
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or not np.array_equal(one.read(), other.read()):
+        raise ModelFormatError(f"{config.path}: tie_word_embeddings says that {head} is the embedding, but it differs")
 
 
 def _part(
-    architecture: Architecture, sizes: Sizes, name: str, stem: str, source: CheckpointTensor, wanted: str | None
-) -> ImportedTensor:
-    shape = architecture.shape(stem, sizes)
-    if name.endswith(".bias"):
-        shape = shape[:1]
+    architecture: Architecture, sizes: Sizes, name: str, ggml_shape: tuple[int, ...], tensor: Tensor,
+    source: CheckpointTensor, wanted: str | None,
+) -> ImportedTensor:  # fmt: skip
+    stem, shape = name.split(".")[-2], ggml_shape[::-1]
     layout = architecture.layouts.get(stem, "same")
     if layout == "transposed" and isinstance(source, Packed):
         layout = "same"  # packed layers have one layout for all architectures
@@ -260,9 +300,11 @@ def _part(
         raise ModelFormatError(f"{where} has shape {source.shape} instead of {expected}")
     if source.dtype not in FLOATS:
         raise UnsupportedError(f"{where} is of type {source.dtype}: only {', '.join(FLOATS)} are read")
-    kind = "F32" if len(shape) == 1 else wanted or source.dtype
+    kind = wanted or (source.block_type if isinstance(source, Mxfp4) else source.dtype)
+    if not tensor.columns or tensor.exact or tensor.bits == "all":
+        kind = "F32"
     heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}.get(stem, 1)
-    return ImportedTensor(Planned(name, shape[::-1], kind), source, layout, heads)
+    return ImportedTensor(Planned(name, ggml_shape, kind), source, layout, heads)
 
 
 def _as_blocks(part: ImportedTensor) -> ImportedTensor:

@@ -7,7 +7,6 @@ where that is lossless. A folder read and written again holds the same weights.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ import numpy as np
 
 from edge.converters.huggingface.architectures import of_gguf
 from edge.converters.huggingface.architectures.common import Architecture, Layout
+from edge.converters.huggingface.architectures.rope import described_rope
+from edge.converters.huggingface.architectures.settings import described
 from edge.converters.huggingface.layout import to_float32, to_gguf, to_hf, to_kind
 from edge.converters.huggingface.reader import open_folder
 from edge.converters.tokenizer_file import tokenizer_json
@@ -24,6 +25,7 @@ from edge.devices.output import check_folder, new_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.formats.gguf_fields import Header
 from edge.formats.safetensors import Planned, write_safetensors
 from edge.model.spec import ModelSpec
 from edge.model.tokenizer import Tokenizer
@@ -89,19 +91,16 @@ def _parts(file: GGUFFile, spec: ModelSpec, architecture: Architecture, type: st
     for name, info in file.tensors.items():
         if name.startswith("rope_"):
             continue  # config.json has their parameters
-        stem, _, suffix = name.rpartition(".")
-        layer = re.match(r"blk\.(\d+)\.", stem)
-        theirs = architecture.names.get(re.sub(r"\d+", "{}", stem, count=1) if layer else stem)
-        if theirs is None or suffix not in ("weight", "bias"):
+        theirs = architecture.theirs(name)
+        if theirs is None:
             raise UnsupportedError(f"{file.path}: Hugging Face's {architecture.name} models have no tensor like {name}")
-        theirs = theirs.format(layer[1] if layer else "")
-        theirs = theirs if theirs == "lm_head" else architecture.root + theirs
-        short = stem.rpartition(".")[2]
+        theirs = theirs if theirs.startswith("lm_head.") else architecture.root + theirs
+        short = name.split(".")[-2]
         layout = architecture.layouts.get(short, "same")
         shape = info.shape if layout == "transposed" and len(info.shape) == 2 else info.shape[::-1]
         heads = {"attn_q": spec.heads, "attn_k": spec.kv_heads}.get(short, 1)
         kind = info.type if info.type in FLOATS else type
-        found.append(ExportedTensor(Planned(f"{theirs}.{suffix}", kind, shape), info, layout, heads))
+        found.append(ExportedTensor(Planned(theirs, kind, shape), info, layout, heads))
     main = _main_type(found)
     return [_narrowed(file, part, main) for part in found]
 
@@ -144,8 +143,14 @@ def _data(file: GGUFFile, part: ExportedTensor) -> AnyArray:
 def _config(
     file: GGUFFile, spec: ModelSpec, architecture: Architecture, tokenizer: Tokenizer, main: str
 ) -> dict[str, Any]:
-    said = architecture.described(file, spec)
-    said |= {"vocab_size": spec.vocab, "tie_word_embeddings": spec.tied_head, "torch_dtype": _WORDS[main]}
+    header = Header(file, spec.architecture)
+    said = described(architecture.settings, header, {"vocab_size": spec.vocab})
+    said |= described_rope(file, spec) if architecture.rope else {}
+    said |= dict(zip(("model_type", "architectures"), (architecture.model[0], [architecture.model[1]]), strict=True))
+    said |= {key: any(f"blk.0.{stem}.bias" in file.tensors for stem in group)
+             for key, group in architecture.maybe_biases.items()}  # fmt: skip
+    said |= architecture.described(file, spec, said)
+    said |= {"tie_word_embeddings": spec.tied_head, "torch_dtype": _WORDS[main]}
     pad = file.metadata.get("tokenizer.ggml.padding_token_id")
     said["pad_token_id"] = pad if isinstance(pad, int) and pad < spec.vocab else None  # null, never absent
     return said | {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}

@@ -17,7 +17,7 @@ from edge.backends.reference import read_weights
 from edge.converters.quantizers.rtn import nearest
 from edge.formats.blocks import BLOCK, Grid
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, Dense
+from edge.model.layers import Attention, Block, Dense, Layer
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source
 from edge.types import AnyArray, FloatArray
@@ -52,11 +52,16 @@ class Folds:
         self.rows |= {maker: factors, f"{maker}.bias": factors}
 
 
-def makers(block: Block) -> dict[str, tuple[str, ...]]:
-    """Tensors of a block whose rows can be divided, with the matrices that multiply their output.
+def makers(layer: Layer) -> dict[str, tuple[str, ...]]:
+    """Tensors of a layer whose rows can be divided, with the matrices that multiply their output.
 
-    The output of an activation without a gate cannot be scaled.
+    The output of an activation without a gate cannot be scaled, nor a norm that several blocks share.
     """
+    shared = {block.norm for block in layer if block.beside}
+    return {maker: names for block in layer for maker, names in _makers_of(block).items() if maker not in shared}
+
+
+def _makers_of(block: Block) -> dict[str, tuple[str, ...]]:
     core, before = block.core, None
     if isinstance(core, Attention):
         before = "attn_v"

@@ -46,7 +46,7 @@ def smooth(
     network, found, smoothing = find_network(spec), find_tensors(file, spec), Smoothing()
     for layer, blocks in enumerate(network.layers):
         at = f"blk.{layer}."
-        for maker, names in (item for block in blocks for item in makers(block).items()):
+        for maker, names in makers(blocks).items():
             weights = np.max([_column_sizes(file, found[at + name]) for name in names], axis=0)
             inputs = largest[at + names[0]]
             if maker == "attn_v":

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from edge.devices.power.base import MeterKind, Reading, Scope
-from edge.devices.profile import Power
+from edge.devices.profiles.profile import Power
 
 _PICO = 1e-12
 

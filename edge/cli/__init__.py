@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from edge.cli.signals import interrupted, leave_at_once, raise_interrupts
+from edge.cli.terminal.signals import interrupted, leave_at_once, raise_interrupts
 
 _YES = ("1", "true", "t", "yes", "y", "on")  # values of EDGE_JSON that click takes for true
 
@@ -17,7 +17,7 @@ _YES = ("1", "true", "t", "yes", "y", "on")  # values of EDGE_JSON that click ta
 def main() -> None:
     """Entry point of the `edge` command: every failure that a user can cause becomes one line and an exit code."""
     leave_at_once()  # before the imports: they take a tenth of a second, in which a Ctrl-C may come
-    from edge.cli.streams import ReaderLeftError, give_up_output, open_streams
+    from edge.cli.terminal.streams import ReaderLeftError, give_up_output, open_streams
     from edge.errors import BudgetError, EdgeError, OutputError
 
     open_streams()
@@ -73,8 +73,8 @@ def _fail(error: Exception, code: int, message: str | None = None, **more: objec
     import typer.main
 
     from edge.cli.commands import app
-    from edge.cli.help import fitting
-    from edge.cli.show import note, print_json, printable
+    from edge.cli.terminal.help import fitting
+    from edge.cli.terminal.show import note, print_json, printable
     from edge.errors import EdgeError, OutputError, shortened
 
     message = shortened(printable(message or str(error), but=""))  # one line, whatever a file is called

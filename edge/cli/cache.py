@@ -12,8 +12,8 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.help import Group
-from edge.cli.show import print_json, table
+from edge.cli.terminal.help import Group
+from edge.cli.terminal.show import print_json, table
 from edge.errors import InputError
 
 if TYPE_CHECKING:

@@ -6,24 +6,24 @@ from typing import Annotated
 
 import typer
 
-from edge.cli.bench import bench
 from edge.cli.cache import cache
-from edge.cli.chat import chat
-from edge.cli.compile import compile
-from edge.cli.convert import convert
+from edge.cli.chat.command import chat
 from edge.cli.devices import devices
-from edge.cli.evaluate import evaluate
-from edge.cli.export import export
-from edge.cli.help import Command, Group, help
 from edge.cli.inspect import inspect
+from edge.cli.making.compile import compile
+from edge.cli.making.convert import convert
+from edge.cli.making.export import export
+from edge.cli.making.quantize import quantize
+from edge.cli.making.serve_site import serve_site
+from edge.cli.measuring.bench import bench
+from edge.cli.measuring.evaluate import evaluate
+from edge.cli.measuring.profile import profile
+from edge.cli.measuring.tune import tune
 from edge.cli.models import models
 from edge.cli.plan import plan
-from edge.cli.profile import profile
 from edge.cli.pull import pull
-from edge.cli.quantize import quantize
 from edge.cli.run import run
-from edge.cli.serve_site import serve_site
-from edge.cli.tune import tune
+from edge.cli.terminal.help import Command, Group, help
 from edge.errors import speaking
 
 app = typer.Typer(

@@ -11,13 +11,13 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.help import Group
-from edge.cli.show import note, print_json, printable, progress, table
+from edge.cli.terminal.help import Group
+from edge.cli.terminal.show import note, print_json, printable, progress, table
 
 if TYPE_CHECKING:
     from edge.backends.tvm.gpu.hosts import Adapter
-    from edge.devices.npus import SeenNpu
-    from edge.devices.profile import DeviceProfile, Npu
+    from edge.devices.profiles.npus import SeenNpu
+    from edge.devices.profiles.profile import DeviceProfile, Npu
 
 devices = typer.Typer(cls=Group, help="This device, its sensors, and the devices known by name.")
 
@@ -34,9 +34,9 @@ def here(context: typer.Context, json: o.Json = False) -> None:
     from edge.backends.tvm.gpu.hosts import all_adapters, what_is_missing
     from edge.devices.host import probe_host
     from edge.devices.memory import memory_limit
-    from edge.devices.npus import board
     from edge.devices.power import memory_root, sensors_root
     from edge.devices.profiles import host_npus
+    from edge.devices.profiles.npus import board
 
     host, model = replace(probe_host(), limit=memory_limit(memory_root())), board(sensors_root())
     gpus, (chosen, no_gpu), npus = all_adapters(), _chosen_gpu(), host_npus(sensors_root())
@@ -153,9 +153,9 @@ def probe(
     from edge.devices.integer_products import missing
     from edge.devices.load import DISTURBED, others_from_now
     from edge.devices.output import check_writable
-    from edge.devices.profile import is_name
-    from edge.devices.profile_file import write_profile
     from edge.devices.profiles import HOST, add_profile
+    from edge.devices.profiles.file import write_profile
+    from edge.devices.profiles.profile import is_name
     from edge.errors import InputError
     from edge.profiling.ceilings import probe_device
 
@@ -196,8 +196,8 @@ def add(
 ) -> None:
     """Check a profile that was written elsewhere and keep it under its name."""
     from edge.cli.targets import check_processor
-    from edge.devices.profile_file import read_profile
     from edge.devices.profiles import HOST, add_profile, comes_with_edge, own_folder
+    from edge.devices.profiles.file import read_profile
     from edge.errors import InputError
 
     profile = read_profile(file)
@@ -218,8 +218,8 @@ def add(
 @devices.command()
 def diff(first: _Name, second: _Name, json: o.Json = False) -> None:
     """Show two devices side by side, with the ratio of the second's figures to the first's."""
-    from edge.devices.profile import FIGURES
     from edge.devices.profiles import find_profile
+    from edge.devices.profiles.profile import FIGURES
 
     one, other = find_profile(first), find_profile(second)
     pairs = {"cores": (one.cores, other.cores)} | {name: (one.value(name), other.value(name)) for name in FIGURES}
@@ -361,7 +361,7 @@ def _words(name: str) -> str:
 
 
 def _value(name: str, value: float | None) -> str:
-    from edge.devices.profile import FIGURES
+    from edge.devices.profiles.profile import FIGURES
 
     if value is None:
         return "unknown"

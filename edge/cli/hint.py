@@ -6,7 +6,7 @@ import hashlib
 from contextlib import suppress
 
 from edge.backends import engine_named
-from edge.cli.show import note
+from edge.cli.terminal.show import note
 from edge.devices.host import processor
 from edge.devices.private import make_private_folder
 from edge.model.spec import ModelSpec

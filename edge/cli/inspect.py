@@ -10,7 +10,7 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.show import print_json, printable, progress, table
+from edge.cli.terminal.show import print_json, printable, progress, table
 
 if TYPE_CHECKING:
     from edge.inspection import AdapterInfo, Inspection, Vocabulary

@@ -12,8 +12,8 @@ import typer
 
 from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
-from edge.cli.help import Group
-from edge.cli.show import note, print_json, printable, progress, table
+from edge.cli.terminal.help import Group
+from edge.cli.terminal.show import note, print_json, printable, progress, table
 from edge.errors import InputError
 from edge.model.spec import format_count
 from edge.options import Options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
 from edge.cli.options import parse_numbers
-from edge.cli.show import print_json, table
+from edge.cli.terminal.show import print_json, table
 from edge.options import Options
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.show import Progress, note, print_json, progress
+from edge.cli.terminal.show import Progress, note, print_json, progress
 from edge.errors import DownloadError
 from edge.options import Options
 

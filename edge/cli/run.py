@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edge.cli import options as o
-from edge.cli.show import ThoughtView, note, print_json, progress, width
+from edge.cli.terminal.show import ThoughtView, note, print_json, progress, width
 from edge.flags import PROMPT
 from edge.options import Options
 
@@ -41,7 +41,7 @@ def run(
 
     Options can be set in the environment, too: edge help environment.
     """
-    from edge.cli.prompts import read_prompt
+    from edge.cli.terminal.prompts import read_prompt
 
     said = read_prompt([each for each in (text, prompt) if each is not None], file)
     from edge.cli.pull import fetch_missing
@@ -50,8 +50,8 @@ def run(
         fetch_missing(model, options, shown, quiet=quiet)
     started = clock.perf_counter()
     from edge.cli.hint import suggest_tuning
-    from edge.cli.signals import Terminated, ended_by_signals
-    from edge.cli.wrap import WordWrap
+    from edge.cli.terminal.signals import Terminated, ended_by_signals
+    from edge.cli.terminal.wrap import WordWrap
     from edge.devices.child import room_for_children
     from edge.devices.power import find_meter
     from edge.errors import BudgetError
@@ -63,9 +63,12 @@ def run(
 
     limit, think = check_limit(answer.max_tokens), Think.parse(answer.think)
     meter = find_meter()
-    with progress(enabled=not quiet) as shown, account(lambda: meter.read().joules) as made:
-        with room_for_children(options.memory):
-            opened = open_model(model)
+    with (
+        progress(enabled=not quiet) as shown,
+        account(lambda: meter.read().joules) as made,
+        room_for_children(options.memory),
+    ):
+        opened = open_model(model)
         sampled = opened.sampling(**sampling)
         if opened.template is None and not answer.raw and not quiet:
             note(f"{opened.name} has no chat template: it continues texts, and answers no questions (--raw: no note)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.devices.profile import DeviceProfile
+from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import InputError, UnsupportedError
 
 _MACHINES = {  # the systems' names, and the compilers'; None: no code is generated for it

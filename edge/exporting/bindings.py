@@ -1,13 +1,15 @@
 """What edge.h and the bindings repeat: enums and the fields of structs, written in each language.
 
-The files lie in the repository as apps and their tools read them; each part between `generated: NAME` and `end` is
-written by `python -m edge.exporting.bindings`, and a test compares it. Kotlin and JavaScript write and read structs as
-C lays them out, so their native code names no field.
+In Kotlin and Swift, a line `generated: NAME` stands for each part until a bundle is written (`copy_source`). The other
+files lie in the repository as apps and documents read them: `python -m edge.exporting.bindings` writes the parts
+between `generated: NAME` and `end`, and a test compares them. Kotlin and JavaScript write and read structs as C lays
+them out, so their native code names no field.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
@@ -19,17 +21,26 @@ from edge.exporting.structs import STRUCTS, Field, layout, members
 _HERE = Path(__file__).parent
 _KINDS: dict[str, type[IntEnum]] = {kind.__name__: kind for kind in (Status, Role, Finish, Trim)}
 _PART = re.compile(r"(^ *(?://|/\*) generated: (\w+)[^\n]*\n).*?(^ *(?://|/\*) end\b)", re.MULTILINE | re.DOTALL)
+_PLACE = re.compile(r"^ *// generated: (\w+)$", re.MULTILINE)
 _WIDTH = 120
 _LP64, _WASM = 8, 4  # bytes of a pointer
 
 
 def generated(name: str) -> str:
-    """A file of FILES with its generated parts as they should be."""
+    """A file of FILES or EXPORTED with its generated parts."""
+    text = (_HERE / name).read_text(encoding="utf-8")
+    if write := EXPORTED.get(name):
+        return _PLACE.sub(lambda match: write(match[1]), text)
+    return _PART.sub(lambda match: f"{match[1]}{FILES[name](match[2])}\n{match[3]}", text)
 
-    def part(match: re.Match[str]) -> str:
-        return f"{match[1]}{FILES[name](match[2])}\n{match[3]}"
 
-    return _PART.sub(part, (_HERE / name).read_text(encoding="utf-8"))
+def copy_source(source: str | Path, target: str | Path) -> None:
+    """Copy a file of this folder into a bundle, with its generated parts."""
+    name = Path(source).relative_to(_HERE).as_posix()
+    if name in EXPORTED:
+        Path(target).write_text(generated(name), encoding="utf-8")
+    else:
+        shutil.copyfile(source, target)
 
 
 # ---- C --------------------------------------------------------------------------------------------------------------
@@ -242,11 +253,13 @@ def _types(part: str) -> str:
 
 FILES: dict[str, Callable[[str], str]] = {
     "runtime/edge.h": _c,
+    "web/package/module.js": _script,
+    "web/package/index.d.ts": _types,
+}
+EXPORTED: dict[str, Callable[[str], str]] = {
     "kotlin/src/edge/runtime/EdgeOptions.kt": _kotlin,
     "kotlin/src/edge/runtime/Native.kt": _kotlin,
     "swift/Sources/EdgeKit/EdgeOptions.swift": _swift,
-    "web/package/module.js": _script,
-    "web/package/index.d.ts": _types,
 }
 
 

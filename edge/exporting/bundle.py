@@ -31,8 +31,8 @@ from edge.backends.tvm.tuning.lookup import find_tuned_for
 from edge.backends.tvm.tuning.space import compiled_values
 from edge.devices.host import usable_cores
 from edge.devices.output import check_folder, check_path, new_folder
-from edge.devices.profile import DeviceProfile, Power
 from edge.devices.profiles import HOST, find_profile, host_power
+from edge.devices.profiles.profile import DeviceProfile, Power
 from edge.errors import InputError, UnsupportedError
 from edge.exporting import model_file
 from edge.exporting.chat import chat_section

@@ -20,6 +20,7 @@ from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.exporting import chat, model_file, vocabulary, words
 from edge.exporting.model_file import Section
 from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
+from edge.formats.blocks import BLOCK_TYPES
 from edge.model import tokenizer
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
@@ -111,8 +112,16 @@ def constants_header() -> str:
         f"typedef struct {{ int64_t {', '.join(Job.NAMES)}; }} pass_job;",
         *(_struct(name, fields) for name, fields in model_file.STRUCTS.items()),
         range_tables(),
+        _table_types(),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _table_types() -> str:
+    """A macro: types of blocks as X(name, values, bytes)."""
+    sizes = {each.name: (each.values, each.nbytes) for each in BLOCK_TYPES.values()}
+    lines = ["X({}, {}, {})".format(name.lower(), *sizes[name]) for name in model_file.TABLE_TYPES]
+    return "#define TABLE_TYPES(X) \\\n    " + " \\\n    ".join(lines)
 
 
 def _enum(name: str, members: Iterable[str]) -> str:

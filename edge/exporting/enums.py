@@ -1,6 +1,6 @@
 """The enums of edge.h in every language: statuses, roles, reasons for the end of answers, levels of memory.
 
-`python -m edge.exporting.bindings` writes them into edge.h and the bindings.
+`bindings.py` writes them into edge.h and the bindings.
 """
 
 from __future__ import annotations

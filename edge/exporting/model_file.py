@@ -1,7 +1,8 @@
 """model.edge: one file with all that the C runtime needs of a model and a plan, mapped and used without a parser.
 
 Little-endian: a header, a table of sections, and the sections, each at a multiple of 64 bytes, the weights at one of
-16384. C has the same structs from `constants.py`.
+16384. A table of per-layer embeddings comes last: it is read row by row, and never as a whole. C has the same structs
+from `constants.py`.
 """
 
 from __future__ import annotations
@@ -16,25 +17,29 @@ from typing import BinaryIO
 import numpy as np
 
 from edge.backends.base import EngineConfig
+from edge.backends.checks import check_whole
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import find_rotation
 from edge.backends.tvm.cpu.arguments import fill_table, make_scratch
 from edge.backends.tvm.kv.regions import TILE
-from edge.backends.tvm.packing.layout import PackedLayout
-from edge.backends.tvm.packing.shape import rope_values, round_up
+from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.layout import TABLE, PackedLayout
+from edge.backends.tvm.packing.shape import padded_head, rope_values
 from edge.backends.tvm.packing.weights import write_weights
 from edge.backends.tvm.targets import Target
-from edge.devices.profile import Power
+from edge.devices.profiles.profile import Power
 from edge.errors import UnsupportedError
-from edge.formats.gguf import GGUFFile
+from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.kv.h2o import H2O
 from edge.kv.policy import Policy
 from edge.model.model import Model
 from edge.sampling import SamplingParams
 from edge.types import FloatArray
 
-VERSION = 1
+VERSION = 2
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
+
+_PIECE = 4 << 20  # bytes that are copied at once
 
 Progress = Callable[[float], None]
 
@@ -42,13 +47,15 @@ Progress = Callable[[float], None]
 class Section(IntEnum):
     """The content of a section; in C, SECTION_CONFIG and so on."""
 
-    CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS = range(1, 11)
+    CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS, TABLE = range(1, 12)
 
 
 _TRUSTED = (Section.CONFIG, Section.LAYERS, Section.DESIGNS, Section.ANGLES, Section.NORMALS)
 
 POLICIES = ("full", "streaming", "window", "h2o")  # in the order of POLICY_FULL …
 KV_DTYPES = ("f32", "f16", "int8", "int4")  # in the order of KV_F32 …
+# Types of blocks whose rows the C runtime reads from the file: in table.c, a function for each.
+TABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 def _struct(**fields: str) -> np.dtype[np.void]:
@@ -56,13 +63,16 @@ def _struct(**fields: str) -> np.dtype[np.void]:
     return np.dtype(list(fields.items()), align=True)
 
 
-# hash: SHA-256 of the model's file.
-HEADER = _struct(magic="S8", version="<u4", sections="<u4", size="<u8", hash="V32")
-# crc: CRC-32, of all sections but WEIGHTS and TOKENIZER.
+# resident: bytes before section TABLE. hash: SHA-256 of the model's file.
+HEADER = _struct(magic="S8", version="<u4", sections="<u4", size="<u8", resident="<u8", hash="V32")
+# crc: CRC-32, of all sections but WEIGHTS, TABLE and TOKENIZER.
 ENTRY = _struct(kind="<u4", crc="<u4", offset="<u8", size="<u8")
 CONFIG = _struct(
-    # head: padded to 16 values.
+    # The most of a layer, head padded to 16 values; then those of the layers without and with a ring.
     **dict.fromkeys(("layers", "kv_heads", "heads", "hidden", "head", "vocab", "padded_vocab", "context"), "<u4"),
+    **dict.fromkeys(("whole_kv_heads", "whole_head", "ring_kv_heads", "ring_head"), "<u4"),
+    layer_inputs="<u4",  # values of the vector that a token has for each layer, in section TABLE; 0: none
+    table_type="<u4",  # of TABLE_TYPES, from 1 on
     # Of the plan. threads: at most. sinks: first rows that stay; pinned: with a system prompt, at most.
     **dict.fromkeys(("capacity", "chunk", "threads", "evict_step", "sinks", "pinned"), "<u4"),
     policy="<u4",  # POLICY_FULL …
@@ -91,7 +101,7 @@ DESIGN = _struct(
     # tokens: rows of a chunk. rope_size: values of a table of angles. observed: rows with attention sums, or 0.
     **dict.fromkeys(("gemm_tokens", "tokens", "rope_size", "observed"), "<u4"),
     **dict.fromkeys(("floats", "integers"), "<u8"),  # elements of the scratch arrays
-    **dict.fromkeys(("normals", "temperatures"), "<u8"),  # where these begin in `floats`
+    **dict.fromkeys(("normals", "temperatures", "layer_inputs"), "<u8"),  # where these begin in `floats`
     **dict.fromkeys(("table", "numbers"), "<u8"),  # the table's offset in the section, and its int64 numbers
 )
 ANGLES = _struct(pairs="<u4", reserved="<u4", magnitude="<f8")  # then float64 radians[head / 2]
@@ -115,10 +125,13 @@ def config_section(
     spec, shape, network = model.spec, layout.shape, layout.network
     kinds = LayerKinds.of(network.windows, network.rowless)
     heavy = policy if isinstance(policy, H2O) else H2O()
-    temper, sinks = network.temperature, getattr(policy, "sinks", 0)
+    temper, sinks, table = network.temperature, getattr(policy, "sinks", 0), find_table(model.file, layout)
     values = {
         "layers": shape.layers, "kv_heads": shape.kv_heads, "heads": shape.heads, "hidden": shape.hidden,
         "head": shape.padded_head, "vocab": shape.vocab, "padded_vocab": shape.padded_vocab, "context": spec.context,
+        "whole_kv_heads": shape.attention.kv_heads, "whole_head": padded_head(shape.attention.head_dim),
+        "ring_kv_heads": shape.ringed.kv_heads, "ring_head": padded_head(shape.ringed.head_dim),
+        "layer_inputs": shape.layer_inputs, "table_type": TABLE_TYPES.index(table.type) + 1 if table else 0,
         "capacity": config.capacity, "chunk": config.chunk, "threads": config.threads, "evict_step": evict_step,
         "sinks": sinks, "pinned": max(sinks, pinned), "policy": POLICIES.index(policy.name),
         "kv_dtype": KV_DTYPES.index(config.kv_dtype),
@@ -162,7 +175,7 @@ def designs_section(layout: PackedLayout, config: EngineConfig, targets: Sequenc
         values = {
             "isa": target.name.encode(), "gemm_tokens": target.gemm_tokens, "tokens": tokens, "rope_size": rope_size,
             "observed": observed, "floats": scratch.floats, "integers": scratch.integers,
-            "normals": scratch.offsets["normals"], "temperatures": scratch.offsets["temperatures"],
+            **{name: scratch.offsets[name] for name in ("normals", "temperatures", "layer_inputs")},
             "table": at + len(tables), "numbers": len(table) // 8,
         }  # fmt: skip
         rows.append(_filled(DESIGN, values))
@@ -192,13 +205,25 @@ def strings_section(name: str, license: str, policy: str, kv_dtype: str) -> byte
     return b"".join(text.replace("\0", " ").encode() + b"\0" for text in (name, license, policy, kv_dtype))
 
 
+def find_table(file: GGUFFile, layout: PackedLayout) -> TensorInfo | None:
+    """The table of per-layer embeddings, if there is one. Raises UnsupportedError for types that C does not read."""
+    found = file.tensors[f"{TABLE}.weight"] if layout.shape.layer_inputs else None
+    if found is not None and found.type not in TABLE_TYPES:
+        raise UnsupportedError(f"{found.name} is {found.type}, and apps read {', '.join(TABLE_TYPES)}")
+    return found
+
+
 def trusted_source(sections: Mapping[Section, bytes]) -> str:
-    """trusted.c: the hash of the sections by which compiled code works, unchecked. The library takes no others."""
+    """trusted.c: the hash of the sections by which compiled code works, unchecked: the library takes no others. And the
+    function that reads rows of the model's table."""
+    (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
+    reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     digest = hashlib.sha256(b"".join(sections.get(each, b"") for each in _TRUSTED)).digest()
     numbers = ", ".join(map(str, digest))
     return (
         "/* The model.edge that this library is for. Written by edge export. */\n"
         f'#include "internal.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
+        f"table_reader *const EDGE_TABLE = {reader};\n"
     )
 
 
@@ -206,7 +231,7 @@ def write_model(
     path: Path, sections: Mapping[Section, bytes], model_hash: bytes, file: GGUFFile, layout: PackedLayout,
     progress: Progress | None = None,
 ) -> None:  # fmt: skip
-    """Write the file: these sections in the order of their numbers, then the packed weights.
+    """Write the file: these sections in the order of their numbers, then the packed weights, and the model's table.
 
     model_hash: SHA-256 of the model's file.
     """
@@ -219,9 +244,15 @@ def write_model(
         entries.append(_filled(ENTRY, {"kind": kind, "crc": crc, "offset": at, "size": size}))
         at = round_up(at + size, ALIGNMENT)
     weights = round_up(at, WEIGHT_ALIGNMENT)
+    resident, table = weights + layout.nbytes, find_table(file, layout)
     entries.append(_filled(ENTRY, {"kind": Section.WEIGHTS, "offset": weights, "size": layout.nbytes}))
+    size = resident
+    if table:
+        resident = round_up(resident, ALIGNMENT)
+        size = resident + table.nbytes
+        entries.append(_filled(ENTRY, {"kind": Section.TABLE, "offset": resident, "size": table.nbytes}))
     header = {
-        "magic": b"EDGEMDL1", "version": VERSION, "sections": len(entries), "size": weights + layout.nbytes,
+        "magic": b"EDGEMDL1", "version": VERSION, "sections": len(entries), "size": size, "resident": resident,
         "hash": np.void(model_hash),
     }  # fmt: skip
     with open(path, "wb") as out:
@@ -229,6 +260,8 @@ def write_model(
         for kind, place in places.items():
             _write_at(out, place, sections[kind])
         write_weights(file, layout, out, weights, progress)
+        if table:
+            _copy(file.path, table.offset, out, resident, table.nbytes)
 
 
 def _long_from(model: Model, config: EngineConfig) -> int:
@@ -249,6 +282,17 @@ def _filled(struct: np.dtype[np.void], values: Mapping[str, object]) -> bytes:
 
 def _padded(data: bytes, alignment: int) -> bytes:
     return data + bytes(-len(data) % alignment)
+
+
+def _copy(source: Path, start: int, out: BinaryIO, place: int, count: int) -> None:
+    """Bytes of a file, a few at a time. Raises EngineError if it has become shorter."""
+    out.seek(place)
+    with source.open("rb") as file:
+        file.seek(start)
+        while count:
+            data = file.read(min(count, _PIECE))
+            check_whole(source, len(data), min(count, _PIECE))
+            count -= out.write(data)
 
 
 def _write_at(out: BinaryIO, place: int, data: bytes) -> None:

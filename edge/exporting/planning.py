@@ -10,8 +10,8 @@ from edge.backends.checks import app_cores, check_cores
 from edge.backends.counts import Footprint
 from edge.backends.tvm import CPU
 from edge.budget import format_bytes
-from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST
+from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.exporting.model_file import POLICIES
 from edge.formats.gguf import GGUFFile

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.design import Design
+from edge.exporting.bindings import copy_source
 from edge.exporting.constants import CONSTANTS, constants_header
 from edge.exporting.library import SHARED, make_library
 from edge.exporting.site import write_site
@@ -80,6 +81,6 @@ def _copy(source: Path, folder: Path) -> None:
     """A file into a folder, or the content of one folder into another."""
     folder.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        shutil.copytree(source, folder, dirs_exist_ok=True)
+        shutil.copytree(source, folder, copy_function=copy_source, dirs_exist_ok=True)
     else:
-        shutil.copyfile(source, folder / source.name)
+        copy_source(source, folder / source.name)

@@ -14,7 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge.backends.tvm.design import Design
+from edge.exporting.model_file import HEADER
 from edge.exporting.module import PAGE, initial_pages, make_modules
 from edge.plan.plan import Plan
 
@@ -36,16 +39,19 @@ def write_site(designs: Sequence[Design], trusted: str, folder: Path, tell: Call
 
 
 def describe_site(folder: Path, model: Path, isas: Sequence[str], plan: Plan) -> dict[str, Any]:
-    """What the package reads of the manifest: the model's file, its bytes, and SHA-256 of its pieces of `piece` bytes;
-    the module of each instruction set, the best first; the engine's memory in pages of 64 KiB; and room for the hash
-    of the manifest's own text (`seal`).
+    """What the package reads of the manifest: the model's file, its bytes, how many of them the engine has in memory,
+    and SHA-256 of its pieces of `piece` bytes; the module of each instruction set, the best first; the engine's memory
+    in pages of 64 KiB; and room for the hash of the manifest's own text (`seal`).
     """
     modules = {isa: f"{_PACKAGE}/{_MODULE.format(isa)}" for isa in isas}
     with model.open("rb") as file:
+        (header,) = np.frombuffer(file.read(HEADER.itemsize), HEADER)
+        file.seek(0)
         pieces = [hashlib.sha256(piece).hexdigest() for piece in iter(lambda: file.read(PIECE), b"")]
     return {
         "model": model.relative_to(folder).as_posix(),
         "bytes": model.stat().st_size,
+        "resident": int(header["resident"]),
         "piece": PIECE,
         "pieces": pieces,
         "modules": modules,

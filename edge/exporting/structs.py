@@ -1,7 +1,7 @@
 """The structs of edge.h that every language repeats: options, readings, figures. Each field is defined once, here.
 
 How tokens are drawn comes from the fields of `edge.sampling.SamplingParams`, with their ranges and help.
-`python -m edge.exporting.bindings` writes the fields into edge.h and the bindings.
+`bindings.py` writes the fields into edge.h and the bindings.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Compiled:
     form: StaticForm
     provider: Word  # ONNX Runtime's, as for `--provider`
     device: Word  # name of the profile
-    soc: Size | None  # see edge.devices.profile.Npu
-    arch: Word | None  # see edge.devices.profile.Npu
+    soc: Size | None  # see edge.devices.profiles.profile.Npu
+    arch: Word | None  # see edge.devices.profiles.profile.Npu
     compiler: Word  # version of the vendor's compiler
     contexts: tuple[Word, ...]  # a file per shard
     graphs: tuple[tuple[Word, Word], ...]  # names of each shard's graphs: the chunk's and the step's

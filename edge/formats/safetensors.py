@@ -28,7 +28,7 @@ _ALIGNMENT = 8  # of the first tensor that is written
 _MOST_HEADER = 32 << 20  # bytes; a shard's header has a few hundred thousand
 _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4,
           "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8}  # fmt: skip
-_DTYPES = {"I32": np.int32, "F16": np.float16, "F32": np.float32, "BF16": np.uint16, "I64": np.int64}
+_DTYPES = {"U8": np.uint8, "I32": np.int32, "F16": np.float16, "F32": np.float32, "BF16": np.uint16, "I64": np.int64}
 
 
 @dataclass(frozen=True)

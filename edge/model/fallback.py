@@ -16,7 +16,7 @@ from edge.formats.gguf import ArrayRef, GGUFFile
 from edge.formats.gguf_fields import LIMITS, Header
 from edge.model.spec import ModelSpec
 
-NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these
+_NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these
 
 # Beginnings of the names of tensors that a layer with a recurrent state has: Mamba and DeltaNet, short convolutions,
 # RWKV. Its size is known of the first two.
@@ -39,18 +39,8 @@ def read_fallback(header: Header) -> ModelSpec:
     Raises ModelFormatError if figures are missing, impossible or contradict the tensors; UnsupportedError if the
     model does not generate text.
     """
-    file = header.file
-    check_finite(header)
-    if header.value("attention.causal") not in (None, True):
-        raise UnsupportedError(f"{file.path}: its attention is not causal: it cannot generate text")
-    _check_types(file)
-    embedding = file.tensors["token_embd.weight"]
-    if len(embedding.shape) != 2:
-        raise ModelFormatError(f"{file.path}: token_embd.weight has {len(embedding.shape)} dimensions instead of 2")
-    hidden, vocab = embedding.shape
-    if hidden != header.count("embedding_length", "hidden"):
-        raise ModelFormatError(f"{file.path}: embedding_length differs from the width of token_embd.weight ({hidden})")
-    layers = header.count("block_count", "layers")
+    file, (hidden, layers) = header.file, read_sizes(header)
+    check_types(file, _MOST_DIMENSIONS)
     heads = max(per_layer(header, "attention.head_count", "heads", layers, 0))
     kv_heads = per_layer(header, "attention.head_count_kv", "heads", layers, heads)
     head_dim = figure(header, "attention.key_length", "head_dim", hidden // max(1, heads))
@@ -62,22 +52,14 @@ def read_fallback(header: Header) -> ModelSpec:
     of_experts = [tensor for name, tensor in file.tensors.items() if _EXPERTS in name]
     if bool(of_experts) != bool(experts) or bool(experts) != bool(used):
         raise ModelFormatError(f"{file.path}: its experts are {experts}, used {used}, tensors {len(of_experts)}")
-    return ModelSpec(
-        architecture=header.architecture,
-        name=model_name(file),
-        layers=layers,
-        hidden=hidden,
+    return make_spec(
+        header,
         heads=max(1, heads),
         kv_heads=max(1, *kv_heads),
         head_dim=max(1, head_dim),
         ffn=_widest(file, used),
-        vocab=vocab,
-        context=header.count("context_length", "context", default=2048),
-        norm_eps=header.positive("attention.layer_norm_rms_epsilon", 1e-5, below=1.0),
-        rope_base=header.positive("rope.freq_base", 10000.0, below=1e12),
         rope_dim=rope_dim,
         window=window,
-        rope_scaled=header.text("rope.scaling.type", "none") not in ("none", "") or "rope_freqs.weight" in file.tensors,
         proven=False,
         layer_values=_row_values(file, kv_heads, head_dim, layers, recurrent),
         layer_windows=_windows(header, window, layers),
@@ -87,15 +69,50 @@ def read_fallback(header: Header) -> ModelSpec:
         experts_used=used,
         expert_parameters=sum(tensor.elements for tensor in of_experts),
         expert_bytes=sum(tensor.nbytes for tensor in of_experts),
-        **count_tensors(file),
     )
 
 
-def model_name(file: GGUFFile) -> str:
-    return "".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100]
+def read_sizes(header: Header) -> tuple[int, int]:
+    """Values of a hidden state, and layers. Raises ModelFormatError if they are missing, impossible or contradict the
+    embedding; UnsupportedError if the model does not generate text."""
+    file = header.file
+    for key, value in file.metadata.items():
+        if key.startswith(f"{header.architecture}.") and isinstance(value, float) and not math.isfinite(value):
+            raise ModelFormatError(f"{file.path}: {key} is {value}")
+    if header.value("attention.causal") not in (None, True):
+        raise UnsupportedError(f"{file.path}: its attention is not causal: it cannot generate text")
+    shape = file.tensors["token_embd.weight"].shape
+    if len(shape) != 2:
+        raise ModelFormatError(f"{file.path}: token_embd.weight has {len(shape)} dimensions instead of 2")
+    if shape[0] != header.count("embedding_length", "hidden"):
+        raise ModelFormatError(
+            f"{file.path}: embedding_length differs from the width of token_embd.weight ({shape[0]})"
+        )
+    return shape[0], header.count("block_count", "layers")
 
 
-def count_tensors(file: GGUFFile) -> dict[str, Any]:
+def make_spec(header: Header, **own: Any) -> ModelSpec:
+    """The spec of a checked header. own: the fields that are read in one way for dense models, counted for others."""
+    file = header.file
+    hidden, vocab = file.tensors["token_embd.weight"].shape
+    layer_norm_eps = header.positive("attention.layer_norm_epsilon", 1e-5, below=1.0)
+    return ModelSpec(
+        architecture=header.architecture,
+        name="".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100],
+        layers=header.count("block_count", "layers"),
+        hidden=hidden,
+        vocab=vocab,
+        context=header.count("context_length", "context", default=2048),
+        norm_eps=header.positive("attention.layer_norm_rms_epsilon", layer_norm_eps, below=1.0),
+        rope_base=header.positive("rope.freq_base", 10000.0, below=1e12),
+        rope_scaled=header.text("rope.scaling.type", "none") not in ("none", "") or "rope_freqs.weight" in file.tensors,
+        compiled=file.compiled,
+        **own,
+        **_count_tensors(file),
+    )
+
+
+def _count_tensors(file: GGUFFile) -> dict[str, Any]:
     """The fields of ModelSpec that are sums over tensors."""
     tensors = file.tensors.values()
     values_by_type, bytes_by_type, bytes_by_layer = Counter[str](), Counter[str](), Counter[str]()
@@ -129,21 +146,14 @@ def count_tensors(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def check_finite(header: Header) -> None:
-    prefix = f"{header.architecture}."
-    for key, value in header.file.metadata.items():
-        if key.startswith(prefix) and isinstance(value, float) and not math.isfinite(value):
-            raise ModelFormatError(f"{header.file.path}: {key} is {value}")
-
-
-def _check_types(file: GGUFFile) -> None:
-    """The checks of dense models, extended to tensors of more dimensions, and vectors that belong to no matrix."""
+def check_types(file: GGUFFile, most_dimensions: int) -> None:
+    """Check types: vectors must be float32, as in every GGUF file; engines must be able to multiply by matrices."""
     for name, tensor in file.tensors.items():
         stem, _, kind = name.rpartition(".")
-        if len(tensor.shape) > _MOST_DIMENSIONS:
+        if len(tensor.shape) > most_dimensions:
             raise UnsupportedError(f"{file.path}: {name} has {len(tensor.shape)} dimensions: not supported yet")
         is_vector = len(tensor.shape) == 1 or kind != "weight" or stem.endswith(("_norm", *_FLOATS))
-        if tensor.type in NOT_WEIGHTS or (is_vector and tensor.type != "F32"):
+        if tensor.type in _NOT_WEIGHTS or (is_vector and tensor.type != "F32"):
             raise ModelFormatError(f"{file.path}: {name} is of type {tensor.type}, which no engine can use there")
 
 

@@ -5,7 +5,7 @@ A block adds to the hidden states x, [tokens, hidden]:
     x += scale · post_norm(output(core(norm(x))))
 
 `norm` and `post_norm` are norms of rows, `output` is the core's last matrix. Some blocks then multiply x by a value of
-the file. A layer is a tuple of blocks, run one after the other.
+the file. A layer is a tuple of blocks, run one after the other, or side by side.
 
 An architecture's file (`architectures/`) turns a header into a `Network`; nothing else knows architectures. Engines,
 plans, checks of headers, and converters read these classes.
@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Literal, TypeVar
 
 Norm = Literal["rms", "layer"]
-Activation = Literal["silu", "gelu"]
+Activation = Literal["silu", "gelu", "relu2"]
 Router = Literal["softmax", "sigmoid"]
 Bits = Literal["usual", "more", "all"]
 
@@ -30,7 +30,8 @@ class Tensor:
 
     name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. exact: a matrix that stays in float32.
     experts: so many matrices or vectors of this shape, one behind the other; 0: one. bits: those that quantizers give
-    it, more than usual or all of them where rounding does harm out of proportion to its bytes.
+    it, more than usual or all of them where rounding does harm out of proportion to its bytes. stored: the shape of a
+    vector that has several dimensions in files, in ggml's order.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Tensor:
     exact: bool = False
     experts: int = 0
     bits: Bits = "usual"
+    stored: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class Dense:
     """A feed-forward network: activation(gate) · up, or activation(up) without a gate."""
 
     ffn: int
-    activation: Activation = "silu"  # gelu in its tanh form
+    activation: Activation = "silu"  # gelu in its tanh form; relu2 is max(x, 0)²
     gated: bool = True
     biases: tuple[str, ...] = ()
 
@@ -184,7 +186,8 @@ class Experts:
     With a `clamp`, g = gate_e · x is at most that, u = up_e · x from −clamp to clamp, and activation(g) ⊙ u becomes
     g · sigmoid(1.702 g) ⊙ (u + 1). biases: of the router and of all experts.
 
-    A shared expert serves every token: its output is multiplied by sigmoid(`ffn_gate_inp_shexp` · x) and added.
+    A shared expert serves every token: its output is multiplied by sigmoid(`ffn_gate_inp_shexp` · x), if that is
+    `shared_gated`, and added.
     """
 
     number: int
@@ -197,6 +200,7 @@ class Experts:
     activation: Activation = "silu"
     clamp: float = 0.0  # 0: none
     biases: bool = False
+    shared_gated: bool = True
 
     output, kind = "ffn_down_exps", "mixtures of experts"
     row_values, fixed_values = 0, 0
@@ -208,7 +212,7 @@ class Experts:
     @property
     def routers(self) -> tuple[str, ...]:
         """What decides which experts run, and how much each counts."""
-        return ("ffn_gate_inp", *(("ffn_gate_inp_shexp",) if self.shared else ()))
+        return ("ffn_gate_inp", *(("ffn_gate_inp_shexp",) if self.shared and self.shared_gated else ()))
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -230,8 +234,9 @@ class Experts:
             (self.output, hidden, self.ffn),
         ):
             yield from _with_biases([Tensor(name, rows, columns, experts=self.number)], biases)
-        if self.shared:
+        if self.shared and self.shared_gated:
             yield Tensor("ffn_gate_inp_shexp", 1, hidden, bits="all")
+        if self.shared:
             yield Tensor("ffn_gate_shexp", self.shared, hidden)
             yield Tensor("ffn_up_shexp", self.shared, hidden)
             yield Tensor("ffn_down_shexp", hidden, self.shared)
@@ -271,6 +276,16 @@ class DeltaNet:
         return 2 * self.key_heads * self.size + self.width
 
     @property
+    def channels(self) -> int:
+        """Values of a token between the products and the recurrence."""
+        return self.convolved + self.width
+
+    @property
+    def convolved(self) -> int:
+        """Values of a token behind the convolution: its channels, and two gates of each head."""
+        return self.mixed + 2 * self.heads
+
+    @property
     def fixed_values(self) -> int:
         """Values of the state, float32."""
         return (self.kernel - 1) * self.mixed + self.heads * self.size * self.value_size
@@ -284,6 +299,56 @@ class DeltaNet:
         yield Tensor("ssm_dt.bias", self.heads)
         yield Tensor("ssm_a", self.heads)
         yield Tensor("ssm_norm", self.value_size)
+        yield Tensor(self.output, hidden, self.width, bits="more")
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """Mamba-2 (arXiv:2405.21060). State: the last inputs of its convolution, and a matrix for each head.
+
+    `ssm_in` · x gives z, u and dt. A causal convolution over u with a bias, c = SiLU(b + Σ_j w_j · u_{t−j}), gives
+    values x of `heads`, and B and C of `groups`, each of which serves heads / groups heads that follow each other. For
+    each token and head, with Δ = softplus(dt + `ssm_dt.bias`), and a = `ssm_a`, which is negative:
+
+        S ← e^(a·Δ) · S + B ⊗ Δx;  y = Sᵀ C + `ssm_d` · x
+
+    The output is y · SiLU(z), or if it is `normed` the RMSNorm of that in each group, times `ssm_norm`.
+    """
+
+    heads: int
+    groups: int
+    size: int  # of B and C
+    head_dim: int  # of values
+    kernel: int  # tokens that the convolution sees
+    normed: bool = True
+
+    inputs = ("ssm_in",)
+    output, kind = "ssm_out", "Mamba-2"
+    row_values = 0
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution: values, B, C."""
+        return self.width + 2 * self.groups * self.size
+
+    @property
+    def fixed_values(self) -> int:
+        """Values of the state, float32."""
+        return (self.kernel - 1) * self.mixed + self.heads * self.size * self.head_dim
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("ssm_in", self.width + self.mixed + self.heads, hidden)
+        yield Tensor("ssm_conv1d", self.mixed, self.kernel, exact=True)
+        yield Tensor("ssm_conv1d.bias", self.mixed)
+        yield Tensor("ssm_dt.bias", self.heads)
+        yield Tensor("ssm_a", self.heads, stored=(1, self.heads))
+        yield Tensor("ssm_d", self.heads, stored=(1, self.heads))
+        if self.normed:
+            yield Tensor("ssm_norm", self.width, stored=(self.width // self.groups, self.groups))
         yield Tensor(self.output, hidden, self.width, bits="more")
 
 
@@ -304,6 +369,11 @@ class ShortConvolution:
     @property
     def width(self) -> int:
         return self.hidden
+
+    @property
+    def channels(self) -> int:
+        """Values of a token between the product and the convolution."""
+        return 3 * self.hidden
 
     @property
     def fixed_values(self) -> int:
@@ -343,15 +413,16 @@ class PerLayerInput:
 
 
 # In JSON, experts have the fields of Dense, too.
-Core = Attention | Experts | Dense | DeltaNet | ShortConvolution | PerLayerInput
-OneCore = TypeVar("OneCore", Attention, Dense, Experts, DeltaNet, ShortConvolution, PerLayerInput)
+Core = Attention | Experts | Dense | DeltaNet | Mamba | ShortConvolution | PerLayerInput
+OneCore = TypeVar("OneCore", Attention, Dense, Experts, DeltaNet, Mamba, ShortConvolution, PerLayerInput)
 
 
 @dataclass(frozen=True)
 class Block:
     """See above. norm, post_norm, rescale: tensors of the layer, or none.
 
-    norm: "" where the core sees hidden states as they are. rescale: one value, by which the sum is multiplied.
+    norm: "" where the core sees hidden states as they are. rescale: one value, by which the sum is multiplied. beside:
+    the core sees the normalised rows that the core of the block before it has seen, of the same norm.
     """
 
     norm: str
@@ -360,10 +431,11 @@ class Block:
     scale: float = 1.0
     norm_bias: bool = False
     rescale: str | None = None
+    beside: bool = False
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         """All tensors, in the order in which a pass reads them."""
-        if self.norm:
+        if self.norm and not self.beside:
             yield Tensor(self.norm, hidden)
         if self.norm_bias:
             yield Tensor(f"{self.norm}.bias", hidden)

@@ -6,7 +6,7 @@ that llama.cpp's converter writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import replace
 
 from edge.errors import UnsupportedError
@@ -14,7 +14,8 @@ from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import USUAL, find_network
 from edge.model.fallback import figure, read_fallback
-from edge.model.layers import Network
+from edge.model.layers import Network, Tensor
+from edge.model.spec import ModelSpec
 from edge.model.tensors import FUSED
 
 Listed = tuple[str, tuple[int, ...]]
@@ -30,30 +31,50 @@ def list_tensors(bare: GGUFFile) -> list[Listed]:
     """
     architecture = bare.metadata["general.architecture"]
     usual = USUAL.get(architecture, ())
-    header = Header(_with_first_layer(bare, usual), architecture)
-    spec = read_fallback(header)
-    network = find_network(header, replace(spec, ffn=figure(header, "feed_forward_length", "ffn", 0)))
+    spec, network = network_of(_with_first_layer(bare, usual))
     if network is None or network.norm != "rms":  # `USUAL` does not say which biases LayerNorm has
         raise UnsupportedError(f"the tensors of {architecture} models cannot be counted without their file")
     factors = [(name, (spec.rope_dim // 2,)) for name in bare.tensors if name.startswith("rope_")]
-    return [*factors, *_stored(network, usual)]
+    return [*factors, *((name, shape) for name, shape, _ in stored_tensors(network, set(usual)))]
+
+
+def network_of(bare: GGUFFile) -> tuple[ModelSpec, Network | None]:
+    """The spec and network of a file whose header is known, the shape of its token embedding, and the names of other
+    tensors. Raises ModelFormatError, UnsupportedError."""
+    header = Header(bare, bare.metadata["general.architecture"])
+    spec = read_fallback(header)
+    return spec, find_network(header, replace(spec, ffn=figure(header, "feed_forward_length", "ffn", 0)))
+
+
+def stored_tensors(network: Network, first: Set[str]) -> Iterator[tuple[str, tuple[int, ...], Tensor]]:
+    """The network's tensors as files hold them, some in one matrix, row behind row: name, shape, and description.
+
+    first: names of tensors in a first layer, by which it is known what is fused.
+    """
+    fused = {
+        part: name
+        for name, parts in FUSED.items() if f"{name}.weight" in first and f"{parts[0]}.weight" not in first
+        for part in parts
+    }  # fmt: skip
+    fused["attn_q_gate"] = "attn_q"
+    found: dict[str, tuple[tuple[int, ...], Tensor]] = {}
+    for name, tensor in network.tensors():
+        stem = tensor.name.removesuffix(".bias")
+        whole = name.removesuffix(tensor.name) + fused.get(stem, stem) + tensor.name.removeprefix(stem)
+        rows = tensor.rows + (_rows(found[whole]) if whole in found else 0)
+        shape = tuple(extent for extent in (tensor.columns, rows, tensor.experts) if extent)
+        found[whole] = tensor.stored or shape, tensor
+    for name, (shape, tensor) in found.items():
+        name = network.output_norm if name == "output_norm" else name
+        yield name if name.endswith((".bias", ".ssm_a", ".ssm_d")) else f"{name}.weight", shape, tensor
+
+
+def _rows(found: tuple[tuple[int, ...], Tensor]) -> int:
+    shape, tensor = found
+    return shape[1 if tensor.columns else 0]
 
 
 def _with_first_layer(bare: GGUFFile, names: tuple[str, ...]) -> GGUFFile:
     """With tensors of the first layer, which show architectures what a header does not say."""
     shown = (f"blk.0.{name}" for name in names)
     return replace(bare, tensors=bare.tensors | {name: TensorInfo(name, (1,), "F32", 0, 0, 4) for name in shown})
-
-
-def _stored(network: Network, usual: tuple[str, ...]) -> Iterator[Listed]:
-    """The network's tensors as files hold them: some in one matrix, row behind row."""
-    fused = {part: name for name, parts in FUSED.items() if f"{name}.weight" in usual for part in parts}
-    fused["attn_q_gate"] = "attn_q"
-    found: dict[str, tuple[int, ...]] = {}
-    for name, tensor in network.tensors():
-        whole = name.removesuffix(tensor.name) + fused.get(tensor.name, tensor.name)
-        rows = tensor.rows + (found[whole][1] if whole in found else 0)
-        found[whole] = tuple(extent for extent in (tensor.columns, rows, tensor.experts) if extent)
-    for name, shape in found.items():
-        name = network.output_norm if name == "output_norm" else name
-        yield name if name.endswith((".bias", ".ssm_a")) else f"{name}.weight", shape

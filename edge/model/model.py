@@ -126,6 +126,11 @@ class Model:
         need."""
         return self.prompt(text, system=system, raw=raw).first(most)
 
+    def encode_text(self, text: str | Iterable[str], *, most: int | None = None) -> IntArray:
+        """Token ids of a text that is no prompt, such as one that is measured: without a template, and control tokens
+        in it are text. int32 [n]; at most the first `most`, without reading more text than they need."""
+        return Prompt(self._with_bos(self.tokenizer.encode_blocks(_some(text)))).first(most)
+
     def _encode_segments(self, segments: list[Segment]) -> Iterator[IntArray]:
         for index, segment in enumerate(segments):
             yield from self.tokenizer.encode_blocks(segment.text, special=segment.trusted, start=index == 0)

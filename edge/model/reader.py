@@ -11,7 +11,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import find_network
-from edge.model.fallback import NOT_WEIGHTS, check_finite, count_tensors, is_dense, model_name, read_fallback
+from edge.model.fallback import check_types, is_dense, make_spec, read_fallback, read_sizes
 from edge.model.spec import ModelSpec
 
 # llama.cpp has three times as many, but aborts the process if figures of a header contradict each other. For these
@@ -53,15 +53,10 @@ def read_spec(file: GGUFFile) -> ModelSpec:
     header = Header(file, architecture)
     if architecture not in ARCHITECTURES or not is_dense(header):
         return _with_network(header, read_fallback(header))
-    embedding = file.tensors["token_embd.weight"]
-    if len(embedding.shape) != 2:
-        raise ModelFormatError(f"{file.path}: token_embd.weight has {len(embedding.shape)} dimensions instead of 2")
-    hidden, vocab = embedding.shape
-    layers = header.count("block_count", "layers")
+    hidden, layers = read_sizes(header)
+    vocab = file.tensors["token_embd.weight"].shape[1]
     heads = header.count("attention.head_count", "heads")
     kv_heads = header.count("attention.head_count_kv", "heads", default=heads)
-    if hidden != header.count("embedding_length", "hidden"):
-        raise ModelFormatError(f"{file.path}: embedding_length differs from the width of token_embd.weight ({hidden})")
     if heads % kv_heads:
         raise ModelFormatError(f"{file.path}: {heads} heads cannot share {kv_heads} KV heads")
     head_dim = header.count("attention.key_length", "head_dim", default=hidden // heads)
@@ -75,7 +70,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
     if rope_dim % 2 or rope_dim > head_dim or (rope_dim < head_dim and architecture not in _PARTIAL_ROPE):
         raise ModelFormatError(f"{file.path}: rope.dimension_count is {rope_dim}, but heads have {head_dim} values")
     _check_hyperparameters(header, layers)
-    _check_types(file)
+    check_types(file, 2)
     queries, keys = heads * head_dim, kv_heads * head_dim
     shapes = {
         "output_norm": (hidden,),
@@ -94,26 +89,14 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         shapes |= {"ffn_gate": (hidden, ffn), "ffn_up": (hidden, ffn)}
     _check_shapes(file, layers, shapes)
 
-    layer_norm_eps = header.positive("attention.layer_norm_epsilon", 1e-5, below=1.0)
-    scaling = header.text("rope.scaling.type", "none")
-    spec = ModelSpec(
-        architecture=architecture,
-        name=model_name(file),
-        layers=layers,
-        hidden=hidden,
+    spec = make_spec(
+        header,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn=ffn,
-        vocab=vocab,
-        context=header.count("context_length", "context", default=2048),
-        norm_eps=header.positive("attention.layer_norm_rms_epsilon", layer_norm_eps, below=1.0),
-        rope_base=header.positive("rope.freq_base", 10000.0, below=1e12),
         rope_dim=rope_dim,
         window=header.count("attention.sliding_window", "context") if header.value("attention.sliding_window") else 0,
-        rope_scaled=scaling not in ("none", "") or "rope_freqs.weight" in file.tensors,
-        compiled=file.compiled,
-        **count_tensors(file),
     )
     return replace(spec, network=find_network(header, spec))
 
@@ -130,9 +113,6 @@ def _check_hyperparameters(header: Header, layers: int) -> None:
     file, architecture = header.file, header.architecture
     prefix = f"{architecture}."
     ours = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
-    check_finite(header)
-    if header.value("attention.causal") not in (None, True):
-        raise UnsupportedError(f"{file.path}: its attention is not causal: it cannot generate text")
     scaling = ours.get("rope.scaling.type", "none")
     if scaling not in _ROPE_SCALINGS:
         raise UnsupportedError(f"{file.path}: RoPE scaling {brief(scaling)} is not one of {', '.join(_ROPE_SCALINGS)}")
@@ -142,22 +122,9 @@ def _check_hyperparameters(header: Header, layers: int) -> None:
             raise ModelFormatError(f"{file.path}: every {brief(period)}th of {layers} layers is to have full attention")
 
 
-def _check_types(file: GGUFFile) -> None:
-    """Check types: vectors must be float32, as in every GGUF file; engines must be able to multiply by matrices."""
-    for name, tensor in file.tensors.items():
-        stem, _, kind = name.rpartition(".")
-        if len(tensor.shape) > 2:
-            raise UnsupportedError(f"{file.path}: {name} has {len(tensor.shape)} dimensions: not supported yet")
-        is_vector = len(tensor.shape) == 1 or kind != "weight" or stem.endswith("_norm")
-        if tensor.type in NOT_WEIGHTS or (is_vector and tensor.type != "F32"):
-            raise ModelFormatError(f"{file.path}: {name} is of type {tensor.type}, which no engine can use there")
-        if kind != "weight" and f"{stem}.weight" not in file.tensors:
-            raise ModelFormatError(f"{file.path}: {name} belongs to {stem}.weight, which is missing")
-
-
 def _check_shapes(file: GGUFFile, layers: int, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Check that every layer has attention, that no tensor belongs to another layer, and that tensors have their
-    `shapes`."""
+    """Check that every layer has attention, that no tensor belongs to another layer or to a matrix that is missing, and
+    that tensors have their `shapes`."""
     for layer in range(layers):
         missing = [name for name in ("attn_q", "attn_k", "attn_v") if f"blk.{layer}.{name}.weight" not in file.tensors]
         if missing and f"blk.{layer}.attn_qkv.weight" not in file.tensors:
@@ -167,6 +134,9 @@ def _check_shapes(file: GGUFFile, layers: int, shapes: dict[str, tuple[int, ...]
         *place, stem, kind = ["", "", *name.split(".")]
         if "blk" in place and not (place[-1] in numbers and place[-2] == "blk"):
             raise ModelFormatError(f"{file.path}: {name} belongs to none of {layers} layers")
+        whole = f"{name.removesuffix(kind)}weight"
+        if kind != "weight" and whole not in file.tensors:
+            raise ModelFormatError(f"{file.path}: {name} belongs to {whole}, which is missing")
         shape = shapes.get(stem, ())
         if kind == "bias":
             shape = shape[-1:]

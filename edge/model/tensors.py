@@ -31,6 +31,7 @@ class Source:
     run: int = 0  # rows of a run; 0: a single run of all
     stride: int = 0  # rows between the starts of runs
     is_row: bool = False  # a matrix of one row, which the file has as a vector
+    is_flat: bool = False  # a vector, which the file has as a matrix
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -78,7 +79,8 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
             info = file.tensors[stored_name]
             is_row = name in wanted and wanted[name].rows == 1 and info.shape == (wanted[name].columns,)
             rows = info.rows if name not in wanted or wanted[name].columns else info.elements
-            found[name] = Source(stored_name, 0, 1 if is_row else rows, is_row=is_row)
+            is_flat = name in wanted and bool(wanted[name].stored)
+            found[name] = Source(stored_name, 0, 1 if is_row else rows, is_row=is_row, is_flat=is_flat)
     wanted |= {name: Tensor(name, spec.rope_dim // 2) for name in _FACTORS if name in found}
     if missing := sorted(set(wanted) - set(found)):
         name = missing[0] if missing[0].endswith(".bias") else f"{missing[0]}.weight"
@@ -93,9 +95,9 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
 def _check_shape(file: GGUFFile, tensor: Tensor, source: Source) -> None:
     """Check that a tensor has exactly the described shape, by which engines read."""
     shape = file.tensors[source.tensor].shape
-    expected = tuple(extent for extent in (tensor.columns, tensor.rows, tensor.experts) if extent)
+    expected = tensor.stored or tuple(extent for extent in (tensor.columns, tensor.rows, tensor.experts) if extent)
     width = shape if source.is_row else shape[:-1]
-    if (shape if tensor.experts else (*width, source.rows)) != expected:
+    if (shape if tensor.experts or tensor.stored else (*width, source.rows)) != expected:
         raise ModelFormatError(f"{file.path}: {source.tensor} has shape {shape} instead of {expected}")
 
 

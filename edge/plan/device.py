@@ -7,8 +7,8 @@ from dataclasses import replace
 from edge.backends import backend_elsewhere
 from edge.budget import format_bytes
 from edge.devices.memory import MemoryLimit
-from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST
+from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.budget import format_bytes
-from edge.devices.profile import DeviceProfile, Npu
 from edge.devices.profiles import HOST
+from edge.devices.profiles.profile import DeviceProfile, Npu
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError, worded
 from edge.formats.blocks import BLOCK
 from edge.formats.compiled import Compiled

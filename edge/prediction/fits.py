@@ -17,8 +17,8 @@ from edge.budget import format_bytes
 from edge.devices.memory import memory_limit
 from edge.devices.output import work_folder
 from edge.devices.power import memory_root
-from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST, find_profile
+from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import BudgetError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.known import KnownModel, known_models, outline_model

@@ -11,8 +11,8 @@ from typing import Any
 from edge.backends import engine_named
 from edge.devices.memory import memory_limit
 from edge.devices.power import find_meter, memory_root
-from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST, find_profile, host_power
+from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import InputError
 from edge.exporting.planning import plan_app
 from edge.formats.gguf import GGUFFile

@@ -8,7 +8,7 @@ integer inputs is faster than predicted, since ours are in float16.
 from __future__ import annotations
 
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
-from edge.devices.profile import DeviceProfile
+from edge.devices.profiles.profile import DeviceProfile
 from edge.plan.plan import Plan
 
 _WEIGHTS = WeightEfficiency(reading=0.77, float32=0.9)

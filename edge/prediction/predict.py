@@ -16,8 +16,8 @@ from edge.backends import engine_named
 from edge.backends.counts import Footprint
 from edge.backends.efficiency import Efficiency, Shares
 from edge.devices.power.base import certainty
-from edge.devices.profile import DeviceProfile, Power
 from edge.devices.profiles import HOST
+from edge.devices.profiles.profile import DeviceProfile, Power
 from edge.model.spec import ModelSpec
 from edge.plan.plan import Plan
 from edge.prediction import npu

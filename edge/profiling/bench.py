@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.kv_cache import end_of
 from edge.errors import InputError
 from edge.run.history import Phase, remember_phase
 from edge.run.meters import EnergyMeter
@@ -101,18 +100,18 @@ def run_bench(
     longest = max(test.rows for test in tests)
     tokens = rng.integers(0, session.spec.vocab, longest, dtype=np.int32)
     session.reset()
-    session.engine.forward(tokens[:2])
+    session.forward(tokens[:2], upcoming=1)
     session.reset()
     for test in tests:
         _fill(session, tokens[: test.depth])
-        end, speeds, joules = end_of(session.engine.kv), [], 0.0
+        mark, speeds, joules = session.mark(hold=True), [], 0.0
         for repetition in range(repetitions):
             if on_step:
                 on_step(f"{test.name} {repetition + 1}/{repetitions}")
             before = meter.read().joules if meter else 0.0
             speeds.append(_measure(session, test, tokens[test.depth :]))
             joules += meter.read().joules - before if meter else 0.0
-            session.engine.kv.truncate(test.depth, end)
+            session.rewind(mark)
         reading = meter.read() if meter else None
         yield BenchRow(
             model=session.spec.label + (f" + LoRA {session.lora.size.rank}" if session.lora else ""),
@@ -139,12 +138,12 @@ def remember_bench(session: Session, test: BenchTest, row: BenchRow) -> None:
 
 
 def _fill(session: Session, context: IntArray) -> None:
-    """Fill the cache with exactly this context, reusing its rows."""
+    """Fill the cache with exactly this context, behind rows of a shorter one."""
     kv = session.engine.kv
-    kept = min(kv.length, context.size)
-    kv.truncate(kept if kept == kv.length or kept >= kv.earliest else 0)
+    if kv.length > context.size:
+        session.reset()
     if context.size > kv.length:
-        session.engine.forward(context[kv.length :])
+        session.forward(context[kv.length :], upcoming=1)
 
 
 def _measure(session: Session, test: BenchTest, tokens: IntArray) -> float:

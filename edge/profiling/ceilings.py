@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import date
 
 from edge.devices.probe import probe_profile
-from edge.devices.profile import DeviceProfile, Figure
+from edge.devices.profiles.profile import DeviceProfile, Figure
 from edge.errors import EdgeError
 from edge.profiling.profile import GPUCeiling
 

@@ -13,8 +13,8 @@ from edge.backends import find_backend
 from edge.backends.base import Backend
 from edge.devices.child import Say, run_child, serve
 from edge.devices.load import others_from_now
-from edge.devices.mappings import mapped_files
 from edge.devices.memory import memory_use
+from edge.devices.memory.mappings import mapped_files
 from edge.devices.power import find_meter
 from edge.errors import BudgetError
 from edge.model.model import Model

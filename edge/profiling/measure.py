@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.backends.base import Backend
-from edge.backends.kv_cache import end_of
 from edge.backends.operators import by_name
 from edge.devices.load import others_from_now
 from edge.model.model import Model
@@ -180,10 +179,10 @@ def measure_curve(
         runner.sampler.mark(f"context {context}")
         begun = time.perf_counter()
         logits, _ = runner.prompt(tokens[context - missing : context])
-        per_token, end = (time.perf_counter() - begun) / missing, end_of(session.engine.kv)
+        per_token, mark = (time.perf_counter() - begun) / missing, session.mark(hold=True)
         steps = runner.answer(logits, settings.answer, seconds / len(contexts) / 2)
         points.append(Point(context, Spread.of(steps), per_token))
-        session.engine.kv.truncate(context, end)
+        session.rewind(mark)
     return points, None
 
 
@@ -194,7 +193,7 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
     session.reset()
     sampler.mark("sustained")
     logits, _ = runner.prompt(runner.random_tokens(prompt))
-    end = end_of(session.engine.kv)
+    mark = session.mark(hold=True)
     first = logits.copy()  # each answer begins with it; the engine may write to its own
     windows: list[Window] = []
     began = time.perf_counter()
@@ -205,7 +204,7 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
         others = others_from_now()
         while not steps or time.perf_counter() - began < start + length:
             if session.engine.kv.length + _BURST > prompt + most:
-                session.engine.kv.truncate(prompt, end)
+                session.rewind(mark)
             steps += runner.answer(first, _BURST)
         lasted = time.perf_counter() - began - start
         joules = (runner.meter.read().joules - before) / len(steps)

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.devices.mappings import Mapped
 from edge.devices.memory import memory_use
+from edge.devices.memory.mappings import Mapped
 from edge.devices.power import sensors_root
 from edge.devices.thermal import held_back, read_celsius, read_hertz, zones
 from edge.plan.plan import Plan

@@ -73,7 +73,7 @@ def perplexity(
     tokens, or if the policy may not evict and the text is longer than the cache.
     """
     most = None if max_tokens is None else max_tokens + 1
-    tokens = text[:most] if isinstance(text, np.ndarray) else session.model.encode_prompt(text, raw=True, most=most)
+    tokens = text[:most] if isinstance(text, np.ndarray) else session.model.encode_text(text, most=most)
     done, total = 0, tokens.size - 1
 
     def advance(count: int) -> None:

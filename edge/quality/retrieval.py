@@ -80,7 +80,7 @@ def make_trials(model: Model, text: IntArray, count: int, length: int, seed: int
     for number in range(count):
         key = str(random.integers(10 ** (_DIGITS - 1), 10**_DIGITS))
         question, reply = split_reply(model.tokenizer, _QUESTION, key)
-        task = model.encode_prompt(_TASK, raw=True)
+        task = model.encode_text(_TASK)
         ahead, needle = (model.tokenizer.encode(part) for part in (_AHEAD, _NEEDLE.format(key=key)))
         room = length - sum(part.size for part in (task, ahead, needle, question, reply))
         if room < 1:

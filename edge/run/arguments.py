@@ -9,7 +9,6 @@ from reprlib import repr as brief
 import numpy as np
 
 from edge.errors import InputError
-from edge.model.prompt import Prompt
 from edge.run.meters import EnergyMeter
 from edge.sampling import SamplingParams
 from edge.types import IntArray
@@ -17,17 +16,10 @@ from edge.types import IntArray
 _PROMPT = "the prompt must be text, pieces of text or an array of token ids"
 
 
-def check_stream(
-    prompt: object, sampling: object, *, stop: object, system: object, **numbers: object
-) -> str | Iterable[str] | IntArray | Prompt:
-    """The prompt of `Session.stream`. Raises InputError for arguments of the wrong type."""
+def check_sampling(sampling: object) -> None:
+    """None, or SamplingParams. Raises InputError."""
     if not isinstance(sampling, SamplingParams | None):
         raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
-    check_texts("stop", stop)
-    check_text("system", system)
-    for name, value in numbers.items():
-        check_number(name, value)
-    return prompt if isinstance(prompt, Prompt) else check_prompt(prompt)
 
 
 def check_prompt(prompt: object) -> str | Iterable[str] | IntArray:

@@ -54,7 +54,7 @@ class RunLimits:
 class MemoryReading:
     """Bytes. needed: the planned peak of this process; spare: the part of it that can be returned. private: resident
     bytes that the system cannot reclaim (None: unknown). limit: of its cgroups. available: its resident set and the
-    system's free memory. stalled: see edge.devices.pressure."""
+    system's free memory. stalled: see edge.devices.memory.pressure."""
 
     needed: int
     spare: int

@@ -28,6 +28,7 @@ from edge.values import parse
 
 if TYPE_CHECKING:
     from edge.plan.plan import Plan
+    from edge.run.generation import Generation
     from edge.run.report import RunReport
 
 _MOST_BYTES = 1 << 18  # about 500 runs
@@ -105,11 +106,12 @@ def history_path() -> Path:
     return folder / "runs.jsonl"
 
 
-def remember_run(spec: ModelSpec, plan: Plan, report: RunReport) -> None:
-    """Keep what a report measured. Runs that paused to hold a limit, gave memory back or were ended within their prompt
-    (whose last pieces a budget makes short) say nothing of others."""
+def remember_run(spec: ModelSpec, run: Generation, plan: Plan, report: RunReport) -> None:
+    """An observer of sessions: keep the figures of a report. Runs whose caller was slow, that paused to hold a limit,
+    gave memory back or were ended within their prompt (whose last pieces a budget makes short) say nothing of others.
+    """
     tokens, timings, kv, energy = report.tokens, report.timings, report.kv, report.energy
-    if timings.paused_s or report.actions or tokens.cut:
+    if not run.is_typical or timings.paused_s or report.actions or tokens.cut:
         return
     fed, steps = tokens.ran, max(0, tokens.generated - 1)
     before = max(0, kv.rows - steps - fed)  # rows of earlier turns, of a cache that has evicted nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from edge.model.model import Model
 from edge.options import Options, takes_options
 from edge.prompt_cache.cache import PromptCache
 from edge.run.arguments import check_meter
+from edge.run.history import remember_run
 from edge.run.meters import EnergyMeter
 from edge.run.opening import open_model
 from edge.run.race import plan_run
@@ -48,12 +50,13 @@ def load(
     cache = options.prompt_cache
     if cache is not None and not isinstance(cache, PromptCache):
         options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
-    opened = model if isinstance(model, Model) else _open(model, options)
     meter = check_meter(meter or find_meter())
     with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
+        opened = model if isinstance(model, Model) else _open(model, options)
         backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=_still_to_come())
         session = Session(opened, backend, plan, options, on_load, meter)
     session.prepared = made
+    session.observers.append(partial(remember_run, session.spec))
     return session
 
 

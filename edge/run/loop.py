@@ -1,4 +1,4 @@
-"""The loop that produces tokens: prefill, then for each token of the answer sample, text, budgets, decode.
+"""The loop that produces tokens: prefill; then for each token of the answer sample, text, budgets, decode.
 
 A `TokenSequence` has the tokens and their rows, and alone changes them. A `Generation` is told what happens: it counts,
 its `Watch` holds the budgets, its `Thinking` and `StopStrings` turn tokens into text.
@@ -6,15 +6,48 @@ its `Watch` holds the budgets, its `Thinking` and `StopStrings` turn tokens into
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from edge.model.prompt import Prompt
 from edge.run.generation import Generation
 from edge.run.meters import Watch
 from edge.run.report import StopReason
 from edge.run.sequence import TokenSequence
+from edge.run.snapshots import Outline
+
+Progress = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
 
 _READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are asked: a few milliseconds of work
+
+
+def begin(sequence: TokenSequence, run: Generation) -> None:
+    """Make room for the prompt of a request. Raises InputError, and has run nothing, if it does not fit."""
+    request, kv = run.request, sequence.engine.kv
+    if not request.follow_up:
+        sequence.reset()
+    if not read_ahead(sequence, run.prompt, run.watch):
+        sequence.check_fits(run.prompt)
+    shared = sequence.prompt_cache is not None
+    outline = request.outline(run.model, run.prompt.thinks, shared=shared) if kv.has_tail else Outline()
+    run.prompt = sequence.begin(run.prompt, outline, follow_up=request.follow_up)
+
+
+def generate(sequence: TokenSequence, run: Generation, on_prefill: Progress | None) -> Iterator[str]:
+    """Run the prompt and yield the answer's pieces, until something ends it, which sets `run.stop_reason`."""
+    if not (run.request.follow_up or run.watch.ends_now()):
+        run.reused = sequence.reuse()
+    run.restored_at = time.perf_counter()
+    for done, known in prefill(sequence, run):
+        if on_prefill:
+            on_prefill(done, known)
+    for piece in decode(sequence, run) if sequence.prompt_done else ():
+        if piece:
+            if run.text is not None:
+                run.text.write(piece)
+            shown = time.perf_counter()
+            yield piece
+            run.held += time.perf_counter() - shown
 
 
 def read_ahead(sequence: TokenSequence, prompt: Prompt, watch: Watch) -> StopReason | None:
@@ -79,7 +112,7 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str]:
         yield stops.feed(thinking.feed(token))
         if stops.met:
             reason = "stop"
-        elif run.generated == run.max_tokens:
+        elif run.generated == run.request.max_tokens:
             reason = "length"
         else:
             reason = watch.ends_now() if sequence.ahead else watch.before_pass(sequence.ran)

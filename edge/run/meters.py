@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from edge.devices.memory import memory_use
+from edge.devices.memory.pressure import read_pressure
+from edge.devices.power import sensors_root
 from edge.devices.power.base import Reading
-from edge.devices.pressure import read_pressure
-from edge.devices.thermal import read_celsius
+from edge.devices.thermal import Zone, read_celsius, zones
+from edge.errors import UnsupportedError
 from edge.run.governor import THERMAL_S, MemoryReading, RunLimits, Sample, State, Stop, affordable, decide
 from edge.run.report import StopReason
 
@@ -28,6 +30,14 @@ class EnergyMeter(Protocol):
         ...
 
     def read(self) -> Reading: ...
+
+
+def find_zone(limit: float | None) -> Zone | None:
+    """The processor's thermometer. Raises UnsupportedError if there is none to hold a limit of temperature."""
+    found = next(iter(zones(sensors_root())), None)
+    if limit is not None and found is None:
+        raise UnsupportedError("--max-temp cannot be kept: this device shows no temperature in /sys/class/thermal")
+    return found
 
 
 class Spender(Protocol):

@@ -47,6 +47,11 @@ class Reclaimer:
         self._sequence.settle()
         self.give(round(level * self.spare), "trim")
 
+    def take_actions(self) -> tuple[Action, ...]:
+        """The steps since the last call."""
+        taken, self.actions = tuple(self.actions), []
+        return taken
+
     def give(self, nbytes: int, cause: str) -> None:
         """Return about `nbytes` to the system, or all that can be spared."""
         sequence, run = self._sequence, self.run

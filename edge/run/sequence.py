@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from edge.backends.base import Engine, ObservedEngine, PickingEngine
-from edge.backends.kv_cache import RewindError
+from edge.backends.kv_cache import KVState, RewindError, end_of
 from edge.errors import InputError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
@@ -41,6 +41,7 @@ class Mark:
     evicted: int = 0
     left: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that have not been run
     prompts_end: int | None = None
+    end: KVState | None = None  # its tail, if the mark was to hold it
 
 
 class TokenSequence:
@@ -244,20 +245,21 @@ class TokenSequence:
         self.evicted += before - rows_per_head(kv, self.policy.needs)
         self.snapshots.drop(0)
 
-    def mark(self) -> Mark:
-        """Where the conversation is, between two generations."""
+    def mark(self, *, hold: bool) -> Mark:
+        """As `Session.mark`."""
+        kv = self.engine.kv
         left = joined([*self._left()])
         self.prompt, self.pending = Prompt([left]), []
-        self.snapshots.take(self.engine.kv)
-        return Mark(self.engine.kv.length, self.evicted, left, self._prompts_end)
+        self.snapshots.take(kv)
+        return Mark(kv.length, self.evicted, left, self._prompts_end, end_of(kv) if hold else None)
 
     def rewind(self, mark: Mark) -> bool:
         """As `Session.rewind`."""
         kv = self.engine.kv
         if self.evicted != mark.evicted or kv.length < mark.rows or (mark.rows and self.policy.needs.queries):
             return False
-        rows, end = mark.rows, None
-        if 0 < rows < min(kv.earliest, kv.length):
+        rows, end = mark.rows, mark.end
+        if end is None and 0 < rows < min(kv.earliest, kv.length):
             rows, end = self.snapshots.latest(rows)
             if end is None or (rows < mark.rows and self.evicted):  # then nothing tells which tokens are between
                 return False

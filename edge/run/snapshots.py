@@ -61,12 +61,6 @@ class Outline:
     opening: int | None = None  # tokens at its end, before which an answer without its thoughts follows; None: it stays
 
 
-def outline(model: Model, system: str | None, think: Think, *, first: bool) -> Outline:
-    """Of a prompt through the chat template. first: it begins a conversation, and its system prompt matters."""
-    opening = changed_opening(model, think)
-    return Outline(model.system_rows(system, think) if first else 0, opening and opening[0])
-
-
 def changed_opening(model: Model, think: Think) -> tuple[int, IntArray] | None:
     """How many tokens at a prompt's end the template leaves out once the answer has no thoughts, and those that it
     writes instead. None for templates that keep thoughts, and models without any."""

@@ -16,7 +16,8 @@ import edge.backends.llamacpp.tokenizer
 from edge.backends import find_backend
 from edge.backends.llamacpp.library import is_installed
 from edge.backends.llamacpp.tokenizer import LlamaCppTokenizer
-from edge.errors import EdgeError, MissingExtraError, ModelFormatError, UnsupportedError
+from edge.devices.memory import memory_use
+from edge.errors import BudgetError, EdgeError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.inspection import inspect_model
 from edge.model.tokenizer import Tokenizer
@@ -206,3 +207,17 @@ def test_inspect_says_whose_tokenizer_it_is(tmp_path: Path) -> None:
     engines = {use.engine: use for use in found.engines}
     assert engines["llamacpp"].reason is None
     assert "use --backend llamacpp" in str(engines["cpu"].reason)
+
+
+def test_the_trial_of_a_tokenizer_counts_toward_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    path = unknown().write(tmp_path / "m.gguf")
+    with pytest.raises(BudgetError, match="a first run reads the tokenizer in a process of its own") as caught:
+        load(path, backend="llamacpp", memory=memory_use().rss + (20 << 20), max_kv_size=64)
+    assert caught.value.smallest is not None
+    own = memory_use().peak
+    with load(path, backend="llamacpp", memory="8GiB", max_kv_size=64) as session:
+        session.generate("a", raw=True, max_tokens=1)
+        assert session.report is not None
+        assert session.report.memory.peak_rss > own + (30 << 20)  # an interpreter with llama.cpp
+        assert session.report.timings.prepared_s > 0

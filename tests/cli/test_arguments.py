@@ -23,7 +23,7 @@ from edge.backends.base import Engine
 from edge.converters.huggingface.reader import convert_folder
 from edge.converters.plain import rounded
 from edge.devices.child import _error as from_child
-from edge.devices.profile_file import read_profile
+from edge.devices.profiles.file import read_profile
 from edge.devices.records import read_records, write_record
 from edge.errors import EdgeError, EngineError, InputError, ModelFormatError, speaking
 from edge.model.model import open_model

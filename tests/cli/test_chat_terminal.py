@@ -19,7 +19,7 @@ import psutil
 import pytest
 from conftest import GOLDEN
 
-from edge.cli.show import Progress
+from edge.cli.terminal.show import Progress
 
 pty = pytest.importorskip("pty")
 readline = pytest.importorskip("readline")
@@ -161,7 +161,7 @@ def wait_for_an_answer(screen: Screen) -> None:
 def test_a_paste_is_one_turn_where_readline_knows_none(tmp_path: Path) -> None:
     """libedit, as on macOS: lines that are there at once belong together. Ctrl-D leaves, the modes are as they were."""
     saved = tmp_path / "talk.json"
-    code = "from edge.cli import chat_lines as c; " \
+    code = "from edge.cli.chat import lines as c; " \
         "enter = c.Terminal.__init__; " \
         "c.Terminal.__init__ = lambda self: (enter(self), setattr(self, '_brackets', False))[0]"  # fmt: skip
     with chatting("-n", "4", code=code, term="dumb") as screen:

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from small_models import Small, write_small
+from small_models import Small, Special, write_small
 
 MODEL = "smollm2-135m"
 TINY = str(Path(__file__).parents[1] / "golden" / "llama-gqa-tied.gguf")
@@ -407,6 +407,14 @@ def test_a_model_without_a_chat_template_is_said_to_continue_texts(tmp_path: Pat
     assert said in edge(*flags).stderr
     assert said not in edge(*flags, "--raw").stderr
     assert "no chat template: a base model" in edge("inspect", model).stdout
+
+
+@pytest.mark.parametrize("name", ["</s>", "<eos>"])
+def test_a_prompt_of_a_control_token_is_text_without_a_template(tmp_path: Path, name: str) -> None:
+    model = str(write_small(tmp_path / "base.gguf", Small(), special=Special(control=(name,))))
+    flags = ("run", model, "-p", name, "-n", "1", "--backend", "reference", "--json")
+    plain, raw = (edge_json(*flags, *more)["tokens"]["prompt"] for more in ((), ("--raw",)))
+    assert (plain, raw) == (len(name), 1)  # a token a byte, or the control token
 
 
 def test_large_numbers_have_separators() -> None:

@@ -16,7 +16,7 @@ import typer.main
 from small_models import Small, write_small
 
 from edge.cli.commands import app
-from edge.cli.help import environment_page, fitting, options_of
+from edge.cli.terminal.help import environment_page, fitting, options_of
 
 ROOT = Path(__file__).parents[2]
 COMMAND: Any = typer.main.get_command(app)

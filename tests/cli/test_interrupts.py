@@ -17,8 +17,8 @@ from conftest import load_engine, open_golden
 
 from edge.backends.interrupts import interrupts_wait
 from edge.backends.llamacpp.library import is_installed, library
-from edge.cli import signals
-from edge.cli.signals import Terminated
+from edge.cli.terminal import signals
+from edge.cli.terminal.signals import Terminated
 
 needs_llamacpp = pytest.mark.skipif(not is_installed(), reason="needs the extra llamacpp")
 BOTH = pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])

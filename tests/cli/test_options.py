@@ -14,7 +14,7 @@ import typer.main
 import edge
 from edge.cli import options as o
 from edge.cli.commands import app
-from edge.cli.help import options_of
+from edge.cli.terminal.help import options_of
 from edge.errors import InputError
 from edge.flags import GROUPS, flags_of, option
 from edge.options import Options

@@ -74,7 +74,9 @@ def test_a_reader_that_leaves_is_told_by_the_exit_code_alone() -> None:
 
 
 def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything() -> None:
-    code = "import os, sys; os.set_blocking(1, False); from edge.cli.streams import open_streams; open_streams()"
+    code = (
+        "import os, sys; os.set_blocking(1, False); from edge.cli.terminal.streams import open_streams; open_streams()"
+    )
     command = [sys.executable, "-c", f"{code}; print('x' * (1 << 20))"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.cli.wrap import WordWrap
+from edge.cli.terminal.wrap import WordWrap
 
 
 def wrapped(pieces: list[str], columns: int | None) -> str:

@@ -21,7 +21,8 @@ NAMES = (
     "smollm3",
 )  # fmt: skip
 PACKED = ("awq", "gptq")
-DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32}
+ONE_WAY = ("gemma4_text", "gpt_oss", "lfm2", "lfm2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")  # not written
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32, "U8": np.uint8}
 
 Tensors = dict[str, tuple[str, AnyArray]]
 """By name: the type that the format says, and the values."""

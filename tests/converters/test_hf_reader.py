@@ -16,6 +16,7 @@ from conftest import load_engine, run_child
 from hf_folders import (
     FOLDERS,
     NAMES,
+    ONE_WAY,
     PACKED,
     Tensors,
     complaint,
@@ -61,7 +62,7 @@ def tensor(file: GGUFFile, name: str) -> FloatArray:
 # What comes out
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PACKED])
+@pytest.mark.parametrize("name", [*NAMES, *PACKED, *ONE_WAY])
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path, engines: Engines) -> None:
     convert_folder(FOLDERS / name, tmp_path / "model.gguf")
     ours = logits(tmp_path / "model.gguf", "reference", engines, name)
@@ -76,7 +77,7 @@ def test_as_onnx_too(name: str, tmp_path: Path, engines: Engines) -> None:
     np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=EXACT)
 
 
-@pytest.mark.parametrize("name", [name for name in (*NAMES, *PACKED) if name != "mistral"])
+@pytest.mark.parametrize("name", [name for name in (*NAMES, *PACKED, *ONE_WAY) if name != "mistral"])
 def test_llama_cpp_answers_the_same(name: str, tmp_path: Path, engines: Engines) -> None:
     """In float32: else it rounds what it multiplies. It knows no windows for Mistral."""
     convert_folder(FOLDERS / name, tmp_path / "model.gguf", type="F32")
@@ -116,6 +117,79 @@ def test_granite_without_rope(tmp_path: Path, engines: Engines) -> None:
         write_folder(model.file, model.spec, tmp_path / "again")
 
 
+def same_file(folder: Path, other: Path, tmp_path: Path) -> None:
+    """Two folders of the same name become the same tensors and fields."""
+    for number, each in enumerate((folder, other)):
+        convert_folder(each, tmp_path / f"{number}.gguf")
+    one, two = (read_gguf(tmp_path / f"{number}.gguf") for number in range(2))
+    assert list(one.tensors) == list(two.tensors)
+    for name, info in one.tensors.items():
+        np.testing.assert_array_equal(one.tensor_bytes(info), two.tensor_bytes(two.tensors[name]), err_msg=name)
+    assert {key: value for key, value in one.metadata.items() if isinstance(value, int | float)} == {
+        key: value for key, value in two.metadata.items() if isinstance(value, int | float)
+    }
+
+
+def test_experts_in_stacks_are_those_of_their_own_tensors(tmp_path: Path) -> None:
+    """And a model with a tower for images, and layers that predict several tokens, is its text model."""
+    folder = copy_folder("qwen3_5_moe_text", tmp_path / "other" / "qwen3_5_moe_text")
+
+    def stack(tensors: Tensors) -> None:
+        found = {f"model.language_model.{name.removeprefix('model.')}": each for name, each in tensors.items()}
+        for layer in range(2):
+            experts = f"model.language_model.layers.{layer}.mlp.experts."
+            parts = {part: [found.pop(f"{experts}{number}.{part}.weight")[1] for number in range(4)]
+                     for part in ("gate_proj", "up_proj", "down_proj")}  # fmt: skip
+            both = [np.concatenate(each) for each in zip(parts["gate_proj"], parts["up_proj"], strict=True)]
+            found[f"{experts}gate_up_proj"] = ("BF16", np.stack(both))
+            found[f"{experts}down_proj"] = ("BF16", np.stack(parts["down_proj"]))
+        found["model.visual.blocks.0.weight"] = found["mtp.norm.weight"] = ("BF16", np.zeros(3, np.uint16))
+        tensors.clear()
+        tensors.update(found)
+
+    edit_tensors(folder, stack)
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": text}))
+    same_file(FOLDERS / "qwen3_5_moe_text", folder, tmp_path)
+
+
+def test_gpt_oss_in_floats(tmp_path: Path) -> None:
+    """Experts as training writes them: transposed floats instead of MXFP4, which has the same values."""
+    folder = copy_folder("gpt_oss", tmp_path / "other" / "gpt_oss")
+    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+    def in_floats(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith("_blocks")]:
+            (_, blocks), (_, scales) = tensors.pop(name), tensors.pop(name.replace("blocks", "scales"))
+            codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
+            values = levels[codes] * np.exp2(scales.astype(np.float32) - 127)[..., None]
+            rows = values.reshape(*scales.shape[:2], -1).swapaxes(1, 2)
+            tensors[name.removesuffix("_blocks")] = ("F32", np.ascontiguousarray(rows))
+
+    edit_tensors(folder, in_floats)
+    settings_of(quantization_config=None)(folder)
+    for each, target in ((FOLDERS / "gpt_oss", "one"), (folder, "two")):
+        convert_folder(each, tmp_path / target, type="F32")
+    one, two = (read_gguf(tmp_path / target) for target in ("one", "two"))
+    for name, info in one.tensors.items():
+        np.testing.assert_array_equal(one.tensor_bytes(info), two.tensor_bytes(two.tensors[name]), err_msg=name)
+    convert_folder(FOLDERS / "gpt_oss", tmp_path / "kept")
+    assert read_gguf(tmp_path / "kept").tensors["blk.0.ffn_up_exps.weight"].type == "MXFP4"
+
+
+def test_gemma_4_as_it_was_published(tmp_path: Path) -> None:
+    """Sizes of heads by kind of layer, and keys and values that no layer reads."""
+    folder = copy_folder("gemma4_text", tmp_path / "other" / "gemma4_text")
+    settings_of(per_layer_config=None, global_head_dim=32)(folder)
+
+    def add(tensors: Tensors) -> None:
+        for part in ("k_proj.weight", "v_proj.weight", "k_norm.weight"):
+            tensors[f"model.layers.2.self_attn.{part}"] = tensors[f"model.layers.0.self_attn.{part}"]
+
+    edit_tensors(folder, add)
+    same_file(FOLDERS / "gemma4_text", folder, tmp_path)
+
+
 def test_qwen3_with_biases_runs_on_all_engines_but_llama_cpp(tmp_path: Path, engines: Engines) -> None:
     def add(tensors: Tensors) -> None:
         for name, (_, weight) in list(tensors.items()):
@@ -129,7 +203,7 @@ def test_qwen3_with_biases_runs_on_all_engines_but_llama_cpp(tmp_path: Path, eng
     ours, theirs = (logits(path, name, engines, "qwen3") for name in ("reference", "onnx"))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
     assert np.abs(ours - answers("qwen3")["logits"]).max() > 0.1
-    with pytest.raises(UnsupportedError, match=r"llama.cpp knows no bias of attn_output in Qwen3: use --backend cpu"):
+    with pytest.raises(UnsupportedError, match=r"llama.cpp knows no bias of attn_output in Qwen3: use --backend=cpu"):
         load_engine(open_model(path), "llamacpp", "f32")
 
 
@@ -561,6 +635,24 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("granitemoehybrid", settings_of(layer_types=None), UnsupportedError, "attention in every layer"),
     ("granitemoehybrid", settings_of(shared_intermediate_size=17), ModelFormatError, "has shape"),
     ("granitemoehybrid", with_tensor(FUSED, "F32", zeros(33)), ModelFormatError, "gate.weight is missing"),
+    ("qwen3_moe", settings_of(norm_topk_prob=False), UnsupportedError, "norm_topk_prob is not true"),
+    ("qwen3_moe", settings_of(num_local_experts=3), ModelFormatError, "gate.weight has shape"),
+    ("qwen3_moe", settings_of(mlp_only_layers=[0]), UnsupportedError, "mlp_only_layers"),
+    ("qwen3_moe", without_tensor("model.layers.1.mlp.experts.2.up_proj.weight"), ModelFormatError, "2.up_.* missing"),
+    ("qwen3_5_text", settings_of(linear_num_value_heads=3), ModelFormatError, "3 value heads|3 heads"),
+    ("qwen3_5_text", settings_of(layer_types=["linear_attention"]), ModelFormatError, "layer_types must name"),
+    ("qwen3_5_text", settings_of(linear_conv_kernel_dim=3), ModelFormatError, "conv1d.weight has shape"),
+    ("qwen3_5_text", without_tensor("model.layers.0.linear_attn.A_log"), ModelFormatError, "A_log is missing"),
+    ("lfm2", settings_of(conv_bias=True), UnsupportedError, "conv_bias is True"),
+    ("lfm2", settings_of(block_auto_adjust_ff_dim=False, intermediate_size=31), ModelFormatError, "has shape"),
+    ("lfm2_moe", settings_of(use_expert_bias=False), UnsupportedError, "use_expert_bias"),
+    ("lfm2_moe", settings_of(num_dense_layers="a"), ModelFormatError, "num_dense_layers is 'a'"),
+    ("gpt_oss", settings_of(swiglu_limit=5.0), UnsupportedError, "swiglu_limit is 5.0"),
+    ("gpt_oss", settings_of(layer_types=["full_attention"] * 2), UnsupportedError, "each second layer"),
+    ("gpt_oss", without_tensor("model.layers.0.mlp.experts.down_proj_scales"), ModelFormatError, "down_proj"),
+    ("gemma4_text", settings_of(enable_moe_block=True), UnsupportedError, "enable_moe_block"),
+    ("gemma4_text", settings_of(num_kv_shared_layers=4), ModelFormatError, "num_kv_shared_layers is 4"),
+    ("gemma4_text", settings_of(per_layer_config={"1": {"window": 3}}), UnsupportedError, "has window"),
     ("ministral3", rope(rope_type="linear"), UnsupportedError, "rope_type 'linear'"),
     ("ministral3", rope(**YARN | {"mscale": 2.0}), UnsupportedError, "mscale is 2.0"),
     ("ministral3", rope(**YARN | {"mscale_all_dim": "a"}), ModelFormatError, "mscale_all_dim is 'a'"),
@@ -636,7 +728,11 @@ def test_targets_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "out/old.gguf").read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "gemma3", "gpt2", "qwen3_5_text",
+     *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("gemma4_text", "lfm2_moe", "gpt_oss"))],
+)  # fmt: skip
 def test_settings_of_any_kind_are_read_or_refused(name: str, tmp_path: Path) -> None:
     """Every value of config.json in turn becomes something else."""
     folder = copy_folder(name, tmp_path / name)

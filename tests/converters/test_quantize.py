@@ -32,7 +32,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 FAMILIES: tuple[str, ...] = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
 SCALED = ("granite", "mistral3", "smollm3")
-HYBRIDS = ("lfm2", "qwen35")
+HYBRIDS = ("lfm2", "qwen35", "granitehybrid", "falcon-h1")
 FIELDS: dict[str, dict[str, Any]] = {
     "granite": {"attention__scale": 0.1, "embedding_scale": 1.7, "residual_scale": 0.4, "logit_scale": 0.6},
     "mistral3": {"attention__temperature_scale": 0.3, "rope__scaling__original_context_length": 24},

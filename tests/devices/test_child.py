@@ -151,3 +151,12 @@ def test_a_child_that_does_not_fit_is_not_started(ask: Ask, tmp_path: Path) -> N
     with room_for_children(caught.value.smallest + (16 << 20)):
         ask(body, takes=150 << 20, purpose="tries it")
     assert started.exists()
+
+
+def test_a_child_that_takes_more_than_was_planned_is_told_of(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    ask("pass", takes=1 << 40, purpose="compiles")
+    assert not caplog.records
+    ask("held = b'1' * (50 << 20)", takes=50 << 20, purpose="compiles")
+    (said,) = caplog.messages
+    assert said.startswith("a process that compiles took ")
+    assert said.endswith(" MiB, planned were 50 MiB")

@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from test_power import Cards, rapl_tree
 
 from edge.backends.reference import ReferenceEngine
 from edge.backends.tvm.packing import weights
-from edge.budget import parse_joules
+from edge.budget import parse_joules, parse_seconds
 from edge.devices.power import app_meter, find_meter, nvml
 from edge.devices.power.base import Reading
 from edge.devices.power.guarded import Guarded
@@ -73,6 +74,33 @@ def test_the_budget_that_is_advised_suffices(tmp_path: Path, seed: int, share: f
     advised = re.search(r"state ([\d.]+ m?J) or more \(estimated\)$", str(caught.value))
     assert advised
     assert answer(parse_joules(advised[1].replace(" ", "")), "next") is not None
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.97])
+def test_the_time_that_is_advised_suffices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, share: float
+) -> None:
+    """The same on a clock that moves when tokens run: the start takes 2 s, the prompt about 6."""
+    golden, start, now = open_golden("llama-one-layer"), 2.0, [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert meters.Watch.__init__.__kwdefaults__ is not None
+    monkeypatch.setitem(meters.Watch.__init__.__kwdefaults__, "clock", time.perf_counter)
+
+    def answer(seconds: float, name: str) -> str | None:
+        driven, chance = Driven(tmp_path / name, 0.02, seed), random.Random(f"{seed} {name}")
+        monkeypatch.setattr(driven, "add_bytes", lambda _: now.__setitem__(0, now[0] + 0.1 * chance.uniform(0.4, 1.6)))
+        with load(golden.model, max_kv_size=80, prefill_step_size=1, time=seconds, meter=driven) as session:
+            tokens = np.resize(golden.tokens, 60)
+            session.generate(tokens, max_tokens=1, ignore_eos=True, raw=True, time_spent=start)
+            assert session.report is not None
+            return session.report.text
+
+    with pytest.raises(BudgetError, match="of it by the start: state") as caught:
+        answer(start + 6 * share, "first")
+    advised = re.search(r"state ([\d.]+ ?m?s) or more \(estimated\)$", str(caught.value))
+    assert advised, caught.value
+    assert answer(parse_seconds(advised[1].replace(" ", "")), "next") is not None
 
 
 def test_what_is_made_once_takes_nothing_from_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

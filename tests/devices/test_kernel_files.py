@@ -19,11 +19,11 @@ from edge.devices.graphics import resident_memory, seen_gpus
 from edge.devices.host import probe_host, processor
 from edge.devices.kernel import read_text, read_whole
 from edge.devices.load import read_load
-from edge.devices.mappings import mapped_files
 from edge.devices.memory import cgroup_folders, free_memory, memory_limit, memory_use
-from edge.devices.npus import board, chips, seen_npus
+from edge.devices.memory.mappings import mapped_files
+from edge.devices.memory.pressure import read_pressure
 from edge.devices.power import find_meter, sensors
-from edge.devices.pressure import read_pressure
+from edge.devices.profiles.npus import board, chips, seen_npus
 from edge.devices.thermal import held_back, read_hertz, zones
 
 READERS: list[Callable[[Path], Any]] = [

@@ -11,9 +11,9 @@ from conftest import GOLDEN
 from typer.testing import CliRunner
 
 from edge.cli.commands import app
-from edge.devices.npus import board, seen_npus
-from edge.devices.profile_file import read_profile, to_toml
 from edge.devices.profiles import describe_host, find_profile, host_npus
+from edge.devices.profiles.file import read_profile, to_toml
+from edge.devices.profiles.npus import board, seen_npus
 from edge.inspection import inspect_model
 
 run = CliRunner()

@@ -19,8 +19,8 @@ from edge.devices.power.base import Reading, Unavailable
 from edge.devices.power.estimate import Estimate
 from edge.devices.power.guarded import Guarded
 from edge.devices.power.integrate import Integrated
-from edge.devices.profile import Power
 from edge.devices.profiles import find_profile, host_power, profile_names
+from edge.devices.profiles.profile import Power
 from edge.devices.thermal import held_back, read_celsius, zones
 from edge.errors import InputError
 

@@ -15,7 +15,7 @@ from small_models import Small, write_small
 from test_devices import write
 
 import edge
-from edge.devices.pressure import Pressure, read_pressure
+from edge.devices.memory.pressure import Pressure, read_pressure
 from edge.errors import BudgetError, InputError
 from edge.prompt_cache.cache import PromptCache
 from edge.run.governor import MemoryReading, RunLimits, Sample, State, decide

@@ -27,9 +27,9 @@ from edge.devices.integer_products import missing
 from edge.devices.output import check_file, check_writable, write_whole
 from edge.devices.power.estimate import Estimate
 from edge.devices.probe import best_rate, probe_profile
-from edge.devices.profile import BUS_SHARE, FIGURE_KINDS, FIGURES, Cluster, DeviceProfile, Figure, Npu
-from edge.devices.profile_file import read_profile, to_toml, write_profile
 from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
+from edge.devices.profiles.file import read_profile, to_toml, write_profile
+from edge.devices.profiles.profile import BUS_SHARE, FIGURE_KINDS, FIGURES, Cluster, DeviceProfile, Figure, Npu
 from edge.errors import InputError
 
 SHIPPED = [name for name in profile_names() if name != HOST]

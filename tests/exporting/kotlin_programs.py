@@ -16,6 +16,7 @@ from conftest import CACHE
 from runtime_library import build
 
 import edge
+from edge.exporting.bindings import EXPORTED, generated
 from edge.storage.lock import file_lock
 
 KOTLIN = Path(edge.__file__).parent / "exporting" / "kotlin"
@@ -41,8 +42,9 @@ def compile_kotlin(*sources: Path, warnings: Sequence[str] = ("-Werror",)) -> Pa
         pytest.skip("no npm package kotlin-compiler in build/kotlin")
     files = [file for each in sources for file in (sorted(each.rglob("*.[kj]*")) if each.is_dir() else [each])]
     digest = hashlib.sha256(repr(warnings).encode() + (COMPILER / "package.json").read_bytes())
-    for file in files:
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    texts = [_text(file) for file in files]
+    for file, text in zip(files, texts, strict=True):
+        digest.update(file.name.encode() + b"\0" + text.encode())
     jar = CACHE / "kotlin" / f"{digest.hexdigest()[:24]}.jar"
     jar.parent.mkdir(parents=True, exist_ok=True)
     with file_lock(jar.with_suffix(".lock")):  # other workers of pytest want it, too
@@ -52,10 +54,22 @@ def compile_kotlin(*sources: Path, warnings: Sequence[str] = ("-Werror",)) -> Pa
         command = [*JAVA, "-cp", str(COMPILER / "lib" / "kotlin-compiler.jar")]
         command += ["org.jetbrains.kotlin.cli.jvm.K2JVMCompiler", "-kotlin-home", str(COMPILER), "-no-reflect"]
         command += ["-jvm-target", "1.8", "-cp", classpath(*LIBRARIES), *warnings, "-d", str(made)]
-        done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True)
+        with TemporaryDirectory() as folder:
+            for number, (file, text) in enumerate(zip(files, texts, strict=True)):
+                place = Path(folder, f"{number}", file.name)
+                place.parent.mkdir()
+                place.write_text(text, encoding="utf-8")
+                command.append(str(place))
+            done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         made.rename(jar)
     return jar
+
+
+def _text(file: Path) -> str:
+    """A file as bundles have it."""
+    name = file.relative_to(KOTLIN.parent).as_posix() if file.is_relative_to(KOTLIN.parent) else ""
+    return generated(name) if name in EXPORTED else file.read_text(encoding="utf-8")
 
 
 def classpath(*jars: Path) -> str:

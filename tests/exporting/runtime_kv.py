@@ -38,8 +38,9 @@ SOURCES = ("rows.c", "kv.c", "kv_keys.c", "kv_state.c", "policy.c", "model.c", "
 
 @dataclass(frozen=True)
 class Case:
-    """windows, kinds: of each layer. states: values of each layer's fixed state; such layers keep no rows. long_from:
-    where LongRoPE's long factors begin. keep: pinned rows. ties: many rows get equal attention."""
+    """windows, kinds: of each layer. ring: KV heads and values of a head of layers with rings, if these have others.
+    states: values of each layer's fixed state; such layers keep no rows. long_from: where LongRoPE's long factors
+    begin. keep: pinned rows. ties: many rows get equal attention."""
 
     policy: str = "streaming"
     dtype: str = "f16"
@@ -48,6 +49,7 @@ class Case:
     states: tuple[int, ...] = ()
     kv_heads: int = 2
     head: int = 32
+    ring: tuple[int, int] | None = None
     pairs: int = 16
     capacity: int = 60
     chunk: int = 16
@@ -62,6 +64,21 @@ class Case:
         return make_policy(self.policy, self.keep, keep=self.keep)
 
     @property
+    def sizes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """KV heads and values of a head, of layers without and with rings."""
+        whole = self.kv_heads, self.head
+        return whole, self.ring or whole
+
+    @property
+    def most_heads(self) -> int:
+        return max(heads for heads, _ in self.sizes)
+
+    @property
+    def longest(self) -> int:
+        """Values of the largest head."""
+        return max(values for _, values in self.sizes)
+
+    @property
     def layer_kinds(self) -> LayerKinds:
         return LayerKinds.of(self.windows, np.flatnonzero(self.states).tolist())
 
@@ -70,7 +87,7 @@ class Case:
         for kind in range(max(self.kinds) + 1):
             radians = (10000.0 * (1 + kind)) ** (-np.arange(self.pairs) / self.pairs) / (1 + 2 * long)
             angles.append(Angles(radians, 1.0 + 0.1 * long))
-        return Rotation(tuple(angles), self.kinds, self.head // 2, halves=False)
+        return Rotation(tuple(angles), self.kinds, self.longest // 2, halves=False)
 
 
 class TwoRopes(CacheRope):
@@ -84,23 +101,33 @@ class TwoRopes(CacheRope):
 
 def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[HostRows]]:
     layers = len(case.windows)
-    core = Attention(case.kv_heads, case.kv_heads, case.head, 1.0, window=int(any(case.windows)))
-    shape = Shape(layers, 64, 64, "rms", 1e-5, 1.0, 0.0, 1.0, False, (Block("attn_norm", core),), ((0,),))
+    windowed = (False, True) if case.ring else (any(case.windows),)
+    cores = [
+        Attention(heads, heads, values, 1.0, window=int(window))
+        for (heads, values), window in zip(case.sizes, windowed, strict=False)
+    ]
+    blocks = tuple(Block("attn_norm", core) for core in cores)
+    shape = Shape(layers, 64, 64, "rms", 1e-5, 1.0, 0.0, 1.0, False, blocks, ((0,),))
     rule = case.rule
     config = EngineConfig(
         case.capacity, case.chunk, case.dtype, 1, observes=bool(rule.needs.queries), per_head=rule.needs.looks,
         pinned=pinned_rows(rule) if rule.close_gaps else 0,
     )  # fmt: skip
     kinds, state = case.layer_kinds, FixedState(case.states) if case.states else None
-    regions, rings = make_regions(kinds, case.kv_heads, config, case.context)
+    regions, rings = make_regions(kinds, case.kv_heads, config, case.context, case.ring[0] if case.ring else 0)
 
-    def move_rows(_: object, pairs: IntArray) -> None:
-        for name in rows.arrays:
-            rows.scatter(name, pairs[:, 1], rows.gather(name, pairs[:, 0]))
+    def make_rows(count: int, head: int) -> HostRows:
+        def move_rows(_: object, pairs: IntArray) -> None:
+            for name in rows.arrays:
+                rows.scatter(name, pairs[:, 1], rows.gather(name, pairs[:, 0]))
 
-    rows = HostRows(rings.size + regions.size, shape.padded_head, case.dtype, normals, move_rows)
-    arena = Arena(shape, rows, observes=config.observes)
-    return make_kv(arena, kinds, regions, rings, TwoRopes(case), "key", config, state)
+        rows = HostRows(count, head, case.dtype, normals[:, :head], move_rows)
+        return rows
+
+    here = regions.size + (0 if case.ring else rings.size)
+    arena = Arena(shape, make_rows(here, case.head), observes=config.observes)
+    apart = Arena(shape, make_rows(rings.size, case.ring[1]), observes=False, beside=arena) if case.ring else None
+    return make_kv(arena, kinds, regions, rings, TwoRopes(case), "key", config, state, apart)
 
 
 def make_sequence(case: Case, kv: object) -> TokenSequence:
@@ -112,10 +139,14 @@ def make_sequence(case: Case, kv: object) -> TokenSequence:
     return TokenSequence(cast(Any, engine), cast(Any, plan), None, None, cast(Any, None))
 
 
+ROWS = ("keys", "values", "key_scales", "value_scales")
+RINGS = (*ROWS, "positions")
+
+
 class Pointers(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_void_p)
-        for name in ("keys", "values", "key_scales", "value_scales", "lengths", "positions", "paid", "starts", "states")
+        for name in (*ROWS, "lengths", "positions", "paid", "starts", *(f"ring_{each}" for each in RINGS), "states")
     ]
 
 
@@ -168,7 +199,9 @@ class InC:
         case, self.c, pinned = self.case, library(), pinned_rows(self.case.rule)
         config, kinds, rule = np.zeros(1, CONFIG), case.layer_kinds, case.rule
         for name, value in {
-            "layers": len(case.windows), "kv_heads": case.kv_heads, "head": case.head, "context": case.context,
+            "layers": len(case.windows), "kv_heads": case.most_heads, "head": case.longest, "context": case.context,
+            **dict(zip(("whole_kv_heads", "whole_head"), case.sizes[0], strict=True)),
+            **dict(zip(("ring_kv_heads", "ring_head"), case.sizes[1], strict=True)),
             "capacity": case.capacity, "chunk": case.chunk, "evict_step": case.evict_step,
             "sinks": min(SINKS, pinned), "pinned": pinned, "policy": POLICIES.index(rule.name),
             "kv_dtype": KV_DTYPES.index(case.dtype),
@@ -199,10 +232,10 @@ class InC:
         at = getattr(self.c.kv_arguments(self.kv), name)
         return np.frombuffer((ctypes.c_uint8 * like.nbytes).from_address(at), like.dtype)
 
-    def rows_like(self, twin: HostRows) -> HostRows:
-        """The same memory with the twin's functions."""
+    def rows_like(self, twin: HostRows, prefix: str = "") -> HostRows:
+        """The same memory with the twin's functions. prefix: ring_ for an arena of rings."""
         same = copy(twin)
-        same.arrays = {name: self.array(name, array) for name, array in twin.arrays.items()}
+        same.arrays = {name: self.array(prefix + name, array) for name, array in twin.arrays.items()}
         return same
 
     def keep(self, rows: IntArray) -> None:
@@ -243,17 +276,18 @@ def _angles(case: Case) -> bytes:
     parts = []
     for long in (False, True):
         for angles in case.rotation(long).angles:
-            head, radians = np.zeros(1, ANGLES), np.zeros(case.head // 2)
+            head, radians = np.zeros(1, ANGLES), np.zeros(case.longest // 2)
             head["pairs"], head["magnitude"] = angles.radians.size, angles.magnitude
             radians[: angles.radians.size] = angles.radians
             parts += [head.tobytes(), radians.tobytes()]
     return b"".join(parts)
 
 
-def new_rows(twin: HeadKV[NativeStore[HostRows]], count: int, rng: np.random.Generator) -> AnyArray:
-    """Random keys and values behind the last rows, as a pass writes them. Returns the rows of the arena."""
-    rows, found = twin.store.rows, []
+def new_rows(twin: HeadKV[NativeStore[HostRows]], count: int, rng: np.random.Generator) -> list[AnyArray]:
+    """Random keys and values behind the last rows, as a pass writes them. Returns the rows of each store's arena."""
+    places = []
     for store in twin.stores:
+        rows, found = store.rows, []
         for index, head in enumerate(store.heads):
             at = store.regions.starts[index] + store.lengths[index] + np.arange(count)
             sizes = 10.0 ** rng.integers(-6, 6, (count, 1))  # some are too large for float16
@@ -265,4 +299,5 @@ def new_rows(twin: HeadKV[NativeStore[HostRows]], count: int, rng: np.random.Gen
             rows.scatter("values", at, values.astype(FORMATS[rows.dtype].memory))
             rows.scatter("value_scales", at, rng.random((count, rows.width("value_scales"))))
             found.append(at)
-    return np.concatenate(found)
+        places.append(np.concatenate(found))
+    return places

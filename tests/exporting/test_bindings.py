@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 from runtime_library import RUNTIME
 
-from edge.exporting.bindings import FILES, generated
+from edge.exporting.bindings import EXPORTED, FILES, generated
 from edge.exporting.enums import Finish, Role, Status, Trim
 from edge.exporting.structs import OPTIONS, STRUCTS, layout
 from edge.flags import flags_of
@@ -29,8 +29,9 @@ STRUCTS_OF_C = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_have_what_the_schema_generates(name: str) -> None:
-    text = (RUNTIME.parent / name).read_text(encoding="utf-8")
-    assert text == generated(name)  # else: python -m edge.exporting.bindings
+    assert (RUNTIME.parent / name).read_text(encoding="utf-8") == generated(
+        name
+    )  # else: python -m edge.exporting.bindings
 
 
 def test_every_member_is_in_edge_h() -> None:
@@ -48,7 +49,7 @@ def test_every_language_has_each_option(field: str) -> None:
     (option,) = (each for each in OPTIONS if each.name == field)
     first, *others = field.split("_")
     name = first + "".join(map(str.capitalize, others))
-    texts = {path: (RUNTIME.parent / path).read_text(encoding="utf-8") for path in FILES}
+    texts = {path: generated(path) for path in (*FILES, *EXPORTED)}
     own = option.kind in ("text", "texts")  # whose memory bindings keep by lines of their own
     lacks = option.without
     assert re.search(rf"\b{field}; */?", texts["runtime/edge.h"])

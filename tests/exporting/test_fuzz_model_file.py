@@ -19,7 +19,8 @@ CHECKED = ("-D_GNU_SOURCE=", "-O1", "-fsanitize=address,undefined", "-fno-saniti
 OPENING = (
     "error.c", "model.c", "open.c", "hash.c", "chat.c", "vocabulary.c", "tokenizer.c", "words.c", "utf8.c", "cpu.c",
 )  # fmt: skip
-MODELS = ("llama-gqa-tied", "spm", "qwen35")  # byte-level words with a chat template, SentencePiece, a fixed state
+# Byte-level words with a chat template, SentencePiece, a fixed state, a table that is not in memory.
+MODELS = ("llama-gqa-tied", "spm", "qwen35", "gemma4")
 
 
 def fuzz(name: str, count: int, seed: int, *, sessions: bool) -> tuple[int, int]:

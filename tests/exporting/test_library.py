@@ -21,7 +21,10 @@ from edge.errors import EngineError, InputError, UnsupportedError
 from edge.exporting.library import LIBC, LIBM, SHARED, STATIC, archive, exported, find_toolchain, make_library
 from edge.model.model import Model, open_model
 
-TABLES = {"trusted.c": '#include "internal.h"\nconst uint8_t EDGE_TRUSTED[32] = {0};\n'}
+TABLES = {
+    "trusted.c": '#include "internal.h"\n'
+    "const uint8_t EDGE_TRUSTED[32] = {0};\ntable_reader *const EDGE_TABLE = NULL;\n"
+}
 OPENING = r"""
 #include <stdio.h>
 #include "edge.h"

@@ -19,7 +19,7 @@ from edge.backends.base import EngineConfig
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import pack_weights
 from edge.backends.tvm.targets import TARGETS
-from edge.devices.profile import Power
+from edge.devices.profiles.profile import Power
 from edge.exporting import model_file as m
 from edge.exporting.model_file import Section
 from edge.kv import make_policy
@@ -74,7 +74,7 @@ def open_in_c(path: Path, offset: int = 0) -> str:
 
 @pytest.mark.parametrize("policy", ["streaming", "h2o"])
 @pytest.mark.parametrize(
-    "name", ["llama-one-layer", "gemma3", "phi3-longrope", "gpt2", "mistral3", "qwen35", "gpt-oss"]
+    "name", ["llama-one-layer", "gemma3", "phi3-longrope", "gpt2", "mistral3", "qwen35", "gpt-oss", "gemma4"]
 )
 def test_files_of_all_kinds_of_models_open(name: str, policy: str, tmp_path: Path) -> None:
     path = tmp_path / "model.edge"
@@ -107,7 +107,8 @@ def set_field(data: bytearray, section: Section, struct: Any, field: str, value:
         ("pinned", 64), ("sinks", 5), ("policy", 4), ("kv_dtype", 4), ("kv_dtype", 3), ("whole", 2), ("ring_rows", 8),
         ("rope_kinds", 0), ("rope_kinds", 2), ("long_from", 9), ("tempered", 1), ("temperature", float("nan")),
         ("top_p", float("inf")), ("core_watts", -1.0), ("policy", 3),
-        ("whole", 0), ("states", 1 << 33),
+        ("whole", 0), ("states", 1 << 33), ("whole_head", 48), ("whole_kv_heads", 0), ("ring_head", 0),
+        ("layer_inputs", 16), ("table_type", 1),
     ],
 )  # fmt: skip
 def test_impossible_settings_are_errors_though_the_checksum_is_right(field: str, value: object, made: Path) -> None:
@@ -144,7 +145,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda data: b"GGUF" + data[4:], "not a model.edge"),
         (lambda data: data[:-1], "copy it again"),
         (lambda data: data + b"x", "copy it again"),
-        (lambda data: data[:8] + b"\2" + data[9:], "version 2, this library reads 1: export both together"),
+        (lambda data: data[:8] + b"\1" + data[9:], "version 1, this library reads 2: export both together"),
         (lambda data: data[:12] + b"\xff" + data[13:], "damaged (its table of sections)"),
         (lambda data: data[:400] + b"\xff" + data[401:], "damaged (a checksum)"),
     ],

@@ -20,7 +20,7 @@ from runtime_library import load_runtime
 
 from edge.devices.power.base import Reading
 from edge.devices.power.estimate import Estimate
-from edge.devices.profile import Power
+from edge.devices.profiles.profile import Power
 from edge.exporting.model_file import CONFIG
 from edge.run import meters
 from edge.run.governor import Cause, Decision, MemoryReading, RunLimits, Sample, State, affordable, decide
@@ -245,6 +245,16 @@ class App:
         )  # fmt: skip
         return STOPS.get(stop), give.value
 
+    def pay(self, cancelled: int = 0) -> None:
+        """At the end of an answer, by both."""
+        self.lib.watch_pay(
+            self.c, ctypes.byref(ctypes.c_int32(cancelled)), ctypes.c_double(200 * MIB), ctypes.c_double(0.0),
+            ctypes.byref(ctypes.c_double()),
+        )  # fmt: skip
+        if not cancelled:
+            self.twin.pay()
+            assert self.lib.watch_paused(self.c) == pytest.approx(self.twin.paused, abs=1e-9)
+
     def look(self, tokens: int) -> str | None:
         """Of both."""
         (stop, _), expected = self.c_look(tokens), self.twin.stop_reason(tokens)
@@ -287,6 +297,8 @@ def test_a_watch_stops_and_pauses_as_its_python_twin(
                 break
             assert app.lib.watch_affordable(app.c, ctypes.c_int64(300)) == app.twin.affordable(300)
             assert app.lib.watch_joules(app.c) == pytest.approx(app.twin.joules(), abs=1e-6)
+        else:
+            app.pay()
         assert app.lib.watch_measured(app.c) == measured
 
 
@@ -346,6 +358,20 @@ def test_memory_is_returned_until_nothing_is_left(spare: int) -> None:
     assert app.c_look(1, spare) == ((None, min(spare, 11 * MIB)) if spare else ("memory", 0.0))
     app.now.value += 0.6
     assert app.c_look(1, 3 * MIB) == (None, 0.0)  # not again before the app has read it again
+
+
+def test_the_last_tokens_of_an_answer_are_within_the_power_limit_too() -> None:
+    app = App({"power": 2.0}, True, Power())
+    app.start()
+    app.work(1.0, 2.0, 0)
+    assert app.look(1) is None
+    app.work(0.5, 4.0, 0)  # the last token: nothing comes behind it
+    app.pay(cancelled=1)
+    before = app.lib.watch_paused(app.c)
+    app.pay()
+    assert app.lib.watch_paused(app.c) > before
+    seconds = app.now.value - 1000.0
+    assert 2.0 * seconds == pytest.approx(6.0, abs=0.01)
 
 
 def test_a_cancelled_answer_does_not_wait() -> None:

@@ -29,6 +29,9 @@ CASES = {
     "h2o small": Case("h2o", "int8", capacity=16),
     "ring": Case(**RINGED),
     "ring int8": Case("h2o", "int8", **RINGED, context=150),
+    "apart": Case(**RINGED, kv_heads=1, head=32, ring=(2, 16)),
+    "apart int4": Case(dtype="int4", **RINGED, kv_heads=2, head=16, ring=(1, 48), keep=19),
+    "apart h2o": Case("h2o", "int8", **RINGED, kv_heads=1, ring=(3, 32), context=150),
     "all windowed": Case(windows=(12, 30)),
     "long": Case(long_from=40, capacity=90, **RINGED),
     "long h2o": Case("h2o", long_from=80),
@@ -45,8 +48,8 @@ class Pair:
 
     def __init__(self, case: Case, seed: int) -> None:
         self.case, self.rng = case, np.random.default_rng(seed)
-        heads = len(case.windows) * case.kv_heads
-        self.normals = self.rng.standard_normal((heads, case.head)).astype(np.float32)
+        heads = len(case.windows) * case.most_heads
+        self.normals = self.rng.standard_normal((heads, case.longest)).astype(np.float32)
         self.normals /= np.linalg.norm(self.normals, axis=-1, keepdims=True)
         self.twin, self.c = make_twin(case, self.normals), InC(case, self.normals)
         self.sequence = make_sequence(case, self.twin)
@@ -67,10 +70,10 @@ class Pair:
         arena = self.twin.store.arena
         for name in ("starts", "lengths"):
             np.testing.assert_array_equal(self.c.array(name, getattr(arena, name)), getattr(arena, name))
-        rows, other = arena.rows, self.c.rows_like(arena.rows)
-        new = new_rows(self.twin, count, self.rng)
-        for name in rows.arrays:
-            other.scatter(name, new, rows.gather(name, new))
+        for store, new in zip(self.twin.stores, new_rows(self.twin, count, self.rng), strict=True):
+            other = self.c.rows_like(store.rows, self.prefix(store))
+            for name in store.rows.arrays:
+                other.scatter(name, new, store.rows.gather(name, new))
         if state := self.twin.state:
             state.values[:] = self.rng.standard_normal(state.values.size)
             self.c.array("states", state.values)[:] = state.values
@@ -80,6 +83,9 @@ class Pair:
         paid = np.floor(4 * paid) if self.case.ties else paid
         arena.paid += paid
         self.c.array("paid", arena.paid)[:] += paid
+
+    def prefix(self, store: object) -> str:
+        return "ring_" if self.case.ring and store is not self.twin.store else ""
 
     def step(self) -> None:
         twin, c, rng = self.twin, self.c, self.rng
@@ -151,14 +157,15 @@ class Pair:
             assert c.remembered() == twin.state.nbytes
         for store in twin.stores:
             rows = store.regions.rows(np.arange(store.lengths.max())).reshape(-1)
-            other = c.rows_like(store.rows)
+            other = c.rows_like(store.rows, self.prefix(store))
             for name in store.rows.arrays:
                 np.testing.assert_array_equal(other.gather(name, rows), store.rows.gather(name, rows), name)
             for name, array, wanted in (
                 ("positions", store.arena.positions, store._windowed), ("paid", store.arena.paid, store.observes),
             ):  # fmt: skip
                 if wanted:
-                    np.testing.assert_array_equal(c.array(name, array)[rows], array[rows])
+                    found = c.array(self.prefix(store) + name, array)
+                    np.testing.assert_array_equal(found[rows], array[rows])
         if twin.store.observes:
             np.testing.assert_array_equal(c.ages(), twin.ages.reshape(len(twin.lengths), -1))
 
@@ -173,7 +180,7 @@ def test_operations_leave_the_same_rows(name: str, seeds: range) -> None:
         pair.c.close()
 
 
-@pytest.mark.parametrize("name", ["pinned", "ring int8", "long", "states"])
+@pytest.mark.parametrize("name", ["pinned", "ring int8", "long", "states", "apart"])
 def test_a_damaged_state_is_refused_or_harmless(name: str) -> None:
     """Most changes hit rows, which are any numbers; the session can run on in any case."""
     pair, rng, refused = Pair(CASES[name], 1), np.random.default_rng(0), 0

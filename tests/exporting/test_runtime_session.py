@@ -209,14 +209,18 @@ def test_turns_can_be_taken_back() -> None:
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
-        *product(HYBRIDS, ("streaming", "h2o")), ("gpt-oss", "h2o"), ("lfm2moe", "streaming"),
+        *product(HYBRIDS, ("streaming", "h2o")), ("nemotron_h", "streaming"), ("gpt-oss", "h2o"),
+        ("lfm2moe", "streaming"), ("gemma4", "streaming"),
         *(
             pytest.param(*each, marks=pytest.mark.exhaustive)
-            for each in (("gpt-oss", "streaming"), *product(("qwen3moe", "qwen35moe"), ("streaming", "h2o")))
+            for each in (
+                ("gpt-oss", "streaming"), ("gemma4", "h2o"), ("granitehybrid", "h2o"),
+                *product(("qwen3moe", "qwen35moe"), ("streaming", "h2o")),
+            )
         ),
     ],
 )  # fmt: skip
-def test_hybrids_and_mixtures_answer_as_the_python_session(name: str, policy: str) -> None:
+def test_models_of_several_forms_answer_as_the_python_session(name: str, policy: str) -> None:
     """Steps, chunks, prompts longer than the cache, and a conversation that is saved in the middle and loaded."""
     with pair_of(name, **(ROWS | {"kv_policy": policy})) as pair:
         pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)

@@ -1,6 +1,7 @@
 """Make the golden Hugging Face folders: tiny random models as transformers saves them, and what it answers for them.
 
-Run it through `make golden`, after `make.py`. Beside itself, or into the folder it is given, it writes
+Run it through `make golden`, after `make.py`. Beside itself, or into the folder it is given, it writes (with names of
+folders behind that, these alone)
 
     folders/NAME/      config.json, safetensors, tokenizer.json … of every architecture that we read
     folders/NAME.npz   tokens [40], and logits [8, vocab] in float32 after the last of them
@@ -19,11 +20,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf.quants
 import numpy as np
 import torch
+from fallback import MXFP4, settle
+from fallback import configurations as mixtures_and_hybrids
 from families import LLAMA3, LONGROPE, MINISTRAL, WINDOW, YARN, small
 from make import LOGIT_STEP, fill, train_sentencepiece
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
@@ -120,28 +124,69 @@ def configurations() -> dict[str, tuple[Any, torch.dtype]]:
                 logits_scaling=0.6),
             torch.bfloat16,
         ),
+        **{name: (config, torch.bfloat16) for name, config in of_2026().items()},
     }  # fmt: skip
 
 
-def main(out: Path) -> None:
+def of_2026() -> dict[str, Any]:
+    """Those of fallback.py in which the order of value heads counts, and widths are not those that the file says."""
+    found = mixtures_and_hybrids()
+    for name in ("qwen35", "qwen35moe"):
+        found[name].linear_num_key_heads, found[name].linear_num_value_heads = 2, 4
+    found["lfm2"].block_auto_adjust_ff_dim, found["lfm2"].block_multiple_of = True, 16  # 22 becomes 32
+    names = {
+        "qwen3moe": "qwen3_moe", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text", "lfm2": "lfm2",
+        "lfm2moe": "lfm2_moe", "gpt-oss": "gpt_oss", "gemma4": "gemma4_text",
+    }  # fmt: skip
+    return {theirs: found[ours] for ours, theirs in names.items()}
+
+
+def main(out: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    shutil.rmtree(out / "folders", ignore_errors=True)
-    (out / "folders").mkdir(parents=True)
+    if not names:
+        shutil.rmtree(out / "folders", ignore_errors=True)
+    (out / "folders").mkdir(parents=True, exist_ok=True)
     for seed, (name, (config, dtype)) in enumerate(configurations().items(), start=51):
+        if names and name not in names:
+            continue
         config._attn_implementation = "eager"
         kind = Gemma3ForConditionalGeneration if name == "gemma3" else AutoModelForCausalLM
         model = fill(kind._from_config(config) if name == "gemma3" else kind.from_config(config), seed)
+        if name in of_2026():
+            model = settle(model, seed)
         folder = out / "folders" / name
         model.to(dtype).save_pretrained(folder, max_shard_size="60KB" if name == "llama" else "1GB")
         read = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         write_answers(folder, read.eval(), seed)
+        if name == "gpt_oss":
+            as_mxfp4(folder)
         tokenizer_of(name).save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
+    if names:
+        return
     pieces = train_sentencepiece()
     (out / "folders" / "spm.model").write_bytes(pieces.serialized_model_proto())
     for seed, method in ((71, "awq"), (72, "gptq")):
         write_quantized(out / "folders" / method, method, seed)
+
+
+def as_mxfp4(folder: Path) -> None:
+    """Store experts, which `settle` drew on that grid, as publishers do: bytes of two neighbours, and exponents."""
+    path, found = folder / "model.safetensors", {}
+    for name, tensor in load_file(path).items():
+        if not name.endswith(("experts.down_proj", "experts.gate_up_proj")):
+            found[name] = tensor
+            continue
+        rows = np.ascontiguousarray(tensor.float().numpy().swapaxes(1, 2))
+        parts = gguf.quants.quantize(rows, MXFP4).reshape(*rows.shape[:2], -1, 17)
+        scales, codes = parts[..., 0], np.concatenate([parts[..., 1:] & 15, parts[..., 1:] >> 4], axis=-1)
+        found[f"{name}_scales"] = torch.from_numpy(scales.copy())
+        found[f"{name}_blocks"] = torch.from_numpy(codes[..., ::2] | codes[..., 1::2] << 4)
+    save_file(found, path, metadata={"format": "pt"})
+    said = json.loads((folder / "config.json").read_text())
+    said["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(said, indent=2, sort_keys=True) + "\n")
 
 
 def write_answers(folder: Path, model: PreTrainedModel, seed: int, **others: Any) -> None:
@@ -300,4 +345,4 @@ def pack_gptq(weight: Any, random: Any) -> tuple[dict[str, Any], Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, sys.argv[2:])

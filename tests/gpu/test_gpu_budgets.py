@@ -103,9 +103,10 @@ def test_other_engines_have_nothing_on_a_gpu() -> None:
 
 
 @pytest.mark.usefixtures("wgpu")
-def test_two_sessions_at_once_and_what_they_allocate() -> None:
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35"])
+def test_two_sessions_at_once_and_what_they_allocate(name: str) -> None:
     """The count is the buffers' bytes, or little more: padding of weights is counted at its most."""
-    path = GOLDEN / "llama-gqa-tied.gguf"
+    path = GOLDEN / f"{name}.gguf"
     with load(path, backend="gpu", max_kv_size=64) as one, load(path, backend="gpu", max_kv_size=64) as other:
         for session in (one, other):
             allocated = cast(Any, session.engine)._device.allocated

@@ -21,8 +21,8 @@ from edge.backends.tvm.gpu.hosts.binaries import keep_binary
 from edge.backends.tvm.gpu.hosts.wgpu import WGPUDevice
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.devices.power import nvml
-from edge.devices.profile_file import read_profile, write_profile
 from edge.devices.profiles import describe_host
+from edge.devices.profiles.file import read_profile, write_profile
 from edge.errors import EngineError, UnsupportedError
 from edge.profiling import ceilings
 from edge.storage.cache import entries

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from small_models import UNWRITTEN, Small, random_quants, write_small
 
 from edge.errors import UnsupportedError
+from edge.model.layers import DeltaNet, ShortConvolution
 from edge.model.model import open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray
@@ -26,6 +27,8 @@ pytest.importorskip("tvm")
 from edge.backends.reference import read_weights
 from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.hosts import Device, host_named, open_device
+from edge.backends.tvm.gpu.kernels.convolve import convolve
+from edge.backends.tvm.gpu.kernels.delta_net import Recurrence, finish, mix, recur
 from edge.backends.tvm.gpu.kernels.embed import embed
 from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
 from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual, step
@@ -65,7 +68,10 @@ def device(request: pytest.FixtureRequest) -> Device:
     return found
 
 
-def run(device: Device, built: Built, arrays: Mapping[str, AnyArray], tokens: int = 1, read: str = "out") -> FloatArray:
+def run(
+    device: Device, built: Built, arrays: Mapping[str, AnyArray], tokens: int = 1, read: str = "out",
+    scalars: tuple[int, ...] = (),
+) -> FloatArray:  # fmt: skip
     """What the kernel makes of the buffer `read`. arrays: by the parameters' names; `w` has w4, w1 and residual_w4,
     `rest` r4 and r1."""
     names = {"w4": "w", "w1": "w", "residual_w4": "w", "r4": "rest", "r1": "rest"}
@@ -76,7 +82,7 @@ def run(device: Device, built: Built, arrays: Mapping[str, AnyArray], tokens: in
         for name, array in arrays.items():
             device.write(buffers[name], 0, array)
         slices = tuple(Slice(names.get(name, name)) for name in kernel.buffers)
-        dispatch = Dispatch(kernel.name, slices, (), built.groups, "other", None, built.per)
+        dispatch = Dispatch(kernel.name, slices, scalars, built.groups, "other", None, built.per)
         device.run(device.record([dispatch], buffers), tokens)
         out = arrays[read]
         return device.read(buffers[read], 0, out.nbytes).view(np.float32).reshape(out.shape)
@@ -193,6 +199,70 @@ def test_embeddings_are_scaled_then_given_their_positions(device: Device) -> Non
     np.testing.assert_allclose(found, padded(expected), rtol=1e-6)
 
 
+def test_a_short_convolution_goes_on_from_its_state(device: Device) -> None:
+    """A chunk, then a step."""
+    packed, core, tokens = Packed(), ShortConvolution(hidden=40, kernel=4), 6
+    taps, channels, first = normal(40, 4, seed=1), normal(tokens, 120), 8
+    vector, states = packed.vector(taps.reshape(-1)), normal(first + 3 * 40, seed=2)
+    inputs = np.concatenate([states[first:].reshape(3, 40), channels[:, :40] * channels[:, 80:]])
+    expected = channels[:, 40:80] * sum(inputs[tap : tap + tokens] * taps[:, tap] for tap in range(4))
+    built = convolve("edge_convolve", core, vector)
+    for part in (slice(0, 5), slice(5, 6)):
+        count = part.stop - part.start
+        arrays = {"mixed": zeros(tokens, 64), "states": states, "channels": channels[part], "w": packed.words}
+        arrays |= {"tables": tables(count)}
+        found = run(device, built, arrays, read="mixed", scalars=(first,))[:count]
+        np.testing.assert_allclose(found, padded(expected[part]), rtol=0, atol=1e-5)
+        states = run(device, built, arrays, read="states", scalars=(first,))
+        np.testing.assert_array_equal(states[first:].reshape(3, 40), inputs[part.stop : part.stop + 3])
+
+
+@pytest.mark.parametrize(("size", "value_size"), [(96, 32), pytest.param(16, 48, marks=MORE)])
+def test_a_gated_delta_net_goes_on_from_its_state(device: Device, size: int, value_size: int) -> None:
+    """Several threads share a column, and value heads share keys."""
+    packed, core, tokens, first = Packed(), DeltaNet(4, 2, size, value_size, kernel=4), 5, 16
+    random = np.random.default_rng(3)
+    taps, rates, biases, weights = (
+        random.standard_normal(shape).astype(np.float32) for shape in ((core.mixed, 4), 4, 4, value_size)
+    )
+    rates = -np.exp(rates)
+    vectors = [packed.vector(each) for each in (taps.reshape(-1), rates, biases, weights)]
+    found = Recurrence(core, *vectors, EPSILON)
+    channels, states = normal(tokens, core.channels), normal(first + core.fixed_values, seed=2)
+    ends = np.cumsum([core.mixed, core.width, 4])
+    past = states[first:][: 3 * core.mixed].reshape(3, -1)
+    memory = states[first + past.size :].reshape(4, size, value_size).astype(np.float64)
+    inputs, z, beta, alpha = np.split(channels, ends, axis=1)
+    inputs, expected = np.concatenate([past, inputs]), np.zeros((tokens, core.width))
+    for token in range(tokens):
+        mixed = (inputs[token : token + 4] * taps.T).sum(axis=0)
+        mixed = mixed / (1 + np.exp(-mixed))
+        q, k, v = np.split(mixed, [2 * size, 4 * size])
+        q, k = (each.reshape(2, -1) / np.linalg.norm(each.reshape(2, -1), axis=1, keepdims=True) for each in (q, k))
+        decay = np.exp(rates * np.log1p(np.exp(alpha[token] + biases)))
+        for head, value in enumerate(v.reshape(4, -1)):
+            key, state = k[head % 2], memory[head]
+            state *= decay[head]
+            state += np.outer(key, (value - key @ state) / (1 + np.exp(-beta[token, head])))
+            expected[token].reshape(4, -1)[head] = q[head % 2] / size**0.5 @ state
+    heads = normed(expected.reshape(-1, value_size), "rms", weights, 0.0).reshape(tokens, -1)
+    expected = heads * z / (1 + np.exp(-z))
+    for part in (slice(0, 2), slice(2, 3), slice(3, 5)):
+        count = part.stop - part.start
+        arrays = {
+            "channels": channels[part], "convolved": zeros(count, core.convolved), "mixed": zeros(count, core.width),
+            "states": states, "w": packed.words, "tables": tables(count),
+        }  # fmt: skip
+        arrays["convolved"] = run(device, mix("edge_mix", found, count), arrays, count, "convolved", (first,))
+        recurrence = recur("edge_recur", found)
+        arrays["mixed"] = run(device, recurrence, arrays, read="mixed", scalars=(first,))
+        states = run(device, recurrence, arrays, read="states", scalars=(first,))
+        ours = run(device, finish("edge_finish", found, count), arrays, count, "mixed")
+        np.testing.assert_allclose(ours, expected[part], rtol=0, atol=CLOSE)
+    np.testing.assert_array_equal(states[first:][: past.size].reshape(3, -1), inputs[-3:])
+    np.testing.assert_allclose(states[first + past.size :], memory.reshape(-1), rtol=0, atol=1e-5)
+
+
 @settings(max_examples=examples(3), deadline=None)
 @given(
     st.sampled_from(("Q4_1", "Q5_0", "F16", "Q8_0")), st.integers(1, 10), st.integers(1, 70), st.integers(1, 20),
@@ -294,7 +364,8 @@ def test_logits_of_the_last_tokens(device: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"), [("llama-gqa-tied", 1 << 27), ("phi3", 1 << 27), ("gpt2", 1 << 27), ("smollm3", 18_000)]
+    ("name", "limit"),
+    [("llama-gqa-tied", 1 << 27), ("phi3", 1 << 27), ("gpt2", 1 << 27), ("smollm3", 18_000), ("qwen35", 1 << 27)],
 )
 def test_weights_arrive_slice_by_slice(name: str, limit: int) -> None:
     """Every tensor, fused ones parted, in pieces where a binding is small; the size is known before."""
@@ -329,7 +400,8 @@ def test_weights_arrive_slice_by_slice(name: str, limit: int) -> None:
         found["output"] = np.concatenate([floats(each.buffer, each.matrix) for each in weights.head])
     assert found.keys() == expected.keys() - {"rope_freqs"}
     for tensor, values in found.items():
-        np.testing.assert_array_equal(values[..., : expected[tensor].shape[-1]], expected[tensor], err_msg=tensor)
+        wanted = expected[tensor].reshape(-1) if values.ndim == 1 else expected[tensor]
+        np.testing.assert_array_equal(values[..., : wanted.shape[-1]], wanted, err_msg=tensor)
 
 
 def test_layers_of_the_same_types_share_a_layout_and_unknown_types_are_refused(tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ class Case:
     tempered: bool = False
     window: int = 0
     cap: float = 0.0
+    gated: bool = False
+    sinks: bool = False
+    unit: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -73,6 +76,7 @@ class Case:
         core = Attention(
             self.kv_heads * self.group, self.kv_heads, self.head, self.head**-0.5, window=int(bool(self.window)),
             score_cap=self.cap, temperature=Temperature(0.0, 1) if self.tempered else None,
+            gated=self.gated, unit_values=self.unit,
         )  # fmt: skip
         mixing, feeding = of_model.blocks
         return replace(of_model, layers=2, blocks=(replace(mixing, core=core), feeding))
@@ -85,6 +89,10 @@ class Case:
     def norms(self) -> tuple[Vector | None, Vector | None]:
         return (Vector(0, self.head), Vector(256, self.head)) if self.normed else (None, None)
 
+    @property
+    def sink_vector(self) -> Vector | None:
+        return Vector(512, self.kv_heads * self.group) if self.sinks else None
+
 
 GREEDY = SamplingParams(temperature=0)
 CASES = [
@@ -92,7 +100,8 @@ CASES = [
     Case(1, 8, 80, "f32", 10, halves=False, normed=True, window=9),
     Case(3, 1, 64, "int8", 32, cap=20.0, tempered=True),
     Case(1, 4, 256, "f16", 128, normed=True, window=5),
-    Case(2, 2, 128, "int8", 0),
+    Case(2, 2, 128, "int8", 0, gated=True, sinks=True),
+    Case(2, 2, 32, "f32", 8, sinks=True, unit=True, window=7),
     pytest.param(Case(2, 16, 128, "int8", 0), marks=pytest.mark.exhaustive),
 ]
 
@@ -108,7 +117,7 @@ def kernels(case: Case, language: str) -> dict[str, Kernel]:
     heads = Heads(core, tables, RowForm.of(core, case.dtype), case.halves, case.norms, shape.norm_eps)
     built = [
         store_rows("edge_store", heads, tokens=CHUNK, observes=True),
-        attend("edge_attend", core, tables, Tuning(), case.dtype, tokens=CHUNK, observes=True),
+        attend("edge_attend", core, tables, Tuning(), case.dtype, tokens=CHUNK, observes=True, sinks=case.sink_vector),
         observe("edge_observe", core, tables, Tuning(), case.dtype),
         move("edge_move", case.dtype, shape.padded_head),
     ]
@@ -171,7 +180,8 @@ def test_attention_is_numpys(
     rows.record()
     observed, lengths, starts = min(observed, count), lengths[: case.kv_heads], 320 * np.arange(case.kv_heads) + 16
     position, angles = 400, random.uniform(-3, 3, (CHUNK, case.pairs))
-    qkv = random.standard_normal((count, shape.heads + 2 * case.kv_heads, case.head))
+    qkv = random.standard_normal((count, shape.attention_inputs // case.head, case.head))
+    sinks = random.uniform(-2, 2, shape.heads)
     norms = random.uniform(0.5, 2, (2, case.head))
     heats = random.uniform(0.5, 2, CHUNK)
     old = random.standard_normal((2, case.kv_heads, 300, shape.padded_head)).astype(np.float32)
@@ -186,7 +196,8 @@ def test_attention_is_numpys(
     turns = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     words[tables.angles :][: turns.size] = turns.view(np.uint32).reshape(-1)
     words[tables.temperatures :][:CHUNK] = heats.astype(np.float32).view(np.uint32)
-    weights = np.zeros(512, np.float32)
+    weights = np.zeros(1024, np.float32)
+    weights[512:][: shape.heads] = sinks
     weights[: case.head], weights[256:][: case.head] = norms
     for head, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         words[tables.positions + start :][:length] = positions[head, :length]
@@ -199,11 +210,12 @@ def test_attention_is_numpys(
     recording = device.record(dispatches(case, device.adapter.language), buffers)
     device.run(recording, count)
 
-    heads = np.split(qkv, [shape.heads, shape.heads + case.kv_heads], axis=1)
-    q, k, v = heads
+    q, k, v, gates = np.split(qkv, np.cumsum([shape.heads, case.kv_heads, case.kv_heads]), axis=1)
+    if case.unit:
+        v = normed(v, np.ones(case.head), shape.norm_eps)
     if case.normed:
         q, k = normed(q, norms[0], shape.norm_eps), normed(k, norms[1], shape.norm_eps)
-    q = rotated(q, angles[:count, None], case) * shape.query_scale
+    q = rotated(q, angles[:count, None], case) * shape.attention.scale
     k = rotated(k, angles[:count, None], case)
     if case.tempered:
         q = q * heats[:count, None, None]
@@ -230,10 +242,13 @@ def test_attention_is_numpys(
         seen = np.arange(length + count) <= length + at
         if case.window:
             seen &= placed > position + at - case.window
-        powers = np.where(seen[:, None], np.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
-        shares = powers / powers.sum(axis=-1, keepdims=True)
+        powers = np.where(seen[:, None], np.exp(scores), 0)
+        own = slice(head * case.group, (head + 1) * case.group)
+        shares = powers / (powers.sum(axis=-1, keepdims=True) + case.sinks * np.exp(sinks[own, None]))
         ours = mixed[:count, : shape.heads * case.head].reshape(count, -1, case.head)
         expected = np.einsum("tgr,rd->tgd", shares, values)
+        if case.gated:
+            expected = expected / (1 + np.exp(-gates[:, own]))
         ours = ours[:, head * case.group :][:, : case.group]
         np.testing.assert_allclose(ours, expected, rtol=0, atol=ATOL[case.dtype])
         if votes:
@@ -376,10 +391,13 @@ def test_attention_is_of_rows_that_are_there(dtype: str) -> None:
         np.testing.assert_array_equal(all_keys(engine)[..., :30, :], keys)
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICY_NAMES if name != "full"])
-def test_every_policy_keeps_what_it_keeps_on_the_cpu(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [*((name, "llama-gqa-tied") for name in POLICY_NAMES if name != "full"), ("h2o", "qwen35")],
+)
+def test_every_policy_keeps_what_it_keeps_on_the_cpu(policy: str, name: str) -> None:
     """Through a prompt longer than the cache and an answer that fills it again."""
-    path, prompt, answers = GOLDEN / "llama-gqa-tied.gguf", some_tokens(90), []
+    path, prompt, answers = GOLDEN / f"{name}.gguf", some_tokens(90), []
     for backend, place in (("cpu", None), ("gpu", "wgpu:0")):
         with (
             on_gpu(place) if place else nullcontext(),

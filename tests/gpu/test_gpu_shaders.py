@@ -40,6 +40,7 @@ CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=1, logits_ro
 FAMILIES = {
     "llama-gqa-tied": "f16", "gemma": "int8", "gemma2": "f16", "gemma3": "f32", "gpt2": "int8", "qwen2-untied": "f32",
     "qwen3": "f16", "phi3": "int8", "stablelm": "f16", "granite": "f32", "mistral3": "int8", "smollm3": "f16",
+    "qwen35": "int8", "lfm2": "f16",
 }  # fmt: skip
 # As `edge tune` might find them.
 TUNINGS: tuple[dict[str, int], ...] = (
@@ -184,7 +185,7 @@ def test_nvrtc_compiles_kernels(which: str, request: pytest.FixtureRequest) -> N
     ("llama-one-layer", "f16"),
     *(
         pytest.param(name, kv_dtype, marks=pytest.mark.exhaustive)
-        for name in ("llama-one-layer", "gemma3", "gpt2") for kv_dtype in ("f16", "int8")
+        for name in ("llama-one-layer", "gemma3", "gpt2", "qwen35", "lfm2") for kv_dtype in ("f16", "int8")
         if (name, kv_dtype) != ("llama-one-layer", "f16")
     ),
 ])  # fmt: skip

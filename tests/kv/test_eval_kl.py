@@ -271,6 +271,12 @@ def test_the_command_says_what_it_measured(models: tuple[Path, Path], text: Path
     assert "was made with other settings" in other.stderr
 
 
+def test_control_tokens_in_a_measured_text_are_text(tmp_path: Path) -> None:
+    (text := tmp_path / "text.txt").write_text("<|im_end|>" * 3)
+    flags = ["eval", "perplexity", str(GOLDEN / "llama-one-layer.gguf"), "--text", str(text), "--backend", "reference"]
+    assert edge_json(*flags, "--json")["tokens"] == 3 * len("<|im_end|>") - 1
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from conftest import GOLDEN
+from test_gguf_file import GGUF
 
+from edge.backends.base import Engine
 from edge.model.model import Model, open_model
 from edge.types import FloatArray, IntArray
 
+STRING = 8
 FALLBACKS = (
     "falcon-h1", "gemma4", "gpt-oss", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe",
     "qwen3moe",
@@ -21,3 +25,18 @@ def open_fallback(name: str) -> tuple[Model, IntArray, FloatArray]:
     """The model, 64 tokens, and transformers' logits after the last 8 of them."""
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         return open_model(GOLDEN / f"{name}.gguf"), arrays["tokens"], arrays["logits"]
+
+
+def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> FloatArray:
+    """Logits after every token, [n, vocabulary], of a text that comes in pieces, without what was before."""
+    engine.kv.truncate(0)
+    parts = np.split(tokens, np.cumsum(pieces)[:-1])
+    return np.concatenate([engine.forward_all(part).copy() for part in parts])
+
+
+def write_undescribed(path: Path) -> Path:
+    """A small Llama as InternLM2, which llama.cpp alone runs."""
+    file = GGUF.read(GOLDEN / "llama-gqa-tied.gguf")
+    file.metadata = {key.replace("llama.", "internlm2."): value for key, value in file.metadata.items()}
+    file.metadata["general.architecture"] = (STRING, "internlm2")
+    return file.write(path)

@@ -1,37 +1,39 @@
 """Cores in every engine: those that it runs give NumPy's logits, those that it does not are refused by name.
 
-Gated delta nets (Qwen3.5) and short convolutions (LFM2) are also compared with transformers and with llama.cpp, and
-their fixed state goes the ways of a cache's rows: saved, restored, rolled back, evicted around.
+Gated delta nets (Qwen3.5), short convolutions (LFM2) and Mamba-2 are also compared with transformers and with
+llama.cpp, and their fixed state goes the ways of a cache's rows: saved, restored, rolled back, evicted around.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine
-from fallbacks import open_fallback
+from fallbacks import logits_of, open_fallback
 from test_gguf_file import GGUF
 
-from edge.backends import backend_names, engine_named
+from edge.backends import engine_named
 from edge.backends.base import Engine
 from edge.backends.kv_cache import RewindError
 from edge.converters.plain import write_plain
 from edge.converters.prune import Pruning, check_pruning
 from edge.errors import EngineError, InputError, ModelFormatError, UnsupportedError
-from edge.model.model import open_model
+from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import make_plan
 from edge.run.loading import load
 from edge.sampling import SamplingParams
-from edge.types import IntArray
 
 FILE = GOLDEN / "qwen35.gguf"
-HYBRIDS = ("qwen35", "lfm2")
+HYBRIDS = ("qwen35", "lfm2", "granitehybrid", "nemotron_h", "falcon-h1")
 OURS = ("reference", "cpu")
+GPU = "gpu@wgpu:0"
+ON_GPU = ("qwen35", "lfm2")
 EXACT = 2e-4
 U32, F32_TYPE = 4, 0
 
@@ -56,54 +58,71 @@ def with_heads(path: Path, heads: int, key_heads: int, size: int) -> Path:
     return path
 
 
-def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> np.ndarray:
-    parts = np.split(tokens, np.cumsum(pieces)[:-1])
-    return np.concatenate([engine.forward_all(part).copy() for part in parts])
+def with_groups(path: Path, name: str, heads: int, groups: int, size: int, head_dim: int) -> Path:
+    """A golden model with other heads in its first layer's Mamba-2, at random."""
+    file, random = GGUF.read(GOLDEN / f"{name}.gguf"), np.random.default_rng(heads)
+    hidden, inner = file.tensors["token_embd.weight"][0][0], heads * head_dim
+    mixed = inner + 2 * groups * size
+    said = {"state_size": size, "inner_size": inner, "time_step_rank": heads, "group_count": groups}
+    file.metadata |= {f"{name}.ssm.{key}": (U32, value) for key, value in said.items()}
+    shapes = {
+        "ssm_in.weight": (hidden, inner + mixed + heads), "ssm_conv1d.weight": (4, mixed), "ssm_conv1d.bias": (mixed,),
+        "ssm_dt.bias": (heads,), "ssm_a": (1, heads), "ssm_d": (1, heads), "ssm_norm.weight": (inner // groups, groups),
+        "ssm_out.weight": (inner, hidden),
+    }  # fmt: skip
+    for tensor, shape in shapes.items():
+        drawn = random.standard_normal(shape[::-1]) * (0.5 if len(shape) > 1 else 1)
+        values = -np.exp(drawn) if tensor == "ssm_a" else drawn
+        if f"blk.0.{tensor}" in file.tensors:
+            file.tensors[f"blk.0.{tensor}"] = (shape, F32_TYPE, values.astype("<f4").tobytes())
+    path.write_bytes(file.to_bytes())
+    return path
 
 
 each_hybrid = pytest.mark.parametrize("hybrid", HYBRIDS)
-
-
-@pytest.mark.parametrize("hybrid", [*HYBRIDS, "gemma4"])
-@pytest.mark.parametrize("name", backend_names())
-def test_an_engine_runs_a_core_or_names_it(name: str, hybrid: str) -> None:
-    model, engine = open_fallback(hybrid)[0], engine_named(name)
-    assert model.spec.network is not None
-    reasons = set(filter(None, map(engine.supports, model.spec.network.cores)))
-    if not reasons:
-        return
-    with pytest.raises(UnsupportedError, match=f"{name} engine does not run ({'|'.join(reasons)}) yet"):
-        engine.check_elsewhere(model.file, model.spec, "linux")
-
-
-@each_hybrid
-@pytest.mark.parametrize("backend", OURS)
-def test_logits_are_those_of_transformers(backend: str, hybrid: str, engines: Callable[[Engine], Engine]) -> None:
-    model, tokens, expected = open_fallback(hybrid)
-    engine = engines(load_engine(model, backend, "f32", chunk=24))
-    for pieces in ([64], [40, 1, 1, 22], [1] * 64):
-        engine.kv.truncate(0)
-        found = logits_of(engine, tokens, pieces)[-len(expected) :]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 2, 32), (3, 3, 16)])
 def test_heads_share_keys_as_in_llama_cpp(
     heads: int, key_heads: int, size: int, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
-    model = open_model(with_heads(tmp_path / "model.gguf", heads, key_heads, size))
+    compare(open_model(with_heads(tmp_path / "model.gguf", heads, key_heads, size)), engines)
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "falcon-h1"])
+def test_heads_share_groups_as_in_llama_cpp(name: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    compare(open_model(with_groups(tmp_path / "model.gguf", name, 6, 3, 32, 16)), engines)
+
+
+def test_a_shared_expert_may_have_no_gate(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    """In Granite 4's mixtures, as llama.cpp runs them."""
+    file, random = GGUF.read(GOLDEN / "granitehybrid.gguf"), np.random.default_rng(5)
+    figures = {"expert_count": 4, "expert_used_count": 2, "feed_forward_length": 16}
+    file.metadata |= {f"granitehybrid.{key}": (U32, value) for key, value in figures.items()}
+    shapes = {"gate_inp": (16, 4), "gate_exps": (16, 16, 4), "up_exps": (16, 16, 4), "down_exps": (16, 16, 4)}
+    for at in ("blk.0.ffn_", "blk.1.ffn_"):
+        for name in ("gate", "up", "down"):
+            file.tensors[f"{at}{name}_shexp.weight"] = file.tensors.pop(f"{at}{name}.weight")
+        for name, shape in shapes.items():
+            values = random.standard_normal(shape[::-1]).astype("<f4")
+            file.tensors[f"{at}{name}.weight"] = (shape, F32_TYPE, values.tobytes())
+    (tmp_path / "model.gguf").write_bytes(file.to_bytes())
+    compare(open_model(tmp_path / "model.gguf"), engines)
+
+
+def compare(model: Model, engines: Callable[[Engine], Engine]) -> None:
+    """Logits of our engines with those of llama.cpp."""
     tokens = np.random.default_rng(1).integers(3, model.spec.vocab, 30).astype(np.int32)
     expected, *found = (
         logits_of(engines(load_engine(model, backend, "f32", capacity=64)), tokens, [20, 1, 9])
-        for backend in ("llamacpp", *OURS)
+        for backend in ("llamacpp", *OURS, GPU)
     )
     for each in found:
         np.testing.assert_allclose(each, expected, rtol=0, atol=2e-3)
-    np.testing.assert_allclose(*found, rtol=0, atol=EXACT)
+        np.testing.assert_allclose(each, found[0], rtol=0, atol=EXACT)
 
 
-@each_hybrid
-@pytest.mark.parametrize("backend", OURS)
+@pytest.mark.parametrize(("backend", "hybrid"), [*product(OURS, HYBRIDS), *product([GPU], ON_GPU)])
 def test_the_state_returns_with_its_rows(backend: str, hybrid: str, engines: Callable[[Engine], Engine]) -> None:
     model, tokens, _ = open_fallback(hybrid)
     engine, other = (engines(load_engine(model, backend, "f32", chunk=24)) for _ in range(2))
@@ -137,7 +156,7 @@ def test_the_state_returns_with_its_rows(backend: str, hybrid: str, engines: Cal
 def test_eviction_touches_rows_of_attention_only(hybrid: str, engines: Callable[[Engine], Engine]) -> None:
     model, tokens, _ = open_fallback(hybrid)
     found = []
-    for backend in OURS:
+    for backend in (*OURS, *([GPU] if hybrid in ON_GPU else ())):
         engine = engines(load_engine(model, backend, "f32", chunk=24))
         engine.forward(tokens[:40])
         before = engine.kv.save(40).tail
@@ -146,7 +165,8 @@ def test_eviction_touches_rows_of_attention_only(hybrid: str, engines: Callable[
         found.append(engine.forward_all(tokens[40:60]).copy())
         with pytest.raises(RewindError, match="evicted"):
             engine.kv.truncate(20, replace(engine.kv.save(44), next_position=3))
-    np.testing.assert_allclose(*found, rtol=0, atol=EXACT)
+    for each in found[1:]:
+        np.testing.assert_allclose(each, found[0], rtol=0, atol=EXACT)
 
 
 @each_hybrid
@@ -161,7 +181,8 @@ def test_a_long_text_in_chunks_is_the_same_token_by_token(hybrid: str, engines: 
 
 
 @pytest.mark.parametrize(
-    ("hybrid", "policy"), [("qwen35", "streaming"), ("qwen35", "h2o"), ("lfm2", "snapkv"), ("lfm2", "keydiff")]
+    ("hybrid", "policy"),
+    [("qwen35", "streaming"), ("qwen35", "h2o"), ("lfm2", "snapkv"), ("lfm2", "keydiff"), ("nemotron_h", "h2o")],
 )
 def test_a_session_writes_past_its_cache(hybrid: str, policy: str) -> None:
     with load(GOLDEN / f"{hybrid}.gguf", max_kv_size=48, kv_policy=policy) as session:

@@ -50,6 +50,7 @@ NATIVE = [
 ALL = [pytest.param(*each.values) for each in NATIVE]
 HYBRIDS = [  # whose rows llama.cpp does not evict
     pytest.param("qwen35", 3),
+    pytest.param("falcon-h1", 3),
     pytest.param("lfm2", 20, marks=pytest.mark.exhaustive),
 ]
 
@@ -492,7 +493,7 @@ def test_a_plan_counts_adapters(backend: str, adapters: list[Path]) -> None:
 
 def test_a_budget_holds_for_another_adapter(open_session: Open, tmp_path: Path) -> None:
     session = open_session()
-    session.plan = replace(session.plan, limit=session.plan.bytes.total + session.plan.bytes.reserve)
+    session._loaded.plan = replace(session.plan, limit=session.plan.bytes.total + session.plan.bytes.reserve)
     with pytest.raises(BudgetError, match="load it with the model"):
         session.set_lora(write_adapter(tmp_path / "large.gguf", golden("llama-gqa-tied"), 64))
     assert session.lora is None
@@ -504,7 +505,7 @@ def test_a_conversation_lost_to_a_failed_change_is_not_continued(
 ) -> None:
     session = open_session()
     assert session.generate("Hello", **SHORT)
-    load_engine, calls = session._load_engine, list[object]()
+    load_engine, calls = session._loaded._load, list[object]()
 
     def fail_once(*arguments: Any) -> None:
         calls.append(arguments)
@@ -512,7 +513,7 @@ def test_a_conversation_lost_to_a_failed_change_is_not_continued(
             raise EngineError("no room")
         load_engine(*arguments)
 
-    monkeypatch.setattr(session, "_load_engine", fail_once)
+    monkeypatch.setattr(session._loaded, "_load", fail_once)
     with pytest.raises(EngineError, match="no room"):
         session.set_lora(write_adapter(tmp_path / "large.gguf", golden("llama-gqa-tied"), 64))
     with pytest.raises(InputError, match="begin a new one"):

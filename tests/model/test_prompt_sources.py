@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli import prompts
-from edge.cli.prompts import read_prompt
+from edge.cli.terminal import prompts
+from edge.cli.terminal.prompts import read_prompt
 from edge.errors import InputError
 
 ASKED = "What is it?"

@@ -26,6 +26,7 @@ from edge.backends.llamacpp.library import is_installed, library
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.model.catalog import find_model
+from edge.model.model import open_model
 from edge.model.text import well_formed
 from edge.model.tokenizer import Tokenizer
 
@@ -153,6 +154,19 @@ def test_ids_are_those_of_llama_cpp(
     assert ids(spm(), text, special=special) == llama_cpp_spm(text, special)
 
 
+@pytest.mark.parametrize("text", ["</s>", "<s>", "one</s> two", "<|im_end|></s><unk>"])
+def test_control_tokens_in_prompts_are_text_unless_raw(llama_cpp_spm: LlamaCpp, text: str) -> None:
+    """Also for a model without a chat template, whose prompts are a user's words and nothing else."""
+    model = open_model(SPM)
+    assert model.template is None
+    plain, special = ([1, *llama_cpp_spm(text, special)] for special in (False, True))
+    assert model.encode_prompt(text).tolist() == model.encode_text(text).tolist() == plain
+    raw = model.encode_prompt(text, raw=True).tolist()
+    assert raw == (special[1:] if text.startswith("<s>") else special)  # BOS comes once
+    assert spm()._control.isdisjoint(plain[1:])
+    assert len(plain) > len(raw)
+
+
 # Parts and lengths
 
 
@@ -208,6 +222,7 @@ ENCODE_IN_A_CHILD = """
 import sys
 from pydoc_data.topics import topics
 from edge.model.catalog import find_model
+from edge.model.model import open_model
 from edge.devices.memory import memory_use
 from edge.formats.gguf import read_gguf
 from edge.model.text import well_formed

@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from edge.backends.base import EngineConfig
 pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm import engine as engine_module
+from edge.backends.tvm.compiler import exported
 from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
 from edge.backends.tvm.cpu.arguments import LINE, Job
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.memory import aligned_zeros
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.targets import choose_target
+from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import UnsupportedError
 from edge.model.model import Model
 
@@ -69,6 +72,27 @@ def designs(model: Model) -> list[Design]:
 def symbols(path: Path, *options: str) -> set[str]:
     said = subprocess.run(["nm", "-P", *options, path], capture_output=True, text=True, check=True).stdout
     return {line.split()[0] for line in said.splitlines()}
+
+
+@pytest.mark.parametrize(("free", "frugal"), [(8 << 30, False), (500 << 20, True)])
+def test_compilers_of_apps_take_turns_where_memory_is_short(
+    designs: list[Design], monkeypatch: pytest.MonkeyPatch, free: int, frugal: bool
+) -> None:
+    started, alone = list[bool](), threading.Lock()
+
+    def make(design: Design, _progress: object, *, frugal: bool) -> Path:
+        started.append(frugal)
+        if frugal:
+            assert alone.acquire(blocking=False)
+            time.sleep(0.02)
+            alone.release()
+        return Path(design.target.name)
+
+    monkeypatch.setattr(exported, "exported_object", make)
+    monkeypatch.setattr(exported, "usable_cores", lambda: 4)
+    monkeypatch.setattr(exported, "memory_limit", lambda: MemoryLimit(memory_use().rss + free, "free memory"))
+    assert exported_objects(designs) == [Path(each.target.name) for each in designs]
+    assert started == [frugal] * len(designs)
 
 
 @pytest.mark.slow

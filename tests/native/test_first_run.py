@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import GOLDEN, run_child
 
 from edge.backends import engine_named
+from edge.backends.tvm.compiler import compiled
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.targets import choose_target
+from edge.devices.memory import memory_use
 from edge.errors import BudgetError
+from edge.model.catalog import find_model
 from edge.model.model import open_model
 from edge.options import Options
 from edge.plan.plan import make_plan
+from edge.run.loading import load
 
 MODEL = GOLDEN / "llama-gqa-tied.gguf"
 MIB = 1 << 20
@@ -50,6 +58,31 @@ def test_the_compiler_counts_and_the_smallest_budget_suffices(tmp_path: Path, mo
     assert frugal
     assert child.peak < first <= smallest  # the kernel counts the largest process alone
     assert later <= 110 * MIB
+
+
+@pytest.mark.slow
+def test_a_compiler_beyond_the_budget_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If its peak was planned too low, the run ends: no answer comes from a budget that was passed."""
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiled, "FRUGAL_BYTES", 20 * MIB)
+    monkeypatch.setattr(compiled, "QUICK_BYTES", 20 * MIB)
+    memory = memory_use().rss + 90 * MIB
+    with pytest.raises(BudgetError, match=r"loading took .*, more than predicted and than the budget"):
+        load(MODEL, backend="cpu", max_kv_size=64, threads=1, memory=memory)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("frugal", [True, False], ids=["frugal", "quick"])
+@pytest.mark.parametrize("model", ["gemma4", "gpt-oss", "lfm2moe", "qwen35moe", "smollm2-135m"])
+def test_compilers_take_what_is_planned(
+    model: str, frugal: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the largest KV dtype's code, for runs and for apps."""
+    opened = open_model(find_model(model) if model == "smollm2-135m" else GOLDEN / f"{model}.gguf")
+    design = Design.of(make_layout(opened.file, opened.spec), "int4", choose_target())
+    for each in (design, replace(design, exported=True)):
+        compiled.compile_design(each, tmp_path / "out", frugal=frugal)
+    assert not caplog.records
 
 
 def test_a_first_run_is_planned() -> None:

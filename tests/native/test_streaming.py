@@ -23,7 +23,7 @@ from edge.backends.base import Backend, Engine, EngineConfig
 from edge.backends.tvm.cpu.streaming import BLOCK, STEPS, Disk, make_streams, packed_bytes, streaming_need
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.devices.memory import MemoryUse
-from edge.devices.paging import measure_paging
+from edge.devices.memory.paging import measure_paging
 from edge.errors import BudgetError
 from edge.model.model import Model, open_model
 from edge.options import Options

@@ -29,7 +29,7 @@ from test_cli import edge, edge_json
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import ENGINE as REFERENCE
-from edge.cli.tune import _summary as summary
+from edge.cli.measuring.tune import _summary as summary
 from edge.devices import records
 from edge.devices.records import Comparison, Record, Subject, nearest, read_records, record_name, write_record
 from edge.errors import EngineError, InputError

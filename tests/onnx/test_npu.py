@@ -28,8 +28,8 @@ from edge.backends.onnx.providers import STATIC_CPU, Provider, find_provider
 from edge.backends.onnx.session import open_session
 from edge.cli.commands import app
 from edge.converters.npu import NpuTarget, check_target, compile_npu
-from edge.devices.profile import Figure
 from edge.devices.profiles import find_profile
+from edge.devices.profiles.profile import Figure
 from edge.errors import EdgeError, EngineError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.compiled import StaticForm
 from edge.formats.onnx_folder import WEIGHTS

@@ -19,8 +19,8 @@ from edge.backends.onnx.graph import layout
 from edge.backends.onnx.graph.forms import NormalFloats
 from edge.backends.onnx.npu.form import CHUNK, ROWS, graph_bytes
 from edge.cli.commands import app
-from edge.devices.profile import Figure, Npu
 from edge.devices.profiles import HOST, find_profile
+from edge.devices.profiles.profile import Figure, Npu
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.compiled import Compiled, StaticForm
 from edge.model.known import known_models, outline_model

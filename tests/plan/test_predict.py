@@ -20,9 +20,9 @@ from edge.backends import backend_names, engine_named
 from edge.backends.base import EngineConfig
 from edge.backends.counts import Footprint
 from edge.cli.commands import app
-from edge.devices.profile import Cluster, DeviceProfile, Figure, Power
-from edge.devices.profile_file import write_profile
 from edge.devices.profiles import find_profile
+from edge.devices.profiles.file import write_profile
+from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, Power
 from edge.exporting.bundle import prepare
 from edge.model.model import open_model
 from edge.model.spec import ModelSpec

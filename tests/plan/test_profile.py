@@ -23,7 +23,7 @@ from test_cli import edge
 from test_devices import write
 
 from edge.devices.load import Load, read_load, share_of_others
-from edge.devices.mappings import Mapped, mapped_files
+from edge.devices.memory.mappings import Mapped, mapped_files
 from edge.devices.thermal import read_hertz
 from edge.errors import EngineError, InputError
 from edge.plan.plan import PlanBytes

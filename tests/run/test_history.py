@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from conftest import examples, open_golden
@@ -20,6 +22,7 @@ from edge.model.spec import model_key
 from edge.plan.plan import Plan, PlanBytes
 from edge.prediction.forecast import forecast
 from edge.run import history
+from edge.run.generation import Generation
 from edge.run.history import (
     Phase,
     Run,
@@ -171,7 +174,7 @@ def test_runs_that_were_held_back_or_cut_are_left(paused: float, actions: tuple[
         energy=Energy(3.0, None, 1.0, 2.0, 0.4, "rapl", "counter", "package", 9),
         actions=actions,  # type: ignore[arg-type]
     )
-    history.remember_run(spec, plan, report)
+    history.remember_run(spec, cast(Generation, SimpleNamespace(is_typical=True)), plan, report)
     found = earlier_runs(Setting.of(spec, "cpu", CONFIG))
     assert len(found) == kept
     for run in found:

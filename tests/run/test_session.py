@@ -47,7 +47,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def set_script(tokens: Sequence[int] | IntArray) -> None:
         rest = iter([int(token) for token in tokens])
-        monkeypatch.setattr("edge.run.session.Sampler", lambda *_, **__: lambda _logits: next(rest))
+        monkeypatch.setattr("edge.run.generation.Sampler", lambda *_, **__: lambda _logits: next(rest))
 
     return set_script
 

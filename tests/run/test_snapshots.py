@@ -29,7 +29,14 @@ from edge.sampling import SamplingParams
 STRING = 8
 GREEDY = SamplingParams(temperature=0)
 LONG = "once upon a time there was a house by the sea. " * 3
-HYBRIDS = [("qwen35", "reference"), ("qwen35", "cpu"), ("lfm2", "cpu"), ("gemma3", "cpu"), ("falcon-h1", "llamacpp")]
+HYBRIDS = [
+    ("qwen35", "reference"),
+    ("qwen35", "cpu"),
+    ("lfm2", "cpu"),
+    ("gemma3", "cpu"),
+    ("falcon-h1", "llamacpp"),
+    ("nemotron_h", "cpu"),
+]
 SMALL = 600 << 20
 
 
@@ -135,7 +142,7 @@ def test_a_session_holds_what_the_plan_counts() -> None:
         session.trim(1)
         assert session._sequence.snapshots.nbytes == 0
         assert not session.rewind(mark)
-        assert "snapshots" in [each.action for each in session._reclaimer.actions]
+        assert "snapshots" in [each.action for each in session._loaded.reclaimer.actions]
 
 
 @pytest.fixture(params=["qwen35", "gemma3"])

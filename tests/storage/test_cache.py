@@ -20,7 +20,7 @@ import pytest
 import edge.storage.cache
 import edge.storage.completion
 from edge.cli.hint import suggest_tuning
-from edge.devices.paging import measure_paging
+from edge.devices.memory.paging import measure_paging
 from edge.errors import CacheError, InputError
 from edge.run import history
 from edge.storage.cache import ENTRY_KINDS, EntryKind, clear, create, entries, find, find_or_make, lock

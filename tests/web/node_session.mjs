@@ -11,7 +11,8 @@ import { fileURLToPath } from 'node:url';
 
 import { Engine } from '../../edge/exporting/web/package/module.js';
 
-const state = { saved: [], loaded: new Uint8Array() };
+const state = { saved: [], loaded: new Uint8Array(), file: null };
+const RESIDENT = 24; // where the header has the bytes before a table
 
 function instantiate(module, memory) {
   const env = {
@@ -22,6 +23,11 @@ function instantiate(module, memory) {
       new Uint8Array(memory.buffer).set(bytes, to >>> 0);
       state.loaded = state.loaded.subarray(size);
       return bytes.length;
+    },
+    row: (at, to, size) => {
+      const bytes = new Uint8Array(size >>> 0), count = fs.readSync(state.file, bytes, 0, bytes.length, at);
+      new Uint8Array(memory.buffer).set(bytes, to >>> 0);
+      return count;
     },
     now: () => performance.now() / 1000,
     random: () => crypto.getRandomValues(new Int32Array(1))[0],
@@ -77,7 +83,10 @@ class Session {
   }
 
   open(path) {
-    const file = fs.readFileSync(path), address = this.engine.web_take(file.length || 1) >>> 0;
+    const whole = fs.readFileSync(path), resident = whole.length < RESIDENT + 8 ? 0 : Number(whole.readBigUInt64LE(RESIDENT));
+    const file = resident > 0 && resident < whole.length ? whole.subarray(0, resident) : whole;
+    state.file = fs.openSync(path);
+    const address = this.engine.web_take(file.length || 1) >>> 0;
     if (!address) throw { status: -4, message: 'web_take found no memory for model.edge' };
     this.bytes(address, file.length).set(file);
     const status = this.engine.web_open(address, file.length);

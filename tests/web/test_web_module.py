@@ -69,14 +69,17 @@ def test_policies_and_dtypes(name: str, policy: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("name", "isa"),
     [
-        *product(("qwen35", "lfm2"), ISAS), ("gpt-oss", "simd"),
+        *product(("qwen35", "lfm2"), ISAS), ("gpt-oss", "simd"), ("gemma4", "simd"),
         *(
             pytest.param(*each, marks=pytest.mark.exhaustive)
-            for each in (("gpt-oss", "relaxed16"), *product(("lfm2moe", "qwen3moe", "qwen35moe"), ISAS))
+            for each in (
+                ("gpt-oss", "relaxed16"), ("gemma4", "relaxed16"),
+                *product(("lfm2moe", "qwen3moe", "qwen35moe"), ISAS),
+            )
         ),
     ],
 )  # fmt: skip
-def test_hybrids_and_mixtures_answer_as_edge_does(name: str, isa: str) -> None:
+def test_models_of_several_forms_answer_as_edge_does(name: str, isa: str) -> None:
     """Their fixed state is saved and loaded, and comes back when the last turn is taken back."""
     with web_pair(modules_of(name, isa, **OPTIONS), name, isa, 2, **OPTIONS) as pair:
         check_conversation(pair)

@@ -76,8 +76,8 @@ def run(page: Page, script: str) -> Any:
 
 
 @lru_cache
-def expected(prompt: str, count: int) -> str:
-    with edge.load(model_of(NAME), backend="cpu", threads=2, max_kv_size=ROWS) as session:
+def expected(prompt: str, count: int, name: str = NAME) -> str:
+    with edge.load(model_of(name), backend="cpu", threads=2, max_kv_size=ROWS) as session:
         greedy = SamplingParams(temperature=0)
         return "".join(session.stream(prompt, max_tokens=count, sampling=greedy, ignore_eos=True))
 
@@ -188,8 +188,38 @@ def test_two_sessions_download_once(page: Page, site: Sent) -> None:
     assert site.bytes == found_size(site)
 
 
-def found_size(site: Sent) -> int:
-    return max(span.stop for span in site.spans)
+def test_a_table_of_embeddings_stays_in_storage(page: Page) -> None:
+    """Two sessions read it there at once. Without storage, there is an error."""
+    ask = "await session.ask('abc', { temperature: 0, maxTokens: 8, ignoreEos: true })"
+    with served(site_of("gemma4", "simd")) as (url, sent):
+        at(page, url)
+        found = run(page, f"""
+          const sessions = [await Edge.open('./'), await Edge.open('./', options)];
+          const answers = await Promise.all(sessions.map(async (session) => {ask}));
+          await Promise.all(sessions.map((session) => session.close()));
+          return {{ answers, last: steps.at(-1), step: steps[0].step }};
+        """)  # fmt: skip
+        assert found["answers"] == [expected("abc", 8, "gemma4")] * 2
+        assert found["step"] == "load"
+        assert sent.bytes == found["last"]["total"] == found_size(sent)
+        worker = f"""
+          navigator.storage.getDirectory = () => Promise.reject(new Error("none"));
+          import({url!r} + 'edge/worker.js');
+        """
+        refused = run(page, f"""
+          const code = URL.createObjectURL(new Blob([{worker!r}], {{ type: 'text/javascript' }}));
+          const engine = new Worker(code, {{ type: 'module' }});
+          const said = new Promise((done) => (engine.onmessage = ({{ data }}) => data.event || done(data)));
+          await new Promise((done) => setTimeout(done, 500));
+          engine.postMessage({{ id: 1, call: 'open', values: {{ url: document.baseURI, options: {{}} }} }});
+          return (await said).error;
+        """)  # fmt: skip
+        assert refused["code"] == "no-memory"
+        assert "no room to store the model" in refused["message"]
+
+
+def found_size(sent: Sent) -> int:
+    return max(span.stop for span in sent.spans)
 
 
 CANCEL = (

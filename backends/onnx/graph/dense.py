@@ -19,4 +19,7 @@ def dense(graph: Context, core: Dense, layer: int, x: str) -> str:
 def _activate(graph: Context, core: Dense, x: str) -> str:
     if core.activation == "gelu":
         return graph.node("Gelu", x, approximate="tanh")
+    if core.activation == "relu2":
+        positive = graph.node("Relu", x)
+        return graph.node("Mul", positive, positive)
     return graph.node("QuickGelu", x, domain=MS, alpha=1.0)  # x · sigmoid(x): SiLU

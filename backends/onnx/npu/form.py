@@ -8,7 +8,7 @@ from edge.backends.base import EngineConfig
 from edge.backends.counts import FixedSizes
 from edge.backends.onnx.providers import is_static
 from edge.backends.ring import LayerKinds
-from edge.devices.profile import Npu
+from edge.devices.profiles.profile import Npu
 from edge.formats.compiled import StaticForm
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network

@@ -23,6 +23,7 @@ from edge.devices.child import Say, serve
 from edge.devices.host import usable_cores
 from edge.devices.memory import release_code, release_free_memory
 
+_AT_ONCE = 4  # units; with 8, Gemma 4's take 301 MiB instead of 275
 _IMPORTED = 0.2  # share of the work that importing TVM is
 
 
@@ -61,7 +62,8 @@ def compile_pass(request: Any, say: Say) -> None:
             tidy()
             return compile_object(entries, functions, design.target)
 
-        with ThreadPoolExecutor(1 if frugal else usable_cores()) as pool:  # TVM and LLVM release Python's lock
+        at_once = 1 if frugal else min(_AT_ONCE, usable_cores())
+        with ThreadPoolExecutor(at_once) as pool:  # TVM and LLVM release Python's lock
             parts = [pool.submit(compile_part, *part) for part in program.parts()]
             for done, _ in enumerate(as_completed(parts), 1):
                 say({"done": _IMPORTED + (1 - _IMPORTED) * done / len(parts)})

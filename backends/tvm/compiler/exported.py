@@ -8,15 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from edge.backends.tvm.compiler.compiled import Progress, about_design, compile_design, design_key
+from edge.backends.tvm.compiler.compiled import APP_QUICK_BYTES, Progress, about_design, compile_design, design_key
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.backends.tvm.targets import Target, app_targets, with_tuning
 from edge.devices.host import usable_cores
+from edge.devices.memory import memory_limit, memory_use
 from edge.errors import UnsupportedError
 from edge.storage import cache
 
-_AT_ONCE = 2  # compilers, of 300 MiB each
+_AT_ONCE = 2  # compilers
 _FAMILIES = {"avxvnni", "avx2"}, {"i8mm", "dotprod", "neon"}  # the same but for dot products of bytes
 
 
@@ -47,11 +48,13 @@ def exported_designs(
 
 def exported_objects(designs: Sequence[Design], progress: Progress | None = None) -> list[Path]:
     """The object files of exported designs, in order; for Apple's systems assembly text. They lie in the cache and are
-    compiled if missing; copy them soon.
+    compiled if missing, one at a time and in less memory where this machine is short of it; copy them soon.
 
     Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, CacheError.
     """
     shares = [0.0] * len(designs)
+    at_once = min(_AT_ONCE, usable_cores())
+    frugal = memory_limit().bytes - memory_use().rss < at_once * APP_QUICK_BYTES
 
     def make(number: int) -> Path:
         def tell(share: float) -> None:
@@ -59,17 +62,17 @@ def exported_objects(designs: Sequence[Design], progress: Progress | None = None
             if progress is not None:
                 progress(sum(shares) / len(shares))
 
-        found = exported_object(designs[number], tell)
+        found = exported_object(designs[number], tell, frugal=frugal)
         tell(1.0)
         return found
 
-    with ThreadPoolExecutor(min(_AT_ONCE, usable_cores())) as pool:
+    with ThreadPoolExecutor(1 if frugal else at_once) as pool:
         return list(pool.map(make, range(len(designs))))
 
 
-def exported_object(design: Design, progress: Progress | None = None) -> Path:
+def exported_object(design: Design, progress: Progress | None = None, *, frugal: bool = False) -> Path:
     """The object file of one design; see `exported_objects`."""
-    make = functools.partial(compile_design, design, progress=progress)
+    make = functools.partial(compile_design, design, progress=progress, frugal=frugal)
     suffix = ".s" if design.target.is_apple else ".o"
     return cache.find_or_make("kernels", design_key(design), suffix, make, about=about_design(design))
 

@@ -9,63 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.backends.ring import LayerKinds
+from edge.backends.tvm.packing.cores import Sizes, groups_of, kind_of, round_up
 from edge.backends.tvm.packing.layout import PackedLayout
-from edge.backends.tvm.packing.shape import (
-    GROUPS,
-    RoutedRows,
-    Shape,
-    groups_of,
-    padded_head,
-    round_up,
-)
+from edge.backends.tvm.packing.shape import Shape, padded_head
 from edge.backends.tvm.targets import Target
-from edge.model.layers import Attention, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
+from edge.model.layers import Attention
 
 LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
-_USUAL = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-_MATRICES = (
-    *_USUAL,
-    "attn_q_gate",
-    "attn_qkv",
-    "attn_gate",
-    "ssm_beta",
-    "ssm_alpha",
-    "ssm_conv1d",
-    "ssm_out",
-    "shortconv.in_proj",
-    "shortconv.conv",
-    "shortconv.out_proj",
-    "inp_gate",
-    "proj",
-    "ffn_gate_inp",
-    "ffn_gate_inp_shexp",
-    "ffn_gate_exps",
-    "ffn_up_exps",
-    "ffn_down_exps",
-    "ffn_gate_shexp",
-    "ffn_up_shexp",
-    "ffn_down_shexp",
-)
-_NORMS = (
-    "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "ssm_norm",
-    "post_norm", "layer_output_scale",
-)  # fmt: skip
-_ROUTED = tuple(f"{name}.bias" for name in ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))
-_VECTORS = (
-    *_NORMS,
-    *(f"{name}.bias" for name in ("attn_norm", "ffn_norm", *_USUAL)),
-    "ssm_dt.bias",
-    "ssm_a",
-    "attn_sinks",
-    "exp_probs_b.bias",
-    *_ROUTED,
-)
-_ADAPTED = (
-    *_USUAL, "attn_q_gate", "attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_out", "shortconv.in_proj",
-    "shortconv.out_proj",
-)  # fmt: skip
-_OF_INPUTS = ("per_layer_model_proj", "per_layer_proj_norm")
-LORA_SLOTS = tuple(f"{name}.{part}" for name in _ADAPTED for part in ("lora_a", "lora_a.scales", "lora_b"))
 _SEES_ALL = 1 << 30  # a window that no position is beyond
 
 Blocks = tuple[int, int]  # of the packed file: the first one, and their number
@@ -88,55 +38,64 @@ class Job:
         return cls.NAMES.index(name)
 
 
+@dataclass(frozen=True)
 class Table:
     """Numbers that a compiled pass reads from an int64 array: offsets that depend on the weights or on the run.
 
-    The numbers of the layers are followed by four for each piece of streamed weights, one for each expert of every
-    layer (how far its matrices lie from the first expert's), and reads of experts (slots.py).
+    The numbers of the layers, each of which has all slots, are followed by four for each piece of streamed weights,
+    one for each expert of every layer (how far its matrices lie from the first expert's), and reads of experts
+    (slots.py).
     """
 
-    NAMES = (
-        "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw", "raw_stride", "normals",
-        "temperatures", "gates", "channels", "steps", "layer_inputs",
-        "routes", "scores", "shares", "ranks", "chosen", "members", "starts", "waves",  # phases/experts.py
-        "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
-        "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
-        "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
-        "per_layer_model_proj", "per_layer_model_proj.scales", "per_layer_proj_norm",
-        "output_norm", "output_norm.bias", "head", "head.scales",
-        "block", "head_step", "head_parts",  # streaming.py
-        "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of threads' columns
-    )  # fmt: skip
-    PER_LAYER = (
-        *_MATRICES, *(f"{name}.scales" for name in _MATRICES), *_VECTORS,
-        *GROUPS,  # the number of the layer's variant
-        "form",  # the number of `Shape.forms`
-        "state",  # where its fixed state begins
-        "window",  # positions that a token sees
-        "rows_of",  # the layer whose rows it reads
-        "observed",  # 1 where policies look at attention: not to the rows of rings
-        "expert_moves",  # where the numbers of its experts begin
-        "angles",  # where the layer's table of rotary angles begins
-        *LORA_SLOTS,  # of adapters, in their own memory; 0 for none
-    )  # fmt: skip
+    layers: int
+    names: tuple[str, ...]
+    per_layer: tuple[str, ...]
+    lora: tuple[str, ...]  # those of `per_layer` for adapters, in their own memory; 0 for none
 
     @classmethod
-    def slot(cls, name: str) -> int:
-        return cls.NAMES.index(name)
+    def of(cls, shape: Shape) -> Table:
+        tensors = [tensor for block in shape.blocks for tensor in block.tensors(shape.hidden)]
+        matrices = [f"{tensor.name}.scales" for tensor in tensors if tensor.columns]
+        groups = {name: names for block in shape.blocks for name, names in groups_of(block.core).items()}
+        adapted = [name for names in groups.values() for name in names]
+        lora = [f"{name}.{part}" for name in adapted for part in ("lora_a", "lora_a.scales", "lora_b")]
+        own = [name for block in shape.blocks for name in kind_of(block.core).scratch(block.core, Sizes(1, 1, 1))]
+        # The number of the layer's variant has the name of the group.
+        per_layer = (*_PER_LAYER, *(tensor.name for tensor in tensors), *matrices, *groups, *lora)
+        return cls(shape.layers, *(tuple(dict.fromkeys(names)) for names in ((*_NAMES, *own), per_layer, lora)))
 
-    @classmethod
-    def layer_slot(cls, name: str) -> int:
-        """Within a layer's slots."""
-        return cls.PER_LAYER.index(name)
+    def slot(self, name: str) -> int:
+        return self.names.index(name)
 
-    @classmethod
-    def place(cls, layer: Any, name: str) -> Any:
+    def place(self, layer: Any, name: str) -> Any:
         """The slot of a layer's number; `layer` may be an expression of TVM."""
-        return len(cls.NAMES) + layer * len(cls.PER_LAYER) + cls.layer_slot(name)
+        return len(self.names) + layer * len(self.per_layer) + self.per_layer.index(name)
 
-    @classmethod
-    def first_piece(cls, layers: int) -> int:
-        return len(cls.NAMES) + layers * len(cls.PER_LAYER)
+    @property
+    def first_piece(self) -> int:
+        return len(self.names) + self.layers * len(self.per_layer)
+
+
+_OF_INPUTS = ("per_layer_model_proj", "per_layer_proj_norm")
+_NAMES = (
+    "x", "normed", "queries", "query_rows", "work", "part_stride", "raw", "raw_stride", "normals", "temperatures",
+    "layer_inputs", "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
+    "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
+    "per_layer_model_proj", "per_layer_model_proj.scales", "per_layer_proj_norm",
+    "output_norm", "output_norm.bias", "head", "head.scales",
+    "block", "head_step", "head_parts",  # streaming.py
+    "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
+    "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of threads' columns
+)  # fmt: skip
+_PER_LAYER = (
+    "form",  # the number of `Shape.forms`
+    "state",  # where its fixed state begins
+    "window",  # positions that a token sees
+    "rows_of",  # the layer whose rows it reads
+    "observed",  # 1 where policies look at attention: not to the rows of rings
+    "expert_moves",  # where the numbers of its experts begin
+    "angles",  # where the layer's table of rotary angles begins
+)
 
 
 @dataclass(frozen=True)
@@ -176,9 +135,10 @@ def fill_table(
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
     values["experts_at_once"] = max((each.number for each in layout.experts.values()), default=0)
-    table = [values.get(name, 0) for name in Table.NAMES]
+    slots = Table.of(layout.shape)
+    table = [values.get(name, 0) for name in slots.names]
     pieces = streams.table if streams else [0] * 4 * (layout.shape.layers + 2)
-    moves_at = Table.first_piece(layout.shape.layers) + len(pieces)
+    moves_at = slots.first_piece + len(pieces)
     moves: list[int] = []
     network = layout.network
     kinds, state = LayerKinds.of(network.windows, network.rowless), 0
@@ -196,14 +156,14 @@ def fill_table(
         if layer in layout.experts:
             moves += layout.experts[layer].moves()
         state += network.fixed_values[layer]
-        for name in (*_MATRICES, *_VECTORS):
+        for name in slots.per_layer:
             values |= _offsets(layout, f"blk.{layer}.{name}", name)
         types = layout.blocks_of(layer)
         for number in layout.shape.forms[layout.forms[layer]]:
             for group in groups_of(layout.shape.blocks[number].core):
                 code = layout.shape.code(number, group)
                 values[group] = layout.variants[code].index(types[code])
-        table += [values.get(name, 0) for name in Table.PER_LAYER]
+        table += [values.get(name, 0) for name in slots.per_layer]
     return table + pieces + moves + [0] * more
 
 
@@ -245,28 +205,20 @@ def make_scratch(
     """
     tokens = round_up(chunk, target.gemm_tokens)
     rows = max(tokens, threads)
-    attention = [block.core for block in shape.blocks if isinstance(block.core, Attention)]
-    delta_nets = [block.core for block in shape.blocks if isinstance(block.core, DeltaNet)]
+    cores = [block.core for block in shape.blocks]
+    found: dict[str, int] = {}  # of cores, the most of each name
+    for core in cores:
+        for name, count in kind_of(core).scratch(core, Sizes(tokens, rows, threads)).items():
+            found[name] = max(count, found.get(name, 0))
     query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
-    delta_work = max((2 * core.size + core.value_size for core in delta_nets), default=0)
-    part = max(round_up(delta_work, 16), *(work_offsets(core, target)["size"] for core in attention))
-    experts = [block.core for block in shape.blocks if isinstance(block.core, Experts)]
-    routed = [(core, RoutedRows.of(core)) for core in experts]
-    activations = [rows * shape.widest, *(rows * each.places * round_up(core.width, 32) for core, each in routed)]
-    values = max(activations)  # that are quantized at once
+    attention = [work_offsets(core, target)["size"] for core in cores if isinstance(core, Attention)]
+    part = max(found.pop("work", 0), *attention)
+    values = max(rows * shape.widest, found.pop("quantized", 0))  # that are quantized at once
     blocks = values // 32
     floats = {
         "x": tokens * shape.padded_hidden,
         "normed": rows * shape.padded_hidden,
         "queries": shape.kv_heads * query_rows * shape.padded_head,
-        "mixed": rows * max(map(shape.widths, (Attention, DeltaNet, ShortConvolution))),
-        "ffn": tokens
-        * max(
-            [
-                *map(shape.widths, (Dense, PerLayerInput)),
-                *(each.places * round_up(core.width, 32) for core, each in routed),
-            ]
-        ),
         "work": threads * part,
         "raw": threads * observed_rows,
         "temperatures": tokens if shape.tempered else 0,
@@ -274,27 +226,14 @@ def make_scratch(
         "sums": blocks,
         "half_sums": 2 * blocks,
         "normals": shape.layers * shape.kv_heads * shape.padded_head,  # of reflections; zeros without any
-        "gates": tokens * shape.padded_mixed if any(core.gated for core in attention) else 0,
-        "channels": tokens
-        * max([3 * shape.widths(ShortConvolution), *(core.mixed + core.width for core in delta_nets)]),
         "layer_inputs": tokens * shape.layers * shape.padded_inputs,
-        "steps": tokens * 2 * max((round_up(core.heads, 16) for core in delta_nets), default=0),
-        "routes": tokens * max((each.logits for _, each in routed), default=0),
-        "scores": threads * max((each.experts for _, each in routed), default=0),
-        "shares": rows * max((each.shares for _, each in routed), default=0),
         "lora": rows * shape.most_matrices * lora_rank,
         "lora_parts": threads * shape.most_matrices * lora_rank,
     }
-    integers = {
-        "words": values // 4,
-        "corrections": blocks,
-        "half_corrections": 2 * blocks,
-        "ranks": threads * max((each.experts for _, each in routed), default=0),
-        "chosen": rows * max((core.used for core in experts), default=0),
-        "members": tokens * max((core.used for core in experts), default=0),
-        "starts": max((core.number + 1 for core in experts), default=0),
-        "waves": max((core.number + 2 for core in experts), default=0),
-    }
+    integers = {"words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks}
+    of_integers = {name for core in cores for name in kind_of(core).integers(core, Sizes(1, 1, 1))}
+    for name, count in found.items():
+        (integers if name in of_integers else floats)[name] = count
     offsets = {"query_rows": query_rows, "part_stride": part, "raw_stride": observed_rows}
     totals = []
     for arena in (floats, integers):

@@ -20,14 +20,14 @@ from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
-from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, per_layer_input, short_convolution
+from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, mamba, per_layer_input, short_convolution
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.embed import embed
 from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.shape import Shape, padded_head
-from edge.model.layers import Attention, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
+from edge.model.layers import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 
 POINTERS = {  # the arguments of `run`, and the types that they point to
     "job": "int64", "lines": "int32",
@@ -39,7 +39,7 @@ POINTERS = {  # the arguments of `run`, and the types that they point to
     "attention": "float32",  # that rows received from observed queries
     "starts": "int32",  # the first row of each head, [layers, KV heads]
 }  # fmt: skip
-STATES = {"states": "float32"}  # one more argument of models with fixed states, and of every exported pass
+STATES = {"states": "float32"}  # one more argument of models with fixed states
 RINGS = ("keys", "values", "key_scales", "value_scales", "positions")  # once more, `ring_…`, if these lie apart
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
 LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
@@ -87,7 +87,8 @@ def run(design: Design) -> Any:
     """The function that every thread calls: thread 0 once per job, waking the others; these once for all jobs, or where
     the target `returns` once per job, too."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        pointers, thread, _ = _declare(design, design.symbol("run") if design.exported else "run")
+        types = exported_pointers(design) if design.exported else pointers_of(design)
+        pointers, thread, _ = _declare(design.symbol("run") if design.exported else "run", types)
         with _environment(design):
             _work(design, pointers, thread)
     return builder.get()
@@ -121,7 +122,7 @@ def _unit(design: Design, single: bool, name: str, unit: Unit, number: int | Non
     """A unit as a function of its own, which `run` calls."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         symbol = design.symbol(_unit_name(single, name))
-        pointers, thread, (layer, wave) = _declare(design, symbol, "layer", "wave")
+        pointers, thread, (layer, wave) = _declare(symbol, pointers_of(design), "layer", "wave")
         with _environment(design):
             unit(PassBuilder(design, single, pointers, thread, number, wave), layer)
     return builder.get()
@@ -131,11 +132,10 @@ def _unit_name(single: bool, unit: str) -> str:
     return f"{'step' if single else 'chunk'}_{unit}"
 
 
-def _declare(design: Design, symbol: str, *of_units: str) -> tuple[dict[str, Any], Value, list[Value]]:
+def _declare(symbol: str, types: dict[str, str], *of_units: str) -> tuple[dict[str, Any], Value, list[Value]]:
     """The function being built: its name and its arguments, of which units have some more."""
     T.func_name(symbol)
     T.func_attr({"global_symbol": symbol, "tirx.noalias": bool(of_units)})  # the job changes while `run` waits
-    types = pointers_of(design)
     pointers = {name: T.arg(name, T.ptr(dtype)) for name, dtype in types.items()}
     thread = T.arg("thread", T.int64())
     return pointers, thread, [T.arg(name, T.int64()) for name in of_units]
@@ -145,10 +145,15 @@ def pointers_of(design: Design) -> dict[str, str]:
     """The pointers that a design's functions take, in their order."""
     found = POINTERS | memory_types(design.kv_dtype)
     found |= {f"ring_{name}": found[name] for name in RINGS} if design.shape.apart else {}
-    states = design.shape.states or design.exported  # the C runtime calls all of them alike
-    for wanted, more in ((states, STATES), (design.timed, TIMES), (design.lora, LORA)):
+    for wanted, more in ((design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA)):
         found |= more if wanted else {}
     return found
+
+
+def exported_pointers(design: Design) -> dict[str, str]:
+    """Those of `run` in exported designs, all of which the C runtime calls alike."""
+    found = POINTERS | memory_types(design.kv_dtype)
+    return found | {f"ring_{name}": found[name] for name in RINGS} | STATES
 
 
 @contextmanager
@@ -209,8 +214,8 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
             busy.value = T.int32(0)
 
         def call(single: bool, name: str, *numbers: Value) -> None:
-            arguments = (*pointers.values(), thread, *numbers)
-            T.evaluate(T.call_extern("int32", design.symbol(_unit_name(single, name)), *arguments))
+            given = [pointers[each] for each in pointers_of(design)]
+            T.evaluate(T.call_extern("int32", design.symbol(_unit_name(single, name)), *given, thread, *numbers))
 
         _job(design, pointers, kind, call)
 
@@ -221,15 +226,15 @@ Emit = Callable[[bool, str, Value, Value], None]
 
 def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Emit) -> None:
     """The units of a pass in their order: those of the blocks of each layer."""
+    shape, slots = design.shape, Table.of(design.shape)
     table, integers = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("table", "integers"))
 
-    def waves(layer: Value, names: Sequence[str], code: Callable[[str], str]) -> None:
+    def waves(layer: Value, names: Sequence[str]) -> None:
         """Units of experts in a chunk, for some of the experts at a time."""
-        with loop(i64(0), T.cast(integers[table[Table.slot("waves")]], "int64")) as wave:
+        with loop(i64(0), T.cast(integers[table[slots.slot("waves")]], "int64")) as wave:
             for name in names:
-                emit(False, code(name), layer, wave)
+                emit(False, name, layer, wave)
 
-    shape = design.shape
     for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
         with when(kind == number):
             emit(single, "embed", i64(0), i64(0))
@@ -240,23 +245,29 @@ def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Emit) -> N
                     if len(shape.forms) == 1:
                         _layer(shape, form, single, layer, emit, waves)
                         continue
-                    with when(table[Table.place(layer, "form")] == index):
+                    with when(table[slots.place(layer, "form")] == index):
                         _layer(shape, form, single, layer, emit, waves)
             emit(single, "head", i64(0), i64(0))
 
 
 def _layer(
     shape: Shape, form: tuple[int, ...], single: bool, layer: Value, emit: Emit,
-    waves: Callable[[Value, Sequence[str], Callable[[str], str]], None],
+    waves: Callable[[Value, Sequence[str]], None],
 ) -> None:  # fmt: skip
-    for number in form:
-        core = shape.blocks[number].core
-        names = list(CORES[type(core)])
-        once = len(names) if single or not isinstance(core, Experts) else names.index("fetch")
-        for name in names[:once]:
-            emit(single, shape.code(number, name), layer, i64(0))
-        if names[once:]:
-            waves(layer, names[once:], functools.partial(shape.code, number))
+    for beside in shape.side_by_side(form):
+        units = []
+        for number in beside:
+            core = shape.blocks[number].core
+            names = list(map(functools.partial(shape.code, number), CORES[type(core)]))
+            units.append((names, isinstance(core, Experts) and not single))
+        for names, _ in units:
+            emit(single, names[0], layer, i64(0))
+        for names, in_waves in units:
+            if in_waves:
+                waves(layer, names[1:])
+                continue
+            for name in names[1:]:
+                emit(single, name, layer, i64(0))
 
 
 def _embed(b: PassBuilder, _layer: Value) -> None:
@@ -267,25 +278,6 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 
 CORES: dict[type, dict[str, Unit]] = {
     Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
-    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
+    Mamba: mamba.UNITS,    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
 }  # fmt: skip
-_BY_SIZE = (
-    "qkv",
-    "attend",
-    "gate_up",
-    "experts_in",
-    "experts_out",
-    "delta_in",
-    "down",
-    "head",
-    "delta_net",
-    "output",
-    "delta_out",
-    "conv_in",
-    "convolve",
-    "conv_out",
-    "layer_inputs",
-    "input_gate",
-    "input_out",
-    "embed",
-)
+_BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others

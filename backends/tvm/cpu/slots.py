@@ -21,8 +21,8 @@ import numpy as np
 
 from edge.backends.counts import ExpertCounts
 from edge.backends.tvm.cpu.arguments import Scratch, Table
+from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import SECTOR, PackedLayout
-from edge.backends.tvm.packing.shape import round_up
 from edge.devices.memory import memory_limit
 from edge.devices.power import memory_root
 from edge.errors import EngineError
@@ -145,10 +145,11 @@ class ExpertSlots:
         with suppress(OSError):
             self._memory.madvise(_HUGEPAGE)
         self._base = np.frombuffer(self._memory, np.uint8).ctypes.data - weights
+        names = Table.of(layout.shape)
         self._row_of = {layer: row for row, layer in enumerate(layout.experts)}
         self._rows = []
         for layer, each in layout.experts.items():
-            at = int(table[Table.place(layer, "expert_moves")])
+            at = int(table[names.place(layer, "expert_moves")])
             self._rows.append(_Row(each.at, each.stride, table[at : at + each.number]))
         at_once = min(number, max(used, (count - used) // 2))
         reads = len(table) - reads_size(layout)
@@ -157,9 +158,9 @@ class ExpertSlots:
         self._file = _open(path, direct=memory_limit(memory_root()).bytes < layout.nbytes + nbytes)
         self._reads[1] = self._file.fileno()
         self._function = _Function(self._fetch)
-        table[Table.slot("experts_at_once")] = at_once
-        table[Table.slot("reads")] = reads
-        table[Table.slot("fetch")] = ctypes.cast(self._function, ctypes.c_void_p).value
+        table[names.slot("experts_at_once")] = at_once
+        table[names.slot("reads")] = reads
+        table[names.slot("fetch")] = ctypes.cast(self._function, ctypes.c_void_p).value
         self.counts = ExpertCounts(count, sum(each.number for each in layout.experts.values()))
         self._trace = np.zeros((_TRACE, len(self._rows), used), np.int16)
         self._tokens = 0  # recorded so far

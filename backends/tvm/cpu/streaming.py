@@ -15,8 +15,8 @@ from edge.backends.base import EngineConfig
 from edge.backends.tvm.cpu.arguments import Blocks, Streams
 from edge.backends.tvm.cpu.slots import slot_bytes
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE, growth
+from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place
-from edge.backends.tvm.packing.shape import round_up
 from edge.model.layers import Experts
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network

@@ -16,46 +16,20 @@ import numpy as np
 from edge.backends.base import Engine, EngineConfig, Operator
 from edge.backends.operators import Piece, attention_flops, pieces, repeat_pass
 from edge.backends.tvm.kv.row_formats import row_bytes
+from edge.backends.tvm.packing.cores import KINDS, kind_of, round_up
 from edge.backends.tvm.packing.layout import PackedLayout, Place
-from edge.backends.tvm.packing.shape import round_up
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import AnyArray, IntArray
 
-MARKS = {  # the parts of a pass in their order, and the phase of `backends.base.PHASES` that each belongs to
+_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm", "output_norm")
+MARKS = {  # the parts of a pass, and the phase of `backends.base.PHASES` that each belongs to
     "idle": "",  # before the pass begins; not reported
     "embed": "embed",
     "layer_inputs": "embed",
-    "attn_norm": "norm",
     "adapt": "other",
-    "qkv": "qkv",
-    "attend": "attend",
-    "merge": "attend",  # in a step: of the threads' parts of each head's output
-    "delta_in": "qkv",
-    "delta_net": "attend",
-    "gate": "output",
-    "quantize_mixed": "output",
-    "delta_out": "output",
-    "conv_in": "qkv",
-    "convolve": "attend",
-    "conv_out": "output",
-    "output": "output",
-    "post_attention_norm": "norm",
-    "ffn_norm": "norm",
-    "gate_up": "gate-up",
-    "router": "other",
-    "route": "other",
-    "fetch": "other",
-    "experts_in": "gate-up",
-    "quantize_ffn": "down",
-    "experts_out": "down",
-    "down": "down",
-    "post_ffw_norm": "norm",
-    "quantize_x": "other",
-    "input_gate": "other",
-    "input_out": "other",
-    "post_norm": "norm",
-    "output_norm": "norm",
+    **dict.fromkeys(_NORMS, "norm"),
+    **{name: phase for kind in KINDS.values() for name, phase in kind.marks.items()},
     "head": "head",
 }
 WORK, WAIT = 0, 1  # the time before a barrier, and the time in it
@@ -118,9 +92,9 @@ def _operators(counted: Sequence[AnyArray], counts: Counts) -> Iterable[Operator
     waiting, all_threads = spent[..., WAIT].sum(axis=(0, 1)), spent.sum(axis=(0, 1, 4))
     calls = counted[0][0, :, :, WORK, CALLS]
     before = [(layers, 1)]
-    inside = [(layer, mark) for layer in range(layers) for mark in range(1, len(MARKS))]
-    after = [(layers, mark) for mark in range(2, len(MARKS))]
     names = list(MARKS)
+    inside = [(layer, names.index(name)) for layer in range(layers) for name in counts.marks(layer)]
+    after = [(layers, mark) for mark in range(2, len(MARKS))]
     for at, mark in before + inside + after:
         if calls[at, mark]:
             name, layer = names[mark], None if at == layers else at
@@ -145,6 +119,13 @@ class Counts:
         self._layout, self._parts = layout, parts
         self._tokens = sum(part.count for part in parts)
         self._attention, self._kv_dtype = find_network(spec).attention, kv_dtype
+
+    def marks(self, layer: int) -> Iterable[str]:
+        """Of a layer, in the order of the pass."""
+        found = []
+        for block in self._layout.network.layers[layer]:
+            found += [block.norm, "adapt", *kind_of(block.core).marks, block.post_norm]
+        return dict.fromkeys(filter(None, found))
 
     def bytes(self, name: str, layer: int | None) -> int | None:
         """None for parts that only move activations."""

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
-from edge.backends.checks import usual_cores
 from edge.backends.counts import Footprint, GPUMemory, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Core
+from edge.model.layers import Attention, Core, DeltaNet, Dense, ShortConvolution
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -74,7 +73,11 @@ class GPU(Backend):
         make_weights(file, spec, PORTABLE.binding)
 
     def supports(self, core: Core) -> str | None:
-        return usual_cores(core)
+        from edge.backends.tvm.packing.cores import supports
+
+        if isinstance(core, Attention):
+            return None if core.rows_of is None else "attention with rows of an earlier layer"
+        return supports(core) if isinstance(core, DeltaNet | Dense | ShortConvolution) else core.kind
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the buffers that the engine allocates."""
@@ -88,8 +91,8 @@ class GPU(Backend):
         from edge.backends.tvm.packing.shape import Shape
         from edge.model.tensors import find_network
 
-        shape, network = Shape.of(spec), find_network(spec)
-        layers = LayerKinds.of(network.windows)
+        shape, network = Shape.of(spec, self.NAME, self.supports), find_network(spec)
+        layers = LayerKinds.of(network.windows, network.rowless)
         regions, rings = make_regions(layers, shape.kv_heads, config, spec.context)
         per_row = row_bytes(shape.attention, config.kv_dtype) // shape.kv_heads + 4 * config.observes
         windowed = rings.size + (regions.size if shape.windowed and not layers.ringed else 0)
@@ -100,9 +103,9 @@ class GPU(Backend):
         if config.per_head:
             at_once = 2 if config.observes else max(2, shape.kv_heads)
             by_head = regions.longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
-        rows = regions.size + rings.size
+        rows, states = regions.size + rings.size, 4 * sum(network.fixed_values)
         on_host = 4 * config.logits_rows * shape.vocab + 4 * config.observes * rows  # logits and attention, once more
-        weights, kv = packed_bytes(spec), rows * per_row
+        weights, kv = packed_bytes(spec), rows * per_row + states
         staging = sum(arena_bytes(0, shape.padded_head, config.kv_dtype, observes=config.observes).values())
         on_device = sum(scratch.values()) + staging
         return Footprint(
@@ -110,7 +113,7 @@ class GPU(Backend):
             kv=kv,
             scratch=on_device + on_host + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
             runtime=_DRIVER_BYTES,
-            fixed_kv=rings.size * per_row,
+            fixed_kv=rings.size * per_row + states,
             gpu=weights + kv + on_device,
         )
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 
 from edge.backends.base import EngineConfig
+from edge.backends.ring import LayerKinds
 from edge.backends.rope import find_rotation
+from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.gpu.hosts import Adapter
 from edge.backends.tvm.gpu.picking import found_bytes
 from edge.backends.tvm.gpu.weights import WeightsLayout, make_weights
-from edge.backends.tvm.packing.shape import Shape, round_up
+from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.shape import Shape
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, Dense
+from edge.model.layers import Attention, Block, DeltaNet, Dense, ShortConvolution
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 
@@ -137,6 +141,8 @@ class Design:
     forms: tuple[int, ...]  # [layers]: index into `Shape.forms`
     kinds: tuple[int, ...]  # [layers]: kind of RoPE
     windows: tuple[int, ...]  # [layers]; 0: none
+    whole: tuple[int, ...]  # layers whose rows a policy keeps or evicts
+    states: tuple[int, ...]  # [layers]: the first value of a layer's fixed state
     learned: bool
 
     @classmethod
@@ -147,12 +153,13 @@ class Design:
         known = {field.name for field in fields(Tuning)}
         chosen = {name: value for name, value in config.tuning.items() if name in known}
         tuning = replace(Tuning.of(adapter.kind), **chosen)
-        shape, weights = Shape.of(spec), make_weights(file, spec, adapter.limits.binding)
+        shape, weights = Shape.of(spec, ENGINE.NAME, ENGINE.supports), make_weights(file, spec, adapter.limits.binding)
         return cls(
             shape, weights, adapter.language, tuning, config.kv_dtype, config.chunk, config.logits_rows,
             config.observes, rotation.pairs, network.halves,
             tuple(shape.form_of(layer, network) for layer in network.layers), rotation.kinds, network.windows,
-            network.learned_positions,
+            LayerKinds.of(network.windows, network.rowless).whole,
+            tuple(accumulate(network.fixed_values[:-1], initial=0)), network.learned_positions,
         )  # fmt: skip
 
     def blocks(self, layer: int) -> list[Block]:
@@ -179,13 +186,15 @@ def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, po
         "x": chunk * shape.padded_hidden,
         "other x": shape.padded_hidden,
         "normed": chunk * shape.padded_hidden,
-        "qkv": chunk * (shape.heads + 2 * shape.kv_heads) * shape.head,
-        "mixed": chunk * shape.widths(Attention),
+        "qkv": chunk * shape.attention_inputs,
+        "channels": chunk * shape.channels,
+        "convolved": chunk * max((core.convolved for core in shape.cores(DeltaNet)), default=0),
+        "mixed": chunk * max(map(shape.widths, (Attention, DeltaNet, ShortConvolution))),
         "softmax": 2 * chunk * shape.heads,
         "ffn": chunk * shape.widths(Dense),
         "logits": logits_rows * shape.vocab,
     }
-    return {name: 4 * size for name, size in words.items()} | {"found": found_bytes(shape.vocab)}
+    return {name: 4 * size for name, size in words.items() if size} | {"found": found_bytes(shape.vocab)}
 
 
 def _aligned(words: int) -> int:

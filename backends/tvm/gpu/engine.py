@@ -18,6 +18,7 @@ from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, Design, State
 from edge.backends.tvm.gpu.hosts import Buffer, Recording, card_of, choose_adapter, open_device
 from edge.backends.tvm.gpu.kv import DeviceRows
 from edge.backends.tvm.gpu.program import Dispatch
+from edge.backends.tvm.gpu.state import DeviceState
 from edge.backends.tvm.gpu.weights import pack_weights
 from edge.backends.tvm.kv.regions import make_regions
 from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
@@ -87,18 +88,21 @@ class GPUEngine:
         spec, config, shape, network = self.spec, self.config, self.design.shape, self._network
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         rope = CacheRope(file, network, positions, halves=network.halves)
-        kinds = LayerKinds.of(network.windows)
+        kinds = LayerKinds.of(network.windows, network.rowless)
         regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
         count = rings.size + regions.size
         rows = DeviceRows(self._device, count, shape.padded_head, config.kv_dtype, observes=config.observes)
         self._arena = Arena(shape, rows, observes=config.observes)
+        size = sum(network.fixed_values)
+        self._state = DeviceState(self._device, size) if size else None
         key = state_key(f"{ENGINE.NAME} {source_hash('gpu', 'kv')}", file, spec, config.kv_dtype)
-        return make_kv(self._arena, kinds, regions, rings, rope, key, config)
+        return make_kv(self._arena, kinds, regions, rings, rope, key, config, self._state)
 
     def _make_buffers(self) -> dict[str, Buffer]:
         rows = self._arena.rows
         sizes = self.design.buffers(positions=self._arena.positions.size)
-        return rows.buffers | {name: self._device.create(size) for name, size in sizes.items()}
+        state = {"states": self._state.buffer} if self._state else {}
+        return rows.buffers | state | {name: self._device.create(size) for name, size in sizes.items()}
 
     def _record(self) -> None:
         rows = self._arena.rows

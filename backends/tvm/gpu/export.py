@@ -22,7 +22,7 @@ from edge.backends.tvm.gpu.design import Design, RowForm, State
 from edge.backends.tvm.gpu.hosts import ALIGNMENT, PORTABLE, Adapter
 from edge.backends.tvm.gpu.program import LANGUAGES
 from edge.backends.tvm.gpu.weights import pack_weights
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.sources import source_hash
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile

@@ -20,11 +20,18 @@ from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.phases.attention import attention
 from edge.backends.tvm.gpu.phases.builder import Kernels, PassBuilder, weights_in
+from edge.backends.tvm.gpu.phases.delta_net import delta_net
 from edge.backends.tvm.gpu.phases.dense import dense
+from edge.backends.tvm.gpu.phases.short_convolution import short_convolution
 from edge.backends.tvm.gpu.program import Program, Slice
-from edge.model.layers import Attention, Dense
+from edge.model.layers import Attention, DeltaNet, Dense, ShortConvolution
 
-CORES: dict[type, Callable[..., None]] = {Attention: attention, Dense: dense}
+CORES: dict[type, Callable[..., None]] = {
+    Attention: attention,
+    DeltaNet: delta_net,
+    Dense: dense,
+    ShortConvolution: short_convolution,
+}
 
 
 def generate(design: Design) -> Program:

@@ -14,7 +14,7 @@ from edge.backends.tvm.gpu.engine import GPUEngine
 from edge.backends.tvm.gpu.program import Dispatch
 from edge.backends.tvm.gpu.weights import Matrix
 from edge.backends.tvm.kv.row_formats import row_bytes
-from edge.backends.tvm.packing.shape import groups_of
+from edge.backends.tvm.packing.cores import groups_of
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.types import IntArray

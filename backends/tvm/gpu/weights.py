@@ -12,19 +12,21 @@ float16 or bfloat16 weights 4i + j and 4i + 4 + j are in word j of quad i / 2. F
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import BinaryIO
 
 import numpy as np
 
-from edge.backends.checks import check_usual
+from edge.backends.checks import check_cores, check_heads
+from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock, bits_of
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.model.layers import Tensor as Described
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import AnyArray
@@ -184,11 +186,12 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
 
     Raises UnsupportedError for unknown tensors, block types without kernels, and layers beyond the limit.
     """
-    network = check_usual("gpu engine", spec)
+    network = check_cores(f"{ENGINE.NAME} engine", spec, ENGINE.supports)
+    check_heads(network)
     tensors = find_tensors(file, spec)
     find = _Finder(file, tensors)
     layers = tuple(
-        find.layout(tuple(each.name for block in blocks for each in block.tensors(spec.hidden)), f"blk.{layer}.")
+        find.layout((each for block in blocks for each in block.tensors(spec.hidden)), f"blk.{layer}.")
         for layer, blocks in enumerate(network.layers)
     )
     largest = max(layer.nbytes for layer in layers)
@@ -199,7 +202,8 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
         )
     embedding = find.pieces("token_embd", "embed", binding_limit)
     head = find.pieces("output", "head", binding_limit) if "output" in tensors else embedding
-    return WeightsLayout(layers, embedding, head, find.layout(_WHOLE, ""))
+    rest = find.layout((tensor for name, tensor in network.tensors() if name in _WHOLE), "")
+    return WeightsLayout(layers, embedding, head, rest)
 
 
 def packed_bytes(spec: ModelSpec) -> int:
@@ -209,10 +213,10 @@ def packed_bytes(spec: ModelSpec) -> int:
     tensors = [tensor for _, tensor in find_network(spec).tensors()]
     padding = 0
     for tensor in tensors:
-        if tensor.columns:
+        if tensor.columns and not tensor.exact:
             padding += tensor.rows * max(_row_padding(block, tensor.columns) for block in blocks) + 16 * _QUAD
         else:
-            padding += 4 * (-tensor.rows % PART)
+            padding += 4 * (-(tensor.rows * max(1, tensor.columns)) % PART)
     return exact + padding + 16 * _QUAD
 
 
@@ -243,13 +247,12 @@ class _Finder:
     file: GGUFFile
     tensors: dict[str, Source]
 
-    def layout(self, names: tuple[str, ...], prefix: str) -> LayerLayout:
+    def layout(self, described: Iterable[Described], prefix: str) -> LayerLayout:
         at, found = 0, []
-        for name in names:
-            if prefix + name in self.tensors:
-                tensor = self._tensor(self.tensors[prefix + name], at)
-                found.append((name, tensor))
-                at += tensor.words
+        for each in described:
+            tensor = self._tensor(self.tensors[prefix + each.name], at, each)
+            found.append((each.name, tensor))
+            at += tensor.words
         return LayerLayout(tuple(found))
 
     def pieces(self, name: str, buffer: str, limit: int) -> tuple[Piece, ...]:
@@ -265,14 +268,14 @@ class _Finder:
             for number, first in enumerate(range(0, whole.rows, most))
         )
 
-    def _tensor(self, source: Source, at: int) -> Tensor:
+    def _tensor(self, source: Source, at: int, described: Described | None = None) -> Tensor:
         info = self.file.tensors[source.tensor]
         if info.type not in BLOCKS:
             raise UnsupportedError(
                 f"the gpu engine has no kernels for {info.type} ({info.name}) yet: use --backend=llamacpp"
             )
-        if len(info.shape) == 1:
-            return Vector(at, source.rows)
+        if described and (described.exact or not described.columns):
+            return Vector(at, described.rows * max(1, described.columns))
         return Matrix(at, source.rows, round_up(info.shape[0], PART), info.type)
 
 
@@ -287,32 +290,37 @@ def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Ite
         for buffer, prefix, layout in [*layouts, ("rest", "", weights.rest)]:
             for name, tensor in layout.tensors:
                 source = tensors[prefix + name]
-                yield from _pack(data, file.tensors[source.tensor], source.first, buffer, tensor)
+                yield from _pack(data, file.tensors[source.tensor], source.runs, buffer, tensor)
         tables = [("token_embd", weights.embedding)]
         if weights.head != weights.embedding:
             tables.append(("output", weights.head))
         for name, pieces in tables:
             source = tensors[name]
             for piece in pieces:
-                first = source.first + piece.first_row
-                yield from _pack(data, file.tensors[source.tensor], first, piece.buffer, piece.matrix)
+                runs = [(source.first + piece.first_row, piece.rows)]
+                yield from _pack(data, file.tensors[source.tensor], runs, piece.buffer, piece.matrix)
 
 
-def _pack(data: BinaryIO, info: TensorInfo, first: int, buffer: str, tensor: Tensor) -> Iterator[Packed]:
-    """Pack rows of a tensor of the file, from `first` on."""
+def _pack(
+    data: BinaryIO, info: TensorInfo, runs: Sequence[tuple[int, int]], buffer: str, tensor: Tensor
+) -> Iterator[Packed]:
+    """Pack runs of rows of a tensor of the file: the first one's number, and how many."""
     if isinstance(tensor, Vector):
-        count = info.shape[0]
         raw = _read(data, info, 0, info.nbytes).reshape(1, -1)
-        yield buffer, 4 * tensor.at, dequantize(raw, info.type).reshape(count)[first : first + tensor.size].view("<u4")
+        values = dequantize(raw, info.type).reshape(-1, tensor.size // sum(count for _, count in runs))
+        chosen = np.concatenate([values[first : first + count] for first, count in runs])
+        yield buffer, 4 * tensor.at, chosen.reshape(-1).view("<u4")
         return
-    row_bytes = info.nbytes // int(np.prod(info.shape[1:], dtype=np.int64))
+    row_bytes, row = info.nbytes * info.shape[0] // info.elements, 0
     step = max(1, _SLICE // row_bytes)
-    for row in range(0, tensor.rows, step):
-        count = min(step, tensor.rows - row)
-        raw = _read(data, info, (first + row) * row_bytes, count * row_bytes).reshape(count, -1)
-        for at, words, piece in zip(tensor.offsets, tensor.row_words, pack_rows(tensor, raw), strict=False):
-            if words:
-                yield buffer, 4 * (at + row * words), piece.reshape(-1)
+    for first, total in runs:
+        for start in range(0, total, step):
+            count = min(step, total - start)
+            raw = _read(data, info, (first + start) * row_bytes, count * row_bytes).reshape(count, -1)
+            for at, words, piece in zip(tensor.offsets, tensor.row_words, pack_rows(tensor, raw), strict=False):
+                if words:
+                    yield buffer, 4 * (at + row * words), piece.reshape(-1)
+            row += count
 
 
 def _read(data: BinaryIO, info: TensorInfo, start: int, count: int) -> AnyArray:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from edge.backends.tvm.packing.blocks import BLOCKS, Block
-from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape, groups_of, round_up
+from edge.backends.tvm.packing.cores import groups_of, round_up
+from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Experts, Network, Tensor

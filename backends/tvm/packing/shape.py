@@ -6,10 +6,12 @@ tensors) are entries in a table at run time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from edge.backends.checks import check_cores
+from edge.backends.tvm.packing.cores import LANES, Groups, groups_of, round_up, supports
 from edge.errors import UnsupportedError
 from edge.model.layers import (
     UNROTATED,
@@ -17,21 +19,15 @@ from edge.model.layers import (
     Block,
     Core,
     DeltaNet,
-    Dense,
-    Experts,
     Network,
+    OneCore,
     PerLayerInput,
     ShortConvolution,
     Temperature,
 )
 from edge.model.spec import ModelSpec
 
-_LANES = 16
 _MOST_BLOCKS = 8  # of different shapes, each of which is compiled
-
-Groups = dict[str, tuple[str, ...]]
-"""Matrices that one phase of the pass multiplies, by the name of the phase."""
-
 
 ROPE_AHEAD = 64  # decode steps for which angles are computed at once
 
@@ -41,42 +37,11 @@ def rope_values(tokens: int, gemm_tokens: int, head: int) -> int:
     return (max(tokens, ROPE_AHEAD) + gemm_tokens) * 2 * head
 
 
-def round_up(value: int, step: int) -> int:
-    return -(-value // step) * step
-
-
 def padded_head(head: int) -> int:
-    return round_up(head, _LANES)
+    return round_up(head, LANES)
 
 
-def groups_of(core: Core) -> Groups:
-    if isinstance(core, Attention):
-        return {"qkv": core.inputs, "output": (core.output,)}
-    if isinstance(core, DeltaNet):
-        return {"delta_in": core.inputs, "delta_out": (core.output,)}
-    if isinstance(core, ShortConvolution):
-        return {"conv_in": core.inputs, "conv_out": (core.output,)}
-    if isinstance(core, Experts):
-        return {"router": core.routers, "experts_in": core.inputs, "experts_out": core.outputs}
-    if isinstance(core, PerLayerInput):
-        return {"input_gate": core.inputs, "input_out": (core.output,)}
-    return {"gate_up": core.inputs, "down": (core.output,)}
-
-
-GROUPS = (
-    "qkv", "output", "gate_up", "down", "delta_in", "delta_out", "conv_in", "conv_out", "router", "experts_in",
-    "experts_out", "input_gate", "input_out",
-)  # fmt: skip
 LAYER_INPUTS = {"layer_inputs": ("per_layer_model_proj",)}  # the group outside of layers
-
-
-def supports(core: Core) -> str | None:
-    """The reason why the kernels cannot run a core; None if they can."""
-    if isinstance(core, DeltaNet) and (core.size % _LANES or core.value_size % _LANES):
-        return f"gated delta nets with heads of {core.size} and {core.value_size} values"
-    if isinstance(core, ShortConvolution) and core.hidden % _LANES:
-        return f"short convolutions of {core.hidden} channels"
-    return None
 
 
 @dataclass(frozen=True)
@@ -96,16 +61,16 @@ class Shape:
     forms: tuple[tuple[int, ...], ...]  # distinct layers, as indices into blocks
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> Shape:
-        """The shape of a model. Raises UnsupportedError for cores without kernels, and for layers that differ too
-        much."""
-        network = check_cores("cpu engine", spec, supports)
+    def of(cls, spec: ModelSpec, engine: str = "cpu", reason: Callable[[Core], str | None] = supports) -> Shape:
+        """The shape of a model. reason: the engine's `Backend.supports`. Raises UnsupportedError for cores without
+        kernels, and for layers that differ too much."""
+        network = check_cores(f"{engine} engine", spec, reason)
         layers = [tuple(_shape_of(block, network) for block in layer) for layer in network.layers]
         blocks = tuple(dict.fromkeys(block for layer in layers for block in layer))
         attention = list(filter(None, network.attention))
         if len(blocks) > _MOST_BLOCKS or not attention or not _fit_arenas(network, attention):
             what = "layers of so many forms" if attention else "models without attention"
-            raise UnsupportedError(f"the cpu engine does not run {what} yet: use --backend=llamacpp")
+            raise UnsupportedError(f"the {engine} engine does not run {what} yet: use --backend=llamacpp")
         forms = tuple(dict.fromkeys(tuple(map(blocks.index, layer)) for layer in layers))
         return cls(
             len(layers), spec.hidden, spec.vocab, network.norm, network.norm_eps, network.embedding_scale,
@@ -115,6 +80,16 @@ class Shape:
     def form_of(self, layer: tuple[Block, ...], network: Network) -> int:
         """The index of a layer's form."""
         return self.forms.index(tuple(self.blocks.index(_shape_of(block, network)) for block in layer))
+
+    def side_by_side(self, form: tuple[int, ...]) -> list[list[int]]:
+        """The blocks of a form, those together that read the same rows."""
+        found: list[list[int]] = []
+        for number in form:
+            if self.blocks[number].beside:
+                found[-1].append(number)
+            else:
+                found.append([number])
+        return found
 
     @property
     def states(self) -> bool:
@@ -141,7 +116,11 @@ class Shape:
 
     @cached_property
     def _attention(self) -> list[Attention]:
-        return [block.core for block in self.blocks if isinstance(block.core, Attention)]
+        return self.cores(Attention)
+
+    def cores(self, kind: type[OneCore]) -> list[OneCore]:
+        """The different cores of a kind."""
+        return [block.core for block in self.blocks if isinstance(block.core, kind)]
 
     @cached_property
     def attention(self) -> Attention:
@@ -165,12 +144,7 @@ class Shape:
 
     @property
     def padded_inputs(self) -> int:
-        return round_up(self.layer_inputs, _LANES)
-
-    @cached_property
-    def dense(self) -> Dense:
-        """The first feed-forward core."""
-        return next(block.core for block in self.blocks if isinstance(block.core, Dense))
+        return round_up(self.layer_inputs, LANES)
 
     @cached_property
     def heads(self) -> int:
@@ -190,13 +164,10 @@ class Shape:
         """Query heads per KV head."""
         return max(core.group for core in self._attention)
 
-    @property
-    def query_scale(self) -> float:
-        return self.attention.scale
-
-    @property
-    def score_cap(self) -> float:
-        return self.attention.score_cap
+    @cached_property
+    def attention_inputs(self) -> int:
+        """Values that the products of attention make of a token, at most."""
+        return max((core.heads * (1 + core.gated) + 2 * core.kv_heads) * core.head_dim for core in self._attention)
 
     @property
     def windowed(self) -> bool:
@@ -209,15 +180,6 @@ class Shape:
         return self.attention.temperature is not None
 
     @property
-    def ffn(self) -> int:
-        return self.dense.ffn
-
-    @property
-    def gated(self) -> bool:
-        """Whether the feed-forward network has a gate."""
-        return self.dense.gated
-
-    @property
     def padded_head(self) -> int:
         return padded_head(self.head)
 
@@ -226,44 +188,25 @@ class Shape:
         return round_up(self.hidden, 32)
 
     @property
-    def padded_mixed(self) -> int:
-        """Values of all heads' concatenated outputs."""
-        return self.widths(Attention)
-
-    @property
-    def padded_ffn(self) -> int:
-        return round_up(self.ffn, 32)
-
-    @property
     def padded_vocab(self) -> int:
-        return round_up(self.vocab, _LANES)
+        return round_up(self.vocab, LANES)
 
     @property
     def widest(self) -> int:
         """The length of the longest row of activations."""
         return max(self.padded_hidden, *(round_up(block.core.width, 32) for block in self.blocks))
 
+    @property
+    def channels(self) -> int:
+        """Values that the products of cores with a fixed state hand to them, at most; 0 without such cores."""
+        cores = (block.core for block in self.blocks)
+        return max((core.channels for core in cores if isinstance(core, DeltaNet | ShortConvolution)), default=0)
+
     def widths(self, kind: type[Core]) -> int:
         """The length of the longest input to an output projection from cores of this kind, padded; 0 without such
         cores."""
         widths = (round_up(block.core.width, 32) for block in self.blocks if isinstance(block.core, kind))
         return max(widths, default=0)
-
-
-@dataclass(frozen=True)
-class RoutedRows:
-    """Sizes of rows between the phases of experts. experts: the padded number. logits, shares: values of a token's row.
-    places: rows of activations of a token."""
-
-    experts: int
-    logits: int
-    shares: int
-    places: int
-
-    @classmethod
-    def of(cls, core: Experts) -> RoutedRows:
-        experts, shared = round_up(core.number, _LANES), int(core.shared > 0)
-        return cls(experts, experts + shared * _LANES, round_up(core.used + shared, _LANES), core.used + shared)
 
 
 def _shape_of(block: Block, network: Network) -> Block:

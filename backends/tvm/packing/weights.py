@@ -16,8 +16,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import PackedLayout, Place
-from edge.backends.tvm.packing.shape import round_up
 from edge.backends.tvm.sources import source_hash
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.tensors import Source

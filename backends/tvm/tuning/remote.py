@@ -23,8 +23,9 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import Regions
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import SPARE_ROWS
+from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import make_layout
-from edge.backends.tvm.packing.shape import rope_values, round_up
+from edge.backends.tvm.packing.shape import rope_values
 from edge.backends.tvm.packing.weights import open_weights
 from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import Target, choose_target, target_named, with_tuning

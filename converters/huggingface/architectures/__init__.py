@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from reprlib import repr as brief
 
-from edge.converters.huggingface.architectures import gemma, gpt2, granite, llama, ministral, phi3, qwen, smollm3
+from edge.converters.huggingface.architectures import (
+    gemma,
+    gemma4,
+    gpt2,
+    gpt_oss,
+    granite,
+    lfm2,
+    llama,
+    ministral,
+    phi3,
+    qwen,
+    qwen35,
+    smollm3,
+)
 from edge.converters.huggingface.architectures.common import Architecture
 from edge.converters.huggingface.config import Config
 from edge.errors import ModelFormatError, UnsupportedError
@@ -14,8 +27,15 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "mistral": llama.LLAMA,
     "qwen2": qwen.QWEN2,
     "qwen3": qwen.QWEN3,
+    "qwen3_moe": qwen.QWEN3_MOE,
+    "qwen3_5_text": qwen35.QWEN35,
+    "qwen3_5_moe_text": qwen35.QWEN35_MOE,
+    "lfm2": lfm2.LFM2,
+    "lfm2_moe": lfm2.LFM2_MOE,
+    "gpt_oss": gpt_oss.GPT_OSS,
     "gemma2": gemma.GEMMA2,
     "gemma3_text": gemma.GEMMA3,
+    "gemma4_text": gemma4.GEMMA4,
     "phi3": phi3.PHI3,
     "gpt2": gpt2.GPT2,
     "granitemoehybrid": granite.GRANITE_HYBRID,
@@ -23,20 +43,27 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "ministral3": ministral.MINISTRAL3,
     "smollm3": smollm3.SMOLLM3,
 }
-_BY_GGUF_NAME = {architecture.name: architecture for architecture in _BY_MODEL_TYPE.values()}
+_BY_GGUF_NAME = {each.name: each for each in _BY_MODEL_TYPE.values() if each.model[0]}
+_WITH_TOWERS = {  # models with vision or sound beside the text model
+    "gemma3": gemma.GEMMA3, "gemma4": gemma4.GEMMA4, "gemma4_unified": gemma4.GEMMA4, "qwen3_5": qwen35.QWEN35,
+    "qwen3_5_moe": qwen35.QWEN35_MOE,
+}  # fmt: skip
 
 
 def of_config(config: Config) -> tuple[Architecture, Config]:
     """The architecture of a `config.json`, and its part for the text model. Raises UnsupportedError."""
     kind = config.get("model_type")
-    if kind == "gemma3":  # with a vision tower beside the text model
+    if isinstance(kind, str) and kind in _WITH_TOWERS:
         text = config.part("text_config")
         if text is None:
             raise ModelFormatError(f"{config.path}: text_config is missing")
-        text.must_be("final_logit_softcapping")  # which transformers leaves out beside a vision tower
-        return gemma.GEMMA3, text
+        if kind == "gemma3":
+            text.must_be("final_logit_softcapping")  # which transformers leaves out beside a vision tower
+        tied = config.get("tie_word_embeddings")
+        usual = {} if tied is None or text.get("tie_word_embeddings") is not None else {"tie_word_embeddings": tied}
+        return _WITH_TOWERS[kind], Config(config.path, {**text.values, **usual})
     if not isinstance(kind, str) or kind not in _BY_MODEL_TYPE:
-        known = ", ".join([*_BY_MODEL_TYPE, "gemma3"])
+        known = ", ".join([*_BY_MODEL_TYPE, *_WITH_TOWERS])
         raise UnsupportedError(f"{config.path}: model_type {brief(kind)} is not supported (these are: {known})")
     return _BY_MODEL_TYPE[kind], config
 

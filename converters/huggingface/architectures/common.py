@@ -1,7 +1,8 @@
-"""The description of an architecture's conversion, and the parts that families share: sizes, names, shapes."""
+"""The description of an architecture's conversion, and the parts that families share: settings, sizes, names."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from edge.converters.huggingface.architectures.settings import Count, Fixed, Number, Setting
 from edge.converters.huggingface.config import Config
+from edge.converters.huggingface.views import Tensors
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Field
@@ -22,16 +25,22 @@ transposed; or with the 1 added that the model adds to it."""
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a model, in values."""
+    """The sizes of a model, in values; of heads, the most and largest of all layers."""
 
     layers: int
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
-    ffn: int
     vocab: int
     context: int
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Field]) -> Sizes:
+        """Of a header."""
+        keys = ("block_count", "embedding_length", "attention.head_count", "attention.head_count_kv",
+                "attention.key_length", "vocab_size", "context_length")  # fmt: skip
+        return cls(*(int(np.max(fields[key])) for key in keys))
 
 
 INTERLEAVED: dict[str, Layout] = {"attn_q": "interleaved", "attn_k": "interleaved"}
@@ -65,58 +74,68 @@ LLAMA_NAMES = {
 HEAD_NORMS = in_layers({"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"})
 
 
-def usual_sizes(config: Config) -> Sizes:
-    """Sizes from the keys of Llama's family."""
-    hidden, heads = config.count("hidden_size", "hidden"), config.count("num_attention_heads", "heads")
-    return Sizes(
-        layers=config.count("num_hidden_layers", "layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=config.count("num_key_value_heads", "heads", default=heads),
-        head_dim=config.count("head_dim", "head_dim", default=max(1, hidden // heads)),
-        ffn=config.count("intermediate_size", "ffn"),
-        vocab=config.count("vocab_size", "vocab"),
-        context=config.count("max_position_embeddings", "context"),
-    )
+def _heads(config: Config) -> int:
+    return config.count("num_attention_heads", "heads")
+
+
+USUAL: tuple[Setting, ...] = (
+    Count("hidden_size", ("embedding_length",), "hidden"),
+    Count("num_hidden_layers", ("block_count",), "layers"),
+    Count("num_attention_heads", ("attention.head_count",), "heads"),
+    Count("num_key_value_heads", ("attention.head_count_kv",), "heads", _heads),
+    Count("head_dim", ("attention.key_length", "attention.value_length"), "head_dim",
+          lambda config: max(1, config.count("hidden_size", "hidden") // _heads(config))),
+    Count("intermediate_size", ("feed_forward_length",), "ffn"),
+    Count("vocab_size", ("vocab_size",), "vocab"),
+    Count("max_position_embeddings", ("context_length",), "context"),
+    Number("rms_norm_eps", ("attention.layer_norm_rms_epsilon",), 1e-6),
+)  # fmt: skip
+"""Settings of Llama's family."""
+SILU = Fixed("hidden_act", "silu", written=True)
+
+
+def no_others(_config: Config, _sizes: Sizes) -> dict[str, Field]:
+    return {}
+
+
+def nothing_else(_file: GGUFFile, _spec: ModelSpec, _said: dict[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+def as_they_are(tensors: Tensors, _config: Config) -> Tensors:
+    return tensors
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Names, sizes and layouts of an architecture in GGUF and Hugging Face."""
+    """Settings, names and layouts of an architecture in GGUF and Hugging Face."""
 
     name: str  # GGUF's
-    fields: Callable[[Config, Sizes], dict[str, Field]]  # of the header, except the tokenizer's
-    described: Callable[[GGUFFile, ModelSpec], dict[str, Any]]  # the config.json of a model in a GGUF file
+    model: tuple[str, str] = ("", "")  # model_type and class, as which a GGUF model is written; "": it is not
+    settings: tuple[Setting, ...] = (*USUAL, SILU)
+    others: Callable[[Config, Sizes], dict[str, Field]] = no_others  # further fields of the header, and checks
+    described: Callable[[GGUFFile, ModelSpec, dict[str, Any]], dict[str, Any]] = nothing_else  # and of config.json
     names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)  # to Hugging Face's, without .weight and root
+    parameters: Mapping[str, str] = field(default_factory=dict)  # names that differ in `.weight` and `.bias`, too
     root: str = "model."  # prefix of Hugging Face's tensor names
-    sizes: Callable[[Config], Sizes] = usual_sizes
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # fused modules and their parts as in `names`
+    prepare: Callable[[Tensors, Config], Tensors] = as_they_are  # splits, stacks, reorders tensors of a checkpoint
     biases: frozenset[str] = frozenset()  # matrices that always have one
     maybe_biases: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by setting: one for all, or none
     rope: Callable[[Config], Config] | None = None  # reads RoPE's settings; None: no RoPE
-    gate_in_up: bool = False  # one matrix holds the gate and ffn_up
+    partial_rope: bool = False  # RoPE may rotate a part of each head
+    yarn_bounds: bool = False  # GGUF's readers know fields for YaRN's betas and multiplier
     tied: bool = False  # where config.json does not say
 
-    def shape(self, stem: str, sizes: Sizes) -> tuple[int, ...]:
-        """The shape of a tensor, named without its layer: [out, in] for a matrix."""
-        queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-        rows = {
-            "token_embd": sizes.vocab,
-            "output": sizes.vocab,
-            "position_embd": sizes.context,
-            "attn_q": queries,
-            "attn_k": keys,
-            "attn_v": keys,
-            "attn_qkv": queries + 2 * keys,
-            "ffn_gate": sizes.ffn,
-            "ffn_up": 2 * sizes.ffn if self.gate_in_up else sizes.ffn,
-            "attn_q_norm": sizes.head_dim,
-            "attn_k_norm": sizes.head_dim,
-        }.get(stem, sizes.hidden)
-        if stem.endswith("_norm"):
-            return (rows,)
-        return rows, {"attn_output": queries, "ffn_down": sizes.ffn}.get(stem, sizes.hidden)
+    def theirs(self, ours: str) -> str | None:
+        """Hugging Face's name of a GGUF tensor, without root; None: it has none. `*` stands for an expert's number."""
+        layer = re.match(r"blk\.(\d+)\.", ours)
+        stem = re.sub(r"\d+", "{}", ours, count=1) if layer else ours
+        found = self.parameters.get(stem)
+        if found is None:
+            stem, _, suffix = stem.rpartition(".")
+            found = f"{self.names[stem]}.{suffix}" if stem in self.names and suffix in ("weight", "bias") else None
+        return found and found.format(layer[1] if layer else "")
 
     def odd_bias(self, tensors: Iterable[str], layers: int) -> str | None:
         """A matrix with a missing or unexpected bias: unlike other layers, unlike others of its group, or not allowed.
@@ -140,44 +159,3 @@ def one_window(config: Config, sizes: Sizes, window: int) -> int:
     if types != ["full_attention"] * sizes.layers:
         raise UnsupportedError(f"{config.path}: windows in some layers only are not supported (layer_types)")
     return 0
-
-
-def size_fields(sizes: Sizes) -> dict[str, Field]:
-    """Sizes as header fields."""
-    counts = {
-        "block_count": sizes.layers,
-        "context_length": sizes.context,
-        "embedding_length": sizes.hidden,
-        "feed_forward_length": sizes.ffn,
-        "attention.head_count": sizes.heads,
-        "attention.head_count_kv": sizes.kv_heads,
-        "attention.key_length": sizes.head_dim,
-        "attention.value_length": sizes.head_dim,
-        "vocab_size": sizes.vocab,
-    }
-    return {key: np.uint32(value) for key, value in counts.items()}
-
-
-def usual_fields(config: Config, sizes: Sizes, *, norm_eps: float = 1e-6) -> dict[str, Field]:
-    """Header fields of models with RMSNorm. norm_eps: where config.json does not say."""
-    epsilon = np.float32(config.positive("rms_norm_eps", norm_eps))
-    return size_fields(sizes) | {"attention.layer_norm_rms_epsilon": epsilon}
-
-
-def usual_description(spec: ModelSpec) -> dict[str, Any]:
-    """A GGUF model's sizes under config.json's keys."""
-    return {
-        "hidden_size": spec.hidden,
-        "intermediate_size": spec.ffn,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "max_position_embeddings": spec.context,
-        "rms_norm_eps": short(spec.norm_eps),
-    }
-
-
-def short(value: float) -> float:
-    """The shortest decimal that rounds to the same float32: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))

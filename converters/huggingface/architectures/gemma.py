@@ -3,6 +3,7 @@ layer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -11,16 +12,14 @@ import numpy as np
 from edge.converters.huggingface.architectures.common import (
     HEAD_NORMS,
     LLAMA_NAMES,
+    USUAL,
     Architecture,
     Layout,
     Sizes,
     in_layers,
-    short,
-    usual_description,
-    usual_fields,
-    usual_sizes,
 )
-from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_fields
+from edge.converters.huggingface.architectures.rope import read_rope
+from edge.converters.huggingface.architectures.settings import Count, Fixed, Number, Setting, changed, short
 from edge.converters.huggingface.config import Config
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -29,6 +28,7 @@ from edge.formats.gguf_writer import Field
 from edge.model.architectures.gemma2 import query_scale
 from edge.model.spec import ModelSpec
 
+_GELU = "gelu_pytorch_tanh"
 _NAMES = LLAMA_NAMES | in_layers(
     {
         "post_attention_norm": "post_attention_layernorm",
@@ -38,12 +38,22 @@ _NAMES = LLAMA_NAMES | in_layers(
 )
 _PERIODS = {"gemma2": 2, "gemma3": 6}  # layers from one with full attention to the next, by default
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, whose queries readers of GGUF scale in its own way
-_GEMMA3_SIZES = {  # defaults of Gemma 3, which its files omit
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-    "vocab_size": 262_208, "query_pre_attn_scalar": 256, "sliding_window": 4096, "rms_norm_eps": 1e-6,
-    "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-}  # fmt: skip
-_GEMMA2_SIZES = {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096}
+_GEMMA2_SETTINGS = changed(USUAL, head_dim=256)
+_GEMMA3_SETTINGS = changed(  # whose files omit defaults
+    USUAL, num_attention_heads=8, num_key_value_heads=4, head_dim=256, max_position_embeddings=131_072,
+    vocab_size=262_208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26,
+)  # fmt: skip
+_FIXED: tuple[Setting, ...] = (
+    Fixed("hidden_act", _GELU, ("gelu",), written=True),  # Gemma 2's first files name a wrong one
+    Fixed("hidden_activation", _GELU, written=True),
+    Fixed("use_bidirectional_attention", False),
+    Fixed("attention_bias", False),
+    Count("sliding_window", ("attention.sliding_window",), "context", 4096),
+)
+_CAPS: tuple[Setting, ...] = (
+    Number("attn_logit_softcapping", ("attn_logit_softcapping",), 50.0),
+    Number("final_logit_softcapping", ("final_logit_softcapping",), 30.0),
+)
 _GLOBAL_THETA, _LOCAL_THETA = 1e6, 1e4  # Gemma 3's
 _ROPES = {
     "gemma2": partial(read_rope, scalings=("default",)),
@@ -51,48 +61,28 @@ _ROPES = {
 }
 
 
-def _whole(kind: str, config: Config) -> Config:
-    defaults = _GEMMA3_SIZES if kind == "gemma3" else _GEMMA2_SIZES
-    return Config(config.path, defaults | {key: each for key, each in config.values.items() if each is not None})
-
-
-def _sizes(kind: str, config: Config) -> Sizes:
-    return usual_sizes(_whole(kind, config))
-
-
-def _fields(kind: str, config: Config, sizes: Sizes) -> dict[str, Field]:
+def _others(kind: str, config: Config, sizes: Sizes) -> dict[str, Field]:
     for key in ("attn_logit_softcapping", "final_logit_softcapping") if kind == "gemma2" else ():
         if key in config.values and config.get(key) is None:
             raise UnsupportedError(f"{config.path}: {key} is null: GGUF cannot say that Gemma 2 caps nothing")
-    config = _whole(kind, config)
-    for key in ("hidden_act", "hidden_activation"):  # Gemma 2's first files name a wrong one
-        config.must_be(key, "gelu_pytorch_tanh", *(["gelu"] if key == "hidden_act" else []))
-    config.must_be("use_bidirectional_attention", False)
-    config.must_be("attention_bias", False)
     _check_query_scale(kind, config, sizes)
-    rope = _ROPES[kind](config)
-    rope.must_be("partial_rotary_factor", 1.0)
-    fields = usual_fields(config, sizes) | rope_fields(rope, sizes)
-    fields["attention.sliding_window"] = np.uint32(config.count("sliding_window", "context"))
+    fields: dict[str, Field] = {}
     period = _period(kind, config, sizes)
     if period != _PERIODS[kind]:
         fields["attention.sliding_window_pattern"] = np.uint32(period)
     if kind == "gemma2":
-        fields["attn_logit_softcapping"] = np.float32(config.positive("attn_logit_softcapping", 50.0))
-        fields["final_logit_softcapping"] = np.float32(config.positive("final_logit_softcapping", 30.0))
         return fields
     config.must_be("attn_logit_softcapping")
     if config.get("final_logit_softcapping") is not None:
         fields["final_logit_softcapping"] = np.float32(config.positive("final_logit_softcapping"))
-    fields["rope.freq_base_swa"] = np.float32(_local_theta(config))
-    return fields
+    return fields | {"rope.freq_base_swa": np.float32(_local_theta(config))}
 
 
 def _check_query_scale(kind: str, config: Config, sizes: Sizes) -> None:
     """Check the divisor of scores: GGUF has no field for it, and its readers assume the usual one."""
     by_27b = sizes.layers == _LARGEST[kind]
     known = sizes.hidden / sizes.heads if by_27b else sizes.head_dim
-    if config.positive("query_pre_attn_scalar") != known:
+    if config.positive("query_pre_attn_scalar", 256) != known:
         raise UnsupportedError(f"{config.path}: query_pre_attn_scalar must be {known:g}: GGUF has no field for it")
 
 
@@ -122,31 +112,31 @@ def _local_theta(config: Config) -> float:
     return local.positive("rope_theta", usual)
 
 
-def _described(kind: str, file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
+def _described(kind: str, file: GGUFFile, spec: ModelSpec, _said: dict[str, Any]) -> dict[str, Any]:
     header = Header(file, kind)
-    said = usual_description(spec) | described_rope(file, spec) | {"sliding_window": spec.window}
-    said |= {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
-    said["query_pre_attn_scalar"] = round(query_scale(spec, _LARGEST[kind]) ** -2)
     period = header.count("attention.sliding_window_pattern", "layers", default=_PERIODS[kind])
-    said["layer_types"] = _layer_types(period, spec.layers)
-    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0} if kind == "gemma2" else {}
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        value = header.value(key) if header.value(key) is not None else caps.get(key)
-        said[key] = None if value is None else short(value)
+    said: dict[str, Any] = {
+        "query_pre_attn_scalar": round(query_scale(spec, _LARGEST[kind]) ** -2),
+        "layer_types": _layer_types(period, spec.layers),
+    }
     if kind == "gemma2":
-        return said | {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
+        return said
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        said[key] = None if header.value(key) is None else short(header.value(key))
     said["rope_local_base_freq"] = short(header.positive("rope.freq_base_swa", _LOCAL_THETA, below=1e12))
-    said["sliding_window_pattern"] = period
-    return said | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
+    return said | {"sliding_window_pattern": period}
 
 
-def _architecture(kind: str, names: dict[str, str]) -> Architecture:
+def _architecture(
+    kind: str, model: tuple[str, str], settings: Iterable[Setting], names: dict[str, str]
+) -> Architecture:
     norms: dict[str, Layout] = {name.rpartition(".")[2]: "plus one" for name in names if name.endswith("_norm")}
     return Architecture(
         name=kind,
+        model=model,
+        settings=(*settings, *_FIXED),
         names=names,
-        sizes=partial(_sizes, kind),
-        fields=partial(_fields, kind),
+        others=partial(_others, kind),
         described=partial(_described, kind),
         layouts=norms,
         rope=_ROPES[kind],
@@ -154,5 +144,5 @@ def _architecture(kind: str, names: dict[str, str]) -> Architecture:
     )
 
 
-GEMMA2 = _architecture("gemma2", _NAMES)
-GEMMA3 = _architecture("gemma3", _NAMES | HEAD_NORMS)
+GEMMA2 = _architecture("gemma2", ("gemma2", "Gemma2ForCausalLM"), (*_GEMMA2_SETTINGS, *_CAPS), _NAMES)
+GEMMA3 = _architecture("gemma3", ("gemma3_text", "Gemma3ForCausalLM"), _GEMMA3_SETTINGS, _NAMES | HEAD_NORMS)

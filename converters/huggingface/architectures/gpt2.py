@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from edge.converters.huggingface.architectures.common import Architecture, Sizes, short, size_fields
+from edge.converters.huggingface.architectures.common import Architecture
+from edge.converters.huggingface.architectures.settings import Count, Fixed, Number, Setting
 from edge.converters.huggingface.config import Config
-from edge.formats.gguf import GGUFFile
-from edge.formats.gguf_writer import Field
-from edge.model.spec import ModelSpec
 
 _IN_LAYERS = {
     "attn_norm": "ln_1",
@@ -22,46 +16,35 @@ _IN_LAYERS = {
 }
 
 
-def _sizes(config: Config) -> Sizes:
-    hidden, heads = config.count("n_embd", "hidden"), config.count("n_head", "heads")
-    return Sizes(
-        layers=config.count("n_layer", "layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=max(1, hidden // heads),
-        ffn=config.count("n_inner", "ffn", default=4 * hidden),
-        vocab=config.count("vocab_size", "vocab"),
-        context=config.count("n_positions", "context"),
-    )
+def _hidden(config: Config) -> int:
+    return config.count("n_embd", "hidden")
 
 
-def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
-    config.must_be("activation_function", "gelu_new", "gelu_pytorch_tanh")
-    config.must_be("scale_attn_weights", True)
-    config.must_be("scale_attn_by_inverse_layer_idx", False)
-    config.must_be("add_cross_attention", False)
-    epsilon = np.float32(config.positive("layer_norm_epsilon", 1e-5))
-    return size_fields(sizes) | {"attention.layer_norm_epsilon": epsilon}
+def _heads(config: Config) -> int:
+    return config.count("n_head", "heads")
 
 
-def _described(_file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_layer": spec.layers,
-        "n_embd": spec.hidden,
-        "n_head": spec.heads,
-        "n_inner": spec.ffn,
-        "n_positions": spec.context,
-        "n_ctx": spec.context,
-        "layer_norm_epsilon": short(spec.norm_eps),
-        "activation_function": "gelu_new",
-    }
-
-
+_SETTINGS: tuple[Setting, ...] = (
+    Count("n_layer", ("block_count",), "layers"),
+    Count("n_embd", ("embedding_length",), "hidden"),
+    Count("n_head", ("attention.head_count",), "heads"),
+    Count("", ("attention.head_count_kv",), "heads", _heads, written=False),
+    Count("", ("attention.key_length", "attention.value_length"), "head_dim",
+          lambda config: max(1, _hidden(config) // _heads(config)), written=False),
+    Count("n_inner", ("feed_forward_length",), "ffn", lambda config: 4 * _hidden(config)),
+    Count("vocab_size", ("vocab_size",), "vocab"),
+    Count("n_positions", ("context_length",), "context"),
+    Number("layer_norm_epsilon", ("attention.layer_norm_epsilon",), 1e-5),
+    Fixed("activation_function", "gelu_new", ("gelu_pytorch_tanh",), written=True),
+    Fixed("scale_attn_weights", True),
+    Fixed("scale_attn_by_inverse_layer_idx", False),
+    Fixed("add_cross_attention", False),
+)  # fmt: skip
 GPT2 = Architecture(
     name="gpt2",
+    model=("gpt2", "GPT2LMHeadModel"),
+    settings=_SETTINGS,
+    described=lambda _file, spec, _said: {"n_ctx": spec.context},
     root="transformer.",
     names={
         "token_embd": "wte",
@@ -70,9 +53,6 @@ GPT2 = Architecture(
         "output_norm": "ln_f",
         "output": "lm_head",
     },
-    sizes=_sizes,
-    fields=_fields,
-    described=_described,
     layouts=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), "transposed"),
     biases=frozenset((*_IN_LAYERS, "output_norm")),
     tied=True,

@@ -14,10 +14,8 @@ from edge.converters.huggingface.architectures.common import (
     Architecture,
     Sizes,
     one_window,
-    usual_description,
-    usual_fields,
 )
-from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_dimensions, rope_fields
+from edge.converters.huggingface.architectures.rope import read_rope
 from edge.converters.huggingface.config import Config
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Field
@@ -26,32 +24,22 @@ from edge.model.spec import ModelSpec
 llama_rope = partial(read_rope, scalings=("default", "linear", "yarn", "llama3"))
 
 
-def llama_fields(config: Config, sizes: Sizes) -> dict[str, Field]:
-    config.must_be("hidden_act", "silu")
-    rope = llama_rope(config)
-    rope.must_be("partial_rotary_factor", 1.0)
-    fields = usual_fields(config, sizes) | rope_fields(rope, sizes)
-    fields["rope.dimension_count"] = np.uint32(rope_dimensions(rope, sizes))
+def window_fields(config: Config, sizes: Sizes) -> dict[str, Field]:
     said = config.get("sliding_window") and config.get("model_type") == "mistral"
-    if window := one_window(config, sizes, config.count("sliding_window", "context") if said else 0):
-        fields["attention.sliding_window"] = np.uint32(window)
-    return fields
+    window = one_window(config, sizes, config.count("sliding_window", "context") if said else 0)
+    return {"attention.sliding_window": np.uint32(window)} if window else {}
 
 
-def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
-    said = usual_description(spec) | described_rope(file, spec) | {"hidden_act": "silu"}
-    if spec.window:
-        return said | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": spec.window}
-    said |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    return said | {
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-    }
+def _described(_file: GGUFFile, spec: ModelSpec, _said: dict[str, Any]) -> dict[str, Any]:
+    if not spec.window:
+        return {}
+    return {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": spec.window}
 
 
 LLAMA = Architecture(
     name="llama",
-    fields=llama_fields,
+    model=("llama", "LlamaForCausalLM"),
+    others=window_fields,
     described=_described,
     layouts=INTERLEAVED,
     maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": FFN_BIASES},

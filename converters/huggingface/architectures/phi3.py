@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,14 +10,15 @@ import numpy as np
 
 from edge.converters.huggingface.architectures.common import (
     LLAMA_NAMES,
+    SILU,
+    USUAL,
     Architecture,
     Sizes,
     in_layers,
     one_window,
-    usual_description,
-    usual_fields,
 )
-from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_dimensions, rope_fields
+from edge.converters.huggingface.architectures.rope import read_rope
+from edge.converters.huggingface.architectures.settings import changed
 from edge.converters.huggingface.config import Config
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
@@ -27,30 +29,21 @@ _rope = partial(read_rope, scalings=("default", "longrope"))
 _APART = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
 _NAMES = {name: each for name, each in LLAMA_NAMES.items() if name.rpartition(".")[2] not in _APART}
 _NAMES |= in_layers({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
+_ORIGINAL = "original_max_position_embeddings"
 
 
-def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
-    config.must_be("hidden_act", "silu")
-    rope = _rope(config)
-    fields = usual_fields(config, sizes, norm_eps=1e-5) | rope_fields(rope, sizes)
-    fields["rope.dimension_count"] = np.uint32(rope_dimensions(rope, sizes))
-    original = rope.count("original_max_position_embeddings", "context")
-    fields["rope.scaling.original_context_length"] = np.uint32(original)
+def _others(config: Config, sizes: Sizes) -> dict[str, Field]:
     window = config.count("sliding_window", "context") if config.get("sliding_window") else 0
-    fields["attention.sliding_window"] = np.uint32(one_window(config, sizes, window))
-    return fields
+    return {
+        "rope.scaling.original_context_length": np.uint32(_rope(config).count(_ORIGINAL, "context")),
+        "attention.sliding_window": np.uint32(one_window(config, sizes, window)),
+    }
 
 
-def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
+def _described(file: GGUFFile, spec: ModelSpec, _said: dict[str, Any]) -> dict[str, Any]:
     header = Header(file, "phi3")
-    original = header.count("rope.scaling.original_context_length", "context", default=spec.context)
-    said = usual_description(spec) | described_rope(file, spec)
-    del said["head_dim"]  # it is hidden_size / num_attention_heads
-    return said | {
-        "model_type": "phi3",
-        "architectures": ["Phi3ForCausalLM"],
-        "hidden_act": "silu",
-        "original_max_position_embeddings": original,
+    return {
+        _ORIGINAL: header.count("rope.scaling.original_context_length", "context", default=spec.context),
         "partial_rotary_factor": spec.rope_dim / spec.head_dim,
         "sliding_window": spec.window or None,
     }
@@ -58,9 +51,14 @@ def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
 
 PHI3 = Architecture(
     name="phi3",
+    model=("phi3", "Phi3ForCausalLM"),
+    # A size of heads is hidden_size / num_attention_heads, and not written.
+    settings=(
+        *(replace(each, written=each.theirs != "head_dim") for each in changed(USUAL, rms_norm_eps=1e-5)), SILU,
+    ),
     names=_NAMES,
-    fields=_fields,
+    others=_others,
     described=_described,
     rope=_rope,
-    gate_in_up=True,
-)
+    partial_rope=True,
+)  # fmt: skip

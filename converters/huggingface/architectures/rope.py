@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edge.converters.huggingface.architectures.common import Sizes, short
+from edge.converters.huggingface.architectures.common import Sizes
+from edge.converters.huggingface.architectures.settings import short
 from edge.converters.huggingface.config import Config
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -21,19 +22,22 @@ from edge.types import FloatArray
 KEPT = "edge.rope_scaling"  # llama3's parameters as JSON: GGUF has only the factors computed from them
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _LLAMA3_USUAL = (1.0, 4.0, 8192)
+_PROPORTIONAL, _STOPPED = "proportional", 1e30  # Gemma 4's scaling; the divisor of frequencies that are to be 0
 _BOUNDS = {"beta_fast": 32.0, "beta_slow": 1.0}  # of YaRN, by default
 
 
 def read_rope(
-    config: Config, scalings: tuple[str, ...], default_theta: float = 10_000.0, *, by_layers: bool = False
-) -> Config:
+    config: Config, scalings: tuple[str, ...], default_theta: float = 10_000.0, *, by_layers: bool = False,
+    default_share: float = 1.0,
+) -> Config:  # fmt: skip
     """The RoPE settings of layers with full attention under the current keys, with `rope_type` one of `scalings`.
 
     Older files have rope_theta, rope_scaling and partial_rotary_factor side by side. Where a file has both layouts,
-    transformers' rules decide. by_layers: rope_parameters has a part for each type of layer. Raises UnsupportedError.
+    transformers' rules decide. by_layers: rope_parameters has a part for each type of layer. default_share: of a head
+    that is rotated. Raises UnsupportedError.
     """
     said: dict[str, Any] = {"rope_theta": config.get("rope_theta", default_theta)}
-    said["partial_rotary_factor"] = config.get("partial_rotary_factor", 1.0)
+    said["partial_rotary_factor"] = config.get("partial_rotary_factor", default_share)
     said |= _full_attention(config) if by_layers else _for_all_layers(config)
     kind = said.get("rope_type", said.get("type", "default"))
     if kind == "su" or (kind == "yarn" and "longrope" in scalings):  # earlier names of longrope
@@ -68,7 +72,9 @@ def rope_fields(rope: Config, sizes: Sizes, *, bounds: bool = False) -> dict[str
 
 
 def rope_dimensions(rope: Config, sizes: Sizes) -> int:
-    """The number of rotated values per head."""
+    """The number of rotated values per head, or of those that have a frequency, if a factor may stop it."""
+    if rope.values["rope_type"] == _PROPORTIONAL:
+        return sizes.head_dim
     share = rope.positive("partial_rotary_factor")
     rotated = int(sizes.head_dim * share)
     if share > 1 or rotated < 2 or rotated % 2:
@@ -79,6 +85,10 @@ def rope_dimensions(rope: Config, sizes: Sizes) -> int:
 def rope_tensors(rope: Config, sizes: Sizes) -> dict[str, FloatArray]:
     """Divisors of the frequencies, float32 [rotated values / 2] each."""
     pairs = rope_dimensions(rope, sizes) // 2
+    if rope.values["rope_type"] == _PROPORTIONAL:
+        factors = np.full(pairs, _STOPPED, np.float32)
+        factors[: int(rope.positive("partial_rotary_factor") * pairs)] = rope.positive("factor", 1.0)
+        return {"rope_freqs.weight": factors}
     if rope.values["rope_type"] == "llama3":
         figures = [rope.positive(key) for key in _LLAMA3]
         return {"rope_freqs.weight": llama3_factors(rope.positive("rope_theta"), 2 * pairs, *figures)}

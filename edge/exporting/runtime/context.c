@@ -101,6 +101,14 @@ static edge_finish look_around(edge_session *s, uint32_t tokens)
     return __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_INTERRUPTED : reason;
 }
 
+void context_pay(edge_session *s)
+{
+    double give = 0;
+    watch_pay(&s->watch, &s->cancelled, s->needed, context_spare(s), &give);
+    if (give > 0)
+        context_give(s, give);
+}
+
 static bool run(edge_session *s, uint32_t count)
 {
     if (s->turn_rows && kv_length(s->rows) == s->turn_rows)

@@ -9,7 +9,7 @@
  *     sampler.c    stops.c           ids from logits; stop strings
  *     governor.c   watch.c           budgets: the decisions of edge/run/governor.py, and its readings
  *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
- *     pass.c                         threads that run the compiled pass
+ *     pass.c       table.c           threads that run the compiled pass; rows that a pass reads from the file
  *     context.c  turns.c             the conversation and its tokens; the loop of answers
  *     state.c                        saved conversations
  *     open.c     session.c           the functions of edge.h: of models, of sessions
@@ -60,6 +60,7 @@ void forget_memory(const void *memory, size_t size); /* whole pages of a mapped 
 typedef struct { const uint8_t *data; uint64_t size; void *base; size_t mapped; int32_t fd; uint64_t end; } mapping;
 edge_status map_file(const edge_source *source, mapping *file, edge_error *error);
 bool file_is_whole(const mapping *file);          /* false: it was cut short; reading what is gone ends the process */
+bool read_file(const mapping *file, uint64_t at, void *to, uint64_t size); /* without mapping; false: it was cut short */
 void unmap_file(mapping *file);
 int64_t read_fd(int32_t fd, void *to, uint64_t size);      /* bytes, less than `size` at the end of a file; -1 */
 int64_t write_fd(int32_t fd, const void *from, uint64_t size);
@@ -111,6 +112,7 @@ static inline void *take(arena *from, uint64_t size)
 /* Section ANGLES: for the short, then (if long_from) the long factors, for every kind of layers an angles_config and
  * double radians[head / 2].
  * Section NORMALS: float[layers * kv_heads * head] of reflections, if kv_dtype is int4.
+ * Section TABLE, the last: a row of layers * layer_inputs values for each token, in blocks of GGUF; see table.c.
  * Section STRINGS: of name, license, policy, kv_dtype, each ends with \0. */
 
 struct edge_model {
@@ -120,6 +122,7 @@ struct edge_model {
     const layer_config *layers;
     const uint8_t *sections[SECTIONS];
     uint64_t sizes[SECTIONS]; /* 0: absent */
+    uint64_t table;           /* where section TABLE begins, which is not in memory */
     const char *name, *license, *policy, *kv_dtype;
     volatile int32_t sessions; /* open */
 };
@@ -247,24 +250,28 @@ double watch_joules(const watch *w);
  * *give: bytes to return to the system. needed, spare: of the process, in bytes. */
 edge_finish watch_look(watch *w, int64_t tokens, const volatile int32_t *cancelled, double needed, double spare,
                        double *give);
+/* At the end of an answer: waits until the last tokens, too, are within the power limit. */
+void watch_pay(watch *w, const volatile int32_t *cancelled, double needed, double spare, double *give);
 int64_t watch_affordable(const watch *w, int64_t tokens);
 
 /* ---- rows.c ------------------------------------------------------------------------------------------------------- */
 
-/* Keys, values and scales of all heads' rows in one arena, in the layout of backends/tvm/kv/rows.py. */
+/* Keys, values and scales of rows of some layers' heads in one arena, in the layout of backends/tvm/kv/rows.py. */
 typedef struct {
     uint32_t dtype, head, count;       /* head: values; count: rows */
+    uint32_t stride;                   /* values of a normal: of the largest head */
     uint8_t *arrays[4];                /* keys, values, key scales, value scales */
     uint32_t widths[4], item[4];       /* elements of a row, bytes of an element */
-    const float *normals;              /* [layers * kv_heads][head], NULL without reflections */
+    const float *normals;              /* [layers * kv_heads][stride], NULL without reflections */
     float *work;                       /* [head] */
 } kv_rows;
-void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t count);
+void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t head, uint32_t count);
 void rows_move(kv_rows *rows, uint32_t source, uint32_t target);
 void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count); /* neighbours, in whole tiles */
 void rows_release(kv_rows *rows, uint32_t first);                                 /* all from this one on, a tile's first */
 void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key);      /* head: of all layers' */
 void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key);        /* may change the key */
+float rows_from_half(uint16_t half);
 size_t rows_bytes(const kv_rows *rows);                                            /* of one row */
 void rows_save(const kv_rows *rows, uint32_t row, uint8_t *out);
 void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved);
@@ -303,8 +310,16 @@ uint64_t kv_remembered(const kv *k);               /* bytes of the copy; 0 for m
 /* For policies that observe: of a head of the layers without a ring, by logical row, attention and ages [length]. */
 uint32_t kv_heads(const kv *k);
 void kv_attention(const kv *k, uint32_t head, float *paid, int32_t *ages);
-/* The pass's arguments, in the order of generator.POINTERS from "keys" on. */
-typedef struct { void *keys, *values, *key_scales, *value_scales; int32_t *lengths, *positions; float *paid; int32_t *starts; float *states; } kv_pointers;
+/* The pass's arguments, in the order of generator.exported_pointers from "keys" on. */
+typedef struct {
+    void *keys, *values, *key_scales, *value_scales;
+    int32_t *lengths, *positions;
+    float *paid;
+    int32_t *starts;
+    void *ring_keys, *ring_values, *ring_key_scales, *ring_value_scales; /* the same unless rings lie apart */
+    int32_t *ring_positions;
+    float *states;
+} kv_pointers;
 kv_pointers kv_arguments(kv *k);
 uint64_t kv_saved_bytes(const kv *k);
 bool kv_save(const kv *k, bool (*out)(void *to, const void *bytes, size_t size), void *to);
@@ -350,9 +365,18 @@ uint64_t pass_bytes(const pass *p); /* scratch */
 typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, const int64_t *table, float *floats,
                           int32_t *integers, void *keys, void *values, void *key_scales, void *value_scales,
                           const int32_t *lengths, const int32_t *positions, const int32_t *tokens, float *logits,
-                          const float *rope, float *attention, const int32_t *starts, float *states, int64_t thread);
+                          const float *rope, float *attention, const int32_t *starts, void *ring_keys,
+                          void *ring_values, void *ring_key_scales, void *ring_value_scales,
+                          const int32_t *ring_positions, float *states, int64_t thread);
 typedef struct { const char *isa; compiled_run *run; } compiled_pass;
 extern const compiled_pass EDGE_PASSES[]; /* passes.c, written at export: the best first; ends with NULL */
+/* Reads the rows of section TABLE of these tokens into [count][layers][layer_inputs, padded to 16], times the root of half
+ * of layer_inputs. False: the file was cut short. One for each type of blocks, so that libraries have no other. */
+typedef bool table_reader(const edge_model *model, const int32_t *tokens, uint32_t count, float *inputs);
+extern table_reader *const EDGE_TABLE; /* trusted.c; NULL for models without a table */
+#define TABLE_READER(name, values, bytes) table_reader table_##name;
+TABLE_TYPES(TABLE_READER)
+#undef TABLE_READER
 /* SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES and NORMALS, one behind the other: trusted.c, from export. */
 extern const uint8_t EDGE_TRUSTED[32];
 

@@ -22,13 +22,14 @@ static uint32_t tiles_of(uint32_t count)
 static void lay_out(arena *from, kv *k, kv_part *p, bool ringed, uint32_t capacity, uint32_t start, uint32_t lists)
 {
     const edge_config *config = k->model->config;
+    uint32_t kv_heads = ringed ? config->ring_kv_heads : config->whole_kv_heads;
     uint32_t *of = take(from, sizeof *of * config->layers * config->kv_heads);
     *p = (kv_part){.start = start, .even = tiles_of(capacity), .capacity = capacity, .longest = capacity, .lists = 1};
     for (uint32_t layer = 0; layer < config->layers; layer++) {
         const layer_config *own = k->model->layers + layer;
         if (own->rowless || (own->ringed != 0) != ringed)
             continue;
-        for (uint32_t head = 0; head < config->kv_heads; head++, p->heads++)
+        for (uint32_t head = 0; head < kv_heads; head++, p->heads++)
             if (of)
                 of[p->heads] = layer * config->kv_heads + head;
     }
@@ -42,11 +43,13 @@ kv *kv_layout(arena *from, const edge_model *model)
 {
     const edge_config *config = model->config;
     bool observed = config->policy == POLICY_H2O, ringed;
+    bool apart = config->ring_kv_heads != config->whole_kv_heads || config->ring_head != config->whole_head;
     kv counted = {0}, *taken = take(from, sizeof *taken), *k = taken ? taken : &counted;
     k->model = model;
     lay_out(from, k, &k->ring, true, config->ring_rows, 0, 1);
     ringed = k->ring.heads > 0;
-    lay_out(from, k, &k->whole, false, config->capacity, k->ring.heads * k->ring.even, observed ? 0 : 1);
+    uint32_t in_rings = k->ring.heads * k->ring.even;
+    lay_out(from, k, &k->whole, false, config->capacity, apart ? 0 : in_rings, observed ? 0 : 1);
     k->ring.windowed = true, k->whole.windowed = config->windowed && !ringed, k->whole.observed = observed;
     k->before = config->ring_window ? config->ring_window - 1 : 0;
     k->spare = k->ring.capacity / RING_SHARE < 1 ? 1
@@ -58,13 +61,16 @@ kv *kv_layout(arena *from, const edge_model *model)
     k->end = NOWHERE;
 
     uint32_t heads = config->layers * config->kv_heads, rows = k->whole.start + k->whole.heads * k->whole.even;
-    rows_layout(from, &k->rows, model, rows);
+    k->whole.rows = k->rows, k->ring.rows = k->rows + apart;
+    rows_layout(from, k->rows, model, config->whole_head, rows);
+    if (apart)
+        rows_layout(from, k->rows + 1, model, config->ring_head, in_rings);
     k->starts = take(from, sizeof(int32_t) * heads);
     k->lengths = take(from, sizeof(int32_t) * heads);
-    k->positions = take(from, config->windowed ? sizeof(int32_t) * (rows + 4ull * TILE) : 0);
+    k->positions = take(from, config->windowed ? sizeof(int32_t) * ((apart ? in_rings : rows) + 4ull * TILE) : 0);
     k->paid = take(from, observed ? sizeof(float) * (rows + 4ull * TILE) : 0);
     k->pinned = config->policy == POLICY_STREAMING || config->policy == POLICY_WINDOW ? config->pinned : 0;
-    k->pinned_keys = take(from, (uint64_t)sizeof(float) * k->whole.heads * k->pinned * config->head);
+    k->pinned_keys = take(from, (uint64_t)sizeof(float) * k->whole.heads * k->pinned * config->whole_head);
     k->pinned_positions = take(from, sizeof(int64_t) * k->pinned);
     k->angles = take(from, sizeof(float) * config->rope_kinds * config->head);
     k->key = take(from, sizeof(float) * config->head);
@@ -94,7 +100,7 @@ static void retain(kv *k, kv_part *p, uint32_t list, const int32_t *rows, uint32
             hole++;
         for (uint32_t head = list; head < heads_of(p, list); head++) {
             uint32_t start = p->start + head * p->even, source = start + (uint32_t)physical[at];
-            rows_move(&k->rows, source, start + hole);
+            rows_move(p->rows, source, start + hole);
             if (p->observed)
                 k->paid[start + hole] = k->paid[source];
         }
@@ -308,26 +314,26 @@ void kv_shrink(kv *k, uint32_t capacity)
     p->capacity = capacity, p->even = tiles_of(capacity);
     for (uint32_t head = 0; head < p->heads; head++) {
         uint32_t source = p->start + head * before, target = p->start + head * p->even;
-        rows_shift(&k->rows, source, target, tiles_of(p->length));
+        rows_shift(p->rows, source, target, tiles_of(p->length));
         if (p->observed)
             memmove(k->paid + target, k->paid + source, sizeof(float) * p->length);
     }
     uint32_t end = p->start + p->heads * p->even;
-    rows_release(&k->rows, end);
+    rows_release(p->rows, end);
     if (p->observed)
-        release_memory(k->paid + end, sizeof(float) * (k->rows.count - end));
-    if (k->model->config->windowed)
-        release_memory(k->positions + end, sizeof(int32_t) * (k->rows.count - end));
+        release_memory(k->paid + end, sizeof(float) * (p->rows->count - end));
+    if (p->windowed)
+        release_memory(k->positions + end, sizeof(int32_t) * (p->rows->count - end));
     kv_place(k, p);
 }
 
-static uint64_t bytes_of(const kv *k, const kv_part *p)
+static uint64_t bytes_of(const kv_part *p)
 {
-    return (uint64_t)p->heads * p->even * (rows_bytes(&k->rows) + sizeof(int32_t) * (p->windowed + p->observed));
+    return (uint64_t)p->heads * p->even * (rows_bytes(p->rows) + sizeof(int32_t) * (p->windowed + p->observed));
 }
 
-uint64_t kv_bytes(const kv *k) { return bytes_of(k, &k->whole); }
-uint64_t kv_fixed(const kv *k) { return bytes_of(k, &k->ring) + k->state_bytes; }
+uint64_t kv_bytes(const kv *k) { return bytes_of(&k->whole); }
+uint64_t kv_fixed(const kv *k) { return bytes_of(&k->ring) + k->state_bytes; }
 uint64_t kv_remembered(const kv *k) { return k->state_bytes; }
 
 void kv_remember(kv *k)
@@ -340,9 +346,9 @@ void kv_remember(kv *k)
 
 kv_pointers kv_arguments(kv *k)
 {
-    uint8_t **arrays = k->rows.arrays;
+    uint8_t **arrays = k->whole.rows->arrays, **rings = k->ring.rows->arrays;
     return (kv_pointers){arrays[0], arrays[1], arrays[2], arrays[3], k->lengths, k->positions, k->paid, k->starts,
-                         k->states};
+                         rings[0], rings[1], rings[2], rings[3], k->positions, k->states};
 }
 
 /* ---- what policies look at ---------------------------------------------------------------------------------------- */

@@ -15,15 +15,17 @@ typedef struct { /* the rows of layers without a ring, or of those with one */
     const uint32_t *of;            /* the heads' numbers among those of all layers */
     int64_t base, next;            /* next: position of the next key */
     bool windowed, observed;
+    kv_rows *rows;                 /* the arena */
 } kv_part;
 
 struct kv {
     const edge_model *model;
-    kv_rows rows;
+    kv_rows rows[2];        /* of all layers; or without rings, and of rings, whose heads are others */
     kv_part whole, ring;
     int64_t first;          /* ring: rows from this position on are here */
     uint32_t before, spare; /* ring: earlier rows that a token sees; rows that are freed at once */
-    int32_t *starts, *lengths, *positions;
+    int32_t *starts, *lengths;
+    int32_t *positions;     /* of the rows of the arena that has windows */
     float *paid;
     bool lengthened;
     float *states, *remembered; /* of layers that sum up all tokens, and a copy from when there were `end` rows */

@@ -26,18 +26,18 @@ static void set_angles(kv *k, int64_t by, enum kv_factors factors)
     }
 }
 
-/* Rotates a key by the angles of `set_angles`, and stores it. */
-static void rotate(kv *k, uint32_t row, uint32_t head, float *key)
+/* Rotates a key by the angles of `set_angles`, of which a smaller head than the largest has the first, and stores it. */
+static void rotate(kv *k, const kv_part *p, uint32_t row, uint32_t head, float *key)
 {
     const edge_config *config = k->model->config;
-    uint32_t pairs = config->head / 2, kind = k->model->layers[head / config->kv_heads].rope;
-    const float *cosines = k->angles + (size_t)kind * config->head, *sines = cosines + pairs;
+    uint32_t pairs = p->rows->head / 2, kind = k->model->layers[head / config->kv_heads].rope;
+    const float *cosines = k->angles + (size_t)kind * config->head, *sines = cosines + config->head / 2;
     for (uint32_t pair = 0; pair < pairs; pair++) {
         float one = key[2 * pair], other = key[2 * pair + 1];
         key[2 * pair] = one * cosines[pair] - other * sines[pair];
         key[2 * pair + 1] = one * sines[pair] + other * cosines[pair];
     }
-    rows_set_key(&k->rows, row, head, key);
+    rows_set_key(p->rows, row, head, key);
 }
 
 enum kv_factors kv_factors(const kv *k)
@@ -50,8 +50,8 @@ void kv_rotate_row(kv *k, kv_part *p, uint32_t list, uint32_t logical, int64_t b
     set_angles(k, by, factors);
     for (uint32_t head = list; head < heads_of(p, list); head++) {
         uint32_t row = row_of(p, head, logical);
-        rows_key(&k->rows, row, p->of[head], k->key);
-        rotate(k, row, p->of[head], k->key);
+        rows_key(p->rows, row, p->of[head], k->key);
+        rotate(k, p, row, p->of[head], k->key);
     }
 }
 
@@ -84,7 +84,7 @@ void kv_announce(kv *k, uint32_t count)
 void kv_move_keys(kv *k, const uint32_t *rows, const int64_t *from, const int64_t *to, uint32_t count)
 {
     kv_part *p = &k->whole;
-    uint32_t head = k->model->config->head, first = rows[0], have = k->known;
+    uint32_t head = p->rows->head, first = rows[0], have = k->known;
     uint32_t end = first + count < k->pinned ? first + count : k->pinned;
     uint32_t known = end > first && first <= have ? end - first : 0;
     for (uint32_t at = 0; at < known; at++)
@@ -98,10 +98,10 @@ void kv_move_keys(kv *k, const uint32_t *rows, const int64_t *from, const int64_
             if (old)
                 memcpy(k->key, first_key, sizeof(float) * head);
             else
-                rows_key(&k->rows, row, p->of[each], k->key);
+                rows_key(p->rows, row, p->of[each], k->key);
             if (kept && !old)
                 memcpy(first_key, k->key, sizeof(float) * head);
-            rotate(k, row, p->of[each], k->key);
+            rotate(k, p, row, p->of[each], k->key);
         }
         if (kept && !old)
             k->pinned_positions[first + at] = from[at], k->known = first + at + 1;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 typedef struct {
-    uint32_t rows, lists, ring, lengthened, known, row_bytes, heads, ring_heads;
+    uint32_t rows, lists, ring, lengthened, known, heads, ring_heads, row_bytes, ring_row_bytes, reserved;
     int64_t base, next, first;
     uint64_t state_bytes;
 } kv_header;
@@ -22,33 +22,34 @@ enum {
 static kv_header header_of(const kv *k)
 {
     const kv_part *whole = &k->whole, *ring = &k->ring;
-    return (kv_header){whole->length, whole->lists, ring->length, k->lengthened, k->known, (uint32_t)rows_bytes(&k->rows),
-                       whole->heads, ring->heads, whole->base, whole->next, k->first, k->state_bytes};
+    return (kv_header){whole->length, whole->lists, ring->length, k->lengthened, k->known, whole->heads, ring->heads,
+                       (uint32_t)rows_bytes(whole->rows), (uint32_t)rows_bytes(ring->rows), 0, whole->base, whole->next,
+                       k->first, k->state_bytes};
 }
 
-static uint64_t part_bytes(const kv *k, const kv_part *p)
+static uint64_t part_bytes(const kv_part *p)
 {
     uint64_t lists = p->heads ? p->lists : 0;
-    return p->length * (lists * 2 * sizeof(int32_t) + p->heads * (rows_bytes(&k->rows) + sizeof(float) * p->observed));
+    return p->length * (lists * 2 * sizeof(int32_t) + p->heads * (rows_bytes(p->rows) + sizeof(float) * p->observed));
 }
 
 uint64_t kv_saved_bytes(const kv *k)
 {
-    uint64_t pinned = k->known * (sizeof(int64_t) + sizeof(float) * k->whole.heads * k->rows.head);
-    return sizeof(kv_header) + part_bytes(k, &k->whole) + part_bytes(k, &k->ring) + pinned + k->state_bytes;
+    uint64_t pinned = k->known * (sizeof(int64_t) + sizeof(float) * k->whole.heads * k->whole.rows->head);
+    return sizeof(kv_header) + part_bytes(&k->whole) + part_bytes(&k->ring) + pinned + k->state_bytes;
 }
 
 typedef bool (*bytes_out)(void *to, const void *bytes, size_t size);
 typedef bool (*bytes_in)(void *from, void *bytes, size_t size);
 
-static bool save_rows(const kv *k, const kv_part *p, bytes_out out, void *to)
+static bool save_rows(const kv_part *p, bytes_out out, void *to)
 {
     uint8_t row[MOST_BYTES];
     for (uint32_t block = 0; block < p->length; block += BLOCK)
         for (uint32_t head = 0; head < p->heads; head++)
             for (uint32_t at = block; at < p->length && at < block + BLOCK; at++) {
-                rows_save(&k->rows, p->start + head * p->even + at, row);
-                if (!out(to, row, rows_bytes(&k->rows)))
+                rows_save(p->rows, p->start + head * p->even + at, row);
+                if (!out(to, row, rows_bytes(p->rows)))
                     return false;
             }
     return true;
@@ -68,12 +69,13 @@ static bool save_lists(const kv *k, const kv_part *p, bytes_out out, void *to)
 bool kv_save(const kv *k, bytes_out out, void *to)
 {
     kv_header header = header_of(k);
-    bool fine = out(to, &header, sizeof header) && save_rows(k, &k->ring, out, to) && save_rows(k, &k->whole, out, to) &&
+    uint32_t head = k->whole.rows->head;
+    bool fine = out(to, &header, sizeof header) && save_rows(&k->ring, out, to) && save_rows(&k->whole, out, to) &&
                 save_lists(k, &k->ring, out, to) && save_lists(k, &k->whole, out, to);
     if (k->known)
         fine = fine && out(to, k->pinned_positions, sizeof(int64_t) * k->known);
-    for (uint32_t head = 0; fine && k->known && head < k->whole.heads; head++)
-        fine = out(to, k->pinned_keys + (size_t)head * k->pinned * k->rows.head, sizeof(float) * k->known * k->rows.head);
+    for (uint32_t each = 0; fine && k->known && each < k->whole.heads; each++)
+        fine = out(to, k->pinned_keys + (size_t)each * k->pinned * head, sizeof(float) * k->known * head);
     return fine && out(to, k->states, k->state_bytes);
 }
 
@@ -91,15 +93,15 @@ static bool list_is_whole(kv *k, const kv_part *p, uint32_t list)
     return true;
 }
 
-static bool load_rows(kv *k, const kv_part *p, bytes_in in, void *from)
+static bool load_rows(const kv_part *p, bytes_in in, void *from)
 {
     uint8_t row[MOST_BYTES];
     for (uint32_t block = 0; block < p->length; block += BLOCK)
         for (uint32_t head = 0; head < p->heads; head++)
             for (uint32_t at = block; at < p->length && at < block + BLOCK; at++) {
-                if (!in(from, row, rows_bytes(&k->rows)))
+                if (!in(from, row, rows_bytes(p->rows)))
                     return false;
-                rows_restore(&k->rows, p->start + head * p->even + at, row);
+                rows_restore(p->rows, p->start + head * p->even + at, row);
             }
     return true;
 }
@@ -131,7 +133,8 @@ static bool load_states(kv *k, bytes_in in, void *from)
 static bool header_is_possible(const kv *k, const kv_header *h)
 {
     const kv_part *whole = &k->whole, *ring = &k->ring;
-    bool same = h->row_bytes == rows_bytes(&k->rows) && h->heads == whole->heads && h->ring_heads == ring->heads &&
+    bool same = h->row_bytes == rows_bytes(whole->rows) && h->ring_row_bytes == rows_bytes(ring->rows) &&
+                h->heads == whole->heads && h->ring_heads == ring->heads && !h->reserved &&
                 h->state_bytes == k->state_bytes;
     bool lists = h->lists == 1 || (h->lists == whole->heads && whole->observed);
     int64_t most = (int64_t)1 << 50; /* far more than a text has */
@@ -144,6 +147,7 @@ edge_status kv_load(kv *k, bytes_in in, void *from, edge_error *error)
 {
     kv_header h;
     kv_part *whole = &k->whole, *ring = &k->ring;
+    uint32_t head = whole->rows->head;
     kv_clear(k);
     bool fine = in(from, &h, sizeof h) && header_is_possible(k, &h);
     if (fine && h.rows > whole->capacity)
@@ -153,14 +157,14 @@ edge_status kv_load(kv *k, bytes_in in, void *from, edge_error *error)
         whole->length = h.rows, whole->lists = h.lists, ring->length = h.ring;
         whole->base = ring->base = h.base, whole->next = ring->next = h.next;
         k->first = h.first, k->lengthened = h.lengthened;
-        fine = load_rows(k, ring, in, from) && load_rows(k, whole, in, from) && load_lists(k, ring, in, from) &&
+        fine = load_rows(ring, in, from) && load_rows(whole, in, from) && load_lists(k, ring, in, from) &&
                load_lists(k, whole, in, from) &&
                (!h.known || in(from, k->pinned_positions, sizeof(int64_t) * h.known));
     }
     for (uint32_t row = 0; fine && row < h.known; row++)
         fine = k->pinned_positions[row] >= 0 && k->pinned_positions[row] <= h.base + h.next;
-    for (uint32_t head = 0; fine && h.known && head < whole->heads; head++)
-        fine = in(from, k->pinned_keys + (size_t)head * k->pinned * k->rows.head, sizeof(float) * h.known * k->rows.head);
+    for (uint32_t each = 0; fine && h.known && each < whole->heads; each++)
+        fine = in(from, k->pinned_keys + (size_t)each * k->pinned * head, sizeof(float) * h.known * head);
     fine = fine && load_states(k, in, from);
     k->known = fine ? h.known : 0;
     if (fine)

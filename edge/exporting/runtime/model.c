@@ -7,7 +7,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "what is in the file is used as it is");
 
 enum { MOST_LAYERS = 1024, MOST_HEADS = 1024, MOST_HEAD = 1024, MOST_ROWS = 1 << 24, MOST_TOKENS = 8192,
-       MOST_THREADS = 256, MOST_VOCAB = 1 << 22, MOST_KINDS = 8, MOST_DESIGNS = 16, MOST_GEMM = 64 };
+       MOST_THREADS = 256, MOST_VOCAB = 1 << 22, MOST_KINDS = 8, MOST_DESIGNS = 16, MOST_GEMM = 64, MOST_INPUTS = 1 << 16 };
 static const uint64_t MOST_SCRATCH = 1ull << 32; /* elements */
 static const uint64_t MOST_BYTES = 1ull << 48;
 
@@ -57,20 +57,25 @@ static edge_status find_sections(edge_model *model, edge_error *error)
     if (header->size != size)
         return edge_fail(error, EDGE_BAD_FILE, "model.edge has %d bytes and should have %d: copy it again", (int64_t)size,
                          (int64_t)header->size);
-    if (header->sections >= 2 * SECTIONS || size < sizeof *header + header->sections * sizeof(file_section))
+    if (header->sections >= 2 * SECTIONS || header->resident > size
+        || header->resident < sizeof *header + header->sections * sizeof(file_section))
         return damaged(error, "its table of sections");
     const file_section *found = (const file_section *)(header + 1);
     for (uint32_t i = 0; i < header->sections; i++) {
         uint32_t kind = found[i].kind;
-        uint64_t at = found[i].offset, length = found[i].size;
-        if (!within(kind, 1, SECTIONS - 1) || model->sizes[kind] || !length || at > size || length > size - at
+        uint64_t at = found[i].offset, length = found[i].size, end = kind == SECTION_TABLE ? size : header->resident;
+        if (!within(kind, 1, SECTIONS - 1) || model->sizes[kind] || !length || at > end || length > end - at
             || at % (kind == SECTION_WEIGHTS ? WEIGHT_ALIGNMENT : SECTION_ALIGNMENT))
             return damaged(error, "its table of sections");
+        model->sizes[kind] = length;
+        if (kind == SECTION_TABLE) { /* which is not in memory */
+            model->table = at;
+            continue;
+        }
         bool large = kind == SECTION_WEIGHTS || kind == SECTION_TOKENIZER;
         if (!large && checksum(data + at, length) != found[i].crc)
             return damaged(error, "a checksum");
         model->sections[kind] = data + at;
-        model->sizes[kind] = length;
     }
     return EDGE_OK;
 }
@@ -78,8 +83,11 @@ static edge_status find_sections(edge_model *model, edge_error *error)
 static bool config_is_possible(const edge_config *c)
 {
     bool shape = within(c->layers, 1, MOST_LAYERS) && within(c->kv_heads, 1, MOST_HEADS)
-        && within(c->heads, c->kv_heads, MOST_HEADS) && c->heads % c->kv_heads == 0 && within(c->hidden, 1, 1 << 20)
+        && within(c->heads, c->kv_heads, MOST_HEADS) && within(c->hidden, 1, 1 << 20)
         && within(c->head, 16, MOST_HEAD) && c->head % 16 == 0 && within(c->vocab, 1, MOST_VOCAB)
+        && within(c->whole_kv_heads, 1, c->kv_heads) && within(c->whole_head, 16, c->head) && c->whole_head % 16 == 0
+        && within(c->ring_kv_heads, 1, c->kv_heads) && within(c->ring_head, 16, c->head) && c->ring_head % 16 == 0
+        && c->layer_inputs <= MOST_INPUTS && !c->table_type == !c->layer_inputs
         && c->padded_vocab == (c->vocab + 15) / 16 * 16 && within(c->context, 1, 1 << 30);
     bool plan = within(c->capacity, 1, MOST_ROWS) && within(c->chunk, 1, MOST_TOKENS) && c->chunk <= c->capacity
         && within(c->threads, 1, MOST_THREADS) && within(c->evict_step, 1, c->capacity) && c->pinned < c->capacity
@@ -88,7 +96,8 @@ static bool config_is_possible(const edge_config *c)
     bool rings = within(c->whole, 1, c->layers) && c->ringed <= c->layers - c->whole && c->windowed <= 1
         && (c->ringed ? c->windowed && within(c->ring_rows, 1, c->capacity) && within(c->ring_window, 1, 1 << 30)
                             && (c->ring_rows == c->capacity || c->ring_rows >= c->ring_window + c->chunk)
-                      : !c->ring_rows && !c->ring_window)
+                      : !c->ring_rows && !c->ring_window && c->ring_kv_heads == c->whole_kv_heads
+                            && c->ring_head == c->whole_head)
         && (uint64_t)c->layers * c->kv_heads * (c->capacity + 15) <= INT32_MAX; /* rows of the cache */
     bool angles = within(c->rope_kinds, 1, MOST_KINDS) && c->long_from <= 1 << 30 && c->tempered <= 1
         && (!c->tempered || (c->temper_period && number_within(c->temper_slope, -1e6, 1e6)));
@@ -153,6 +162,8 @@ static bool design_is_possible(const edge_config *c, const design_config *d, uin
         && d->normals % 16 == 0 && d->normals <= d->floats && heads * c->head <= d->floats - d->normals
         && d->temperatures % 16 == 0 && d->temperatures <= d->floats
         && (!c->tempered || d->tokens <= d->floats - d->temperatures)
+        && d->layer_inputs % 16 == 0 && d->layer_inputs <= d->floats
+        && (uint64_t)d->tokens * c->layers * ((c->layer_inputs + 15) / 16 * 16) <= d->floats - d->layer_inputs
         && d->table % 8 == 0 && d->numbers && d->table <= section && d->numbers <= (section - d->table) / 8;
 }
 
@@ -206,6 +217,8 @@ static edge_status check_sections(edge_model *model, edge_error *error)
         return damaged(error, "its designs");
     if (model->sizes[SECTION_NORMALS] != (c->kv_dtype == KV_INT4 ? 4ull * c->layers * c->kv_heads * c->head : 0))
         return damaged(error, "its normals");
+    if (!model->sizes[SECTION_TABLE] != !c->layer_inputs || model->sizes[SECTION_TABLE] % c->vocab)
+        return damaged(error, "its table of embeddings");
     if (!find_strings(model))
         return damaged(error, "its strings");
     return EDGE_OK;

@@ -76,7 +76,8 @@ static void run_compiled(pass *p, int64_t number)
     const kv_pointers *cache = &p->cache;
     p->run((int64_t *)p->job, p->lines, p->model->sections[SECTION_WEIGHTS], p->table, p->floats, p->integers,
            cache->keys, cache->values, cache->key_scales, cache->value_scales, cache->lengths, cache->positions,
-           p->tokens, p->logits, p->rope, cache->paid, cache->starts, cache->states, number);
+           p->tokens, p->logits, p->rope, cache->paid, cache->starts, cache->ring_keys, cache->ring_values,
+           cache->ring_key_scales, cache->ring_value_scales, cache->ring_positions, cache->states, number);
 }
 
 static void *work(void *argument)
@@ -212,6 +213,8 @@ static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed)
 {
     if (!can_run(p, tokens, count))
+        return NULL;
+    if (EDGE_TABLE && !EDGE_TABLE(p->model, tokens, count, p->floats + p->design->layer_inputs))
         return NULL;
     kv_announce(p->rows, count);
     kv_prepare(p->rows, count);

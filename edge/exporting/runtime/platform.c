@@ -211,6 +211,18 @@ bool file_is_whole(const mapping *file)
     return !file->base || pread(file->fd, &last, 1, (off_t)(file->end - 1)) != 0;
 }
 
+bool read_file(const mapping *file, uint64_t at, void *to, uint64_t size)
+{
+    uint64_t start = file->end - file->size + at, done = 0;
+    while (done < size) {
+        int64_t count = pread(file->fd, (uint8_t *)to + done, size - done, (off_t)(start + done));
+        if (count <= 0)
+            return false;
+        done += (uint64_t)count;
+    }
+    return true;
+}
+
 void unmap_file(mapping *file)
 {
     if (file->base) {

@@ -25,7 +25,7 @@ static uint16_t to_half(float x)
     return (uint16_t)(sign | (bits - 0x3f000000));
 }
 
-static float from_half(uint16_t half)
+float rows_from_half(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, rest = half & 1023;
     uint32_t bits = sign | (exponent == 31 ? 0x7f800000 : (exponent + 112) << 23) | rest << 13;
@@ -35,12 +35,12 @@ static float from_half(uint16_t half)
     return exponent || !sign ? x : -x;
 }
 
-void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t count)
+void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t head, uint32_t count)
 {
     static const uint8_t sizes[] = {4, 2, 1, 1}, scales[] = {0, 0, 1, 2};
     const edge_config *config = model->config;
-    uint32_t dtype = config->kv_dtype, width = dtype == KV_INT4 ? config->head / 2 : config->head;
-    rows->dtype = dtype, rows->head = config->head, rows->count = count;
+    uint32_t dtype = config->kv_dtype, width = dtype == KV_INT4 ? head / 2 : head;
+    rows->dtype = dtype, rows->head = head, rows->count = count, rows->stride = config->head;
     for (int array = 0; array < ARRAYS; array++) {
         bool scaled = array >= KEY_SCALES;
         rows->widths[array] = scaled ? scales[dtype] : width;
@@ -49,7 +49,7 @@ void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t c
         rows->arrays[array] = take(from, (count + (uint64_t)SPARE_ROWS) * bytes);
     }
     rows->normals = dtype == KV_INT4 ? (const float *)model->sections[SECTION_NORMALS] : NULL;
-    rows->work = take(from, sizeof(float) * config->head);
+    rows->work = take(from, sizeof(float) * head);
 }
 
 /* Where an element of a row lies in its array, in bytes; those after it are `stride` apart. */
@@ -162,7 +162,7 @@ static float sum(const float *x, uint32_t count)
 /* A Householder reflection, x − 2 (n x) n: its own inverse. */
 static void reflect(const kv_rows *rows, uint32_t head, const float *x, float *out)
 {
-    const float *normal = rows->normals + (size_t)head * rows->head;
+    const float *normal = rows->normals + (size_t)head * rows->stride;
     float *products = rows->work;
     for (uint32_t at = 0; at < rows->head; at++)
         products[at] = x[at] * normal[at];
@@ -182,14 +182,14 @@ void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key)
     if (rows->dtype == KV_INT4)
         for (int each = 0; each < 2; each++) {
             memcpy(&halves[each], scale + each * scale_stride, 2);
-            scales[each] = from_half(halves[each]);
+            scales[each] = rows_from_half(halves[each]);
         }
     for (uint32_t at = 0; at < rows->widths[KEYS]; at++, from += stride)
         if (rows->dtype == KV_F32) {
             memcpy(&key[at], from, 4);
         } else if (rows->dtype == KV_F16) {
             memcpy(halves, from, 2);
-            key[at] = from_half(halves[0]);
+            key[at] = rows_from_half(halves[0]);
         } else if (rows->dtype == KV_INT8) {
             key[at] = (float)(int8_t)*from * scales[0];
         } else {
@@ -237,7 +237,7 @@ static void set_int4(const kv_rows *rows, uint32_t row, float *key)
         float clipped = scales[each] > LARGEST_HALF ? LARGEST_HALF : scales[each];
         uint16_t half = to_half(clipped < -LARGEST_HALF ? -LARGEST_HALF : clipped);
         memcpy(scale + each * scale_stride, &half, 2);
-        scales[each] = from_half(half);
+        scales[each] = rows_from_half(half);
     }
     float inverse = scales[0] > 0 ? 1 / scales[0] : 0;
     for (uint32_t at = 0; at < rows->head; at += 2, to += stride) {

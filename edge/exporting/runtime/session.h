@@ -85,6 +85,7 @@ void context_settle(edge_session *s);        /* an answer is over */
 bool context_push(edge_session *s, const int32_t *ids, size_t count);
 edge_finish context_prompt(edge_session *s); /* runs all that wait; sets `logits` */
 edge_finish context_step(edge_session *s);   /* runs the token that was generated */
+void context_pay(edge_session *s);           /* the answer has ended: waits for its power limit */
 void context_give(edge_session *s, double bytes);
 double context_spare(const edge_session *s); /* bytes that can be given back */
 turn_mark context_mark(const edge_session *s);

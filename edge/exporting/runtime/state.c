@@ -4,7 +4,7 @@
 
 #include "session.h"
 
-enum { STATE_VERSION = 4 };
+enum { STATE_VERSION = 5 };
 
 typedef struct {
     char magic[8]; /* "EDGESTA1" */

@@ -282,8 +282,10 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
             s->text_end += (uint32_t)stops_rest(s->stops, s->text + s->text_end);
     }
     fill(s, piece);
-    if (piece->finish)
+    if (piece->finish) {
+        context_pay(s);
         end_answer(s);
+    }
     return EDGE_OK;
 }
 

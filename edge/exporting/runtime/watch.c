@@ -128,6 +128,12 @@ edge_finish watch_look(watch *w, int64_t tokens, const volatile int32_t *cancell
     }
 }
 
+void watch_pay(watch *w, const volatile int32_t *cancelled, double needed, double spare, double *give)
+{
+    if (!isnan(w->limits.power))
+        watch_look(w, 1, cancelled, needed, spare, give);
+}
+
 int64_t watch_affordable(const watch *w, int64_t tokens)
 {
     return governor_affordable(&w->limits, &w->state, tokens, now_seconds(), watch_joules(w));

@@ -7,7 +7,19 @@ from dataclasses import replace
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_fields import Header
-from edge.model.layers import Activation, Attention, Block, Dense, Experts, Network, Norm, Rope, Router, Temperature
+from edge.model.layers import (
+    Activation,
+    Attention,
+    Block,
+    Dense,
+    Experts,
+    Mamba,
+    Network,
+    Norm,
+    Rope,
+    Router,
+    Temperature,
+)
 from edge.model.spec import ModelSpec
 
 _ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
@@ -86,8 +98,18 @@ def read_kernel(header: Header, key: str) -> int:
     return kernel
 
 
-def read_experts(header: Header, router: Router = "softmax", *, shared: bool = False) -> Experts:
-    """The experts of a header. shared: a shared expert serves every token.
+def read_mamba(header: Header) -> Mamba:
+    """Raises ModelFormatError for impossible figures."""
+    heads, inner = header.count("ssm.time_step_rank", "heads"), header.count("ssm.inner_size", "ffn")
+    groups = header.count("ssm.group_count", "heads")
+    if inner % heads or heads % groups:
+        raise ModelFormatError(f"{header.file.path}: {inner} values in {heads} heads of Mamba-2 with {groups} groups")
+    size = header.count("ssm.state_size", "head_dim")
+    return Mamba(heads, groups, size, inner // heads, read_kernel(header, "ssm.conv_kernel"))
+
+
+def read_experts(header: Header, router: Router = "softmax", *, shared: bool = False, width: int = 0) -> Experts:
+    """The experts of a header. shared: a shared expert serves every token. width: of each, if its field is another.
 
     Raises ModelFormatError for impossible figures, UnsupportedError for experts that are chosen by groups.
     """
@@ -96,7 +118,7 @@ def read_experts(header: Header, router: Router = "softmax", *, shared: bool = F
         raise ModelFormatError(f"{header.file.path}: {used} of {number} experts for a token")
     if header.value("expert_group_count") not in (None, 0, 1):
         raise UnsupportedError(f"{header.file.path}: groups of experts run on llama.cpp only")
-    width = header.count("expert_feed_forward_length", "ffn")
+    width = width or header.count("expert_feed_forward_length", "ffn")
     return Experts(
         number,
         used,

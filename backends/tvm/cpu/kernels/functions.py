@@ -104,9 +104,14 @@ def gelu(x: Value) -> Value:
     return x / (floats(1) + exp(floats(-2 * math.sqrt(2 / math.pi)) * (x + floats(0.044715) * x * x * x)))
 
 
+def relu2(x: Value) -> Value:
+    """max(x, 0)²."""
+    return _squared(T.max(x, floats(0)))
+
+
 def soft_cap(x: Value, cap: float) -> Value:
     """cap · tanh(x / cap), tanh z = 1 − 2 / (1 + e^2z); x itself where cap is 0."""
     return floats(cap) - floats(2 * cap) / (floats(1) + exp(x * floats(2 / cap))) if cap else x
 
 
-ACTIVATIONS = {"silu": silu, "gelu": gelu}
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu2": relu2}

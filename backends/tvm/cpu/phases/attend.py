@@ -9,7 +9,7 @@ from edge.backends.tvm.cpu.kernels.attention import NEVER, Query, ScoreLimits, W
 from edge.backends.tvm.cpu.kernels.observe import observe
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, remainder, when
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 
 
 def attend_step(b: PassBuilder, layer: Value) -> None:

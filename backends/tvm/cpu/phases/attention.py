@@ -11,7 +11,7 @@ from edge.backends.tvm.cpu.phases.attend import attend_chunk, attend_step, merge
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.cpu.phases.qkv import qkv
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 
 
 def qkv_unit(b: PassBuilder, layer: Value) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
@@ -23,7 +24,8 @@ from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, when
 from edge.backends.tvm.design import Design, low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, IntegerBlock
-from edge.backends.tvm.packing.shape import Groups, groups_of, padded_head, round_up
+from edge.backends.tvm.packing.cores import Groups, groups_of, round_up
+from edge.backends.tvm.packing.shape import padded_head
 from edge.model import layers
 
 
@@ -41,6 +43,7 @@ class PassBuilder:
         """number: the block that is built, of `Shape.blocks`; None: a unit outside of layers. wave: of experts."""
         self.design, self.single, self.thread, self._number, self.wave = design, single, thread, number, wave
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
+        self._slots = Table.of(design.shape)
         self.dealt = self.target.step_dealt if single else self.target.chunk_dealt
         # In the exact mode, a batch of 8 tokens would take half a minute to compile.
         self.batch = 1 if single else min(2, self.target.gemm_tokens) if design.exact else self.target.gemm_tokens
@@ -100,10 +103,10 @@ class PassBuilder:
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Of the block's tensors, or outside of layers of the head's norm."""
+        """Of the block's tensors, the norm that it shares among them, or outside of layers of the head's norm."""
         if self._number is None:
             return frozenset(["output_norm"] + ["output_norm.bias"] * self.shape.output_norm_bias)
-        return frozenset(tensor.name for tensor in self.block.tensors(self.shape.hidden))
+        return frozenset(tensor.name for tensor in replace(self.block, beside=False).tensors(self.shape.hidden))
 
     def variants(self, group: str) -> list[tuple[str, ...]]:
         """The combinations of block types that the group's matrices have in some layer."""
@@ -321,14 +324,14 @@ class PassBuilder:
         return T.cast(self.lengths[layer * self.shape.kv_heads + kv_head], "int64")
 
     def at(self, name: str) -> Value:
-        return self.table[Table.slot(name)]
+        return self.table[self._slots.slot(name)]
 
     def layer_at(self, layer: Value, name: str) -> Value:
-        return self.table[Table.place(layer, name)]
+        return self.table[self._slots.place(layer, name)]
 
     def piece_at(self, piece: Value, number: int) -> Value:
         """One of the four numbers of a piece of streamed weights."""
-        return self.table[Table.first_piece(self.shape.layers) + piece * 4 + number]
+        return self.table[self._slots.first_piece + piece * 4 + number]
 
 
 Unit = Callable[[PassBuilder, Value], None]

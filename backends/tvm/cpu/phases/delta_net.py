@@ -25,12 +25,12 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     spread,
     store,
     total,
-    when,
 )
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.cpu.phases.convolution import Convolution
 from edge.backends.tvm.cpu.phases.project import project
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.model.layers import DeltaNet
 
 _EPSILON = 1e-6  # of the lengths of queries and keys
@@ -62,7 +62,14 @@ def recur(b: PassBuilder, layer: Value) -> None:
 
 
 def output(b: PassBuilder, layer: Value) -> None:
-    project(b, layer, "mixed", round_up(_core(b).width, 32), "delta_out", first=_keep_inputs)
+    project(
+        b,
+        layer,
+        "mixed",
+        round_up(_core(b).width, 32),
+        "delta_out",
+        first=lambda b, layer: _convolution(b, layer).keep_inputs(),
+    )
 
 
 UNITS: dict[str, Unit] = {"delta_in": products, "delta_net": recur, "delta_out": output}
@@ -79,17 +86,9 @@ def _product(b: PassBuilder, name: str, layer: Value, inputs: Inputs, rows: int,
             store(b.floats, start + token * stride + tile * 16, each.value)
 
 
-def _keep_inputs(b: PassBuilder, layer: Value) -> None:
-    """The last inputs of the convolution become its state, the thread's share of the channels."""
-    core, state = _core(b), let(b.layer_at(layer, "state"))
-    with b.tiles(core.mixed // 16) as tile:
-        for row in range(core.kernel - 1):
-            target, token = let(state + row * core.mixed + tile * 16), let(b.count - (core.kernel - 1) + row)
-            with when(token >= 0):
-                at = b.at("channels") + token * (core.mixed + core.width) + tile * 16
-                store(b.states, target, load(b.floats, at))
-            with when(token < 0):
-                store(b.states, target, load(b.states, target + b.count * core.mixed))
+def _convolution(b: PassBuilder, layer: Value) -> Convolution:
+    core = _core(b)
+    return Convolution(b, layer, core.mixed, core.kernel, let(b.at("channels")), core.mixed + core.width)
 
 
 class _Head:
@@ -97,19 +96,19 @@ class _Head:
 
     def __init__(self, b: PassBuilder, core: DeltaNet, layer: Value, head: Value) -> None:
         self.b, self.core, self.layer, self.head = b, core, layer, head
-        self.state = let(b.layer_at(layer, "state"))
-        self.memory = let(self.state + (core.kernel - 1) * core.mixed + head * (core.size * core.value_size))
+        memory = let(b.layer_at(layer, "state") + (core.kernel - 1) * core.mixed)
+        self.memory = let(memory + head * (core.size * core.value_size))
         work = let(b.at("work") + b.thread * b.at("part_stride"))
         self.query, self.key, self.value = work, let(work + core.size), let(work + 2 * core.size)
 
     def run(self) -> None:
-        b, core = self.b, self.core
+        b, core, convolution = self.b, self.core, _convolution(self.b, self.layer)
         key_head = let(remainder(self.head, core.key_heads))
         values_at = let(2 * core.key_heads * core.size + self.head * core.value_size)
         with loop(i64(0), b.count) as token:
-            self._convolve(token, let(key_head * core.size), core.size, self.query)
-            self._convolve(token, let((core.key_heads + key_head) * core.size), core.size, self.key)
-            self._convolve(token, values_at, core.value_size, self.value)
+            convolution.run(token, let(key_head * core.size), core.size, self.query)
+            convolution.run(token, let((core.key_heads + key_head) * core.size), core.size, self.key)
+            convolution.run(token, values_at, core.value_size, self.value)
             self._normalise(self.query, core.size**-0.5)
             self._normalise(self.key, 1.0)
             decay, beta = self._gates(token)
@@ -117,25 +116,6 @@ class _Head:
             for first in range(0, core.value_size // 16, _AT_ONCE):
                 self._step(range(first, min(first + _AT_ONCE, core.value_size // 16)), decay, beta, out)
             self._finish(token, out)
-
-    def _convolve(self, token: Value, channel: Value, count: int, out: Value) -> None:
-        """SiLU of the convolution of `count` channels."""
-        b, core = self.b, self.core
-        taps, stride = let(b.layer_at(self.layer, "ssm_conv1d")), core.mixed + core.width
-        mixed = Register()
-        with loop(i64(0), i64(count // 16)) as part:
-            at = let(channel + part * 16)
-            weights = let(taps // 4 + at * core.kernel)  # [tiles, kernel, 16] floats
-            mixed.value = floats(0)
-            for tap in range(core.kernel):
-                weight = let(load(b.weights.floats, weights + tap * 16))
-                source = let(token + tap - (core.kernel - 1))
-                with when(source >= 0):
-                    mixed.value = mixed.value + weight * load(b.floats, b.at("channels") + source * stride + at)
-                with when(source < 0):
-                    row = source + (core.kernel - 1)
-                    mixed.value = mixed.value + weight * load(b.states, self.state + row * core.mixed + at)
-            store(b.floats, out + part * 16, silu(mixed.value))
 
     def _normalise(self, at: Value, scale: float) -> None:
         """To length `scale`."""

@@ -8,7 +8,7 @@ from edge.backends.tvm.cpu.kernels.vectors import Value, store
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.model.layers import Dense
 
 

@@ -42,7 +42,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     when,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.packing.shape import RoutedRows, round_up
+from edge.backends.tvm.packing.cores import RoutedRows, round_up
 from edge.model.layers import SLOPE, Experts
 
 _READ = 1 << 16  # bytes; threads divide what is read in multiples of these
@@ -246,7 +246,8 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
     with loop(i64(0), i64(core.used)) as slot:
         T.buffer_store(b.floats, b.floats[shares + slot] * factor, [shares + slot])
     if core.shared:
-        T.buffer_store(b.floats, sigmoid(b.floats[logits + rows.experts], 1), [shares + core.used])
+        share = sigmoid(b.floats[logits + rows.experts], 1) if core.shared_gated else T.float32(1)
+        T.buffer_store(b.floats, share, [shares + core.used])
 
 
 def _sort(b: PassBuilder) -> None:

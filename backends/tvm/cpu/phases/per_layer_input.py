@@ -15,7 +15,7 @@ from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.cpu.phases.qkv import unit
 from edge.backends.tvm.cpu.phases.streaming import evict_embeddings
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 
 
 def make_inputs(b: PassBuilder, _layer: Value) -> None:

@@ -25,7 +25,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     total,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 
 
 def qkv(b: PassBuilder, layer: Value, inputs: Inputs) -> None:

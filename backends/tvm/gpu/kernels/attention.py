@@ -12,14 +12,24 @@ from functools import reduce as fold
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import LANES, RowForm, State, Tables, Tuning
-from edge.backends.tvm.gpu.kernels.functions import soft_cap
-from edge.backends.tvm.gpu.kernels.rows import Heads, first_row, key_unit, make_ready, rows_before, unpack, write_row
+from edge.backends.tvm.gpu.kernels.functions import sigmoid, soft_cap
+from edge.backends.tvm.gpu.kernels.rows import (
+    Heads,
+    first_row,
+    key_unit,
+    make_ready,
+    rows_before,
+    slots_of,
+    unpack,
+    write_row,
+)
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
     Built,
     Register,
     Scope,
     Value,
+    as_float,
     barrier,
     build,
     f32,
@@ -36,8 +46,9 @@ from edge.backends.tvm.gpu.kernels.threads import (
     to_int,
     when,
 )  # fmt: skip
+from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.packing.blocks import PART
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.model.layers import Attention
 
 NEVER = -1e30  # the score of a row that the query must not see
@@ -62,14 +73,15 @@ class HeadSplit:
 
 def attend(
     name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: str, *, tokens: int, observes: bool = False,
-    heads: Heads | None = None,
+    heads: Heads | None = None, sinks: Vector | None = None,
 ) -> Built:  # fmt: skip
     """Compute `mixed`, float32 [tokens, padded heads · head], from the queries in `qkv`.
 
     Scalars: layer; window, the positions that a token sees, 0 for all (only where the model has windows). observes:
     `softmax` float32 [tokens, heads, 2] receives each query's largest score and sum of exponentials (observe.py).
     heads: for a pass of a single token, whose row is not in the cache yet: this kernel also does the work of
-    `store_rows`, and has its scalar `angles`. It attends to the row without reading it back.
+    `store_rows`, and has its scalar `angles`. It attends to the row without reading it back. sinks: of the model, in
+    the buffer w1.
     """
     form, threads, split = RowForm.of(core, dtype), tuning.attend, HeadSplit.of(core, tuning.attend)
     lanes = max(1, threads // form.words)  # rows that are mixed at once
@@ -90,8 +102,9 @@ def attend(
         else:
             load_queries(scope, core, form, ready, split.at_once, token, first_query)
         visible = before if heads else let(before + token + 1)
-        maxima = [Register(f32(NEVER)) for _ in range(split.at_once)]
-        sums = [Register(f32(0.0)) for _ in range(split.at_once)]
+        maxima = [Register(_sink(scope, first_query + number)) for number in range(split.at_once)]
+        first_sum = select(scope.thread == 0, f32(1.0), f32(0.0)) if sinks else f32(0.0)  # all threads' are added
+        sums = [Register(first_sum) for _ in range(split.at_once)]
         out = [
             [[Register(f32(0.0)) for _ in range(form.per_word)] for _ in range(at_once)] for _ in range(split.at_once)
         ]
@@ -104,6 +117,9 @@ def attend(
         if heads:
             _mix_own(scope, ready, maxima, sums, out)
         _write(scope, memory, maxima, sums, out, token, first_query)
+
+    def _sink(scope: Scope, query: Value) -> Value:
+        return as_float(scope.w1[query + sinks.at]) if sinks else f32(NEVER)
 
     def _add_row(
         scope: Scope, heads: Heads, raw: Buffer, ready: Buffer, factors: Buffer, kv_head: Value, turn: Value,
@@ -242,12 +258,16 @@ def attend(
                     with when(T.And(scope.thread < form.words, value < core.head_dim)):
                         parts = [memory[scope.thread + lane * form.words] for lane in range(lanes)]
                         total = fold(lambda one, other: one + other, parts) * inverse
+                        if core.gated:
+                            slot = core.heads + 2 * core.kv_heads + first_query + number
+                            total = total * sigmoid(scope.qkv[(token * slots_of(core) + slot) * core.head_dim + value])
                         at = token * padded + (first_query + number) * core.head_dim + value
                         store(scope.mixed, at, total)
 
     cache = {"keys4": "uint32x4", "values": "uint32"} | ({"row_scales": "float32"} if form.scaled else {})
     writes = {"mixed": "float32"} | ({"softmax": "float32"} if observes else {}) | (heads.rows if heads else {})
     reads = {"qkv": "float32"} | (heads.reads if heads else {"tables": "uint32"} | cache)
+    reads |= {"w1": "uint32"} if sinks else {}
     scalars = ("layer", *(["angles"] if heads else []), *(["window"] if core.window else []))
     return build(name, threads, reads, writes, scalars, body, (core.kv_heads * split.turns, tokens), 1)
 
@@ -256,7 +276,7 @@ def load_queries(
     scope: Scope, core: Attention, form: RowForm, queries: Buffer, count: int, token: Value, first: Value
 ) -> None:  # fmt: skip
     """Load `count` query heads of a token from `first` on into shared memory, [count, form.head], zero-padded."""
-    slots = core.heads + 2 * core.kv_heads
+    slots = slots_of(core)
     with strided(scope, count * form.head) as index:
         own, value = let(quotient(index, form.head)), let(remainder(index, form.head))
         store(queries, index, f32(0.0))

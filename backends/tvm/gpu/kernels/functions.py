@@ -23,6 +23,23 @@ def gelu(x: Value) -> Value:
     return x / (f32(1.0) + _exp(f32(-2 * math.sqrt(2 / math.pi)) * (x + f32(0.044715) * x * x * x)))
 
 
+def sigmoid(x: Value) -> Value:
+    """1 / (1 + e^−x)."""
+    return f32(1.0) / (f32(1.0) + _exp(f32(0.0) - x))
+
+
+def softplus(x: Value) -> Value:
+    """log(1 + e^x) = max(x, 0) + log(1 + e^−|x|)."""
+    x = hold(x)
+    return T.max(x, f32(0.0)) + T.log(f32(1.0) + _exp(f32(0.0) - T.abs(x)))
+
+
+def relu2(x: Value) -> Value:
+    """max(x, 0)²."""
+    x = hold(T.max(x, f32(0.0)))
+    return x * x
+
+
 def soft_cap(x: Value, cap: float) -> Value:
     """cap · tanh(x / cap), tanh z = 1 − 2 / (1 + e^2z); x itself where cap is 0."""
     return f32(cap) - f32(2 * cap) / (f32(1.0) + _exp(x * f32(2 / cap))) if cap else x
@@ -33,4 +50,4 @@ def _exp(x: Value) -> Value:
     return T.exp(T.max(T.min(x, f32(_LARGEST)), f32(-_LARGEST)))
 
 
-ACTIVATIONS = {"silu": silu, "gelu": gelu}
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu2": relu2}

@@ -27,7 +27,8 @@ from edge.backends.tvm.gpu.kernels.threads import (
     to_int,
 )
 from edge.backends.tvm.gpu.weights import LayerLayout, Vector
-from edge.backends.tvm.packing.shape import Shape, round_up
+from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.shape import Shape
 
 _THREADS = 64  # of a workgroup, which normalises one row
 

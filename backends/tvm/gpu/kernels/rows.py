@@ -91,10 +91,15 @@ def rows_before(scope: Scope, tables: Tables, head: Value) -> Value:
     return to_int(scope.tables[head + tables.lengths]) + to_int(scope.tables[State.APPENDED])
 
 
+def slots_of(core: Attention) -> int:
+    """Heads in a row of `qkv`."""
+    return core.heads * (2 if core.gated else 1) + 2 * core.kv_heads
+
+
 @dataclass(frozen=True)
 class Heads:
     """The processing of a token's heads between their products and attention. Slots are query heads, then keys, then
-    values.
+    values, then the gates of query heads, which are left as they are.
 
     halves: see `Design`. norms: of queries and keys, where a model has one, with this epsilon.
     """
@@ -114,6 +119,11 @@ class Heads:
 
     @property
     def slots(self) -> int:
+        return slots_of(self.core)
+
+    @property
+    def made_ready(self) -> int:
+        """Slots that `make_ready` takes."""
         return self.core.heads + 2 * self.core.kv_heads
 
     @property
@@ -149,7 +159,7 @@ def make_ready(
         with when(value < core.head_dim):
             store(raw, index, scope.qkv[(token * heads.slots + slot_of(own)) * core.head_dim + value])
     barrier()
-    if any(heads.norms):  # RMSNorm of each head
+    if any(heads.norms) or core.unit_values:  # RMSNorm of each head
         with strided(scope, slots) as own:
             squares = Register(f32(0.0))
             with loop(0, core.head_dim) as value:
@@ -167,7 +177,7 @@ def make_ready(
             with when(applies):
                 _rotate(scope, heads, raw, ready, factors, own, value, norm, token, scaled=scaled)
         with when(heads.is_value(slot)):
-            store(ready, index, raw[index])
+            store(ready, index, raw[index] * factors[own] if core.unit_values else raw[index])
     barrier()
 
 
@@ -268,7 +278,7 @@ def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built
                 store(scope.paid, row, f32(0.0))
 
     writes = {"qkv": "float32"} | heads.rows | ({"paid": "float32"} if observes else {})
-    return build(name, _THREADS, heads.reads, writes, ("layer", "angles"), body, (heads.slots, tokens), 1)
+    return build(name, _THREADS, heads.reads, writes, ("layer", "angles"), body, (heads.made_ready, tokens), 1)
 
 
 def move(name: str, dtype: str, head: int) -> Built:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
-from edge.backends.ring import LayerKinds
 from edge.backends.tvm.gpu.kernels.attention import attend
 from edge.backends.tvm.gpu.kernels.observe import observe
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor
+from edge.backends.tvm.gpu.kernels.products import Epilogue
 from edge.backends.tvm.gpu.kernels.rows import Heads, store_rows
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.model.layers import Attention, Block
@@ -16,10 +13,9 @@ _KEYS = {"keys4": "keys"}  # a buffer that a kernel reads under another type
 
 
 def attention(made: PassBuilder, core: Attention, block: Block, layer: int) -> None:
-    layout = made.layout(layer)
-    ends = list(accumulate((layout.matrix(name).rows for name in core.inputs), initial=0))
-    factors = tuple(Factor.of(layout, name, at) for name, at in zip(core.inputs, ends, strict=False))
-    made.multiply_hidden("qkv", layer, block, "edge_qkv", factors, Epilogue("store", ends[-1]), out="qkv")
+    factors = made.factors(core, layer)
+    stride = sum(factor.matrix.rows for factor in factors)
+    made.multiply_hidden("qkv", layer, block, "edge_qkv", factors, Epilogue("store", stride), out="qkv")
     _attend(made, core, layer)
     made.multiply_into_hidden("output", layer, block, "edge_output", source="mixed")
 
@@ -30,18 +26,20 @@ def _attend(made: PassBuilder, core: Attention, layer: int) -> None:
     heads, form = Heads.of(design, core, layer), (core, tables, design.tuning, design.kv_dtype)
     scalars = {"layer": layer, "angles": tables.angle_row(design.kinds[layer]), "window": design.windows[layer]}
     buffers = weights_in(f"layer.{layer}") | _KEYS
-    tokens, observes = design.chunk, design.observes
+    tokens, observes, sinks = design.chunk, design.observes, made.layout(layer).vector("attn_sinks")
     if made.single and not observes:
-        key = ("edge_attend_step", heads)
-        made.add("attend", layer, key, lambda name: attend(name, *form, tokens=1, heads=heads), buffers, scalars)
+        made.add(
+            "attend", layer, ("edge_attend_step", heads, sinks),
+            lambda name: attend(name, *form, tokens=1, heads=heads, sinks=sinks), buffers, scalars,
+        )  # fmt: skip
         return
     made.add(
         "qkv", layer, ("edge_store_rows", heads),
         lambda name: store_rows(name, heads, tokens=tokens, observes=observes), buffers, scalars,
     )  # fmt: skip
     made.add(
-        "attend", layer, ("edge_attend", core), lambda name: attend(name, *form, tokens=tokens, observes=observes),
-        _KEYS, scalars,
+        "attend", layer, ("edge_attend", core, sinks),
+        lambda name: attend(name, *form, tokens=tokens, observes=observes, sinks=sinks), buffers, scalars,
     )  # fmt: skip
-    if made.observed and layer in LayerKinds.of(design.windows).whole:
+    if made.observed and layer in design.whole:
         made.add("attend", layer, ("edge_observe", core), lambda name: observe(name, *form), _KEYS, scalars)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 
 from edge.backends.tvm.gpu.design import Design
 from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
@@ -13,7 +14,7 @@ from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.backends.tvm.gpu.weights import LayerLayout
-from edge.model.layers import Block
+from edge.model.layers import Block, Core
 
 
 class Kernels:
@@ -48,6 +49,12 @@ class PassBuilder:
 
     def layout(self, layer: int) -> LayerLayout:
         return self.design.weights.layers[layer]
+
+    def factors(self, core: Core, layer: int) -> tuple[Factor, ...]:
+        """The core's input matrices, whose results lie one behind the other."""
+        layout = self.layout(layer)
+        starts = accumulate((layout.matrix(name).rows for name in core.inputs), initial=0)
+        return tuple(Factor.of(layout, name, at) for name, at in zip(core.inputs, starts, strict=False))
 
     def add(
         self, phase: str, layer: int | None, key: tuple[object, ...], make: Callable[[str], Built],

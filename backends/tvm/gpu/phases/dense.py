@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor
 from edge.backends.tvm.gpu.phases.builder import PassBuilder
 from edge.backends.tvm.packing.blocks import PART
-from edge.backends.tvm.packing.shape import round_up
+from edge.backends.tvm.packing.cores import round_up
 from edge.model.layers import Block, Dense
 
 

@@ -11,6 +11,7 @@
 __attribute__((import_module("env"), import_name("now"))) double host_now(void);
 __attribute__((import_module("env"), import_name("random"))) int32_t host_random(void);
 __attribute__((import_module("env"), import_name("write"))) int32_t host_write(const void *from, uint32_t size);
+__attribute__((import_module("env"), import_name("row"))) int32_t host_row(double at, void *to, uint32_t size);
 __attribute__((import_module("env"), import_name("read"))) int32_t host_read(void *to, uint32_t size);
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -122,8 +123,16 @@ edge_status map_file(const edge_source *source, mapping *file, edge_error *error
     if (source->path || !source->length || source->offset > memory_bytes()
         || source->length > memory_bytes() - source->offset)
         return edge_fail(error, EDGE_BAD_FILE, "model.edge is not in the module's memory");
-    *file = (mapping){.data = (const uint8_t *)(uintptr_t)source->offset, .size = source->length};
+    const file_header *header = (const file_header *)(uintptr_t)source->offset;
+    bool resident = source->length >= sizeof *header && header->resident == source->length; /* all but a table */
+    *file = (mapping){.data = (const uint8_t *)header, .size = resident ? header->size : source->length};
     return EDGE_OK;
+}
+
+bool read_file(const mapping *file, uint64_t at, void *to, uint64_t size)
+{
+    (void)file;
+    return host_row((double)at, to, (uint32_t)size) == (int32_t)size;
 }
 
 bool file_is_whole(const mapping *file)

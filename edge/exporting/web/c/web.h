@@ -6,8 +6,10 @@
  *     env.random()          i32, 32 random bits
  *     env.write(from, size) i32, takes the next bytes of a state that is being saved; less than 0: it cannot
  *     env.read(to, size)    i32, gives the next bytes of a state that is being loaded; how many, fewer at its end
+ *     env.row(at, to, size) i32, reads bytes of model.edge that are not in memory, from f64 at on; how many
  *
- * so that a state needs no memory of the module. None of them may throw.
+ * so that a state needs no memory of the module, nor does a table of embeddings: modules of models without one do not
+ * import env.row. None of them may throw.
  *
  * Every thread is an instance of its own with the same memory. The first thread, which makes all other calls, asks for the
  * stack of another, web_stack(number). Before anything else, that thread's instance sets its `__stack_pointer` to it, then
@@ -31,7 +33,7 @@ WEB_API(web_message) const char *web_message(void);      /* UTF-8, ends with \0 
 WEB_API(web_take) void *web_take(uint32_t bytes);
 WEB_API(web_give) void web_give(void *memory, uint32_t bytes);
 
-WEB_API(web_open) int32_t web_open(const void *file, uint32_t bytes);  /* model.edge; stays where it is until web_close */
+WEB_API(web_open) int32_t web_open(const void *file, uint32_t bytes);  /* model.edge up to a table of embeddings; stays where it is until web_close */
 WEB_API(web_close) int32_t web_close(void);
 WEB_API(web_info) const edge_model_info *web_info(void); /* 0: no model is open */
 

@@ -121,15 +121,22 @@ function body(code) {
  *
  * @param {WebAssembly.Module} module
  * @param {WebAssembly.Memory} memory
- * @param {{write: Transfer, read: Transfer}} [state] which only the first thread needs
+ * @param {{write: Transfer, read: Transfer, row: (to: Uint8Array, at: number) => number}} [host] which only the first thread
+ * needs
  */
-export async function instantiate(module, memory, state) {
+export async function instantiate(module, memory, host) {
   const env = {
     memory,
     now: () => performance.now() / 1000,
     random: () => crypto.getRandomValues(new Int32Array(1))[0],
-    write: (/** @type {number} */ from, /** @type {number} */ size) => state?.write(memory, from >>> 0, size >>> 0) ?? -1,
-    read: (/** @type {number} */ to, /** @type {number} */ size) => state?.read(memory, to >>> 0, size >>> 0) ?? 0,
+    write: (/** @type {number} */ from, /** @type {number} */ size) => host?.write(memory, from >>> 0, size >>> 0) ?? -1,
+    read: (/** @type {number} */ to, /** @type {number} */ size) => host?.read(memory, to >>> 0, size >>> 0) ?? 0,
+    row: (/** @type {number} */ at, /** @type {number} */ to, /** @type {number} */ size) => {
+      const bytes = new Uint8Array(size >>> 0); // since not every file reads into shared memory
+      const count = host?.row(bytes, at) ?? 0;
+      new Uint8Array(memory.buffer).set(bytes, to >>> 0);
+      return count;
+    },
   };
   const instance = await WebAssembly.instantiate(module, { env });
   return /** @type {any} */ (instance.exports);
@@ -167,6 +174,8 @@ export class Engine {
   #state = new State();
   /** @type {[number, number] | null} */
   #file = null;
+  /** @type {(to: Uint8Array, at: number) => number} */
+  #row = () => 0;
 
   /**
    * @param {WebAssembly.Module} module
@@ -187,6 +196,7 @@ export class Engine {
     engine.exports = await instantiate(module, memory, {
       write: (...all) => engine.#state.write(...all),
       read: (...all) => engine.#state.read(...all),
+      row: (...all) => engine.#row(...all),
     });
     return engine;
   }
@@ -203,7 +213,12 @@ export class Engine {
     return this.exports.web_threads();
   }
 
-  /** Room for model.edge. @param {number} bytes @returns {number} its address */
+  /** What reads the part of model.edge that is not in memory; how many bytes. @param {(to: Uint8Array, at: number) => number} row */
+  reads(row) {
+    this.#row = row;
+  }
+
+  /** Room for the resident part of model.edge. @param {number} bytes @returns {number} its address */
   reserve(bytes) {
     const address = this.exports.web_take(bytes) >>> 0;
     if (!address) throw new EdgeError("no-memory", "the bound of the memory has no room for the model");

@@ -13,8 +13,9 @@ const TRIES = 5; // of a piece, or without any progress
 const WAIT = 250; // ms before the second try; doubled each time
 
 /**
- * @typedef {{url: string, name: string, bytes: number, piece: number, pieces: string[]}} Source
- * url: of model.edge. name: under which it is stored. pieces: SHA-256 of its pieces of `piece` bytes.
+ * @typedef {{url: string, name: string, bytes: number, resident: number, piece: number, pieces: string[]}} Source
+ * url: of model.edge. name: under which it is stored. pieces: SHA-256 of its pieces of `piece` bytes. resident: bytes that
+ * the engine has in memory; it reads the others from storage.
  */
 
 /**
@@ -29,13 +30,14 @@ export async function storageName(url, sha256) {
 }
 
 /**
- * Writes the model to `target`, from storage or from the network.
+ * Writes the resident part of the model to `target`, from storage or from the network.
  *
  * @param {Source} source
  * @param {Uint8Array} target in memory that may be shared
  * @param {(step: "download" | "load", loaded: number) => void} tell
  * @param {AbortSignal} signal
- * @returns {Promise<boolean>} whether the model is in storage now
+ * @returns {Promise<{stored: boolean, file: Stored | null}>} whether the model is in storage now; and its file, if the
+ * engine reads the rest from there
  */
 export async function loadModel(source, target, tell, signal) {
   const work = async () => {
@@ -43,27 +45,36 @@ export async function loadModel(source, target, tell, signal) {
     try {
       const missing = await loadStored(source, target, file, tell, signal);
       if (missing.length) await download(source, target, file, missing, tell, signal);
-      return file.stored;
     } finally {
       file.close();
     }
+    if (source.resident === source.bytes) return { stored: file.stored, file: null };
+    const rest = file.stored ? await openFile(source, { reads: true }) : file;
+    if (rest.size < source.bytes) {
+      throw new EdgeError("no-memory", "this browser has no room to store the model, whose embeddings are read from there");
+    }
+    return { stored: true, file: rest };
   };
   if (!navigator.locks) return work();
   return navigator.locks.request(`edge ${source.name}`, { signal }, work);
 }
 
+/** @typedef {Awaited<ReturnType<typeof openFile>>} Stored */
+
 /**
  * The file in storage, or nothing where there is none: an old browser, a private window, no space.
  *
  * @param {Source} source
+ * @param {{reads?: boolean}} [use] reads: other tabs may read it, too, but none writes
  */
-async function openFile(source) {
+async function openFile(source, { reads = false } = {}) {
   /** @type {any} */
   let handle = null;
   try {
     const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER, { create: true });
     const file = /** @type {any} */ (await folder.getFileHandle(source.name, { create: true }));
-    handle = await file.createSyncAccessHandle();
+    const open = (/** @type {string} */ mode) => file.createSyncAccessHandle({ mode });
+    handle = reads ? await open("read-only") : await open("readwrite").catch(() => open("read-only"));
   } catch {
     handle = null;
   }
@@ -87,7 +98,11 @@ async function openFile(source) {
     },
     close() {
       if (!handle) return;
-      handle.flush();
+      try {
+        handle.flush();
+      } catch {
+        // it is open for reading
+      }
       handle.close();
     },
   };
@@ -98,7 +113,7 @@ async function openFile(source) {
  *
  * @param {Source} source
  * @param {Uint8Array} target
- * @param {Awaited<ReturnType<typeof openFile>>} file
+ * @param {Stored} file
  * @param {(step: "download" | "load", loaded: number) => void} tell
  * @param {AbortSignal} signal
  */
@@ -111,7 +126,7 @@ async function loadStored(source, target, file, tell, signal) {
     const [start, end] = bounds(source, number);
     const bytes = buffer.subarray(0, end - start);
     if (file.size >= end && file.read(bytes, start) === bytes.length && (await digest(bytes)) === source.pieces[number]) {
-      target.set(bytes, start);
+      put(target, bytes, start);
       loaded += bytes.length;
       tell("load", loaded);
     } else {
@@ -124,7 +139,7 @@ async function loadStored(source, target, file, tell, signal) {
 /**
  * @param {Source} source
  * @param {Uint8Array} target
- * @param {Awaited<ReturnType<typeof openFile>>} file
+ * @param {Stored} file
  * @param {number[]} missing
  * @param {(step: "download" | "load", loaded: number) => void} tell
  * @param {AbortSignal} signal
@@ -145,7 +160,7 @@ async function download(source, target, file, missing, tell, signal) {
         if ((await digest(bytes)) !== source.pieces[number]) {
           throw new EdgeError("bad-file", `${source.url} is damaged at byte ${bounds(source, number)[0]}: upload the site again`);
         }
-        target.set(bytes, bounds(source, number)[0]);
+        put(target, bytes, bounds(source, number)[0]);
         file.write(bytes, bounds(source, number)[0]);
         left.shift();
         loaded += bytes.length;
@@ -232,6 +247,11 @@ export async function forget(name, { others = false } = {}) {
   } catch {
     // there is none, or another tab uses it
   }
+}
+
+/** As much as belongs into `target`. @param {Uint8Array} target @param {Uint8Array} bytes @param {number} at */
+function put(target, bytes, at) {
+  if (at < target.length) target.set(bytes.subarray(0, target.length - at), at);
 }
 
 /** @param {Source} source @param {number} number @returns {[number, number]} */

@@ -41,11 +41,12 @@ const calls = {
     const isolated = globalThis.crossOriginIsolated === true;
     const count = Math.min(options.threads ?? navigator.hardwareConcurrency ?? 1, manifest.plan.threads);
     const threads = isolated ? await startThreads(Math.max(1, count)) : 1;
-    const address = engine.reserve(web.bytes);
-    const stored = await loadModel(
-      source, new Uint8Array(memory.buffer, address, web.bytes),
+    const address = engine.reserve(web.resident);
+    const { stored, file: rest } = await loadModel(
+      source, new Uint8Array(memory.buffer, address, web.resident),
       (step, loaded) => tell({ step, loaded, total: web.bytes }), opening.signal,
     );
+    if (rest) engine.reads((to, at) => rest.read(to, at));
     if (stored) await forget(source.name, { others: true });
     engine.open();
     engine.begin({ threads });

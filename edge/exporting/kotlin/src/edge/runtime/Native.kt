@@ -36,8 +36,6 @@ internal object Native {
 /** Why a call failed; [Status.BAD_ARGUMENT] also stands for a call out of order. */
 enum class Status(internal val code: Int) {
     // generated: Status
-    BAD_ARGUMENT(-1), BAD_FILE(-2), UNSUPPORTED(-3), NO_MEMORY(-4), BUSY(-5), FULL(-6), FAILED(-7)
-    // end
     ;
 
     internal companion object {

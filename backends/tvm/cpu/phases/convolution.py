@@ -1,0 +1,57 @@
+"""The causal convolution of recurrent cores (`ssm_conv1d`), followed by SiLU, whose last inputs begin the state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge.backends.tvm.cpu.kernels.functions import silu
+from edge.backends.tvm.cpu.kernels.vectors import Register, Value, floats, i64, let, load, loop, store, when
+from edge.backends.tvm.cpu.phases.builder import PassBuilder
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Token t's inputs lie at `first` + t · `stride` of the activations.
+
+    mixed: channels. kernel: tokens that it sees.
+    """
+
+    b: PassBuilder
+    layer: Value
+    mixed: int
+    kernel: int
+    first: Value
+    stride: int
+
+    def run(self, token: Value, channel: Value, count: int, out: Value) -> None:
+        """SiLU of the convolution of `count` channels."""
+        b, state = self.b, let(self.b.layer_at(self.layer, "state"))
+        taps = let(b.layer_at(self.layer, "ssm_conv1d"))
+        mixed = Register()
+        with loop(i64(0), i64(count // 16)) as part:
+            at = let(channel + part * 16)
+            weights = let(taps // 4 + at * self.kernel)  # [tiles, kernel, 16] floats
+            if "ssm_conv1d.bias" in b.names:
+                mixed.value = load(b.weights.floats, b.layer_at(self.layer, "ssm_conv1d.bias") + at)
+            else:
+                mixed.value = floats(0)
+            for tap in range(self.kernel):
+                weight = let(load(b.weights.floats, weights + tap * 16))
+                source = let(token + tap - (self.kernel - 1))
+                with when(source >= 0):
+                    mixed.value = mixed.value + weight * load(b.floats, self.first + source * self.stride + at)
+                with when(source < 0):
+                    row = source + (self.kernel - 1)
+                    mixed.value = mixed.value + weight * load(b.states, state + row * self.mixed + at)
+            store(b.floats, out + part * 16, silu(mixed.value))
+
+    def keep_inputs(self) -> None:
+        """The last inputs become the state, the thread's share of the channels."""
+        b, state = self.b, let(self.b.layer_at(self.layer, "state"))
+        with b.tiles(self.mixed // 16) as tile:
+            for row in range(self.kernel - 1):
+                target, token = let(state + row * self.mixed + tile * 16), let(b.count - (self.kernel - 1) + row)
+                with when(token >= 0):
+                    store(b.states, target, load(b.floats, self.first + token * self.stride + tile * 16))
+                with when(token < 0):
+                    store(b.states, target, load(b.states, target + b.count * self.mixed))

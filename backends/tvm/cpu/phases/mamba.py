@@ -1,0 +1,142 @@
+"""Mamba-2 (`edge.model.layers.Mamba`): a product; convolution and recurrence, head by head; gate, norm and output.
+
+The recurrence runs token by token, as in `delta_net.py`. Norms span heads, so they wait for all of them: in a step,
+each thread then makes the whole row for itself, since one row costs less than a barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge.backends.tvm.cpu.kernels.functions import rms_scale, silu, softplus
+from edge.backends.tvm.cpu.kernels.vectors import (
+    Register,
+    Value,
+    exp,
+    floats,
+    i64,
+    let,
+    load,
+    loop,
+    quotient,
+    spread,
+    store,
+)
+from edge.backends.tvm.cpu.phases.adapt import adapt
+from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.cpu.phases.convolution import Convolution
+from edge.backends.tvm.cpu.phases.project import project
+from edge.backends.tvm.packing.cores import mamba_row, round_up
+from edge.model.layers import Mamba
+
+_AT_ONCE = 4  # vectors of a head's values that stay in registers while its state is read
+
+
+def products(b: PassBuilder, layer: Value) -> None:
+    """A token's row of `channels` has z, the inputs of the convolution, and dt."""
+    norm, stride = b.block.norm, mamba_row(_core(b))
+    b.normalise_chunk(norm, layer, "mamba_in")
+    with b.phase("mamba_in", layer):
+        inputs = b.normalised_inputs(norm, layer, "mamba_in")
+        adapt(b, "mamba_in", layer, inputs)
+        with b.tiles(stride // 16) as tile, b.batches() as tokens:
+            for token, each in zip(tokens, b.product("ssm_in", layer, tile, inputs, b.rows(tokens)), strict=True):
+                store(b.floats, b.at("channels") + token * stride + tile * 16, each.value)
+
+
+def scan(b: PassBuilder, layer: Value) -> None:
+    core = _core(b)
+    with b.phase("mamba_scan", layer), b.dealt_out(i64(core.heads)) as head:
+        _Head(b, core, layer, head).run()
+
+
+def output(b: PassBuilder, layer: Value) -> None:
+    def prepare(b: PassBuilder, layer: Value) -> None:
+        _convolution(b, layer).keep_inputs()
+        if b.single:
+            _finish(b, layer, i64(0), b.thread)
+            b.mark("mamba_gate", layer)
+
+    if not b.single:
+        with b.phase("mamba_gate", layer), b.shared_out(b.count) as token:
+            _finish(b, layer, token, token)
+    project(b, layer, "mixed", round_up(_core(b).width, 32), "mamba_out", private=True, first=prepare)
+
+
+UNITS: dict[str, Unit] = {"mamba_in": products, "mamba_scan": scan, "mamba_out": output}
+
+
+def _core(b: PassBuilder) -> Mamba:
+    assert isinstance(b.block.core, Mamba)
+    return b.block.core
+
+
+def _convolution(b: PassBuilder, layer: Value) -> Convolution:
+    core = _core(b)
+    return Convolution(b, layer, core.mixed, core.kernel, let(b.at("channels") + core.width), mamba_row(core))
+
+
+def _finish(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
+    """Row `row` of `mixed`: a token's outputs times SiLU(z), and their norm if there is one."""
+    core, width = _core(b), round_up(_core(b).width, 32)
+    source, gate = let(b.at("scanned") + token * width), let(b.at("channels") + token * mamba_row(core))
+    out = let(b.at("mixed") + row * width)
+    with loop(i64(0), i64(core.width // 16)) as part:
+        at = part * 16
+        store(b.floats, out + at, load(b.floats, source + at) * silu(load(b.floats, gate + at)))
+    if not core.normed:
+        return
+    span, weight = core.width // core.groups, let(b.layer_at(layer, "ssm_norm"))
+    with loop(i64(0), i64(core.groups)) as group:
+        start = let(out + group * span)
+        scale = spread(rms_scale(b.floats, start, span, span, b.shape.norm_eps))
+        with loop(i64(0), i64(span // 16)) as part:
+            factor = load(b.weights.floats, weight + group * span + part * 16)
+            store(b.floats, start + part * 16, load(b.floats, start + part * 16) * scale * factor)
+
+
+class _Head:
+    """One head of values, for all tokens of the pass."""
+
+    def __init__(self, b: PassBuilder, core: Mamba, layer: Value, head: Value) -> None:
+        self.b, self.core, self.layer, self.head = b, core, layer, head
+        memory = let(b.layer_at(layer, "state") + (core.kernel - 1) * core.mixed)
+        self.memory = let(memory + head * (core.size * core.head_dim))
+        work = let(b.at("work") + b.thread * b.at("part_stride"))
+        self.reads, self.writes, self.values = work, let(work + core.size), let(work + 2 * core.size)  # C, B, x
+
+    def run(self) -> None:
+        b, core, convolution = self.b, self.core, _convolution(self.b, self.layer)
+        group = let(quotient(self.head, core.heads // core.groups))
+        writes = let(core.width + group * core.size)
+        with loop(i64(0), b.count) as token:
+            convolution.run(token, let(self.head * core.head_dim), core.head_dim, self.values)
+            convolution.run(token, writes, core.size, self.writes)
+            convolution.run(token, let(writes + core.groups * core.size), core.size, self.reads)
+            rate, bias, skip = (
+                b.weights.floats[b.layer_at(self.layer, name) + self.head] for name in ("ssm_a", "ssm_dt.bias", "ssm_d")
+            )
+            row = let(b.at("channels") + token * mamba_row(core) + core.width + core.mixed)
+            step = let(softplus(b.floats[row + self.head] + bias, 1))
+            decay = let(exp(rate * step, 1))
+            out = let(b.at("scanned") + token * round_up(core.width, 32) + self.head * core.head_dim)
+            for first in range(0, core.head_dim // 16, _AT_ONCE):
+                parts = range(first, min(first + _AT_ONCE, core.head_dim // 16))
+                self._step(parts, step, decay, let(spread(skip)), out)
+
+    def _step(self, parts: Sequence[int], step: Value, decay: Value, skip: Value, out: Value) -> None:
+        """The state with the new values, and what it holds for C; of some vectors of the values."""
+        b, core, states = self.b, self.core, self.b.states
+        values = [let(load(b.floats, self.values + part * 16)) for part in parts]
+        changes, sums = [let(value * spread(step)) for value in values], [Register() for _ in parts]
+        for each in sums:
+            each.value = floats(0)
+        with loop(i64(0), i64(core.size)) as row:
+            write, read = let(spread(b.floats[self.writes + row])), let(spread(b.floats[self.reads + row]))
+            for each, change, part in zip(sums, changes, parts, strict=True):
+                at = let(self.memory + row * core.head_dim + part * 16)
+                new = let(load(states, at) * spread(decay) + write * change)
+                store(states, at, new)
+                each.value = each.value + read * new
+        for each, value, part in zip(sums, values, parts, strict=True):
+            store(b.floats, out + part * 16, each.value + skip * value)

@@ -1,0 +1,64 @@
+"""The gated causal convolution of `edge.model.layers.ShortConvolution`."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.gpu.design import State
+from edge.backends.tvm.gpu.kernels.threads import (
+    Built,
+    Register,
+    Scope,
+    Value,
+    as_float,
+    build,
+    f32,
+    let,
+    loop,
+    select,
+    store,
+    to_int,
+    when,
+)
+from edge.backends.tvm.gpu.weights import Vector
+from edge.backends.tvm.packing.cores import round_up
+from edge.model.layers import ShortConvolution
+
+_THREADS = 64
+
+
+def convolve(name: str, core: ShortConvolution, taps: Vector) -> Built:
+    """`mixed`, float32 [tokens, padded hidden], from the rows (B, C, z) in `channels`. A thread has one channel of all
+    tokens: its last inputs move through registers.
+
+    Scalars: state, the layer's first value in `states`. Buffers: w1 has the taps, [hidden, kernel].
+    """
+    padded = round_up(core.hidden, 32)
+
+    def body(scope: Scope) -> None:
+        channel = let(scope.group * _THREADS + scope.thread)
+        with when(channel < padded):
+            own = let(T.min(channel, core.hidden - 1))
+            weights = [let(as_float(scope.w1[own * core.kernel + tap + taps.at])) for tap in range(core.kernel)]
+            states = [let(scope.state + own + row * core.hidden) for row in range(core.kernel - 1)]
+            past = [Register(scope.states[at]) for at in states]
+            with loop(0, to_int(scope.tables[State.COUNT])) as token:
+                at = let(token * core.channels + own)
+                new = let(scope.channels[at] * scope.channels[at + 2 * core.hidden])
+                mixed: Value = weights[-1] * new
+                for weight, each in zip(weights, past, strict=False):
+                    mixed = mixed + weight * each.value
+                mixed = mixed * scope.channels[at + core.hidden]
+                store(scope.mixed, token * padded + channel, select(channel < core.hidden, mixed, f32(0.0)))
+                for each, after in pairwise(past):
+                    each.value = after.value
+                past[-1].value = new
+            with when(channel < core.hidden):
+                for at, each in zip(states, past, strict=True):
+                    store(scope.states, at, each.value)
+
+    reads = {"channels": "float32", "w1": "uint32", "tables": "uint32"}
+    writes = {"mixed": "float32", "states": "float32"}
+    return build(name, _THREADS, reads, writes, ("state",), body, (-(-padded // _THREADS), 1))

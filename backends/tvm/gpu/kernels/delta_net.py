@@ -1,0 +1,223 @@
+"""The recurrence of `edge.model.layers.DeltaNet`, in three kernels.
+
+`mix` convolves the channels of all tokens at once. `recur` goes from token to token: the columns of a head's state are
+independent, so a workgroup has `_COLUMNS` of them, and its threads divide the rows, which stay in registers. `finish`
+needs all of a head's columns.
+
+A row of `channels` has the inputs of the convolution, z, β and α. A row of `convolved` has queries, keys and values,
+then each head's decay, then each head's β. A layer's state is the convolution's last inputs, [kernel − 1, mixed], and
+the matrices [head, size, value_size].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce as fold
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.gpu.design import State
+from edge.backends.tvm.gpu.kernels.functions import sigmoid, silu, softplus
+from edge.backends.tvm.gpu.kernels.threads import (
+    Buffer,
+    Built,
+    Register,
+    Scope,
+    Value,
+    as_float,
+    barrier,
+    build,
+    f32,
+    hold,
+    i32,
+    let,
+    loop,
+    quotient,
+    reduce,
+    remainder,
+    select,
+    store,
+    strided,
+    to_int,
+    when,
+)
+from edge.backends.tvm.gpu.weights import LayerLayout, Vector
+from edge.backends.tvm.packing.cores import round_up
+from edge.model.layers import DeltaNet
+
+_COLUMNS = 16  # of a head's state in a workgroup
+_MOST_ROWS = 32  # of a thread, if there are threads enough
+_MOST_PARTS = 16  # threads that share a column; sizes are multiples of it
+_THREADS = 64  # of the other kernels
+_EPSILON = 1e-6  # of the lengths of queries and keys
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A gated delta net and its vectors, in the buffer w1. epsilon: of its norm."""
+
+    core: DeltaNet
+    taps: Vector  # [mixed, kernel]
+    rates: Vector
+    biases: Vector  # of α
+    norm: Vector
+    epsilon: float
+
+    @classmethod
+    def of(cls, core: DeltaNet, layout: LayerLayout, epsilon: float) -> Recurrence:
+        found = [layout.vector(name) for name in ("ssm_conv1d", "ssm_a", "ssm_dt.bias", "ssm_norm")]
+        taps, rates, biases, norm = (each for each in found if each)
+        return cls(core, taps, rates, biases, norm, epsilon)
+
+
+def mix(name: str, of: Recurrence, tokens: int) -> Built:
+    """Fill `convolved` from `channels`: SiLU of the convolution, queries and keys to length 1, queries divided by
+    √size; the gates. A workgroup has a head of queries, keys or values, of one token. Scalars: state."""
+    core = of.core
+    keys = 2 * core.key_heads  # and queries
+    most = max(core.size, core.value_size)
+
+    def body(scope: Scope) -> None:
+        memory, mixed, squares = scope.shared(_THREADS), scope.shared(most), Register(f32(0.0))
+        is_value = scope.group >= keys
+        size = select(is_value, i32(core.value_size), i32(core.size))
+        behind = keys * core.size + (scope.group - keys) * core.value_size
+        first = hold(select(is_value, behind, scope.group * core.size), "int32")
+        with strided(scope, size) as index:
+            value = hold(silu(_convolved(scope, first + index)))
+            store(mixed, index, value)
+            squares.value = squares.value + value * value
+        length = reduce(scope, memory, squares.value, _THREADS, lambda one, other: one + other)
+        factor = f32(1.0) / T.sqrt(length + f32(_EPSILON))
+        factor = factor * select(scope.group < core.key_heads, f32(core.size**-0.5), f32(1.0))
+        factor = hold(select(is_value, f32(1.0), factor))
+        at = let(scope.row * core.convolved)
+        with strided(scope, size) as index:
+            store(scope.convolved, at + first + index, mixed[index] * factor)
+        with when(T.And(is_value, scope.thread == 0)):
+            head = let(scope.group - keys)
+            beta = let(scope.row * core.channels + core.mixed + core.width + head)
+            rate, bias = (as_float(scope.w1[head + vector.at]) for vector in (of.rates, of.biases))
+            decay = T.exp(rate * softplus(scope.channels[beta + core.heads] + bias))
+            store(scope.convolved, at + core.mixed + head, decay)
+            store(scope.convolved, at + core.mixed + core.heads + head, sigmoid(scope.channels[beta]))
+
+    def _convolved(scope: Scope, channel: Value) -> Value:
+        total = Register(f32(0.0))
+        for tap in range(core.kernel):
+            weight = let(as_float(scope.w1[channel * core.kernel + tap + of.taps.at]))
+            source = let(scope.row + (tap - (core.kernel - 1)))
+            with when(source >= 0):
+                total.value = total.value + weight * scope.channels[source * core.channels + channel]
+            with when(source < 0):
+                row = source + (core.kernel - 1)
+                total.value = total.value + weight * scope.states[scope.state + row * core.mixed + channel]
+        return total.value
+
+    reads = {"channels": "float32", "states": "float32", "w1": "uint32"}
+    groups = (keys + core.heads, tokens)
+    return build(name, _THREADS, reads, {"convolved": "float32"}, ("state",), body, groups, 1)
+
+
+def recur(name: str, of: Recurrence) -> Built:
+    """Advance the state over all tokens, and write o to `mixed`, float32 [tokens, padded width]. Scalars: state.
+
+    With p = Sᵀ k and o = Sᵀ q of the state S before a token, v' = β (v − g p), S becomes g S + k v'ᵀ, and the output is
+    g o + (q · k) v': one pass over S, and one exchange between threads.
+    """
+    core = of.core
+    parts, slices, padded = _parts(core.size), core.value_size // _COLUMNS, round_up(core.width, 32)
+    rows, threads = core.size // parts, _COLUMNS * parts
+
+    def body(scope: Scope) -> None:
+        memory = [scope.shared(threads) for _ in range(3)] if parts > 1 else []
+        count = hold(to_int(scope.tables[State.COUNT]), "int32")
+        head = let(quotient(scope.group, slices))
+        part, own = let(quotient(scope.thread, _COLUMNS)), let(remainder(scope.thread, _COLUMNS))
+        column = let(remainder(scope.group, slices) * _COLUMNS + own)
+        first = let((head * core.size + part * rows) * core.value_size + column)
+        first = let(scope.state + (core.kernel - 1) * core.mixed + first)
+        state = [Register(scope.states[first + row * core.value_size]) for row in range(rows)]
+        query_at = let(remainder(head, core.key_heads) * core.size + part * rows)
+        with loop(0, count) as token:
+            at = let(token * core.convolved)
+            found, out, both = (Register(f32(0.0)) for _ in range(3))
+            for row, each in enumerate(state):
+                query = let(scope.convolved[at + query_at + row])
+                key = let(scope.convolved[at + query_at + (core.key_heads * core.size + row)])
+                found.value = found.value + key * each.value
+                out.value = out.value + query * each.value
+                both.value = both.value + query * key
+            sums = _totals(scope, memory, [each.value for each in (found, out, both)], own)
+            value = scope.convolved[at + 2 * core.key_heads * core.size + head * core.value_size + column]
+            decay = let(scope.convolved[at + core.mixed + head])
+            beta = scope.convolved[at + core.mixed + core.heads + head]
+            change = hold(beta * (value - decay * sums[0]))
+            for row, each in enumerate(state):
+                key = let(scope.convolved[at + query_at + (core.key_heads * core.size + row)])
+                each.value = each.value * decay + key * change
+            with when(part == 0):
+                store(scope.mixed, token * padded + head * core.value_size + column, decay * sums[1] + sums[2] * change)
+        for row, each in enumerate(state):
+            store(scope.states, first + row * core.value_size, each.value)
+        _keep_inputs(scope, count)
+
+    def _totals(scope: Scope, memory: list[Buffer], values: list[Value], own: Value) -> list[Value]:
+        """The sums of all threads that share a column."""
+        if not memory:
+            return values
+        for each, value in zip(memory, values, strict=True):
+            store(each, scope.thread, value)
+        barrier()
+        totals = [
+            hold(fold(lambda one, other: one + other, [each[own + part * _COLUMNS] for part in range(parts)]))
+            for each in memory
+        ]
+        barrier()
+        return totals
+
+    def _keep_inputs(scope: Scope, count: Value) -> None:
+        """The last inputs of the convolution become its state; all workgroups divide the channels."""
+        every = core.heads * slices * threads
+        with loop(0, -(-core.mixed // every)) as turn:
+            channel = let((turn * (core.heads * slices) + scope.group) * threads + scope.thread)
+            with when(channel < core.mixed):
+                for row in range(core.kernel - 1):
+                    target, token = let(scope.state + row * core.mixed + channel), let(count - (core.kernel - 1 - row))
+                    with when(token >= 0):
+                        store(scope.states, target, scope.channels[token * core.channels + channel])
+                    with when(token < 0):
+                        store(scope.states, target, scope.states[target + count * core.mixed])
+
+    reads = {"convolved": "float32", "channels": "float32", "tables": "uint32"}
+    writes = {"mixed": "float32", "states": "float32"}
+    return build(name, threads, reads, writes, ("state",), body, (core.heads * slices, 1))
+
+
+def finish(name: str, of: Recurrence, tokens: int) -> Built:
+    """RMSNorm of each head in `mixed`, times SiLU(z)."""
+    core, padded = of.core, round_up(of.core.width, 32)
+
+    def body(scope: Scope) -> None:
+        memory, squares = scope.shared(_THREADS), Register(f32(0.0))
+        at = let(scope.row * padded + scope.group * core.value_size)
+        gate = let(scope.row * core.channels + core.mixed + scope.group * core.value_size)
+        with strided(scope, core.value_size) as index:
+            value = let(scope.mixed[at + index])
+            squares.value = squares.value + value * value
+        total = reduce(scope, memory, squares.value, _THREADS, lambda one, other: one + other)
+        scale = hold(f32(1.0) / T.sqrt(total * f32(1 / core.value_size) + f32(of.epsilon)))
+        with strided(scope, core.value_size) as index:
+            value = scope.mixed[at + index] * scale * as_float(scope.w1[index + of.norm.at])
+            store(scope.mixed, at + index, value * silu(scope.channels[gate + index]))
+
+    reads = {"channels": "float32", "w1": "uint32"}
+    return build(name, _THREADS, reads, {"mixed": "float32"}, (), body, (core.heads, tokens), 1)
+
+
+def _parts(size: int) -> int:
+    """Threads that share a column of a state with `size` rows."""
+    parts = 1
+    while size // parts > _MOST_ROWS and parts < _MOST_PARTS:
+        parts *= 2
+    return parts

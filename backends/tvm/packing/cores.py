@@ -1,0 +1,213 @@
+"""Each kind of core as the native engine sees it, beside its code in `cpu/phases`. TVM is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from edge.model.layers import (
+    Attention,
+    Core,
+    DeltaNet,
+    Dense,
+    Experts,
+    Mamba,
+    PerLayerInput,
+    ShortConvolution,
+)
+
+LANES = 16
+
+Groups = dict[str, tuple[str, ...]]
+"""Matrices that one phase of the pass multiplies, by the name of the phase."""
+
+
+def round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What scratch memory depends on. rows: tokens of a chunk or, in a step, a copy for each thread."""
+
+    tokens: int  # of a chunk, in whole batches
+    rows: int
+    threads: int
+
+
+Counts = dict[str, int]
+
+
+def _none(_core: Any, _sizes: Sizes) -> Counts:
+    return {}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of core on CPUs.
+
+    marks: the parts of its phases that are timed (`cpu/timing.py`) in their order, norms aside, and the phase of
+    `backends.base.PHASES` that each belongs to.
+
+    floats, integers: values of its scratch memory by name. Of a name that several cores have, the most counts. Two
+    names are special: "work" is the memory of one thread, "quantized" has no memory, but counts the activations that
+    are quantized at once, if they are more than the pass's widest rows.
+    """
+
+    groups: Callable[[Any], Groups]
+    marks: dict[str, str]
+    floats: Callable[[Any, Sizes], Counts]
+    integers: Callable[[Any, Sizes], Counts] = _none
+    lacks: Callable[[Any], str | None] = lambda _core: None  # why the kernels cannot run a core
+
+    def scratch(self, core: Core, sizes: Sizes) -> Counts:
+        return self.floats(core, sizes) | self.integers(core, sizes)
+
+
+@dataclass(frozen=True)
+class RoutedRows:
+    """Sizes of rows between the phases of experts. experts: the padded number. logits, shares: values of a token's row.
+    places: rows of activations of a token."""
+
+    experts: int
+    logits: int
+    shares: int
+    places: int
+
+    @classmethod
+    def of(cls, core: Experts) -> RoutedRows:
+        experts, shared = round_up(core.number, LANES), int(core.shared > 0)
+        return cls(experts, experts + shared * LANES, round_up(core.used + shared, LANES), core.used + shared)
+
+
+def kind_of(core: Core) -> Kind:
+    return KINDS[type(core)]
+
+
+def groups_of(core: Core) -> Groups:
+    return kind_of(core).groups(core)
+
+
+def supports(core: Core) -> str | None:
+    """The reason why the kernels cannot run a core; None if they can."""
+    return kind_of(core).lacks(core)
+
+
+def _width(core: Core) -> int:
+    """Of the rows that output projections read."""
+    return round_up(core.width, 32)
+
+
+def _attention_floats(core: Attention, sizes: Sizes) -> Counts:
+    """Beside queries and what threads need, whose sizes depend on all layers: `cpu/arguments.py`."""
+    return {"mixed": sizes.rows * _width(core), "gates": sizes.tokens * _width(core) * core.gated}
+
+
+def _delta_floats(core: DeltaNet, sizes: Sizes) -> Counts:
+    return {
+        "mixed": sizes.rows * _width(core),
+        "channels": sizes.tokens * (core.mixed + core.width),
+        "steps": sizes.tokens * 2 * round_up(core.heads, LANES),
+        "work": round_up(2 * core.size + core.value_size, LANES),
+    }
+
+
+def _delta_lacks(core: DeltaNet) -> str | None:
+    whole = core.size % LANES == core.value_size % LANES == 0
+    return None if whole else f"gated delta nets with heads of {core.size} and {core.value_size} values"
+
+
+def mamba_row(core: Mamba) -> int:
+    """Values of a token's row of `channels`: those of `ssm_in`, padded."""
+    return round_up(core.width + core.mixed + core.heads, LANES)
+
+
+def _mamba_floats(core: Mamba, sizes: Sizes) -> Counts:
+    return {
+        "mixed": sizes.rows * _width(core),
+        "scanned": sizes.tokens * _width(core),
+        "channels": sizes.tokens * mamba_row(core),
+        "work": round_up(2 * core.size + core.head_dim, LANES),
+    }
+
+
+def _mamba_lacks(core: Mamba) -> str | None:
+    whole = core.size % LANES == core.head_dim % LANES == 0
+    return None if whole else f"Mamba-2 with heads of {core.size} and {core.head_dim} values"
+
+
+def _convolution_floats(core: ShortConvolution, sizes: Sizes) -> Counts:
+    return {"mixed": sizes.rows * _width(core), "channels": sizes.tokens * 3 * _width(core)}
+
+
+def _convolution_lacks(core: ShortConvolution) -> str | None:
+    return f"short convolutions of {core.hidden} channels" if core.hidden % LANES else None
+
+
+def _experts_floats(core: Experts, sizes: Sizes) -> Counts:
+    rows = RoutedRows.of(core)
+    return {
+        "ffn": sizes.tokens * rows.places * _width(core),
+        "quantized": sizes.rows * rows.places * _width(core),
+        "routes": sizes.tokens * rows.logits,
+        "scores": sizes.threads * rows.experts,
+        "shares": sizes.rows * rows.shares,
+    }
+
+
+def _experts_integers(core: Experts, sizes: Sizes) -> Counts:
+    return {
+        "ranks": sizes.threads * RoutedRows.of(core).experts,
+        "chosen": sizes.rows * core.used,
+        "members": sizes.tokens * core.used,
+        "starts": core.number + 1,
+        "waves": core.number + 2,
+    }
+
+
+KINDS: dict[type, Kind] = {
+    Attention: Kind(
+        lambda core: {"qkv": core.inputs, "output": (core.output,)},
+        # merge: in a step, of the threads' parts of each head's output
+        {"qkv": "qkv", "attend": "attend", "merge": "attend", "gate": "output", "quantize_mixed": "output",
+         "output": "output"},
+        _attention_floats,
+    ),
+    Dense: Kind(
+        lambda core: {"gate_up": core.inputs, "down": (core.output,)},
+        {"gate_up": "gate-up", "quantize_ffn": "down", "down": "down"},
+        lambda core, sizes: {"ffn": sizes.tokens * _width(core)},
+    ),
+    Experts: Kind(
+        lambda core: {"router": core.routers, "experts_in": core.inputs, "experts_out": core.outputs},
+        {"router": "other", "route": "other", "fetch": "other", "experts_in": "gate-up", "quantize_ffn": "down",
+         "experts_out": "down"},
+        _experts_floats,
+        _experts_integers,
+    ),
+    DeltaNet: Kind(
+        lambda core: {"delta_in": core.inputs, "delta_out": (core.output,)},
+        {"delta_in": "qkv", "delta_net": "attend", "quantize_mixed": "output", "delta_out": "output"},
+        _delta_floats,
+        lacks=_delta_lacks,
+    ),
+    Mamba: Kind(
+        lambda core: {"mamba_in": core.inputs, "mamba_out": (core.output,)},
+        {"mamba_in": "qkv", "mamba_scan": "attend", "mamba_gate": "output", "quantize_mixed": "output",
+         "mamba_out": "output"},
+        _mamba_floats,
+        lacks=_mamba_lacks,
+    ),
+    ShortConvolution: Kind(
+        lambda core: {"conv_in": core.inputs, "conv_out": (core.output,)},
+        {"conv_in": "qkv", "convolve": "attend", "quantize_mixed": "output", "conv_out": "output"},
+        _convolution_floats,
+        lacks=_convolution_lacks,
+    ),
+    PerLayerInput: Kind(
+        lambda core: {"input_gate": core.inputs, "input_out": (core.output,)},
+        {"quantize_x": "other", "input_gate": "other", "quantize_ffn": "down", "input_out": "other"},
+        lambda core, sizes: {"ffn": sizes.tokens * _width(core)},
+    ),
+}  # fmt: skip

@@ -1,0 +1,159 @@
+"""Tensors of a checkpoint that are made from its own: parts of one that holds several, stacks of experts, others order.
+
+Nothing is read before a view is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge.converters.huggingface.checkpoint import CheckpointTensor
+from edge.converters.huggingface.config import Config
+from edge.errors import ModelFormatError
+from edge.types import AnyArray, FloatArray
+
+Tensors = dict[str, CheckpointTensor]
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor made from another one."""
+
+    whole: CheckpointTensor
+    name: str
+    shape: tuple[int, ...]
+    make: Callable[[AnyArray], AnyArray]
+
+    @property
+    def path(self) -> Path:
+        return self.whole.path
+
+    @property
+    def dtype(self) -> str:
+        return self.whole.dtype
+
+    def read(self) -> AnyArray:
+        return self.make(self.whole.read())
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Tensors of equal shape and type, one behind the other."""
+
+    parts: Sequence[CheckpointTensor]
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return self.parts[0].path
+
+    @property
+    def dtype(self) -> str:
+        return self.parts[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.parts), *self.parts[0].shape
+
+    def read(self) -> AnyArray:
+        first = self.parts[0].read()
+        whole = np.empty(self.shape, first.dtype)
+        for index, part in enumerate(self.parts):
+            whole[index] = part.read() if index else first
+        return whole
+
+
+def split(tensors: Tensors, _config: Config, fused: Mapping[str, tuple[str, ...]], axis: int = 0) -> Tensors:
+    """The tensors, with those of modules in `fused` replaced by their parts, equal shares of the rows.
+
+    fused: names of parts by the module name's suffix. A tensor without equal shares stays as it is.
+    """
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        module, _, suffix = name.rpartition(".")
+        end, parts = next(((end, parts) for end, parts in fused.items() if module.endswith(f".{end}")), ("", ()))
+        if not parts or len(tensor.shape) <= axis or tensor.shape[axis] % len(parts):
+            found[name] = tensor
+            continue
+        for index, each in enumerate(parts):
+            apart = f"{module.removesuffix(end)}{each}.{suffix}"
+            found[apart] = _share(tensor, apart, index, len(parts), axis)
+    return found
+
+
+def stack_experts(tensors: Tensors) -> Tensors:
+    """The tensors, with those of experts one behind the other under one name: `experts.*.up_proj.weight`.
+
+    Checkpoints have a tensor for each expert, or stacks: `experts.down_proj`, and `experts.gate_up_proj`, the gate's
+    rows in front. Raises ModelFormatError if experts are missing or differ in shape.
+    """
+    found: Tensors = {}
+    groups: dict[str, dict[int, CheckpointTensor]] = {}
+    for name, tensor in tensors.items():
+        if each := _EXPERT.fullmatch(name):
+            groups.setdefault(f"{each[1]}.*.{each[3]}", {})[int(each[2])] = tensor
+        elif name.endswith("experts.gate_up_proj") and len(tensor.shape) == 3 and tensor.shape[1] % 2 == 0:
+            for index, part in enumerate(("gate_proj", "up_proj")):
+                apart = f"{name.removesuffix('gate_up_proj')}*.{part}.weight"
+                found[apart] = _share(tensor, apart, index, 2, 1)
+        elif name.endswith("experts.down_proj"):
+            found[f"{name.removesuffix('down_proj')}*.down_proj.weight"] = tensor
+        else:
+            found[name] = tensor
+    for name, parts in groups.items():
+        first = next(iter(parts.values()))
+        if sorted(parts) != list(range(len(parts))):
+            missing = next(index for index in range(len(parts)) if index not in parts)
+            raise ModelFormatError(f"{first.path}: the tensor {name.replace('*', str(missing))} is missing")
+        odd = next((each for each in parts.values() if (each.dtype, each.shape) != (first.dtype, first.shape)), None)
+        if odd is not None:
+            raise ModelFormatError(f"{odd.path}: {odd.name} has shape {odd.shape} instead of {first.shape}")
+        found[name] = Stack([parts[index] for index in range(len(parts))], name)
+    return found
+
+
+def without_middle(tensor: CheckpointTensor) -> CheckpointTensor:
+    """The kernels of a convolution of each channel, [channels, width], stored as [channels, 1, width]."""
+    if len(tensor.shape) != 3 or tensor.shape[1] != 1:
+        return tensor
+    channels, _, width = tensor.shape
+    return View(tensor, tensor.name, (channels, width), lambda array: array.reshape(channels, width))
+
+
+def floats(tensor: CheckpointTensor, make: Callable[[FloatArray], FloatArray]) -> CheckpointTensor:
+    """A function of a tensor's values, in float32."""
+    return _Floats(tensor, tensor.name, tensor.shape, make)
+
+
+@dataclass(frozen=True)
+class _Floats(View):
+    @property
+    def dtype(self) -> str:
+        return "F32"
+
+    def read(self) -> AnyArray:
+        array = self.whole.read()
+        if self.whole.dtype == "BF16":
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        return self.make(array.astype(np.float32))
+
+
+def reordered(tensor: CheckpointTensor, order: AnyArray, axis: int = 0) -> CheckpointTensor:
+    """With rows, or columns, in another order. A tensor of another size stays as it is."""
+    if len(tensor.shape) <= axis or tensor.shape[axis] != len(order):
+        return tensor
+    return View(tensor, tensor.name, tensor.shape, lambda array: np.take(array, order, axis))
+
+
+def _share(tensor: CheckpointTensor, name: str, index: int, count: int, axis: int) -> View:
+    """The `index`-th of `count` equal shares along an axis."""
+    size = tensor.shape[axis] // count
+    shape = (*tensor.shape[:axis], size, *tensor.shape[axis + 1 :])
+    place = (*[slice(None)] * axis, slice(index * size, (index + 1) * size))
+    return View(tensor, name, shape, lambda array: array[place])

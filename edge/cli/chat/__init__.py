@@ -1,0 +1,1 @@
+"""`edge chat`: the command, its lines, and the commands that begin with a slash."""

@@ -1,0 +1,155 @@
+"""`edge chat`: a conversation whose memory is the KV cache and nothing else, so that it can go on forever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+from edge.cli import options as o
+from edge.cli.terminal.show import Progress, ThoughtView, note, print_json, progress, width
+from edge.options import Options
+
+if TYPE_CHECKING:
+    from edge.run.conversation import Conversation, Pieces
+
+_SEEN = ("eos", "stop", "interrupted", "terminated")  # reasons for an answer's end that need no explanation
+
+
+@o.command
+def chat(
+    model: o.ModelArgument,
+    *,
+    answer: Annotated[o.Answer, o.without("raw", "ignore_eos")],
+    options: Options,
+    sampling: o.Sampling,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Talk with a model. Only each new turn is run; what no longer fits is evicted by the KV policy, but for the system
+    prompt. /help lists the commands.
+
+    --time and --energy limit each answer. With --json, every answer is one RunReport on a line of its own.
+    """
+    from edge.cli.chat.lines import is_terminal, turns
+    from edge.cli.chat.slash import Chat, Settings, is_command, obey, warn_unpinned
+    from edge.cli.pull import fetch_missing
+    from edge.cli.terminal.signals import Terminated
+    from edge.devices.child import room_for_children
+    from edge.errors import EdgeError, UnsupportedError
+    from edge.model.thinking import Think
+    from edge.run.arguments import check_limit
+    from edge.run.conversation import Conversation
+    from edge.run.loading import load
+    from edge.run.opening import open_model
+
+    limit, system, think = check_limit(answer.max_tokens), answer.system, Think.parse(answer.think)
+    with progress(enabled=not quiet) as shown:
+        fetch_missing(model, options, shown, quiet=quiet)
+    with room_for_children(options.memory):
+        opened = open_model(model)
+    if opened.template is None:
+        raise UnsupportedError(f"{opened.name} has no chat template: use edge run --raw")
+    settings = Settings(limit, opened.sampling(**sampling), tuple(answer.stop or ()), think)
+    if options.keep is None or think.chosen:
+        rows = opened.system_rows(system, think)  # refuses a choice that the model does not have
+        options = options if options.keep is not None else replace(options, keep=_pinned(rows, system, options))
+    typed = is_terminal() and not json
+    with (
+        progress(enabled=not quiet) as shown,
+        load(opened, options) as session,
+        turns(typed) as lines,
+    ):
+        thoughts = ThoughtView(not quiet and not json, shown)
+        chat = Chat(Conversation(session, system=system), settings, shown.step("prefill"), thoughts.show)
+        if typed and not quiet:
+            note(f"{opened.spec.label}, {session.plan.config.capacity:,} KV rows. /help lists commands, Ctrl-D leaves")
+            warn_unpinned(chat.talk)
+        for line in lines:
+            text = line.text
+            try:
+                if not line.verbatim and is_command(text):
+                    pieces = obey(chat, text)
+                else:
+                    slashes = text.startswith("//") and not line.verbatim
+                    pieces = chat.say(text[slashes:]) if text.strip() else None
+                if pieces is not None:
+                    _answer(chat.talk, pieces, shown, thoughts, json=json, quiet=quiet)
+            except EdgeError as error:
+                if not typed and not is_command(text):
+                    raise
+                note(f"edge: {error}")
+            if session.terminated:
+                raise Terminated
+            if chat.left:
+                return
+
+
+def _pinned(rows: int, system: str | None, options: Options) -> int:
+    """Rows that are pinned unless --keep says otherwise: those before the first turn's text, but none in a plain
+    window, and of the template's default system prompt as many as fit into half of the cache."""
+    if options.kv_policy == "window":
+        return 0
+    most = options.max_kv_size
+    return rows if system or most is None else min(rows, max(0, most - 8) // 2)
+
+
+def _answer(
+    talk: Conversation, pieces: Pieces, shown: Progress, thoughts: ThoughtView, *, json: bool, quiet: bool
+) -> None:
+    """Print an answer as it is generated, and notices about it. Ctrl-C ends the answer, not the conversation."""
+    from edge.cli.terminal.signals import Terminated, ended_by_signals
+    from edge.cli.terminal.wrap import WordWrap
+    from edge.errors import BudgetError
+
+    session = talk.session
+    before, unanswered, words = session.report, None, WordWrap(width)
+    try:
+        with ended_by_signals(session):
+            for piece in pieces:
+                shown.clear()
+                thoughts.end()
+                if not json:
+                    words.write(piece)
+    except Terminated:
+        raise
+    except KeyboardInterrupt:
+        pass  # a second Ctrl-C
+    except BudgetError as error:
+        unanswered = error
+    finally:
+        words.end()
+        pieces.close()
+        shown.clear()
+        thoughts.end()
+    report = session.report
+    if report is None or report is before:
+        return
+    if json:
+        print_json(report.to_dict())
+    else:
+        print(flush=True)
+        if report.stop_reason == "interrupted":
+            note("(interrupted)")
+    if unanswered is not None:
+        raise unanswered
+    if not quiet and not json:
+        for notice in _notices(talk):
+            note(f"({notice})")
+
+
+def _notices(talk: Conversation) -> Iterator[str]:
+    """Events that the answer itself does not show: evictions, its early end."""
+    session, report = talk.session, talk.session.report
+    assert report is not None
+    if talk.evicted:
+        rows = f"{talk.evicted} row{'' if talk.evicted == 1 else 's'} of the conversation were evicted"
+        policy = session.plan.kv_policy.partition(":")[0]
+        yield f"the oldest {rows}" if policy in ("streaming", "window") else f"{rows}, those that {policy} chose"
+    if report.stop_reason == "length":
+        thoughts = f", {report.thoughts.tokens} of them thoughts" if report.thoughts else ""
+        yield f"the answer was cut after {report.tokens.generated} tokens{thoughts} (-n): /set max-tokens N allows more"
+    elif report.thoughts is not None and report.thoughts.cut:
+        yield f"the thoughts were cut after {report.thoughts.tokens} tokens: /think allows more"
+    elif report.stop_reason not in _SEEN:
+        yield f"stopped: {report.stop_reason}"

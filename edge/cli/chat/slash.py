@@ -1,0 +1,232 @@
+"""Commands of `edge chat`, which begin with a slash: each is a function of the chat and its argument."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from edge.cli.terminal.show import note
+from edge.errors import InputError
+from edge.flags import flags_of
+from edge.model.thinking import Think
+from edge.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from edge.run.conversation import Conversation, Pieces
+    from edge.run.loop import Progress
+
+
+@dataclass
+class Settings:
+    """Settings of answers, which `/set` changes. max_tokens: None is no limit."""
+
+    max_tokens: int | None
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    think: Think = field(default_factory=Think)
+
+
+@dataclass
+class Chat:
+    """talk: the conversation. on_prefill: shows the progress of a turn's prefill. on_thought: shows thoughts. left: the
+    user asked to leave."""
+
+    talk: Conversation
+    settings: Settings
+    on_prefill: Progress
+    on_thought: Callable[[str], None]
+    left: bool = False
+
+    def say(self, text: str) -> Pieces:
+        return self.talk.say(text, on_prefill=self.on_prefill, on_thought=self.on_thought, **vars(self.settings))
+
+
+def is_command(text: str) -> bool:
+    """A slash and a word on a line of its own, or a known command with an argument of several lines."""
+    return text.startswith("/") and not text.startswith("//") and ("\n" not in text or _name(text) in _COMMANDS)
+
+
+def obey(chat: Chat, text: str) -> Pieces | None:
+    """Execute a command; returns the pieces of an answer if it makes one. Raises InputError and other EdgeErrors."""
+    name = _name(text)
+    if name not in _COMMANDS:
+        raise InputError(f"there is no command {name:.40}: /help lists them, // sends a text that begins with a slash")
+    return _COMMANDS[name].run(chat, text[len(name) :].strip())
+
+
+def warn_unpinned(talk: Conversation) -> None:
+    """Warn if rows of the system prompt can be evicted."""
+    session = talk.session
+    rows, pinned = session.model.system_rows(talk.system), session.plan.sinks
+    if talk.system and session.may_evict and rows > pinned:
+        note(f"(the system prompt has {rows} rows, of which {pinned} are pinned: start with --keep {rows} to pin all)")
+
+
+def _name(text: str) -> str:
+    return (text.split(maxsplit=1) or [""])[0]
+
+
+def _help(chat: Chat, argument: str) -> None:
+    width = max(len(command.usage) for command in _COMMANDS.values())
+    listed = dict.fromkeys(_COMMANDS.values())
+    note("\n".join(f"{command.usage:{width}}  {command.about}" for command in listed))
+    note('""" opens and ends a text of several lines, // sends a slash, Ctrl-C ends an answer')
+
+
+def _quit(chat: Chat, argument: str) -> None:
+    chat.left = True
+
+
+def _reset(chat: Chat, argument: str) -> None:
+    chat.talk.reset()
+    note("(the conversation is forgotten" + (", the system prompt stays)" if chat.talk.system else ")"))
+
+
+def _undo(chat: Chat, argument: str) -> None:
+    question = chat.talk.undo()
+    note(f"(taken back: {_short(question)}{_replayed(chat.talk)})")
+
+
+def _retry(chat: Chat, argument: str) -> Pieces:
+    sampling = chat.settings.sampling
+    if sampling.temperature == 0 or sampling.seed is not None:
+        why = "temp is 0" if sampling.temperature == 0 else "the seed is fixed"
+        note(f"(the same question gets the same answer, since {why}: /set temp 0.7, /set seed random)")
+    question = chat.talk.undo()
+    return chat.say(question)
+
+
+def _save(chat: Chat, argument: str) -> None:
+    chat.talk.save(_file(argument))
+    note(f"(saved: {_count(chat.talk)})")
+
+
+def _load(chat: Chat, argument: str) -> None:
+    chat.talk.load(_file(argument))
+    note(f"(loaded: {_count(chat.talk)}{_replayed(chat.talk)})")
+    warn_unpinned(chat.talk)
+
+
+def _system(chat: Chat, argument: str) -> None:
+    talk = chat.talk
+    if argument:
+        talk.system = None if argument == '""' else argument
+        warn_unpinned(talk)
+    shown = "none but the template's own" if talk.system is None else _short(talk.system)
+    note(f"(system prompt: {shown}{_replayed(talk)})")
+
+
+def _think(chat: Chat, argument: str) -> None:
+    if argument:
+        chosen = Think.parse(argument)
+        template = chat.talk.session.model.template
+        assert template is not None
+        template.opening(chosen)  # refuses a choice that the model does not have
+        chat.settings.think = chosen
+    think = chat.settings.think
+    note(f"(thinking: {think if think.chosen else 'as the template has it'})")
+
+
+def _report(chat: Chat, argument: str) -> None:
+    report = chat.talk.session.report
+    from edge.report.run import report_lines
+
+    note("\n".join(report_lines(report)) if report else "nothing has been generated yet")
+
+
+def _set(chat: Chat, argument: str) -> None:
+    settings = chat.settings
+    name, _, value = argument.partition(" ")
+    name, value = name.lstrip("-").replace("_", "-"), value.strip()
+    if name in _NUMBERS:
+        field, parse = _NUMBERS[name]
+        change: dict[str, Any] = {field: _number(name, value, parse)}
+        settings.sampling = replace(settings.sampling, **change)
+    elif name in ("n", "max-tokens"):
+        from edge.run.arguments import check_limit
+
+        settings.max_tokens = check_limit(int(_number(name, value, int) or 0))
+    elif name == "stop":
+        settings.stop = (_text(value),) if value else ()
+    elif name:
+        raise InputError(f"/set knows no {name:.40}: choose {', '.join(_NUMBERS)}, max-tokens, stop")
+    sampling = settings.sampling
+    shown = [f"{name} {getattr(sampling, field)}" for name, (field, _) in _NUMBERS.items() if name != "seed"]
+    shown.append(f"seed {'random' if sampling.seed is None else sampling.seed}")
+    shown.append(f"max-tokens {settings.max_tokens or -1}")
+    shown.append(f"stop {json.dumps(settings.stop[0], ensure_ascii=False) if settings.stop else 'none'}")
+    note(f"({', '.join(shown)})")
+
+
+_NUMBERS = {
+    flag.name[2:]: (field, int if field in ("top_k", "seed") else float)
+    for field, flag in flags_of(SamplingParams).items()
+}
+
+
+def _number(name: str, value: str, parse: type[int] | type[float]) -> float | None:
+    if name == "seed" and value == "random":
+        return None
+    try:
+        return parse(value)
+    except ValueError:
+        wanted = "a whole number" if parse is int else "a number"
+        raise InputError(f"/set {name} takes {wanted}, not {value[:40]!r}") from None
+
+
+def _text(value: str) -> str:
+    """The text itself, or a JSON string in quotes: "\\n" is a line break."""
+    if value.startswith('"'):
+        try:
+            text = json.loads(value)
+        except ValueError:
+            raise InputError(f"{value:.40} is no text in quotes, such as " + r'"\n\n"') from None
+        return str(text)
+    return value
+
+
+def _file(argument: str) -> str:
+    if not argument:
+        raise InputError("name a file: /save talk.json, /load talk.json")
+    return argument
+
+
+def _count(talk: Conversation) -> str:
+    count = len(talk.messages)
+    return f"{count} message{'' if count == 1 else 's'}"
+
+
+def _replayed(talk: Conversation) -> str:
+    return "; the next turn runs the conversation again" if talk.replays else ""
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else f"{line[:59]}…"
+
+
+@dataclass(frozen=True)
+class _Command:
+    usage: str
+    about: str
+    run: Callable[[Chat, str], Pieces | None]
+
+
+_QUIT = _Command("/quit, /bye, /exit", "leave, like Ctrl-D", _quit)
+_COMMANDS = {
+    "/help": _Command("/help", "this list", _help),
+    "/retry": _Command("/retry", "answer the last question anew", _retry),
+    "/undo": _Command("/undo", "take the last question and its answer back", _undo),
+    "/reset": _Command("/reset", "forget the conversation", _reset),
+    "/system": _Command("/system [TEXT]", 'show or change the system prompt; "" takes it away', _system),
+    "/set": _Command("/set [OPTION VALUE]", f"{', '.join(_NUMBERS)}, max-tokens, stop", _set),
+    "/think": _Command("/think [on|off|N|NJ]", "whether, or for how many tokens or joules, the model thinks", _think),
+    "/save": _Command("/save FILE", "write the conversation as JSON", _save),
+    "/load": _Command("/load FILE", "go on with a saved conversation", _load),
+    "/report": _Command("/report", "what the last answer cost", _report),
+    "/quit": _QUIT,
+    "/bye": _QUIT,
+    "/exit": _QUIT,
+}

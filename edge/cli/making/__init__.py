@@ -1,0 +1,1 @@
+"""Commands that make models, and folders for apps and pages."""

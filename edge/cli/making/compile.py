@@ -1,0 +1,79 @@
+"""`edge compile`: a model's pass for another device, compiled here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from edge.budget import format_bytes
+from edge.cli import options as o
+from edge.cli.terminal.show import print_json, progress, table
+
+
+def compile(
+    model: o.ModelArgument,
+    output: Annotated[Path, o.flag("-o", "--output", help="The folder to make.")],
+    device: Annotated[str | None, o.flag("--device", help="The device's name (edge devices list), or host.")] = None,
+    gpu: Annotated[
+        str | None, o.flag("--gpu", help="Instead: kernels for any GPU, in wgsl, opencl, metal or cuda.")
+    ] = None,
+    kv_dtype: Annotated[str, o.flag("--kv-dtype", help="f16, int8 or, for CPUs, int4; for GPUs f32.")] = "f16",
+    weights: Annotated[bool, o.flag("--weights", help="Add the packed weights.")] = False,
+    force: Annotated[bool, o.flag("--force", help="Write into a folder that holds other files.")] = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Compile a model for another device: an object file for apps, and an image for edge cache add there. With --gpu:
+    the sources of its kernels, and the plan of their dispatches."""
+    from edge.backends import find_backend
+    from edge.cli.targets import check_processor, isa_names
+    from edge.devices.profiles import HOST, find_profile
+    from edge.errors import InputError, UnsupportedError
+    from edge.run.opening import open_model
+
+    if device is None and gpu is None:
+        raise InputError("edge compile needs a device: --device NAME for its CPU, or --gpu LANGUAGE for a GPU")
+    if device is not None and gpu is not None:
+        raise InputError("--device compiles for a CPU, --gpu for any GPU: give one of them")
+    opened = open_model(model)
+    if gpu is not None:
+        from edge.backends.tvm.gpu.export import export as export_gpu
+
+        with progress(enabled=not quiet) as shown:
+            bar = shown.step(f"making kernels in {gpu}")
+            about = export_gpu(
+                opened.file, opened.spec, gpu, output, kv_dtype=kv_dtype, weights=weights, force=force,
+                progress=lambda part: bar(part, 1.0),
+            )  # fmt: skip
+        _show(about, output, f"any GPU ({gpu})", kv_dtype, json=json, quiet=quiet)
+        return
+    assert device is not None
+    profile = find_profile(device)
+    if profile.system not in ("linux", "android"):
+        raise UnsupportedError(
+            f"edge compile makes code for Linux and Android: use edge export --device {profile.name}"
+        )
+    check_processor(profile)
+    if profile.isa is None and profile.name != HOST:
+        names = ", ".join(isa_names(profile.machine)) or f"but none is known of {profile.machine}"
+        raise InputError(f"the profile of {profile.name} does not say its isa: add one to it: {names}")
+    find_backend("cpu", opened.file, opened.spec)
+    from edge.backends.tvm.export import export
+
+    with progress(enabled=not quiet) as shown:
+        bar = shown.step(f"compiling for {profile.name}")
+        about = export(
+            opened.file, opened.spec, profile, output, kv_dtype=kv_dtype, weights=weights, force=force,
+            progress=lambda part: bar(part, 1.0),
+        )  # fmt: skip
+    _show(about, output, f"{profile.name} ({about['design']['target']['name']})", kv_dtype, json=json, quiet=quiet)
+
+
+def _show(about: dict[str, Any], output: Path, target: str, kv_dtype: str, *, json: bool, quiet: bool) -> None:
+    if json:
+        print_json({"folder": str(output), **about})
+    if json or quiet:
+        return
+    rows = [[name, format_bytes(each["bytes"])] for name, each in about["files"].items()]
+    print(table([str(output), "size"], rows))
+    print(f"\n{about['model']} for {target}, {kv_dtype} KV")

@@ -1,0 +1,256 @@
+"""`edge convert`: converts a model into another format, quantizes it, and prunes layers or channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge.budget import format_bytes
+from edge.cli import options as o
+from edge.cli.terminal.show import note, print_json, progress, table
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.converters.convert import Report
+    from edge.converters.npu import NpuTarget
+    from edge.converters.quantize import Settings
+    from edge.formats.gguf_writer import Planned
+
+
+def convert(
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="A Hugging Face folder, a GGUF file, or an installed model.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The GGUF file, or the folder, to make.")],
+    to: Annotated[
+        str | None, o.flag("--to", help="gguf, onnx, coreml or hf (default: gguf for *.gguf, else onnx).")
+    ] = None,
+    type: Annotated[
+        str | None,
+        o.flag("--type", help="Type of the matrices: q4_0, q4_1, iq4_nl, q5_0, q8_0, f16 … (default: unchanged)."),
+    ] = None,
+    method: Annotated[
+        str | None,
+        o.flag(
+            "--method",
+            help="rtn, hqq; with --calibration importance, awq, gptq, best (default: best with a text, else rtn). "
+            "For ONNX also nf4, w8a8, and with --calibration smoothquant, llm-int8.",
+        ),
+    ] = None,
+    group_size: Annotated[
+        int, o.flag("--group-size", help="Weights that share a scale: 32, or a multiple such as 128.")
+    ] = 32,
+    embedding_type: Annotated[str, o.flag("--embedding-type", help="Type of the embedding and the head.")] = "q8_0",
+    calibration: Annotated[
+        list[Path] | None, o.flag("--calibration", metavar="FILE", help="A text to calibrate with; may be repeated.")
+    ] = None,
+    calibration_tokens: Annotated[
+        int, o.flag("--calibration-tokens", min=128, help="Tokens to use, in equal shares from all texts.")
+    ] = 16384,
+    target_size: Annotated[
+        str | None,
+        o.flag("--target-size", help="With --calibration: mix types to reach at most this size, such as 70MiB."),
+    ] = None,
+    target_kl: Annotated[
+        float | None,
+        o.flag(
+            "--target-kl",
+            help="With --calibration: mix types to lose at most this many nats (estimated), such as 0.05.",
+        ),
+    ] = None,
+    lora: Annotated[
+        str | None,
+        o.flag("--lora", metavar="FILE[:SCALE]", help="Merge LoRA adapters, with commas between (edge run --lora)."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        o.flag("--base", metavar="MODEL", help="SRC is a folder of a PEFT adapter of this model in GGUF."),
+    ] = None,
+    npu: Annotated[
+        bool, o.flag("--npu", help="Compile for the NPU of --device, too, by the vendor's compiler (--to onnx).")
+    ] = False,
+    device: Annotated[
+        str | None, o.flag("--device", metavar="NAME", help="The device to compile for (edge devices list).")
+    ] = None,
+    max_kv_size: Annotated[
+        int | None, o.flag("--max-kv-size", help="With --npu or --to coreml: KV rows (default: 512).")
+    ] = None,
+    prefill_step_size: Annotated[
+        int | None,
+        o.flag("--prefill-step-size", help="With --npu or --to coreml: prompt tokens run at once (default: 32)."),
+    ] = None,
+    prune_layers: Annotated[int, o.flag("--prune-layers", min=0, help="Number of layers to drop.")] = 0,
+    prune_ffn: Annotated[
+        float, o.flag("--prune-ffn", help="Share of feed-forward channels to drop, such as 0.1.")
+    ] = 0.0,
+    repair: Annotated[
+        int, o.flag("--repair", min=0, help="Steps of distillation after pruning; needs the extra train.")
+    ] = 0,
+    force: Annotated[bool, o.flag("--force", help="Replace DST, if edge made it.")] = False,
+    dry_run: Annotated[bool, o.flag("--dry-run", help="List what would be written, with sizes.")] = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Convert a model: Hugging Face folder or GGUF in; GGUF, ONNX, Core ML or Hugging Face folder out."""
+    from edge.budget import parse_bytes
+    from edge.converters import convert as c
+    from edge.converters.calibrate import calibration_tokens as read_tokens
+    from edge.converters.calibrate import check_texts
+    from edge.converters.coreml.sizes import USUAL, Sizes
+    from edge.converters.onnx_methods import METHODS as ONNX_METHODS
+    from edge.converters.prune import Pruning
+    from edge.model.lora_file import parse_lora
+
+    if base is not None:
+        _convert_adapter(Path(source), base, target, force=force, json=json)
+        return
+    onnx_method = method if method in ONNX_METHODS else None
+    if type is None and (target_size is not None or target_kl is not None):
+        type = "q4_0"  # for tensors that cannot be mixed
+    to, sizes = c.find_format(to, target), (max_kv_size, prefill_step_size)
+    coreml = to == "coreml"
+    wanted = c.Conversion(
+        to=to,
+        pruning=Pruning(prune_layers, prune_ffn) if prune_layers or prune_ffn else None,
+        repair=repair,
+        settings=None if onnx_method else _settings(type, method, group_size, embedding_type, bool(calibration)),
+        size=None if target_size is None else parse_bytes(target_size, "--target-size"),
+        kl=target_kl,
+        onnx_method=onnx_method,
+        lora=() if lora is None else parse_lora(lora),
+        npu=_npu(device, *((None, None) if coreml else sizes), wanted=npu),
+        sizes=Sizes(*sizes) if coreml else USUAL,
+    )
+    if target_kl is not None and not target_kl > 0:
+        raise InputError(f"--target-kl {target_kl:g}: state more than 0 nats")
+    if dry_run and wanted.mixes:
+        raise InputError("which types are mixed is known when they have been measured: leave --dry-run out")
+    if onnx_method and type:
+        raise InputError(f"--method {method} says how weights are stored: leave --type {type} out")
+    if repair and not wanted.pruning:
+        raise InputError("--repair mends what pruning did: state --prune-layers or --prune-ffn")
+    texts = calibration or []
+    check_texts(texts)
+    if texts and not wanted.calibrated:
+        raise InputError("--calibration is of no use here: state --type, a --method that goes by it, or pruning")
+    if dry_run:
+        _show_preview(target, *c.preview(source, target, wanted), json=json, quiet=quiet)
+        return
+    with progress(enabled=not quiet) as shown:
+
+        def step(name: str) -> c.Progress:
+            bar = shown.step(name)
+            return lambda part: bar(part, 1.0)
+
+        report = c.convert(
+            source, target, wanted, force=force, steps=step,
+            tokens=(lambda tokenizer: read_tokens(tokenizer, texts, calibration_tokens)) if texts else None,
+        )  # fmt: skip
+    if json:
+        print_json({**asdict(report), "target": str(target), "written": True})
+    else:
+        _show(report, quiet=quiet)
+
+
+def _convert_adapter(folder: Path, base: str, target: Path, *, force: bool, json: bool) -> None:
+    from edge.converters.huggingface.adapter import convert_adapter, is_adapter_folder
+    from edge.devices.output import check_file
+    from edge.model.model import open_model
+
+    if not is_adapter_folder(folder):
+        raise InputError(f"{folder} has no adapter_config.json: --base is for folders of PEFT adapters")
+    check_file(target, force=force)
+    convert_adapter(folder, open_model(base), target)
+    size = target.stat().st_size
+    if json:
+        print_json({"target": str(target), "files": {target.name: size}, "written": True})
+    else:
+        print(table([str(target), "size"], [[target.name, format_bytes(size)]]))
+
+
+def _npu(device: str | None, rows: int | None, chunk: int | None, *, wanted: bool) -> NpuTarget | None:
+    from edge.converters.npu import NpuTarget
+
+    stated = {"--device": device, "--max-kv-size": rows, "--prefill-step-size": chunk}
+    if not wanted:
+        if flag := next((flag for flag, value in stated.items() if value is not None), None):
+            raise InputError(f"{flag} is for what an NPU runs: state --npu, or --to coreml")
+        return None
+    if device is None:
+        raise InputError("--npu compiles for one device: state it with --device, such as --device galaxy-s24")
+    return NpuTarget(device, rows, chunk)
+
+
+def _settings(kind: str | None, method: str | None, group_size: int, embedding: str, has_text: bool) -> Settings | None:
+    """The settings of quantization; None if none was requested."""
+    from edge.converters.quantize import METHODS, Settings
+
+    if kind is None:
+        if method is not None:
+            raise InputError(f"--method {method} quantizes: state the --type, such as q4_0")
+        return None
+    chosen = method or ("best" if has_text else "rtn")
+    named = next((each for each in METHODS if each == chosen), None)
+    if named is None:
+        raise InputError(f"there is no method {chosen}: choose {', '.join(METHODS)}")
+    kind, embedding = kind.upper(), embedding.upper()
+    if kind in ("F32", "F16", "BF16"):
+        embedding = kind
+    return Settings(type=kind, method=named, embedding=embedding, output=embedding, group_size=group_size)
+
+
+def _show_preview(
+    target: Path,
+    files: dict[str, int | None],
+    tensors: list[Planned],
+    notes: Sequence[str],
+    *,
+    json: bool,
+    quiet: bool,
+) -> None:
+    if json:
+        listed = [{"name": t.name, "shape": t.shape, "type": t.type, "bytes": t.nbytes} for t in tensors]
+        print_json({"target": str(target), "written": False, "files": files, "tensors": listed, "notes": notes})
+        return
+    rows = [[each.name, "×".join(map(str, each.shape)), each.type, format_bytes(each.nbytes)] for each in tensors]
+    print(table(["tensor", "shape", "type", "size"], rows, left=3))
+    sizes = [[name, "known when written" if size is None else format_bytes(size)] for name, size in files.items()]
+    print("\n" + table([f"{target} (not written)", "size"], sizes))
+    if not quiet:
+        for line in notes:
+            note(line)
+
+
+def _show(report: Report, *, quiet: bool) -> None:
+    from edge.converters.outcome import type_counts
+
+    print(table([str(report.target), "size"], [[name, format_bytes(size)] for name, size in report.files.items()]))
+    if quiet:
+        return
+    if made := report.quantized:
+        note(
+            "\n".join([f"{type_counts(made.types.values())}; {made.bits_per_weight:.2f} bits per weight", *made.notes])
+        )
+    if report.rounded:
+        note(f"{', '.join(report.rounded)} weights were rounded once more, to 8 bits: the format has no such grid")
+    if npu := report.compiled:
+        form, how = npu.form, f"edge run {report.target} --provider {npu.provider}"
+        note(
+            f"compiled for the NPU of {npu.device}: {form.rows} KV rows in {form.kv_dtype}; chunks of {form.chunk} "
+            f"tokens and single ones share their weights; {how}"
+        )
+    if mix := report.mixture:
+        note(f"{type_counts(mix.types.values())}; {mix.kl:.3f} nats are lost by plain rounding (estimated)")
+    if cut := report.pruned:
+        layers = f"layers {', '.join(map(str, cut.layers))} went" if cut.layers else "all layers stay"
+        before, after = cut.parameters
+        note(f"{layers}, {cut.ffn[1]} of {cut.ffn[0]} channels stay, {after / before:.0%} of the weights")
+    if report.perplexity:
+        said = ", ".join(f"{name} {value:.2f}" for name, value in report.perplexity.items())
+        note(f"perplexity of the calibration text's last eighth: {said} (measured)")
+    spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())
+    note(f"{spent} · memory peak {format_bytes(report.peak)} (measured)")

@@ -1,0 +1,62 @@
+"""`edge export`: a model as a C library with a model file, for apps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from edge.budget import format_bytes
+from edge.cli import options as o
+from edge.cli.terminal.show import print_json, progress, table
+from edge.options import Options
+
+
+@o.command
+def export(
+    model: o.ModelArgument,
+    output: Annotated[Path, o.flag("-o", "--output", help="The folder to make.")],
+    device: Annotated[
+        str, o.flag("--device", help="The device to export for, by its name in edge devices list (default: this one).")
+    ] = "host",
+    *,
+    options: Annotated[
+        Options,
+        o.without(
+            "time", "energy", "power", "max_temp", "gpu_memory", "prompt_cache", "prompt_cache_size", "backend",
+            "provider", "gpu_layers", "lora",
+        ),
+    ],
+    isa: Annotated[
+        str | None,
+        o.flag("--isa", help="Instruction sets in the library, such as avx2,avxvnni (default: all of the machine)."),
+    ] = None,
+    force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:  # fmt: skip
+    """Export a model for apps: a C library without Python, the model as one mapped file, an example, and a README.
+
+    For Android the folder is a library module in Kotlin, for iOS a Swift package, for web a site with a chat page and a
+    JavaScript package, else it is for C and C++. Of the KV policies, apps have streaming, window, full and h2o.
+    """
+    from edge.exporting.bundle import MANIFEST
+    from edge.exporting.bundle import export as make
+
+    with progress(enabled=not quiet) as shown:
+        manifest = make(
+            model, output, options, device=device, isas=isa, force=force,
+            progress=lambda step, part: shown.step(step)(part, 1.0),
+        )  # fmt: skip
+    if json:
+        print_json({"folder": str(output), **manifest})
+    if json or quiet:
+        return
+    sizes = {name: each["bytes"] for name, each in manifest["files"].items()}
+    sizes[MANIFEST] = (output / MANIFEST).stat().st_size
+    print(table([str(output), "size"], [[name, format_bytes(size)] for name, size in sizes.items()]))
+    plan = manifest["plan"]
+    print(
+        f"\n{manifest['model']['label']} for {manifest['device']['name']} ({', '.join(manifest['isas'])}): "
+        f"{plan['kv_size']} KV rows, {plan['kv_dtype']}, policy {plan['kv_policy']}, "
+        f"peak {format_bytes(plan['peak'])} (estimated)"
+    )

@@ -1,0 +1,126 @@
+"""`edge quantize`: a GGUF file in a smaller type, with the conventions of llama-quantize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge.budget import format_bytes
+from edge.cli import options as o
+from edge.cli.terminal.show import note, print_json, progress, table
+from edge.errors import InputError, UnsupportedError
+
+
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, or an installed model.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write.")],
+    kind: Annotated[str, typer.Argument(metavar="TYPE", help="A name of llama-quantize: q4_0, q8_0, q4_k_m …")],
+    pure: Annotated[
+        bool, o.flag("--pure", help="Use this type for all matrices, including the head: no mixture.")
+    ] = False,
+    force: Annotated[bool, o.flag("--force", help="Replace OUT.")] = False,
+    dry_run: Annotated[bool, o.flag("--dry-run", help="List the tensors and sizes, and write nothing.")] = False,
+    calibration: Annotated[
+        list[Path] | None,
+        o.flag(
+            "--calibration",
+            metavar="FILE",
+            help="A text for an importance matrix, which types below 3 bits need; may be repeated.",
+        ),
+    ] = None,
+    calibration_tokens: Annotated[
+        int, o.flag("--calibration-tokens", min=128, help="Tokens to use, in equal shares from all texts.")
+    ] = 16384,
+    threads: o.Threads = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Round a GGUF file's weights to a smaller type.
+
+    edge writes plain types itself; llama.cpp's own routine writes mixtures, K-quants, IQ types, and all types with
+    --calibration.
+    """
+    from edge.converters.calibrate import calibration_tokens as read_tokens
+    from edge.converters.calibrate import check_texts, column_importance
+    from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_with_llamacpp
+    from edge.converters.outcome import again_notes, notes_on, type_counts
+    from edge.converters.plain import plan_plain, write_plain
+    from edge.devices.output import check_file
+    from edge.formats.blocks import PLAIN
+    from edge.plan.checks import check_threads
+    from edge.run.opening import open_model
+
+    check_threads(threads)
+    texts = calibration or []
+    check_texts(texts)
+
+    kind = find_ftype(kind)
+    if texts and kind in HAVE_NO_CHOICE:
+        raise InputError(f"--calibration is of no use for {kind}, which rounds in one way only")
+    opened = open_model(source)
+    file = opened.file
+    if file.folder is not None:
+        raise UnsupportedError(f"{file.folder} is a model in ONNX: edge quantize reads GGUF files")
+    if target.exists() and target.samefile(file.path):
+        raise InputError(f"{target} is IN: write to another file")
+    if not dry_run:
+        check_file(target, force=force)
+    again = again_notes(opened.spec, kind)
+    if again and not quiet:
+        note(again[0])
+    if kind in TRAINED and not quiet:
+        note(f"{kind} is for models that were trained with such weights: others become noise")
+    with progress(enabled=not quiet) as shown:
+        importance = None
+        if texts:
+            reading = shown.step("calibrating")
+            ids = read_tokens(opened.tokenizer, texts, calibration_tokens)
+            importance = column_importance(file, opened.spec, ids, lambda part: reading(part, 1.0))
+        bar = shown.step(f"quantizing {opened.name} to {kind}")
+        if kind not in PLAIN or importance:
+            tensors = quantize_with_llamacpp(
+                file.path, target, kind, pure=pure, threads=threads, dry_run=dry_run, importance=importance,
+                progress=lambda part: bar(part, 1.0),
+            )  # fmt: skip
+        elif dry_run:
+            tensors = plan_plain(file, kind, pure=pure)
+        else:
+            tensors = write_plain(file, target, kind, pure=pure, progress=lambda part: bar(part, 1.0))
+    before = {name: info.type for name, info in file.tensors.items()}
+    notes = notes_on(file, tensors, kind)
+    total, values = sum(each.nbytes for each in tensors), opened.spec.parameters
+    if json:
+        print_json({
+            "file": str(target), "type": kind, "written": not dry_run, "requantized": bool(again), "bytes": total,
+            "bits_per_weight": 8 * total / values, "peak_rss": _peak(),
+            "tensors": [
+                {"name": each.name, "shape": each.shape, "from": before[each.name], "type": each.type,
+                 "bytes": each.nbytes} for each in tensors
+            ],
+            "notes": notes,
+        })  # fmt: skip
+        return
+    if dry_run:
+        rows = [
+            [each.name, "×".join(map(str, each.shape)), before[each.name], each.type, format_bytes(each.nbytes)]
+            for each in tensors
+        ]
+        print(table(["tensor", "shape", "from", "to", "size"], rows, left=4))
+    print(f"{target}{' (not written)' if dry_run else ''}: {type_counts(each.type for each in tensors)}")
+    print(
+        f"{format_bytes(total)}, {8 * total / values:.2f} bits per weight, was {format_bytes(opened.spec.weight_bytes)}"
+        + ("" if dry_run else f", memory peak {format_bytes(_peak())} (measured)")
+    )
+    if notes and not quiet:
+        note("\n".join(notes))
+
+
+def _peak() -> int:
+    """The largest resident set of this process and of the one that runs llama.cpp's quantizer, bytes."""
+    import resource
+
+    from edge.devices.memory import memory_use
+
+    return max(memory_use().peak, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)

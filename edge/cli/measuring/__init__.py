@@ -1,0 +1,1 @@
+"""Commands that measure speed and quality, and look for settings."""

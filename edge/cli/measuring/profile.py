@@ -1,0 +1,201 @@
+"""`edge profile`: measures a model on this device, and compares two such profiles."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.cli import options as o
+from edge.cli.options import parse_numbers
+from edge.cli.terminal.help import Command
+from edge.cli.terminal.show import note, print_json, progress, width
+from edge.errors import InputError
+from edge.options import Options
+
+if TYPE_CHECKING:
+    from edge.profiling.profile import Profile, Settings
+
+_COMPARE = "compare"
+_CONTEXTS = (128, 512, 1024, 2048, 4096)
+_QUICK_CONTEXTS = (128, 512)
+_LEAST_SUSTAINED_S = 5
+
+
+class _Group(typer.core.TyperGroup):
+    """`edge profile MODEL` is `edge profile of MODEL`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        ctx.obj = shlex.join(["edge", "profile", *args])  # the command, for the report
+        return super().parse_args(ctx, args if args[:1] == [_COMPARE] else ["of", *args])
+
+
+class _Of(Command):
+    """Shows its usage as users type it, without the hidden command's name."""
+
+    def format_usage(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        formatter.write_usage(ctx.command_path.removesuffix(" of"), " ".join(self.collect_usage_pieces(ctx)))
+
+
+profile = typer.Typer(
+    cls=_Group, help="Measure this device with a model: speed, memory, joules, heat, and what limits it."
+)
+
+Output = Annotated[
+    list[Path] | None, o.flag("-o", "--output", help="Write a report there: .html, .md or .json; may be repeated.")
+]
+
+
+@profile.command("of", cls=_Of)
+@o.command
+def of(
+    context: typer.Context,
+    model: o.ModelArgument,
+    output: Output = None,
+    quick: Annotated[bool, o.flag("--quick", help="Fewer and shorter measurements.")] = False,
+    sustained: Annotated[
+        str | None,
+        o.flag("--sustained", help="Also answer for this long on each engine, such as 5m, and compare the minutes."),
+    ] = None,
+    prompt: Annotated[
+        int | None, o.flag("-p", "--n-prompt", min=1, max=1 << 20, help="Tokens of the prompt (default: 512).")
+    ] = None,
+    generate: Annotated[
+        int | None, o.flag("-n", "--n-gen", min=2, max=1 << 16, help="Tokens of the answer (default: 48).")
+    ] = None,
+    contexts: Annotated[
+        str | None, o.flag("-d", "--n-depth", help="Contexts of the curve, such as 512,4096 (default: 128 to 4096).")
+    ] = None,
+    repetitions: Annotated[
+        int | None, o.flag("-r", "--repetitions", min=1, max=1000, help="Prompts and answers (default: 5).")
+    ] = None,
+    backend: Annotated[
+        str, o.flag("--backend", help="Engines, with commas between (default: all that are installed).")
+    ] = "auto",
+    *,
+    options: Annotated[Options, o.without(*o.LIMITS, "backend", "lora")],
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Measure a model on this device: load, prompts, answers, contexts, operators, memory, joules, heat.
+
+    Every engine in a process of its own, one after the other: a minute or so for all; --sustained 5m adds 5 minutes for
+    each, --backend says which. Ends with what limits this device, and what to try. There is no --energy, --power or
+    --max-temp, which would distort the measurements. With `compare A.json B.json` instead of MODEL: two profiles side
+    by side.
+    """
+    from edge.profiling.collect import choose_engines, collect
+    from edge.profiling.profile import Settings, recorded
+    from edge.run.opening import open_model
+
+    writers = [_writer(path) for path in output or []]
+    long_run = _seconds(sustained)
+    opened = open_model(model)
+    rows = min(opened.spec.context, options.max_kv_size or opened.spec.context)
+    answer = generate or max(2, min(16 if quick else 48, rows // 2))
+    most = max(1, min(opened.spec.context // 2, rows - answer))  # of default contexts: it leaves room for an answer
+    settings = Settings(
+        prompt=prompt or min(256 if quick else 512, most),
+        answer=answer,
+        contexts=_contexts(contexts, most, quick=quick),
+        repetitions=repetitions or (2 if quick else 5),
+        speed_s=3.0 if quick else 10.0,
+        curve_s=5.0 if quick else 20.0,
+        sustained_s=long_run,
+        operators_s=2.0 if quick else 6.0,
+        **recorded(options),
+    )
+    _check(settings, opened.spec.context)
+    names = [] if backend == "auto" else [each.strip() for each in backend.split(",")]
+    engines = choose_engines(opened, names, options.kv_dtype)
+    if long_run and not quiet:
+        note(_expected(engines.names, settings))
+    try:
+        with progress(enabled=not quiet) as shown:
+            made = collect(
+                opened, model, engines, settings, quick=quick, again=context.obj,
+                on_step=lambda what, share: shown.step(what)(share, 1.0),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        note("interrupted: nothing was written; --quick takes less time, and --backend fewer engines")
+        raise
+    try:
+        for write in writers:
+            write(made)
+    finally:  # even on a full disk, the figures are printed
+        if json:
+            print_json(made.to_dict())
+        elif not (writers and quiet):
+            from edge.report.document import terminal
+            from edge.report.profile import profile_summary
+
+            print(terminal(profile_summary(made), width()), end="")
+
+
+@profile.command(_COMPARE)
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="The baseline profile.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="The profile to compare with it.")],
+    output: Output = None,
+    json: o.Json = False,
+) -> None:
+    """Compare two profiles of edge profile -o FILE.json, B against A."""
+    from edge.devices.output import write_whole
+    from edge.profiling.compare import compare_profiles
+    from edge.profiling.profile import read_profile
+    from edge.report.comparison import comparison_json, comparison_report
+    from edge.report.document import check_place, terminal
+    from edge.report.page import render
+
+    for path in output or []:
+        check_place(path)
+    found = compare_profiles(read_profile(first), read_profile(second), first.stem, second.stem)
+    report, data = comparison_report(found), comparison_json(found)
+    for path in output or []:
+        write_whole(path, render(path.suffix, report, data))
+    print(render(".json", report, data) if json else terminal(report, width()), end="")
+
+
+def _writer(path: Path) -> Callable[[Profile], None]:
+    """A function that writes a report of the path's kind. Raises InputError now rather than after all measurements."""
+    from edge.devices.output import write_whole
+    from edge.report.document import check_place
+    from edge.report.page import render
+    from edge.report.profile import profile_report
+
+    check_place(path)
+    return lambda made: write_whole(path, render(path.suffix, profile_report(made), made.to_dict()))
+
+
+def _seconds(sustained: str | None) -> float:
+    from edge.budget import parse_seconds
+
+    seconds = 0.0 if sustained is None else parse_seconds(sustained, "--sustained")
+    if sustained is not None and seconds < _LEAST_SUSTAINED_S:
+        raise InputError(f"--sustained {sustained} is too short to compare its parts: at least {_LEAST_SUSTAINED_S} s")
+    return seconds
+
+
+def _contexts(text: str | None, most: int, *, quick: bool) -> list[int]:
+    """Contexts in ascending order; the defaults end at `most`."""
+    if text is None:
+        return [each for each in (_QUICK_CONTEXTS if quick else _CONTEXTS) if each <= most] or [most]
+    return sorted(parse_numbers("-d", text, least=1))
+
+
+def _check(settings: Settings, context: int) -> None:
+    needed, most = settings.rows, settings.max_kv_size
+    if needed > context:
+        raise InputError(f"this needs {needed} positions, the model knows {context}: lower -d, -p or -n")
+    if most is not None and needed > most:
+        raise InputError(f"this needs {needed} KV rows: lower -d, -p or -n, or raise --max-kv-size {most}")
+
+
+def _expected(engines: Sequence[str], settings: Settings) -> str:
+    """The expected duration, and how to shorten it."""
+    minutes = max(1, round(len(engines) * settings.engine_s / 60))
+    fewer = f"; --backend {engines[0]} measures one" if len(engines) > 1 else ""
+    return f"this takes about {minutes} min, one after the other: {', '.join(engines)}{fewer}"

@@ -1,0 +1,1 @@
+"""The terminal: output, help, prompts and signals of all commands."""

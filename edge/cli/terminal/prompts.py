@@ -1,0 +1,103 @@
+"""Sources of prompts."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from edge.cli.terminal.show import note
+from edge.errors import InputError
+
+PATIENCE_S = 2.0  # for the first byte of a pipe
+_BLOCK = 64 << 10  # characters read at a time: a prompt of any length is tokenized while it is read
+
+
+def read_prompt(given: Sequence[str], file: Path | None) -> str | Iterator[str]:
+    """The prompt: in blocks if it comes from a file or from stdin. Raises InputError.
+
+    given: the arguments of the command line; `-` stands for stdin. Piped text goes before a given prompt.
+    """
+    prompts = [each for each in given if each != "-"]
+    if given and file is not None:
+        raise InputError("give the prompt on the command line or with --file, not both")
+    if len(prompts) > 1:
+        raise InputError("give the prompt once: with -p, or after MODEL")
+    if file is not None:
+        return read_text(file)
+    stdin: TextIO | None = sys.stdin
+    if stdin is None or stdin.isatty():
+        if prompts and len(given) == 1:
+            return prompts[0]
+        raise InputError("no prompt: give one after MODEL, with --file, or on stdin; edge chat holds a conversation")
+    if not prompts:
+        return _blocks(stdin.buffer, "the prompt on stdin")
+    if prompts[0] and ("-" in given or _has_text(stdin)):
+        return _before(_blocks(stdin.buffer, "stdin", may_be_empty=True), prompts[0])
+    return prompts[0]
+
+
+def _has_text(stdin: TextIO) -> bool:
+    """Whether stdin is a file or a pipe with data. A pipe that a parent left open, as under ssh or in a subprocess that
+    inherits it, may stay silent forever: the wait for its first byte is limited."""
+    try:
+        kind = os.fstat(stdin.fileno()).st_mode
+    except (OSError, ValueError):  # closed
+        return False
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
+        return stat.S_ISREG(kind)
+    heard = bool(select.select([stdin], [], [], PATIENCE_S)[0])
+    if not heard:
+        note(
+            f"nothing came on stdin for {PATIENCE_S:g} s: answering the prompt alone "
+            "(an argument - waits for stdin, </dev/null does not)"
+        )
+    return heard
+
+
+def _before(blocks: Iterator[str], prompt: str) -> Iterator[str]:
+    """The text, an empty line, the prompt."""
+    end = ""
+    for block in blocks:
+        end = (end + block)[-2:]
+        yield block
+    yield "\n" * (2 - end.count("\n") if end else 0) + prompt
+
+
+def read_text(path: Path) -> Iterator[str]:
+    """A UTF-8 text file in blocks; bytes that are not UTF-8 become U+FFFD. Raises InputError."""
+    if not path.is_file():
+        raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+    try:
+        return _blocks(open(path, "rb"), str(path))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_lines() -> Iterator[str]:
+    """Lines of stdin as they arrive, without line ends; none if it is closed. Raises InputError."""
+    if sys.stdin is None:
+        return
+    try:
+        for line in sys.stdin:
+            yield line.rstrip("\n")
+    except OSError as error:
+        raise InputError(f"stdin cannot be read ({error.strerror})") from None
+
+
+def _blocks(binary: BinaryIO, what: str, *, may_be_empty: bool = False) -> Iterator[str]:
+    empty = not may_be_empty
+    try:
+        with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="") as text:
+            while block := text.read(_BLOCK):
+                empty = False
+                yield block
+    except OSError as error:
+        raise InputError(f"{what} cannot be read ({error.strerror})") from None
+    if empty:
+        raise InputError(f"{what} is empty")

@@ -1,0 +1,87 @@
+"""An engine that is loaded with a plan, and loaded again where other adapters need more room."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import cast
+
+from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, LoadProgress
+from edge.backends.counts import ExpertCounts
+from edge.devices.child import children_peak, room_for_children
+from edge.devices.memory import release_free_memory
+from edge.devices.power import measure_card
+from edge.errors import UnsupportedError
+from edge.model.lora import Lora, open_lora
+from edge.model.lora_file import LoraFile
+from edge.model.model import Model
+from edge.options import Options
+from edge.plan.plan import Plan, plan_with_lora
+from edge.run.meters import EnergyMeter
+from edge.run.reclaim import Reclaimer
+from edge.run.sequence import TokenSequence
+
+
+class Loaded:
+    """The engine, its plan, the sequence whose rows it keeps, and the owner of memory that can be returned."""
+
+    engine: Engine
+    plan: Plan
+    sequence: TokenSequence
+    reclaimer: Reclaimer
+
+    def __init__(
+        self, model: Model, backend: Backend, plan: Plan, options: Options, meter: EnergyMeter,
+        progress: LoadProgress | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.backend, self._options, self._meter = model, backend, options, meter
+        self.with_children = children_peak()  # bytes that this process and a child held together, at most
+        started = time.perf_counter()
+        self._load(plan, open_lora(options.lora or (), model.file, model.spec), progress)
+        self.seconds = time.perf_counter() - started
+
+    def _load(self, plan: Plan, lora: Lora | None, progress: LoadProgress | None = None) -> None:
+        with room_for_children(self._options.memory) as room:
+            engine = self.backend.load(self.model.file, self.model.spec, plan.config, progress)
+        self.with_children = max(self.with_children, room.most)
+        try:
+            if lora is not None:
+                cast(AdaptedEngine, engine).set_lora(lora)
+        except BaseException:
+            engine.close()
+            raise
+        if engine.capabilities.gpu and (card := cast(CardEngine, engine).card):
+            measure_card(self._meter, card)
+        self.engine, self.plan = engine, plan
+        self.sequence = TokenSequence(engine, plan, lora, self._options.prompt_cache, self._meter)
+        self.reclaimer = Reclaimer(self.sequence)
+
+    def expert_counts(self) -> ExpertCounts | None:
+        """A copy of those so far, of an engine that holds some of the experts at a time."""
+        found: ExpertCounts | None = getattr(self.engine, "experts", None)
+        return found and replace(found)
+
+    def set_lora(self, files: tuple[LoraFile, ...]) -> None:
+        """As `Session.set_lora`."""
+        spec, engine, before = self.model.spec, self.engine, self.sequence.lora
+        adapters = open_lora(files, self.model.file, spec)
+        if adapters is not None and not engine.capabilities.lora:
+            raise UnsupportedError(f"the {self.plan.backend} engine runs no LoRA adapters")
+        lost = self.sequence.lost or engine.kv.length > 0
+        if adapters is not None and adapters.size.rank > self.plan.config.lora_rank:
+            self._load_again(plan_with_lora(self.plan, spec, self.backend, adapters.size), adapters, lost)
+        elif adapters is not None or before is not None:
+            cast(AdaptedEngine, engine).set_lora(adapters)
+        self.sequence.adopt(adapters, lost)
+
+    def _load_again(self, plan: Plan, lora: Lora, lost: bool) -> None:
+        """Load the engine with room for other adapters; if that fails, as it was, without the conversation."""
+        before = self.sequence.lora
+        self.engine.close()
+        release_free_memory()
+        try:
+            self._load(plan, lora)
+        except BaseException:
+            self._load(self.plan, before)
+            self.sequence.adopt(before, lost)
+            raise

@@ -1,0 +1,119 @@
+"""The report of a generation, and why one has no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, floor, log10
+
+from edge.backends.counts import ExpertCounts
+from edge.budget import format_joules
+from edge.devices.memory import memory_use
+from edge.devices.thermal import Zone
+from edge.options import Options
+from edge.run.generation import Generation
+from edge.run.loaded import Loaded
+from edge.run.report import AdapterUse, ExpertUse, Heat, KVUse, Memory, RunReport
+from edge.storage.versions import own_versions
+
+_AMPLE = 1.5  # × the expected cost suffices
+
+
+def report_of(run: Generation, loaded: Loaded, options: Options, zone: Zone | None) -> RunReport:
+    """At the end of a generation. zone: the thermometer that its watch read."""
+    plan, sequence, lora, kv = loaded.plan, loaded.sequence, loaded.sequence.lora, loaded.engine.kv
+    versions = {**own_versions(), **loaded.backend.versions()}  # first: it takes a MiB, which is reported, too
+    adapters = zip(lora.adapters, lora.scales, strict=True) if lora else ()
+    return RunReport(
+        text=None if run.text is None else run.text.getvalue(),
+        tokens=run.tokens,
+        timings=run.timings(loaded.seconds),
+        stop_reason=run.stop_reason,
+        memory=_memory(run, loaded, options),
+        kv=KVUse(sequence.policy.name, kv.capacity, kv.length, plan.config.kv_dtype, sequence.evicted),
+        plan=plan.to_dict(),
+        versions=versions,
+        energy=run.energy(),
+        heat=None if zone is None else Heat(zone.name, run.watch.hottest, options.max_temp),
+        actions=loaded.reclaimer.take_actions(),
+        thoughts=run.thinking.report(),
+        seed=run.seed,
+        lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
+    )
+
+
+def _memory(run: Generation, loaded: Loaded, options: Options) -> Memory:
+    """The measured memory of this process beside the plan's figures."""
+    experts = loaded.expert_counts()
+    plan, use, counted = loaded.plan, memory_use(), loaded.plan.bytes
+    return Memory(
+        peak_rss=max(use.peak, loaded.with_children),
+        budget=options.memory,
+        weights=counted.weights,
+        kv=loaded.engine.kv.nbytes + loaded.sequence.snapshots.nbytes,
+        scratch=counted.scratch,
+        interpreter=counted.interpreter,
+        anonymous=use.anonymous,
+        file=use.file,
+        streamed=counted.streamed,
+        experts=_use_of(experts.since(run.experts)) if experts and run.experts else None,
+        lora=counted.lora,
+        gpu=counted.gpu,
+        on_card=counted.on_card,
+        gpu_used=loaded.backend.used_memory(plan.config.adapter) if counted.gpu else None,
+        gpu_budget=options.gpu_memory if counted.gpu else None,
+    )
+
+
+def _use_of(counts: ExpertCounts) -> ExpertUse:
+    read = counts.read + counts.read_in_chunks
+    return ExpertUse(counts.slots, counts.experts, counts.hit_rate, counts.read_per_token, read)
+
+
+def why_unanswered(report: RunReport, options: Options) -> str:
+    """Why a budget left no answer, and an estimate of the budget that would suffice."""
+    tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
+    if reason == "time" and timings.budget_s is not None:
+        took = timings.before_s + timings.total_s
+        why = f"--time {_seconds(timings.budget_s)} was over after {_seconds(took)}"
+        why += _needed(report, timings.before_s, timings.prepared_s, timings.total_s, _seconds)
+    elif reason == "energy" and energy.budget is not None:
+        why = f"--energy {format_joules(energy.budget)} is spent ({energy.certainty})"
+        why += _needed(report, energy.before, 0.0, energy.joules, format_joules)
+    elif reason == "power":
+        why = f"--power {options.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({energy.certainty})"
+    elif reason == "thermal" and report.heat and report.heat.highest is not None:
+        why = f"--max-temp {options.max_temp:g}C cannot be held: {report.heat.highest:.0f} °C (measured)"
+    else:
+        why = "memory is short: close other programs, or state a smaller --max-kv-size"
+    if tokens.cut:
+        return f"stopped in the prompt ({tokens.ran + tokens.reused} of {tokens.prompt_words} tokens): no answer; {why}"
+    if report.thoughts is not None:
+        return f"stopped after {report.thoughts.tokens} tokens of thoughts: no answer (--think N limits them); {why}"
+    return f"stopped before the first token of the answer; {why}"
+
+
+def _needed(report: RunReport, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
+    """The cost of the start, and a budget that suffices for prompt and answer in the next run: by the prompt's tokens
+    that ran, the first of which cost most. once: of `before`, what no later run takes.
+
+    Half as much is added: the last tokens of a budget run one at a time, and no two runs cost the same.
+    """
+    tokens, start = report.tokens, f", {words(before)} of it by the start" if before else ""
+    if report.thoughts:
+        return start  # nothing tells how long the model would have thought
+    if not tokens.ran:
+        least = words(_rounded_up(_AMPLE * (before - once + spent)))
+        return f"{start}: state {least} and what the prompt's {tokens.prompt_words} tokens take"
+    needed = _AMPLE * (before - once + spent * (tokens.prompt + 1) / tokens.ran)
+    beginning = f"for the first {tokens.prompt} tokens " if tokens.unread else ""
+    return f"{start}: {beginning}state {words(_rounded_up(needed))} or more (estimated)"
+
+
+def _rounded_up(value: float) -> float:
+    """To two digits, so that no other rounding makes it less."""
+    step = 10.0 ** (floor(log10(max(value, 1e-9))) - 1)
+    return ceil(value / step) * step
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f}s" if seconds >= 10 else f"{seconds:.2g}s" if seconds >= 0.1 else f"{seconds * 1e3:.2g}ms"

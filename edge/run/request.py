@@ -1,0 +1,82 @@
+"""A request: the arguments of `Session.stream`, checked and parsed before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.errors import UnsupportedError
+from edge.model.model import Model
+from edge.model.prompt import Prompt
+from edge.model.thinking import Think
+from edge.options import Options
+from edge.run.arguments import check_limit, check_number, check_prompt, check_sampling, check_text, check_texts
+from edge.run.governor import RunLimits
+from edge.run.snapshots import Outline, changed_opening
+from edge.sampling import SamplingParams
+from edge.types import IntArray
+
+Text = str | Iterable[str] | IntArray | Prompt
+
+
+@dataclass(frozen=True)
+class Request:
+    """Fields are explained at `Session.stream`. Raises InputError for arguments of the wrong type."""
+
+    prompt: Text
+    max_tokens: int | None
+    sampling: SamplingParams | None
+    stop: str | Sequence[str] | None
+    ignore_eos: bool
+    system: str | None
+    raw: bool
+    follow_up: bool
+    think: Think
+    time: float | None  # seconds, of which `time_spent` are gone
+    energy: float | None  # joules, likewise
+    time_spent: float
+    energy_spent: float
+    keep_text: bool
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_tokens", check_limit(self.max_tokens))
+        check_sampling(self.sampling)
+        check_texts("stop", self.stop)
+        check_text("system", self.system)
+        numbers = {"time_limit": self.time, "energy_limit": self.energy}
+        for name, value in {**numbers, "time_spent": self.time_spent, "energy_spent": self.energy_spent}.items():
+            check_number(name, value)
+        if not isinstance(self.prompt, Prompt):
+            object.__setattr__(self, "prompt", check_prompt(self.prompt))
+
+    def limits(self, options: Options, started: float) -> RunLimits:
+        """For a generation that began at `started`."""
+        return RunLimits(
+            deadline=None if self.time is None else started + self.time - self.time_spent,
+            energy=None if self.energy is None else max(0.0, self.energy - self.energy_spent),
+            memory=options.memory,
+            power=options.power,
+            celsius=options.max_temp,
+        )
+
+    def encode(self, model: Model) -> Prompt:
+        """Tokenize. Raises InputError for an empty text, UnsupportedError for an unknown mode of thinking."""
+        if isinstance(self.prompt, Prompt):
+            return self.prompt
+        if isinstance(self.prompt, np.ndarray):
+            if self.think.chosen:
+                raise UnsupportedError("--think needs a chat template, and token ids go without one")
+            return Prompt([self.prompt])
+        if self.follow_up:
+            return model.follow_up(self.prompt, self.think)
+        return model.prompt(self.prompt, system=self.system, raw=self.raw, think=self.think)
+
+    def outline(self, model: Model, thinks: bool | None, *, shared: bool) -> Outline:
+        """Of the prompt, by its `thinks`. shared: whether other conversations may begin with the same system prompt."""
+        if thinks is None:
+            return Outline()
+        opening = changed_opening(model, self.think)
+        system = model.system_rows(self.system, self.think) if shared and not self.follow_up else 0
+        return Outline(system, opening and opening[0])

@@ -1,0 +1,67 @@
+"""Cores × engines: an engine that runs a core gives transformers' logits, however tokens come; others name it.
+
+Architectures whose cores are usual are tested in full in test_architectures.py; here they stand for these cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import load_engine
+from fallbacks import logits_of, open_fallback
+
+from edge.backends import backend_names, engine_named
+from edge.backends.base import Engine
+from edge.converters.coreml.writer import planned_files
+from edge.errors import UnsupportedError
+from edge.model.layers import Attention, Core, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
+
+MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is first of its kind in each
+    "qwen3": (Attention, Dense),
+    "qwen35": (DeltaNet,),
+    "lfm2": (ShortConvolution,),
+    "qwen3moe": (Experts,),
+    "qwen35moe": (Experts,),
+    "lfm2moe": (Experts,),
+    "gpt-oss": (Experts,),
+    "gemma4": (PerLayerInput,),
+}
+EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
+ENGINES = [
+    pytest.param("gpu@wgpu:0", marks=pytest.mark.exhaustive) if name == "gpu" else name for name in backend_names()
+]
+TOLERANCES = {  # of llama.cpp: GELU from a table of half floats; MXFP4 times activations of 8 bits
+    ("gemma4", "llamacpp"): 1e-2, ("gpt-oss", "llamacpp"): 0.4, ("qwen3", "llamacpp"): 1e-3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_have_their_cores(name: str) -> None:
+    network = open_fallback(name)[0].spec.network
+    assert network is not None
+    assert {*MODELS[name]} <= {type(core) for core in network.cores}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("backend", ENGINES)
+def test_an_engine_runs_a_core_or_names_it(backend: str, name: str, engines: Callable[[Engine], Engine]) -> None:
+    model, tokens, expected = open_fallback(name)
+    engine = engine_named(backend.partition("@")[0])
+    assert model.spec.network is not None
+    if reasons := set(filter(None, map(engine.supports, model.spec.network.cores))):
+        with pytest.raises(UnsupportedError, match=f"{engine.NAME} engine does not run ({'|'.join(reasons)}) yet"):
+            engine.check_elsewhere(model.file, model.spec, "linux")
+        return
+    loaded = engines(load_engine(model, backend, "f32", chunk=24))
+    for pieces in ([len(tokens)], [40, 1, 1, len(tokens) - 42], [1] * len(tokens)):
+        found = logits_of(loaded, tokens, pieces)[-len(expected) :]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCES.get((name, backend), EXACT))
+
+
+@pytest.mark.parametrize(("name", "reason"), [("qwen35", "gated delta nets"), ("gpt-oss", "attention with sinks")])
+def test_core_ml_names_what_its_programs_lack(name: str, reason: str) -> None:
+    model = open_fallback(name)[0]
+    with pytest.raises(UnsupportedError, match=f"Core ML programs do not run {reason} yet"):
+        planned_files(model.file, model.spec)
