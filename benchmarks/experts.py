@@ -31,7 +31,7 @@ from machine import machine
 from streaming import forget
 
 from edge.budget import format_bytes
-from edge.cli.show import table
+from edge.cli.terminal.show import table
 from edge.formats.gguf import TensorInfo, read_gguf
 from edge.model.known import outline_model
 from edge.model.reader import read_spec

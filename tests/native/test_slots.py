@@ -20,8 +20,8 @@ from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.tvm.cpu import slots as slots_module
 from edge.backends.tvm.cpu.expert_trace import read_trace, save_trace
-from edge.backends.tvm.cpu.slots import HALF_LIFE, Slots, count_hits, slot_bytes
-from edge.backends.tvm.cpu.streaming import streaming_need
+from edge.backends.tvm.cpu.slots import HALF_LIFE, Slots, count_hits, slot_bytes, slots_within
+from edge.backends.tvm.cpu.streaming import STEPS, packed_bytes, streaming_need
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.packing.layout import make_layout
 from edge.errors import EngineError
@@ -149,6 +149,19 @@ def test_every_wanted_expert_has_a_slot_of_its_own(data: st.DataObject) -> None:
             held = {}
         elif len(missed) + len(wanted) + len(later) <= count:
             assert before <= set(held.values())  # those that come next stay, while others can go
+
+
+@given(resident=st.integers(0, 40 * MIB), threads=st.integers(1, 8))
+def test_slots_stay_within_the_plan(resident: int, threads: int) -> None:
+    """They have room for the experts of a token, and more memory never reads more."""
+    model = open_fallback("lfm2moe")[0]
+    spec, config = model.spec, EngineConfig(128, 16, "f16", threads)
+    least = streaming_need(spec, config).least
+    need, more = (streaming_need(spec, replace(config, resident=least + size)) for size in (resident, resident + MIB))
+    assert slots_within(make_layout(model.file, spec), need.slots) >= spec.experts_used
+    kept = (spec.weight_bytes - spec.expert_bytes) * need.kept // STEPS  # of all other weights
+    assert need.slots + kept <= least + resident
+    assert 0 <= more.streamed <= need.streamed <= packed_bytes(spec)
 
 
 def test_an_interrupt_waits_for_the_end_of_the_pass(
