@@ -6,7 +6,7 @@ NAME: of edge's table of current models (default: the first 7 layers of Qwen3-30
 twice). Weights are random, but routers have favourites and tokens topics, so that choices are skewed and persist, as in
 trained models: a uniform router cannot test a cache. A share is the part of the weights for which the memory leaves
 room. Each run is a process of its own in a cgroup that limits it and its page cache, and begins with both files out of
-the page cache. Prints medians of decode, after a warm-up, of a prompt of 256 tokens from the cold start, and the bytes
+the page cache. Prints medians of decode, after a warm-up, of a prompt of 128 tokens from the cold start, and the bytes
 that the process read from the disk for each token. Without a cgroup it stops, unless --free: then only edge is limited,
 by --memory, and everything comes from the page cache.
 """
@@ -40,7 +40,7 @@ from edge.storage.cache import cache_folder
 NAME = "qwen3:30b-a3b@7"
 TOPICS, PART = 8, 16  # a sixteenth of an embedding is the same for all tokens, another for those of a topic
 LOUD, CALM, LIKED = 25.0, 0.2, 1.6  # factors of embeddings, of attention, and of a router's weights for these parts
-PROMPT, WARM, STEPS, CAPACITY = 256, 48, 96, 512
+PROMPT, WARM, STEPS, CAPACITY = 128, 48, 64, 512
 ROOM = 160 << 20  # beside weights: both processes' interpreter, rows and buffers
 RUN = f"""
 import json, os, sys, time
