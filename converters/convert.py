@@ -46,7 +46,7 @@ from edge.model.lora import open_lora
 from edge.model.lora_file import LoraFile
 from edge.model.reader import read_spec
 from edge.model.tokenizer import Tokenizer
-from edge.types import IntArray
+from edge.types import IntArray, Progress
 
 FORMATS = ("gguf", "onnx", "coreml", "hf")
 # Types that blocks of ONNX Runtime and Core ML hold without rounding again.
@@ -55,7 +55,6 @@ _HELD = 8  # of the calibration text, so much is kept to measure what pruning di
 
 _OURS = {"onnx": is_model_folder, "coreml": is_coreml_folder, "hf": hf.is_ours}
 
-Progress = Callable[[float], None]
 Steps = Callable[[str], Progress]
 """Takes the name of a step, returns a function that takes the share that is done."""
 

@@ -16,7 +16,7 @@ from edge.devices.profiles import HOST, find_profile
 from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.hub.cache import pointer_of
-from edge.hub.download import Notice, Progress, download, is_here
+from edge.hub.download import Notice, OnBytes, download, is_here
 from edge.hub.header import read_header
 from edge.hub.names import Reference
 from edge.hub.quants import is_part, label_of, matches, runnable, usual
@@ -69,7 +69,7 @@ def pull(
     *,
     quant: str | None = None,
     device: str = HOST,
-    progress: Progress = lambda done, total: None,
+    progress: OnBytes = lambda done, total: None,
     notice: Notice = lambda line: None,
     **keywords: Any,
 ) -> Path:
@@ -102,7 +102,7 @@ def offer(model: str, options: Options, *, quant: str | None = None, device: str
     return _choose(repository, _candidates(repository, reference), options, device)
 
 
-def take(chosen: Offer, *, progress: Progress = lambda done, total: None, notice: Notice = lambda line: None) -> Path:
+def take(chosen: Offer, *, progress: OnBytes = lambda done, total: None, notice: Notice = lambda line: None) -> Path:
     """Download an offer's file, unless it is here. Raises DownloadError, CacheError."""
     return download(chosen.repository, chosen.file, progress=progress, notice=notice)
 
@@ -111,7 +111,7 @@ def ensure(
     model: str | Path,
     options: Options,
     *,
-    progress: Progress = lambda done, total: None,
+    progress: OnBytes = lambda done, total: None,
     notice: Notice = lambda line: None,
 ) -> Path:
     """The file or folder of MODEL, downloaded if it is on the Hub and not here.

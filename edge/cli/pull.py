@@ -11,7 +11,7 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.terminal.show import Progress, note, print_json, progress
+from edge.cli.terminal.show import ProgressLine, note, print_json, progress
 from edge.errors import DownloadError
 from edge.options import Options
 
@@ -63,7 +63,7 @@ def pull(
         print(path)
 
 
-def fetch_missing(model: str, options: Options, shown: Progress, *, quiet: bool) -> None:
+def fetch_missing(model: str, options: Options, shown: ProgressLine, *, quiet: bool) -> None:
     """Download MODEL if it is on the Hub and not here. Raises as `edge.pulling.ensure`."""
     from edge.model.catalog import find_local
 
@@ -89,7 +89,7 @@ def _names_of_models_here() -> Iterator[None]:
         raise DownloadError(f"{error}; models here: {here}", reached=False) from None
 
 
-def transfer(shown: Progress, name: str) -> Callable[[int, int], None]:
+def transfer(shown: ProgressLine, name: str) -> Callable[[int, int], None]:
     """Draws bytes and their rate."""
     started, first = time.monotonic(), -1
 

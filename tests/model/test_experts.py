@@ -20,11 +20,12 @@ from edge.backends.reference import attention
 from edge.backends.tvm.cpu.arguments import make_scratch
 from edge.backends.tvm.cpu.streaming import packed_bytes
 from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.gpu import design
+from edge.backends.tvm.gpu.weights import make_weights
+from edge.backends.tvm.gpu.weights import packed_bytes as gpu_bytes
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.targets import choose_target
-from edge.converters.calibrate import collect
 from edge.converters.prune import Pruning, check_pruning
-from edge.converters.quantize import Settings, plan_types
 from edge.errors import BudgetError, ModelFormatError, UnsupportedError
 from edge.model.layers import Experts
 from edge.model.model import Model, open_model
@@ -34,6 +35,7 @@ from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 
 MIXTURES = ("qwen3moe", "qwen35moe", "lfm2moe", "gpt-oss")
+GPU = "gpu@wgpu:0"
 OURS = ("reference", "cpu")
 EXACT = 2e-4
 TOLERANCES = {"f16": 8e-2, "int8": 8e-1}  # as in test_architectures.py
@@ -48,6 +50,7 @@ TYPES = (
 )
 
 each_mixture = pytest.mark.parametrize("mixture", MIXTURES)
+cpu_and_gpu = pytest.mark.parametrize("backend", ["cpu", pytest.param(GPU, marks=pytest.mark.exhaustive)])
 
 
 def small_model(folder: Path, **others: object) -> Model:
@@ -59,12 +62,14 @@ def tokens_for(model: Model, count: int) -> IntArray:
     return np.random.default_rng(7).integers(3, model.spec.vocab, count).astype(np.int32)
 
 
-@each_mixture
-@pytest.mark.parametrize("kv_dtype", TOLERANCES)
-def test_smaller_rows(kv_dtype: str, mixture: str, engines: Callable[[Engine], Engine]) -> None:
+@pytest.mark.parametrize(("mixture", "backend", "kv_dtype"), [
+    *((mixture, "cpu", "f16") for mixture in MIXTURES), ("gpt-oss", GPU, "int8"),
+    *(pytest.param(mixture, "cpu", "int8", marks=pytest.mark.exhaustive) for mixture in MIXTURES),
+])  # fmt: skip
+def test_smaller_rows(mixture: str, backend: str, kv_dtype: str, engines: Callable[[Engine], Engine]) -> None:
     """test_cores.py has those of float32."""
     model, tokens, expected = open_fallback(mixture)
-    engine = engines(load_engine(model, "cpu", kv_dtype, chunk=24))
+    engine = engines(load_engine(model, backend, kv_dtype, chunk=24))
     for pieces in ([64], [40, 1, 1, 22], [1] * 64):
         found = logits_of(engine, tokens, pieces)[-len(expected) :]
         tolerance = TOLERANCES[kv_dtype]
@@ -85,18 +90,26 @@ def test_threads_of_a_step_do_not_disturb_each_others_choice(mixture: str, engin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("types", TYPES, ids=lambda types: types[""])
-def test_block_types(types: dict[str, str], tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+@pytest.mark.parametrize(("used", "least"), [(3, 0.99), pytest.param(20, 0.999, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "types",
+    [
+        pytest.param(types, id=types[""], marks=[pytest.mark.exhaustive] * (types[""] not in ("Q4_K", "MXFP4")))
+        for types in TYPES
+    ],
+)
+def test_block_types(
+    types: dict[str, str], used: int, least: float, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
     """Against gguf's dequantization. Where activations of 8 bits cannot change the choice, answers are closer."""
-    for used, least in ((3, 0.99), (20, 0.999)):
-        model = small_model(tmp_path, types=types, used=used)
-        tokens = tokens_for(model, 45)
-        expected, exact, fast = (
-            engines(load_engine(model, *each)).forward_all(tokens)
-            for each in (("reference", "f32"), ("cpu", "f32"), ("cpu", "f16"))
-        )
-        np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-3)
-        assert np.corrcoef(fast.ravel(), expected.ravel())[0, 1] > least
+    model = small_model(tmp_path, types=types, used=used)
+    tokens = tokens_for(model, 45)
+    expected, exact, fast = (
+        engines(load_engine(model, *each)).forward_all(tokens)
+        for each in (("reference", "f32"), ("cpu", "f32"), ("cpu", "f16"))
+    )
+    np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-3)
+    assert np.corrcoef(fast.ravel(), expected.ravel())[0, 1] > least
 
 
 @pytest.mark.slow
@@ -113,12 +126,17 @@ def test_answers_depend_neither_on_chunks_nor_on_threads(tmp_path: Path, engines
 
 
 @pytest.mark.slow
+@cpu_and_gpu
 @pytest.mark.parametrize(("experts", "used"), [(1, 1), (16, 16), (33, 2)])
-def test_any_number_of_experts(experts: int, used: int, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+def test_any_number_of_experts(
+    experts: int, used: int, backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
     """One, all of them, and more than whole vectors hold; of widths that are no whole tiles."""
     model = small_model(tmp_path, layers=1, hidden=64, head=16, ffn=24, experts=experts, used=used)
     tokens = tokens_for(model, 21)
-    expected, found = (logits_of(engines(load_engine(model, backend, "f32")), tokens, [9, 1, 11]) for backend in OURS)
+    expected, found = (
+        logits_of(engines(load_engine(model, each, "f32")), tokens, [9, 1, 11]) for each in ("reference", backend)
+    )
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
 
 
@@ -156,23 +174,42 @@ def with_router(mixture: str, path: Path, change: Callable[[FloatArray], FloatAr
     return open_model(file.write(path))
 
 
+@cpu_and_gpu
 @pytest.mark.parametrize("mixture", ["qwen3moe", "lfm2moe"])
 def test_of_equal_experts_the_first_are_chosen(
-    mixture: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+    mixture: str, backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     model = with_router(mixture, tmp_path / "model.gguf", lambda matrix: np.repeat(matrix[:1], len(matrix), axis=0))
     tokens = tokens_for(model, 20)
-    expected, found = (logits_of(engines(load_engine(model, backend, "f32")), tokens, [16, 1, 3]) for backend in OURS)
+    expected, found = (
+        logits_of(engines(load_engine(model, each, "f32")), tokens, [16, 1, 3]) for each in ("reference", backend)
+    )
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_experts_of_a_layer_lie_in_several_buffers_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    """Whole experts in each, where a kernel sees few bytes; a plan counts them all."""
+    model = small_model(tmp_path, types={"": "Q4_K", "blk.1.ffn_down_exps": "Q6_K", "token_embd": "Q8_0"})
+    monkeypatch.setattr(design, "make_weights", lambda file, spec, _limit: make_weights(file, spec, 800 << 10))
+    engine, tokens = engines(load_engine(model, GPU, "f32")), tokens_for(model, 21)
+    weights = engine.design.weights  # type: ignore[attr-defined]
+    assert [len(pieces) for pieces in weights.experts] == [3, 4]
+    assert weights.nbytes <= gpu_bytes(model.spec) <= 1.1 * weights.nbytes
+    expected = logits_of(engines(load_engine(model, "reference", "f32")), tokens, [21])
+    np.testing.assert_allclose(logits_of(engine, tokens, [9, 1, 11]), expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("value", "backend"), [
+    (np.nan, "cpu"), (np.inf, "cpu"), (-np.inf, "cpu"), pytest.param(np.nan, GPU, marks=pytest.mark.exhaustive),
+])  # fmt: skip
 def test_a_router_that_is_not_finite_ends_no_process(
-    value: float, tmp_path: Path, engines: Callable[[Engine], Engine]
+    value: float, backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     """Nor does the choice become another one: the first experts, as of equal scores."""
     model = with_router("qwen3moe", tmp_path / "model.gguf", lambda matrix: np.full_like(matrix, value))
-    engine, tokens = engines(load_engine(model, "cpu", "f16")), tokens_for(model, 20)
+    engine, tokens = engines(load_engine(model, backend, "f16")), tokens_for(model, 20)
     np.testing.assert_array_equal(logits_of(engine, tokens, [16, 1, 3]), logits_of(engine, tokens, [1] * 20))
 
 
@@ -322,9 +359,3 @@ def test_what_mixtures_cannot_do_yet_is_refused() -> None:
         engine_named("cpu").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
     with pytest.raises(UnsupportedError, match="mixtures of experts cannot be pruned"):
         check_pruning(model.spec, Pruning(layers=1))
-    for refused in (
-        lambda: plan_types(model.file, model.spec, Settings()),
-        lambda: collect(model.file, model.spec, np.arange(3, 203, dtype=np.int32)),
-    ):
-        with pytest.raises(UnsupportedError, match="mixtures of experts cannot be calibrated"):
-            refused()

@@ -16,10 +16,12 @@ from edge.backends.tvm.gpu.weights import Matrix
 from edge.backends.tvm.kv.row_formats import row_bytes
 from edge.backends.tvm.packing.cores import groups_of
 from edge.formats.gguf import GGUFFile
+from edge.model.layers import Experts
 from edge.model.spec import ModelSpec
 from edge.types import IntArray
 
 _LOADING = 0.5  # of the progress
+_OF_EXPERTS = ("experts in", "experts out")
 
 
 def time_operators(
@@ -74,22 +76,35 @@ class _Counts:
         if name == "attend" and layer is not None:
             each = row_bytes(self.design.shape.attention, self.design.kv_dtype)
             return sum(each * part.rows(self.design.windows[layer]) for part in self.parts)
-        times = 1 if phase == "head" else len(self.parts)  # only the last token's logits are computed
-        return times * sum(4 * matrix.words for matrix in self._read(name, phase, layer)) or None
+        if phase == "head":
+            parts = 1  # only the last token's logits are computed
+        elif layer is not None and name in _OF_EXPERTS:
+            parts = sum(part.count for part in self.parts)  # each token's experts are read anew
+        else:
+            parts = len(self.parts)
+        return parts * sum(4 * matrix.words for matrix in self._read(name, layer)) or None
 
     def flops(self, name: str, phase: str, layer: int | None) -> int | None:
         """Operations of products and attention; None for others."""
         if name == "attend" and layer is not None:
             return attention_flops(self.spec.heads * self.spec.head_dim, self.design.windows[layer], self.parts)
         tokens = 1 if phase == "head" else sum(part.count for part in self.parts)
-        return 2 * tokens * sum(matrix.rows * matrix.columns for matrix in self._read(name, phase, layer)) or None
+        return 2 * tokens * sum(matrix.rows * matrix.columns for matrix in self._read(name, layer)) or None
 
-    def _read(self, name: str, phase: str, layer: int | None) -> list[Matrix]:
-        weights = self.design.weights
+    def _read(self, name: str, layer: int | None) -> list[Matrix]:
+        """The matrices that an operator multiplies by a token's activations."""
+        weights, found = self.design.weights, list[Matrix]()
         if name == "head":
             return [piece.matrix for piece in weights.head]
         if layer is None:
-            return []
-        groups = (item for block in self.design.blocks(layer) for item in groups_of(block.core).items())
-        names = (names for group, names in groups if group.replace("_", " ") == name)
-        return [weights.layers[layer].matrix(each) for each in next(names, ())]
+            return found
+        for core in (block.core for block in self.design.blocks(layer)):
+            groups, layout, times = dict(groups_of(core)), weights.layers[layer], 1
+            if isinstance(core, Experts):
+                groups |= {"experts_in": core.inputs[:2], "experts_out": (core.output,)}
+                groups |= {"shared_in": core.inputs[2:], "shared_out": core.outputs[1:]}
+                if name in _OF_EXPERTS:
+                    layout, times = weights.experts[layer][0].layout, core.used
+            for each in groups.get(name.replace(" ", "_"), ()):
+                found += [layout.matrix(each)] * times
+        return found

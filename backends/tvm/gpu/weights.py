@@ -13,16 +13,17 @@ float16 or bfloat16 weights 4i + j and 4i + 4 + j are in word j of quad i / 2. F
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import BinaryIO
 
 import numpy as np
 
-from edge.backends.checks import check_cores, check_heads
 from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock, bits_of
 from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.layout import TABLE
+from edge.backends.tvm.packing.shape import Shape
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
@@ -33,7 +34,9 @@ from edge.types import AnyArray
 
 _QUAD = 4  # words that are loaded at once
 _SLICE = 2 << 20  # bytes of a tensor that are read at once, which limits the memory that packing takes
-_WHOLE = ("output_norm", "output_norm.bias", "position_embd")  # tensors of `WeightsLayout.rest`
+_WHOLE = (  # tensors of `WeightsLayout.rest`
+    "output_norm", "output_norm.bias", "position_embd", "per_layer_model_proj", "per_layer_proj_norm",
+)  # fmt: skip
 
 Packed = tuple[str, int, AnyArray]  # a buffer's name, an offset in bytes, uint32 words
 
@@ -162,6 +165,25 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class ExpertPiece:
+    """Experts of a layer from number `first` on, one behind the other, in a buffer of their own."""
+
+    buffer: str
+    first: int
+    count: int
+    layout: LayerLayout  # of each
+
+    @property
+    def stride(self) -> int:
+        """Words of an expert."""
+        return self.layout.nbytes // 4
+
+    def place(self, tensor: Tensor, number: int) -> Tensor:
+        """A tensor of the piece's `number`-th expert."""
+        return replace(tensor, at=tensor.at + number * self.stride)
+
+
+@dataclass(frozen=True)
 class WeightsLayout:
     """The layout of all weights."""
 
@@ -169,11 +191,13 @@ class WeightsLayout:
     embedding: tuple[Piece, ...]  # in row order
     head: tuple[Piece, ...]  # in row order; the embedding's if tied
     rest: LayerLayout  # final norms and learned positions
+    experts: tuple[tuple[ExpertPiece, ...], ...]  # of each layer, in their order
 
     @property
     def buffers(self) -> dict[str, int]:
-        """Bytes by buffer name: layer.0 …, embed.0 …, head.0 …, rest."""
+        """Bytes by buffer name: layer.0 …, embed.0 …, head.0 …, experts.0.0 …, rest."""
         pieces = {piece.buffer: 4 * piece.matrix.words for piece in self.embedding + self.head}
+        pieces |= {each.buffer: 4 * each.count * each.stride for pieces in self.experts for each in pieces}
         return {f"layer.{i}": each.nbytes for i, each in enumerate(self.layers)} | pieces | {"rest": self.rest.nbytes}
 
     @property
@@ -186,13 +210,18 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
 
     Raises UnsupportedError for unknown tensors, block types without kernels, and layers beyond the limit.
     """
-    network = check_cores(f"{ENGINE.NAME} engine", spec, ENGINE.supports)
-    check_heads(network)
+    Shape.of(spec, ENGINE.NAME, ENGINE.supports)  # which checks the layers
+    network = find_network(spec)
     tensors = find_tensors(file, spec)
     find = _Finder(file, tensors)
+    described = [[each for block in blocks for each in block.tensors(spec.hidden)] for blocks in network.layers]
     layers = tuple(
-        find.layout((each for block in blocks for each in block.tensors(spec.hidden)), f"blk.{layer}.")
-        for layer, blocks in enumerate(network.layers)
+        find.layout((each for each in tensors if not each.experts), f"blk.{layer}.")
+        for layer, tensors in enumerate(described)
+    )
+    experts = tuple(
+        find.experts([each for each in tensors if each.experts], layer, binding_limit)
+        for layer, tensors in enumerate(described)
     )
     largest = max(layer.nbytes for layer in layers)
     if largest > binding_limit:
@@ -203,20 +232,24 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
     embedding = find.pieces("token_embd", "embed", binding_limit)
     head = find.pieces("output", "head", binding_limit) if "output" in tensors else embedding
     rest = find.layout((tensor for name, tensor in network.tensors() if name in _WHOLE), "")
-    return WeightsLayout(layers, embedding, head, rest)
+    return WeightsLayout(layers, embedding, head, rest, experts)
 
 
 def packed_bytes(spec: ModelSpec) -> int:
     """An upper bound on the bytes of `make_weights`, from a model's spec alone."""
-    exact = sum(int(size * _growth(BLOCKS[name])) for name, size in spec.type_bytes if name in BLOCKS)
+    in_file = {spec.table_type: spec.table_bytes} if find_network(spec).layer_inputs else {}
+    sizes = {name: size - in_file.get(name, 0) for name, size in spec.type_bytes if name in BLOCKS}
+    exact = sum(int(size * _growth(BLOCKS[name])) for name, size in sizes.items())
     blocks = [BLOCKS[name] for name, _ in spec.type_bytes if name in BLOCKS]
-    tensors = [tensor for _, tensor in find_network(spec).tensors()]
+    tensors = [tensor for name, tensor in find_network(spec).tensors() if name != TABLE]
     padding = 0
     for tensor in tensors:
+        count = max(1, tensor.experts)
         if tensor.columns and not tensor.exact:
-            padding += tensor.rows * max(_row_padding(block, tensor.columns) for block in blocks) + 16 * _QUAD
+            of_rows = tensor.rows * max(_row_padding(block, tensor.columns) for block in blocks)
+            padding += count * (of_rows + 16 * _QUAD)
         else:
-            padding += 4 * (-(tensor.rows * max(1, tensor.columns)) % PART)
+            padding += 4 * count * (-(tensor.rows * max(1, tensor.columns)) % PART)
     return exact + padding + 16 * _QUAD
 
 
@@ -255,6 +288,22 @@ class _Finder:
             at += tensor.words
         return LayerLayout(tuple(found))
 
+    def experts(self, described: Sequence[Described], layer: int, limit: int) -> tuple[ExpertPiece, ...]:
+        """The fewest pieces of whole experts within the limit."""
+        if not described:
+            return ()
+        layout, number = self.layout(described, f"blk.{layer}."), described[0].experts
+        most = limit // layout.nbytes
+        if most < 1:
+            raise UnsupportedError(
+                f"an expert has {layout.nbytes >> 20} MiB of weights, kernels of this GPU see {limit >> 20}: "
+                "use --backend=cpu"
+            )
+        return tuple(
+            ExpertPiece(f"experts.{layer}.{at}", first, min(most, number - first), layout)
+            for at, first in enumerate(range(0, number, most))
+        )
+
     def pieces(self, name: str, buffer: str, limit: int) -> tuple[Piece, ...]:
         """The fewest pieces of whole rows within the limit."""
         whole = self._tensor(self.tensors[name], 0)
@@ -276,7 +325,7 @@ class _Finder:
             )
         if described and (described.exact or not described.columns):
             return Vector(at, described.rows * max(1, described.columns))
-        return Matrix(at, source.rows, round_up(info.shape[0], PART), info.type)
+        return Matrix(at, described.rows if described else source.rows, round_up(info.shape[0], PART), info.type)
 
 
 def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Iterator[Packed]:
@@ -291,6 +340,8 @@ def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Ite
             for name, tensor in layout.tensors:
                 source = tensors[prefix + name]
                 yield from _pack(data, file.tensors[source.tensor], source.runs, buffer, tensor)
+        for number, experts in enumerate(weights.experts):
+            yield from _pack_experts(data, file, tensors, f"blk.{number}.", experts)
         tables = [("token_embd", weights.embedding)]
         if weights.head != weights.embedding:
             tables.append(("output", weights.head))
@@ -299,6 +350,17 @@ def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Ite
             for piece in pieces:
                 runs = [(source.first + piece.first_row, piece.rows)]
                 yield from _pack(data, file.tensors[source.tensor], runs, piece.buffer, piece.matrix)
+
+
+def _pack_experts(
+    data: BinaryIO, file: GGUFFile, tensors: dict[str, Source], prefix: str, pieces: Sequence[ExpertPiece]
+) -> Iterator[Packed]:
+    for piece in pieces:
+        for index in range(piece.count):
+            for name, tensor in piece.layout.tensors:
+                expert, info = piece.first + index, file.tensors[tensors[prefix + name].tensor]
+                rows = tensor.rows if isinstance(tensor, Matrix) else 1  # a bias is a row of the file's tensor
+                yield from _pack(data, info, [(expert * rows, rows)], piece.buffer, piece.place(tensor, index))
 
 
 def _pack(

@@ -70,6 +70,8 @@ class Epilogue:
     scale: float = 1.0  # of the results, bias included, before `cap`
     cap: float = 0.0
     activation: str = ""
+    inputs: int = 0  # if not 0: also multiplied by rows of `inputs` of so many values
+    share: tuple[int, int] | None = None  # (stride, place): also multiplied by this value of the token in `shares`
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,12 @@ class Product:
     def paired(self) -> bool:
         """Whether two matrices make one result."""
         return self.epilogue.kind == "activate" and len(self.factors) == 2
+
+    @property
+    def reads(self) -> dict[str, str]:
+        """Buffers that the epilogue reads, with their dtypes."""
+        found = {"inputs": self.epilogue.inputs, "shares": self.epilogue.share}
+        return {name: "float32" for name, is_read in found.items() if is_read}
 
     @property
     def bundles(self) -> list[tuple[Factor, ...]]:
@@ -177,6 +185,11 @@ class Band:
             value = value * values[1].value if self.product.paired else value
         if epilogue.scale != 1:
             value = value * f32(epilogue.scale)
+        if epilogue.inputs:
+            value = value * self.scope.inputs[token * epilogue.inputs + row]
+        if epilogue.share:
+            stride, place = epilogue.share
+            value = value * self.scope.shares[token * stride + place]
         if epilogue.cap:
             value = soft_cap(value, epilogue.cap)
         store(self.scope.out, at, self.scope.out[at] + value if epilogue.kind == "add" else value)
@@ -198,7 +211,7 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     With a residual: raw float32x4, which is normalized with weights in residual_w4 and added to x; sums float32x4
     receives the sum, since other workgroups still read x.
     """
-    split = min(tuning.split, _power_of_two(product.columns // PART), tuning.workgroup)
+    split = split_of(product.columns, tuning)
     height = tuning.workgroup // split * tuning.rows
 
     def body(scope: Scope) -> None:
@@ -210,10 +223,15 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32"}
     reads |= {"rest": "uint32x4"} if product.norm and product.norm_in_rest else {}
     reads |= {"raw": "float32x4", "residual_w4": "uint32x4"} if product.residual else {}
-    reads |= {"tables": "uint32"} if last else {}
+    reads |= product.reads | ({"tables": "uint32"} if last else {})
     writes = {"out": "float32"} | ({"sums": "float32x4"} if product.residual else {})
     groups = (workgroups(product, height), 1)
     return build(product.name, tuning.workgroup, reads, writes, (), body, groups)
+
+
+def split_of(columns: int, tuning: Tuning) -> int:
+    """Threads that share a row of a step's product."""
+    return min(tuning.split, _power_of_two(columns // PART), tuning.workgroup)
 
 
 @contextmanager
@@ -330,15 +348,15 @@ def _multiply(
         with when(row < band.rows):
             sums_at = let(quotient(local, rows) * split)
             own_at = let(sums_at + remainder(local, rows) * scope.threads)
-            totals = [_added(memory, own_at + n * rows * scope.threads, split) for n in range(factors)]
+            totals = [added(memory, own_at + n * rows * scope.threads, split) for n in range(factors)]
             if inputs.is_scaled_late and product.norm:
-                squared = _added(memory, sums_at + (len(found) - 1) * scope.threads, split)
+                squared = added(memory, sums_at + (len(found) - 1) * scope.threads, split)
                 scale = hold(inverse_root(squared, product.norm))
                 totals = [each * scale for each in totals]
             band.finish(row, i32(0), totals)
 
 
-def _added(memory: Buffer, start: Value, count: int) -> Value:
+def added(memory: Buffer, start: Value, count: int) -> Value:
     """The sum of consecutive values in shared memory."""
     start = let(start)
     return hold(fold(lambda one, other: one + other, [memory[start + at] for at in range(count)]))

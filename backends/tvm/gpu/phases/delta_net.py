@@ -13,7 +13,9 @@ from edge.model.layers import Block, DeltaNet
 
 def delta_net(made: PassBuilder, core: DeltaNet, block: Block, layer: int) -> None:
     design, epilogue = made.design, Epilogue("store", core.channels)
-    made.multiply_hidden("qkv", layer, block, "edge_delta_in", made.factors(core, layer), epilogue, out="channels")
+    made.multiply_hidden(
+        "qkv", layer, block, "edge_delta_in", made.factors(core.inputs, layer), epilogue, out="channels"
+    )
     found = Recurrence.of(core, made.layout(layer), design.shape.norm_eps)
     makers: dict[str, Callable[[str], Built]] = {
         "edge_delta_mix": lambda name: mix(name, found, design.chunk),

@@ -9,7 +9,7 @@ from edge.model.layers import Block, ShortConvolution
 
 
 def short_convolution(made: PassBuilder, core: ShortConvolution, block: Block, layer: int) -> None:
-    factors, taps = made.factors(core, layer), made.layout(layer).vector("shortconv.conv")
+    factors, taps = made.factors(core.inputs, layer), made.layout(layer).vector("shortconv.conv")
     assert taps
     made.multiply_hidden("qkv", layer, block, "edge_conv_in", factors, Epilogue("store", core.channels), out="channels")
     made.add(
