@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from edge.backends.counts import FixedSizes, Footprint, GPUMemory, MostRows, Tuned
+from edge.backends.counts import ExpertForecast, FixedSizes, Footprint, GPUMemory, MostRows, Tuned
 from edge.backends.efficiency import Efficiency, Kind
 from edge.backends.kv_cache import KVCache
 from edge.errors import UnsupportedError
@@ -244,6 +244,10 @@ class Backend(ABC):
     @abstractmethod
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Raises UnsupportedError for a configuration that the engine cannot have."""
+
+    def expert_forecast(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> ExpertForecast | None:
+        """None where all experts of the model stay in memory."""
+        return None
 
     def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
         """Bytes that a first run takes before `load` allocates what `footprint` counts, mostly in a process of its own:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,51 @@ class Footprint:
     lora: int = 0  # adapters, never streamed
     on_disk: int = 0  # beside the weights: tables of which a pass reads a row per token, from the file
     gpu: int = 0  # of weights, kv and scratch: in buffers of a GPU
+
+
+@dataclass
+class ExpertCounts:
+    """Experts of an engine that holds some of them at a time. The counts grow while it is loaded."""
+
+    slots: int  # experts that it holds
+    experts: int  # of all layers
+    steps: int = 0  # passes of one token
+    choices: int = 0  # of experts, in steps
+    misses: int = 0  # those of them that were not in memory
+    read: int = 0  # bytes, in steps
+    read_in_chunks: int = 0  # bytes, in the other passes
+
+    def add(self, choices: int, misses: int, read: int, *, single: bool) -> None:
+        if single:
+            self.choices, self.misses, self.read = self.choices + choices, self.misses + misses, self.read + read
+        else:
+            self.read_in_chunks += read
+
+    def since(self, before: ExpertCounts) -> ExpertCounts:
+        """What has been added to an earlier state."""
+        fields = ("steps", "choices", "misses", "read", "read_in_chunks")
+        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in fields})
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of choices whose expert was in memory; None before the first step."""
+        return 1 - self.misses / self.choices if self.choices else None
+
+    @property
+    def read_per_token(self) -> float | None:
+        """Bytes; None before the first step."""
+        return self.read / self.steps if self.steps else None
+
+
+@dataclass(frozen=True)
+class ExpertForecast:
+    """The expected use of experts by an engine that will hold some of them at a time."""
+
+    slots: int  # experts that it will hold
+    experts: int  # of all layers
+    hit_rate: float  # the share of choices whose expert is in memory
+    streamed: int  # bytes that a token reads, other weights included
+    source: str  # of the hit rate
 
 
 @dataclass(frozen=True)

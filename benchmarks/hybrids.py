@@ -33,13 +33,15 @@ from edge.storage.cache import cache_folder
 PROMPT, ANSWER, SHORT, CAPACITY = 512, 64, 16, 1024
 ENGINES = ("cpu", "llamacpp")
 NAMES = ("qwen3.5:0.8b", "lfm2.5:350m", "lfm2:8b-a1b@13", "qwen3:30b-a3b@7")
-_SPREAD = 0.02  # standard deviation of weights
-_SCALED = {
+SPREAD = 0.02  # standard deviation of weights
+SCALED = {
     "Q4_0": (18, 0, 4.6),
     "Q8_0": (34, 0, 74.0),
     "Q6_K": (210, 208, 18.5 * 74),
 }  # bytes, place of d, of the codes
 _SLAB = 1 << 20  # blocks written at once
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_BALANCED = np.array([byte | (0 if byte & 15 else 8) | (0 if byte >> 4 else 128) for byte in range(256)], np.uint8)
 
 
 def make_file(name: str, mixture: str) -> Path:
@@ -48,17 +50,17 @@ def make_file(name: str, mixture: str) -> Path:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        file, random = outline_model(_first_layers(name), mixture, partial, loadable=True), np.random.default_rng(0)
+        file, random = outline_model(first_layers(name), mixture, partial, loadable=True), np.random.default_rng(0)
         with open(partial, "r+b") as out:
             for info in file.tensors.values():
                 out.seek(info.offset)
-                for part in _random(info, random):
+                for part in random_tensor(info, random):
                     out.write(part)
         partial.rename(path)
     return path
 
 
-def _first_layers(name: str) -> KnownModel:
+def first_layers(name: str) -> KnownModel:
     """The model called `name`, or `name@layers`."""
     known, _, layers = name.partition("@")
     model = known_models()[known]
@@ -74,7 +76,8 @@ def _first_layers(name: str) -> KnownModel:
     return replace(model, figures=cut(model.figures) | {"block_count": count})
 
 
-def _random(info: TensorInfo, random: np.random.Generator) -> Iterator[bytes]:
+def random_tensor(info: TensorInfo, random: np.random.Generator, factor: float = 1.0) -> Iterator[bytes]:
+    """factor: of the weights of block types."""
     if info.type == "F32":
         drawn = random.standard_normal(info.elements)
         if info.name.endswith("ssm_a"):
@@ -88,13 +91,19 @@ def _random(info: TensorInfo, random: np.random.Generator) -> Iterator[bytes]:
         yield drawn.astype("<f4").tobytes()
         return
     if info.type == "F16":
-        yield (_SPREAD * random.standard_normal(info.elements)).astype("<f2").tobytes()
+        yield (SPREAD * random.standard_normal(info.elements)).astype("<f2").tobytes()
         return
-    size, place, spread = _SCALED[info.type]
+    size, place, spread = SCALED[info.type]
     for first in range(0, info.nbytes // size, _SLAB):
         blocks = random.integers(0, 256, (min(_SLAB, info.nbytes // size - first), size), np.uint8)
-        blocks[:, place : place + 2] = np.float16(_SPREAD / spread).reshape(1, 1).view(np.uint8)
+        blocks = even(info.type, blocks)
+        blocks[:, place : place + 2] = np.float16(factor * SPREAD / spread).reshape(1, 1).view(np.uint8)
         yield blocks.tobytes()
+
+
+def even(kind: str, blocks: Bytes) -> Bytes:
+    """Without the lowest code of Q4_0, which none balances: weights with a mean make all tokens alike."""
+    return _BALANCED[blocks] if kind == "Q4_0" else blocks
 
 
 def timed(engine: Engine, count: int, steps: bool) -> float:

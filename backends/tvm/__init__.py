@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
 from edge.backends.checks import check_cores, hybrid_cores
-from edge.backends.counts import Footprint, Tuned
+from edge.backends.counts import ExpertForecast, Footprint, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -137,6 +137,25 @@ class CPU(Backend):
             lora=adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
             on_disk=spec.table_bytes if shape.layer_inputs else 0,
         )
+
+    def expert_forecast(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> ExpertForecast | None:
+        """By recorded choices, if an engine with slots has run this model here."""
+        from edge.backends.tvm.cpu.expert_trace import read_trace
+        from edge.backends.tvm.cpu.slots import count_hits, slots_within
+        from edge.backends.tvm.cpu.streaming import streaming_need
+        from edge.backends.tvm.packing.layout import make_layout
+
+        need = streaming_need(spec, config)
+        if not need.slots:
+            return None
+        layout = make_layout(file, spec)
+        slots, total = slots_within(layout, need.slots), sum(each.number for each in layout.experts.values())
+        hits, source = slots / total, "if the router chooses all equally often"
+        if (trace := read_trace(file, layout)) is not None:
+            hits = count_hits(trace, spec.experts, slots)
+            source = f"by the choices of {len(trace):,} tokens that ran here"
+        chosen = sum(layout.experts_used * each.stride for each in layout.experts.values())
+        return ExpertForecast(slots, total, hits, need.streamed - need.of_experts + int((1 - hits) * chosen), source)
 
     def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
         """Of the compiler, and of what this process does meanwhile."""

@@ -7,7 +7,7 @@ import math
 import mmap
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, LoadProgress
 from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
+from edge.backends.counts import ExpertCounts
 from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
 from edge.backends.kv_cache import state_key
@@ -27,6 +28,8 @@ from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, pa
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
 from edge.backends.tvm.cpu.arguments import Job, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
+from edge.backends.tvm.cpu.expert_trace import save_trace
+from edge.backends.tvm.cpu.slots import ExpertSlots, reads_size
 from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.timing import thread_words
 from edge.backends.tvm.cpu.workers import Workers
@@ -39,7 +42,7 @@ from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout, make_layout
 from edge.backends.tvm.packing.shape import ROPE_AHEAD, padded_head, rope_values
-from edge.backends.tvm.packing.weights import Ranges, open_weights
+from edge.backends.tvm.packing.weights import PackedWeights, Ranges, open_weights
 from edge.backends.tvm.sources import source_hash
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -62,13 +65,15 @@ class NativeEngine:
         *, timed: bool = False,
     ) -> None:  # fmt: skip
         """timed: compiled with timestamps, whose counters are `times` (`cpu/timing.py`)."""
-        self.spec, self.config = spec, config
+        self.spec, self.config, self._file = spec, config, file
         layout = make_layout(file, spec)
         design = replace(Design.here(layout, config), timed=timed)
         target = design.target
-        streams = make_streams(layout, streaming_need(spec, config).kept, config.threads) if config.resident else None
-        resident = streams.resident if streams else None
-        image, self._weights = _prepare(file, layout, design, resident, progress, frugal=config.frugal)
+        need = streaming_need(spec, config)
+        streams = make_streams(layout, need.kept, config.threads) if config.resident else None
+        resident, slots = streams.resident if streams else None, need.slots
+        image, packed = _prepare(file, layout, design, resident, progress, experts=not slots, frugal=config.frugal)
+        self._weights = packed.bytes
         self._disk = Disk(streams is not None)
 
         positions = spec.context if config.per_head else config.capacity  # gaps stay open as long as the context allows
@@ -87,13 +92,18 @@ class NativeEngine:
         scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, self._head)
-        table = np.array(fill_table(layout, scratch, rope_size, streams), np.int64)
+        reads = reads_size(layout) if slots else 0
+        table = np.array(fill_table(layout, scratch, rope_size, streams, reads), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
         self._layout, self._exact = layout, design.exact
         self._adapters = aligned_zeros(adapter_bytes(layout.network, rank, exact=design.exact), "uint8")
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
+        address = self._weights.ctypes.data
+        self._experts = (
+            ExpertSlots(packed.path, layout, scratch, self._table, self._integers, slots, address) if slots else None
+        )
         at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
         self._normals = normals = self._floats[at : at + count].reshape(-1, self._head)
         at, count = scratch.offsets["layer_inputs"], tokens * shape.layers * shape.padded_inputs
@@ -172,6 +182,17 @@ class NativeEngine:
                 self._table[slots.place(layer, slot)] = found.get(slot, 0)
 
     @property
+    def experts(self) -> ExpertCounts | None:
+        """Of an engine that holds some of the experts at a time; None once it is closed."""
+        return self._experts.counts if self._experts else None
+
+    @property
+    def expert_trace(self) -> AnyArray:
+        """The choices of the last tokens that ran one by one, [tokens, layers with experts, choices]; recorded where
+        `experts` are counted."""
+        return self._experts.trace if self._experts else np.zeros((0, 0, 0), np.int16)
+
+    @property
     def kv(self) -> HeadKV[NativeStore[HostRows]]:
         return self._kv
 
@@ -205,6 +226,10 @@ class NativeEngine:
             arena.rows.arrays.clear()
         if self._token_table:
             self._token_table.close()
+        if self._experts:
+            save_trace(self._file, self._experts.trace)
+            self._experts.close()
+            self._experts = None
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
         self._temperatures = self._adapters = self._states = self._inputs = np.zeros(0, np.uint8)
         self._normals = np.zeros((0, 0), np.float32)
@@ -212,7 +237,7 @@ class NativeEngine:
     def _check_weights(self) -> None:
         mapped = getattr(self._weights.base, "obj", None)  # None once the engine is closed
         if isinstance(mapped, mmap.mmap):
-            check_whole("a file of packed weights in the cache folder", mapped.size(), len(mapped))
+            check_whole("a file of packed weights in the cache folder", mapped.size(), self._layout.nbytes)
 
     def _run(self, tokens: IntArray, *, wanted: int) -> None:
         if self._workers is None:
@@ -226,12 +251,18 @@ class NativeEngine:
         if self._temperature:
             positions = kv.next_position + np.arange(count)
             self._temperatures[:count] = temperatures(self._temperature, positions)
+        if self._experts:
+            self._experts.begin(count)
         kind = Job.STEP if count == 1 else Job.CHUNK
         self._workers.run(
             kind=kind, count=count, position=kv.next_position, angle=self._angle_row(count), wanted=wanted,
             observed=min(count, self._observed), votes=int(self._votes), disk=self._disk.wanted(),
         )  # fmt: skip
+        if self._experts:
+            self._experts.check()
         kv.appended(count)
+        if self._experts:
+            self._experts.interrupt()
 
     def _look_up(self, tokens: IntArray) -> None:
         """The table's part of the vectors that tokens have for each layer (`PerLayerInput`)."""
@@ -275,13 +306,17 @@ def _angle_table(rotation: Rotation, kind: int, positions: AnyArray) -> FloatArr
 
 def _prepare(
     file: GGUFFile, layout: PackedLayout, design: Design, resident: Ranges | None, progress: LoadProgress | None, *,
-    frugal: bool,
-) -> tuple[Image, AnyArray]:  # fmt: skip
-    """Compile and pack: a child process compiles while this one packs; frugal: before."""
+    experts: bool, frugal: bool,
+) -> tuple[Image, PackedWeights]:  # fmt: skip
+    """Compile and pack: a child process compiles while this one packs; frugal: before. experts: map these, too."""
+
+    def pack(progress: LoadProgress | Callable[[float], None] | None) -> PackedWeights:
+        return open_weights(file, layout, progress, resident, experts=experts)
+
     if frugal or is_compiled(design):
         compiling = progress and (lambda part: progress(part, _COMPILING))
         packing = progress and (lambda part: progress(part, "packing weights (first run only)"))
-        return compiled(design, compiling, frugal=frugal), open_weights(file, layout, packing, resident)
+        return compiled(design, compiling, frugal=frugal), pack(packing)
     lock, parts, stopped = threading.Lock(), {"compiled": 0.0, "packed": 0.0}, threading.Event()
 
     def note(name: str, part: float) -> None:
@@ -295,7 +330,7 @@ def _prepare(
     with ThreadPoolExecutor(1) as pool:
         try:
             context = contextvars.copy_context()  # what is made there counts, too
-            weights = pool.submit(context.run, open_weights, file, layout, lambda part: note("packed", part), resident)
+            weights = pool.submit(context.run, pack, lambda part: note("packed", part))
             image = compiled(design, lambda part: note("compiled", part))
             return image, weights.result()
         except BaseException:  # Ctrl-C, too

@@ -12,6 +12,7 @@ from edge.cli.terminal.show import print_json, table
 from edge.options import Options
 
 if TYPE_CHECKING:
+    from edge.backends.counts import ExpertForecast
     from edge.plan.npu import NpuUse
     from edge.plan.plan import Plan
     from edge.prediction.predict import Guess, Prediction
@@ -84,7 +85,8 @@ def plan(
     if found.npu:
         print(f"for this NPU: {found.npu.contexts}\n")
     if streaming:
-        print(_slower(streaming, made.bytes.weights, spec.weight_bytes) + "\n")
+        print(_slower(streaming, made.bytes.weights, spec.weight_bytes))
+        print(_hits(streaming.experts) + "\n" if streaming.experts else "")
     if rows := _rows(prediction, options):
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
     for line in (*prediction.basis, *prediction.unknown):
@@ -165,9 +167,16 @@ def _slower(streaming: Streaming, resident: int, weights: int) -> str:
     )
 
 
+def _hits(experts: ExpertForecast) -> str:
+    return (
+        f"experts: {experts.slots:,} of {experts.experts:,} in memory, where {experts.hit_rate:.0%} of those that are "
+        f"chosen will be\n({experts.source})"
+    )
+
+
 def _weights(made: Plan) -> str:
     if made.bytes.streamed:
-        return "of a mapped file, at a time"
+        return "at a time"
     if made.bytes.gpu:
         return "in buffers of the GPU"
     return "repacked in memory" if made.config.repack else "mapped from a file"

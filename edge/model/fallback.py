@@ -116,11 +116,18 @@ def _count_tensors(file: GGUFFile) -> dict[str, Any]:
     """The fields of ModelSpec that are sums over tensors."""
     tensors = file.tensors.values()
     values_by_type, bytes_by_type, bytes_by_layer = Counter[str](), Counter[str](), Counter[str]()
+    experts_by_type, expert_by_layer = Counter[str](), Counter[str]()
     for tensor in tensors:
         bytes_by_type[tensor.type] += tensor.nbytes
-        if tensor.name.startswith("blk."):
-            values_by_type[tensor.type] += tensor.elements
-            bytes_by_layer[tensor.name.split(".")[1]] += tensor.nbytes
+        if not tensor.name.startswith("blk."):
+            continue
+        values_by_type[tensor.type] += tensor.elements
+        layer = tensor.name.split(".")[1]
+        if _EXPERTS in tensor.name and len(tensor.shape) == 3:  # not biases
+            experts_by_type[tensor.type] += tensor.nbytes
+            expert_by_layer[layer] += -(-tensor.nbytes // max(1, tensor.shape[-1]))
+        else:
+            bytes_by_layer[layer] += tensor.nbytes
     tables = [tensor for tensor in tensors if tensor.name in _TABLES]
     return {
         "tied_head": "output.weight" not in file.tensors,
@@ -131,6 +138,8 @@ def _count_tensors(file: GGUFFile) -> dict[str, Any]:
         "embedding_bytes": file.tensors["token_embd.weight"].nbytes,
         "weight_type": (values_by_type or bytes_by_type).most_common(1)[0][0],
         "type_bytes": tuple(bytes_by_type.items()),
+        "expert_types": tuple(experts_by_type.items()),
+        "largest_expert": max(expert_by_layer.values(), default=0),
         "table_parameters": sum(tensor.elements for tensor in tables),
         "table_bytes": sum(tensor.nbytes for tensor in tables),
         "table_type": tables[0].type if tables else "",

@@ -32,7 +32,7 @@ class ModelSpec:
     parameters: int
     weight_bytes: int
     largest_tensor: int  # bytes
-    largest_layer: int  # bytes of all its tensors
+    largest_layer: int  # bytes of all its tensors but experts
     embedding_bytes: int  # of the token embedding
     weight_type: str  # the block type of most parameters of layers, such as Q4_1; the embedding may have another
     type_bytes: tuple[tuple[str, int], ...]  # bytes of weights in each block type
@@ -46,6 +46,8 @@ class ModelSpec:
     experts_used: int = 0
     expert_parameters: int = 0  # of all experts together
     expert_bytes: int = 0
+    expert_types: tuple[tuple[str, int], ...] = ()  # bytes of experts in each block type
+    largest_expert: int = 0  # bytes of one expert, in the layer where they are largest
     table_parameters: int = 0  # of tables besides the token embedding, of which a pass reads a row for each token
     table_bytes: int = 0
     table_type: str = ""  # their block type

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edge.backends import engine_named
 from edge.devices.memory import memory_limit
 from edge.devices.power import find_meter, memory_root
 from edge.devices.profiles import HOST, find_profile, host_power
@@ -104,9 +105,12 @@ def look_ahead(
     prompt = prompt or min(_PROMPT, max(1, (options.expected_tokens or 2 * _PROMPT) // 2))
     wanted = Wanted(prompt, tuple(contexts), options.energy, options.power, options.time)
     room = memory_limit(memory_root()).bytes - plan.bytes.total if here else None
+    experts = engine_named(plan.backend).expert_forecast(file, spec, plan.config) if plan.config.resident else None
     streaming = streaming_cost(
-        plan.bytes.streamed, plan.config.threads, file.path.name, room=room, here=here and not outline
-    )
+        experts.streamed if experts else plan.bytes.streamed, plan.config.threads, file.path.name, room=room,
+        here=here and not outline,
+    )  # fmt: skip
+    streaming = streaming and replace(streaming, experts=experts)
     added = streaming.added_s if streaming else 0.0
     return Outlook(plan, streaming, _predict(spec, plan, profile, wanted, prepared, added), use)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge.backends.base import EngineConfig
-from edge.backends.counts import Footprint
+from edge.backends.counts import ExpertForecast, Footprint
 from edge.devices.memory.paging import measure_paging
 from edge.model.spec import ModelSpec
 from edge.storage.cache import cache_folder, entries
@@ -107,6 +107,7 @@ class Streaming:
     cached_s: float | None  # seconds added to a pass while the page cache holds the file; measured here, or None
     disk_s: float | None  # the same, if it does not
     from_disk: bool  # the system's memory has no room for them
+    experts: ExpertForecast | None = None  # where a part of the experts stays in memory
 
     @property
     def added_s(self) -> float | None:

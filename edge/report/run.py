@@ -48,7 +48,7 @@ def report_lines(report: RunReport) -> list[str]:
         + (f" + adapters {format_bytes(memory.lora)}" if memory.lora else "")
         + " (counted)"
         + _gpu_part(memory)
-        + (f" · {format_bytes(memory.streamed)} of weights streamed per token" if memory.streamed else ""),
+        + _streamed(memory),
         f"KV {kv.policy} {kv.dtype}: {kv.rows:,} of {kv.capacity:,} rows, {kv.evicted:,} evicted",
         *([f"LoRA {', '.join(map(_adapter, report.lora))}"] if report.lora else []),
         _energy_line(report),
@@ -56,6 +56,16 @@ def report_lines(report: RunReport) -> list[str]:
         *([_thoughts_line(report.thoughts, energy.certainty)] if report.thoughts else []),
         *([f"for want of memory: {', '.join(map(_action, report.actions))}"] if report.actions else []),
     ]
+
+
+def _streamed(memory: Memory) -> str:
+    """What is read anew."""
+    if (used := memory.experts) is None:
+        return f" · {format_bytes(memory.streamed)} of weights streamed per token" if memory.streamed else ""
+    said = f" · {used.slots:,} of {used.experts:,} experts in memory"
+    if used.hit_rate is None or used.read_per_token is None:
+        return f"{said}, {format_bytes(used.read)} read"
+    return f"{said}: {used.hit_rate:.0%} hits, {format_bytes(int(used.read_per_token))} read per token (measured)"
 
 
 def _gpu_part(memory: Memory) -> str:

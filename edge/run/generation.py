@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from io import StringIO
 
+from edge.backends.counts import ExpertCounts
 from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.run.meters import Watch
@@ -45,6 +46,7 @@ class Generation:
     last_token_at: float | None = None
     ran_at: float | None = None
     held: float = 0.0  # seconds that pieces of text stayed with the caller before it asked for the next
+    experts: ExpertCounts | None = None  # of the engine when it began
     stop_reason: StopReason = "interrupted"  # unless something else ends it
 
     @classmethod

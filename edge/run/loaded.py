@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import cast
 
 from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, LoadProgress
+from edge.backends.counts import ExpertCounts
 from edge.devices.child import children_peak, room_for_children
 from edge.devices.memory import release_free_memory
 from edge.devices.power import measure_card
@@ -53,6 +55,11 @@ class Loaded:
         self.engine, self.plan = engine, plan
         self.sequence = TokenSequence(engine, plan, lora, self._options.prompt_cache, self._meter)
         self.reclaimer = Reclaimer(self.sequence)
+
+    def expert_counts(self) -> ExpertCounts | None:
+        """A copy of those so far, of an engine that holds some of the experts at a time."""
+        found: ExpertCounts | None = getattr(self.engine, "experts", None)
+        return found and replace(found)
 
     def set_lora(self, files: tuple[LoraFile, ...]) -> None:
         """As `Session.set_lora`."""

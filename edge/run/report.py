@@ -60,13 +60,27 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class ExpertUse:
+    """Experts of a run that holds some of them at a time, measured. slots: those that it holds, of `experts` in all
+    layers. hit_rate: the share of choices, for generated tokens, whose expert was in memory; read_per_token: bytes read
+    for such a token; None if there is none. read: bytes, for all tokens."""
+
+    slots: int
+    experts: int
+    hit_rate: float | None
+    read_per_token: float | None
+    read: int
+
+
+@dataclass(frozen=True)
 class Memory:
     """Bytes. peak_rss, anonymous and file are measured on this process, peak_rss together with processes that compiled
     for it; the others are counted by the plan.
 
-    weights: resident at a time; streamed: read anew from the file by every pass, where they are more than that. lora:
-    adapters. gpu: of weights, kv and scratch, what lies in buffers of a GPU; on_card: in memory of its own, none of the
-    process's. gpu_used: what the system says of it, measured; None where it does not tell. gpu_budget: stated.
+    weights: resident at a time; streamed: read anew from the file by every pass, where they are more than that, if all
+    experts are chosen equally often; experts: what was read of them, measured. lora: adapters. gpu: of weights, kv and
+    scratch, what lies in buffers of a GPU; on_card: in memory of its own, none of the process's. gpu_used: what the
+    system says of it, measured; None where it does not tell. gpu_budget: stated.
     """
 
     peak_rss: int
@@ -78,12 +92,13 @@ class Memory:
     anonymous: int | None
     file: int | None
     streamed: int = 0
+    experts: ExpertUse | None = None
     lora: int = 0
     gpu: int = 0
     on_card: bool = False
     gpu_used: int | None = None
     gpu_budget: int | None = None
-    measured: tuple[str, ...] = ("peak_rss", "anonymous", "file", "gpu_used")
+    measured: tuple[str, ...] = ("peak_rss", "anonymous", "file", "gpu_used", "experts")
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, floor, log10
 
+from edge.backends.counts import ExpertCounts
 from edge.budget import format_joules
 from edge.devices.memory import memory_use
 from edge.devices.thermal import Zone
 from edge.options import Options
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
-from edge.run.report import AdapterUse, Heat, KVUse, Memory, RunReport
+from edge.run.report import AdapterUse, ExpertUse, Heat, KVUse, Memory, RunReport
 from edge.storage.versions import own_versions
 
 _AMPLE = 1.5  # × the expected cost suffices
@@ -27,7 +28,7 @@ def report_of(run: Generation, loaded: Loaded, options: Options, zone: Zone | No
         tokens=run.tokens,
         timings=run.timings(loaded.seconds),
         stop_reason=run.stop_reason,
-        memory=_memory(loaded, options),
+        memory=_memory(run, loaded, options),
         kv=KVUse(sequence.policy.name, kv.capacity, kv.length, plan.config.kv_dtype, sequence.evicted),
         plan=plan.to_dict(),
         versions=versions,
@@ -40,8 +41,9 @@ def report_of(run: Generation, loaded: Loaded, options: Options, zone: Zone | No
     )
 
 
-def _memory(loaded: Loaded, options: Options) -> Memory:
+def _memory(run: Generation, loaded: Loaded, options: Options) -> Memory:
     """The measured memory of this process beside the plan's figures."""
+    experts = loaded.expert_counts()
     plan, use, counted = loaded.plan, memory_use(), loaded.plan.bytes
     return Memory(
         peak_rss=max(use.peak, loaded.with_children),
@@ -53,12 +55,18 @@ def _memory(loaded: Loaded, options: Options) -> Memory:
         anonymous=use.anonymous,
         file=use.file,
         streamed=counted.streamed,
+        experts=_use_of(experts.since(run.experts)) if experts and run.experts else None,
         lora=counted.lora,
         gpu=counted.gpu,
         on_card=counted.on_card,
         gpu_used=loaded.backend.used_memory(plan.config.adapter) if counted.gpu else None,
         gpu_budget=options.gpu_memory if counted.gpu else None,
     )
+
+
+def _use_of(counts: ExpertCounts) -> ExpertUse:
+    read = counts.read + counts.read_in_chunks
+    return ExpertUse(counts.slots, counts.experts, counts.hit_rate, counts.read_per_token, read)
 
 
 def why_unanswered(report: RunReport, options: Options) -> str:

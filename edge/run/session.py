@@ -205,6 +205,7 @@ class Session:
         run = Generation.of(request, self.model, watch, started, on_thought)
         begin(sequence, run)
         run.prepared, self.prepared, self._loaded.reclaimer.run = self.prepared, Made(), run
+        run.experts = self._loaded.expert_counts()
         try:
             yield from generate(sequence, run, on_prefill)
         except EngineError:

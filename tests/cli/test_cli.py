@@ -32,7 +32,7 @@ REPORT_KEYS = {
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "measured",
-        "lora", "gpu", "on_card", "gpu_used", "gpu_budget",
+        "experts", "lora", "gpu", "on_card", "gpu_used", "gpu_budget",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {

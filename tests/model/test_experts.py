@@ -30,7 +30,7 @@ from edge.errors import BudgetError, ModelFormatError, UnsupportedError
 from edge.model.layers import Experts
 from edge.model.model import Model, open_model
 from edge.options import Options
-from edge.plan.plan import make_plan
+from edge.plan.plan import Plan, make_plan
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 
@@ -264,13 +264,21 @@ def test_the_plan_counts_the_packed_bytes_of_all_experts(tmp_path: Path) -> None
     assert packed_bytes(model.spec) > model.spec.expert_bytes
 
 
-def test_the_weights_of_experts_are_not_streamed(tmp_path: Path) -> None:
-    model = small_model(tmp_path, types={"": "Q4_0"}, layers=8)
+def test_the_smallest_budget_has_a_part_of_the_experts_in_memory(tmp_path: Path) -> None:
+    model = small_model(tmp_path, types={"": "Q4_0"}, layers=8, experts=60)
     backend = find_backend("cpu", model.file, model.spec)
-    assert backend.footprint(model.spec, EngineConfig(64, 8, "f16", 2)).least_weights is None
-    with pytest.raises(BudgetError) as caught:
-        make_plan(model.spec, backend, Options(memory=8 << 20))
-    assert "streamed" not in str(caught.value)
+
+    def plan(memory: int) -> Plan:
+        return make_plan(model.spec, backend, Options(memory=memory), process=60 << 20)
+
+    with pytest.raises(BudgetError, match="weights streamed") as caught:
+        plan(8 << 20)
+    assert caught.value.smallest is not None
+    made = plan(caught.value.smallest)
+    assert 0 < made.config.resident < model.spec.expert_bytes // 4
+    assert made.bytes.streamed > 0
+    with pytest.raises(BudgetError):
+        plan(caught.value.smallest - (1 << 20))
 
 
 def test_operators_count_the_experts_that_a_pass_reads(tmp_path: Path) -> None:

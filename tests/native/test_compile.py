@@ -160,7 +160,7 @@ def test_the_folder_says_what_it_holds(made: Path) -> None:
         assert about["files"][name] == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert (made / "run.img").read_bytes() == link([(made / "run.o").read_bytes()])
     model = open_golden("llama-one-layer").model
-    packed = open_weights(model.file, make_layout(model.file, model.spec))
+    packed = open_weights(model.file, make_layout(model.file, model.spec)).bytes
     np.testing.assert_array_equal(np.fromfile(made / "weights.bin", np.uint8), packed)
     assert about["device"]["name"] == HOST
     assert about["design"]["kv_dtype"] == "f16"

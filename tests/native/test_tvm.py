@@ -677,11 +677,11 @@ def guarded(count, dtype):
     at = PAGE if side == "start" else PAGE + room - -(-size // 64) * 64
     return np.frombuffer(region, np.uint8)[at : at + size].view(dtype)
 
-def in_guard(*arguments):
-    packed = open_weights(*arguments)
-    copy = guarded(packed.size, "uint8")
-    copy[:] = packed
-    return copy
+def in_guard(*arguments, **options):
+    packed = open_weights(*arguments, **options)
+    copy = guarded(packed.bytes.size, "uint8")
+    copy[:] = packed.bytes
+    return packed._replace(bytes=copy)
 
 side, path, kv_dtype, *numbers = sys.argv[1:]
 engine_module.aligned_zeros = kv_module.aligned_zeros = guarded

@@ -487,7 +487,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "lora",
-        "measured", "gpu", "on_card", "gpu_used", "gpu_budget",
+        "measured", "experts", "gpu", "on_card", "gpu_used", "gpu_budget",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {

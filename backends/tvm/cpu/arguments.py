@@ -42,7 +42,9 @@ class Job:
 class Table:
     """Numbers that a compiled pass reads from an int64 array: offsets that depend on the weights or on the run.
 
-    The numbers of the layers, each of which has all slots, are followed by four for each piece of streamed weights.
+    The numbers of the layers, each of which has all slots, are followed by four for each piece of streamed weights,
+    one for each expert of every layer (how far its matrices lie from the first expert's), and reads of experts
+    (slots.py).
     """
 
     layers: int
@@ -82,6 +84,7 @@ _NAMES = (
     "per_layer_model_proj", "per_layer_model_proj.scales", "per_layer_proj_norm",
     "output_norm", "output_norm.bias", "head", "head.scales",
     "block", "head_step", "head_parts",  # streaming.py
+    "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
     "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of threads' columns
 )  # fmt: skip
 _PER_LAYER = (
@@ -90,6 +93,7 @@ _PER_LAYER = (
     "window",  # positions that a token sees
     "rows_of",  # the layer whose rows it reads
     "observed",  # 1 where policies look at attention: not to the rows of rings
+    "expert_moves",  # where the numbers of its experts begin
     "angles",  # where the layer's table of rotary angles begins
 )
 
@@ -118,8 +122,11 @@ class Streams:
         return [(first * self.block, count * self.block) for first, count in self.kept]
 
 
-def fill_table(layout: PackedLayout, scratch: Scratch, rope_size: int, streams: Streams | None = None) -> list[int]:
-    """The table of one run. rope_size: values of one table of angles. streams: None if all weights stay."""
+def fill_table(
+    layout: PackedLayout, scratch: Scratch, rope_size: int, streams: Streams | None = None, more: int = 0
+) -> list[int]:
+    """The table of one run. rope_size: values of one table of angles. streams: None if all weights stay. more: zeros
+    behind it."""
     values = dict(scratch.offsets) | {"head_step": layout.shape.padded_vocab // 16, "head_parts": 1}
     if streams:
         parts = len(streams.pieces) - layout.shape.layers - 1
@@ -127,8 +134,12 @@ def fill_table(layout: PackedLayout, scratch: Scratch, rope_size: int, streams: 
     for name in ("token_embd", "position_embd", *_OF_INPUTS, "output_norm", "output_norm.bias"):
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
+    values["experts_at_once"] = max((each.number for each in layout.experts.values()), default=0)
     slots = Table.of(layout.shape)
     table = [values.get(name, 0) for name in slots.names]
+    pieces = streams.table if streams else [0] * 4 * (layout.shape.layers + 2)
+    moves_at = slots.first_piece + len(pieces)
+    moves: list[int] = []
     network = layout.network
     kinds, state = LayerKinds.of(network.windows, network.rowless), 0
     for layer, core in enumerate(network.attention):
@@ -140,7 +151,10 @@ def fill_table(layout: PackedLayout, scratch: Scratch, rope_size: int, streams: 
             "rows_of": source,
             "observed": int(source in kinds.whole),
             "angles": network.rope_of(layer) * rope_size,
+            "expert_moves": moves_at + len(moves),
         }
+        if layer in layout.experts:
+            moves += layout.experts[layer].moves()
         state += network.fixed_values[layer]
         for name in slots.per_layer:
             values |= _offsets(layout, f"blk.{layer}.{name}", name)
@@ -150,7 +164,7 @@ def fill_table(layout: PackedLayout, scratch: Scratch, rope_size: int, streams: 
                 code = layout.shape.code(number, group)
                 values[group] = layout.variants[code].index(types[code])
         table += [values.get(name, 0) for name in slots.per_layer]
-    return table + (streams.table if streams else [0] * 4 * (layout.shape.layers + 2))
+    return table + pieces + moves + [0] * more
 
 
 def _offsets(layout: PackedLayout, tensor: str, name: str) -> dict[str, int]:

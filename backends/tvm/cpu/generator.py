@@ -6,7 +6,7 @@ A step runs one token (decode), a chunk several (prefill). Both are this generat
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +88,7 @@ def run(design: Design) -> Any:
     the target `returns` once per job, too."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         types = exported_pointers(design) if design.exported else pointers_of(design)
-        pointers, thread, _ = _declare(design.symbol("run") if design.exported else "run", types, layered=False)
+        pointers, thread, _ = _declare(design.symbol("run") if design.exported else "run", types)
         with _environment(design):
             _work(design, pointers, thread)
     return builder.get()
@@ -122,9 +122,9 @@ def _unit(design: Design, single: bool, name: str, unit: Unit, number: int | Non
     """A unit as a function of its own, which `run` calls."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         symbol = design.symbol(_unit_name(single, name))
-        pointers, thread, layer = _declare(symbol, pointers_of(design), layered=True)
+        pointers, thread, (layer, wave) = _declare(symbol, pointers_of(design), "layer", "wave")
         with _environment(design):
-            unit(PassBuilder(design, single, pointers, thread, number), layer)
+            unit(PassBuilder(design, single, pointers, thread, number, wave), layer)
     return builder.get()
 
 
@@ -132,13 +132,13 @@ def _unit_name(single: bool, unit: str) -> str:
     return f"{'step' if single else 'chunk'}_{unit}"
 
 
-def _declare(symbol: str, types: dict[str, str], *, layered: bool) -> tuple[dict[str, Any], Value, Value]:
-    """The function being built: its name and its arguments. The last one, of units only, is the layer."""
+def _declare(symbol: str, types: dict[str, str], *of_units: str) -> tuple[dict[str, Any], Value, list[Value]]:
+    """The function being built: its name and its arguments, of which units have some more."""
     T.func_name(symbol)
-    T.func_attr({"global_symbol": symbol, "tirx.noalias": layered})  # the job changes while `run` waits
+    T.func_attr({"global_symbol": symbol, "tirx.noalias": bool(of_units)})  # the job changes while `run` waits
     pointers = {name: T.arg(name, T.ptr(dtype)) for name, dtype in types.items()}
     thread = T.arg("thread", T.int64())
-    return pointers, thread, T.arg("layer", T.int64()) if layered else None
+    return pointers, thread, [T.arg(name, T.int64()) for name in of_units]
 
 
 def pointers_of(design: Design) -> dict[str, str]:
@@ -161,6 +161,7 @@ def _environment(design: Design) -> Iterator[None]:
     """Attributes that TVM's lowering needs: the device of raw pointers, and the functions that are LLVM IR."""
     functions = imports(design.target.machine, design.target.spins, exported=design.exported)
     functions += timing.FUNCTIONS if design.timed else ""
+    functions += "" if design.exported else experts.FUNCTIONS
     functions += PINS if design.target.machine == "wasm32" else ""
     with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
         yield
@@ -179,14 +180,14 @@ def run_job(design: Design, threads: int) -> Any:
         pointers = {
             name: T.match_buffer(argument, (T.int64(),), types[name]).data for name, argument in arguments.items()
         }
-        functions = imports(design.target.machine, design.target.spins)
+        functions = imports(design.target.machine, design.target.spins) + experts.FUNCTIONS
         with T.attr(0, "pragma_import_llvm", functions), T.parallel(0, threads) as thread:
             job = T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])
             units = _units(design)
 
-            def emit(single: bool, name: str, layer: Value) -> None:
+            def emit(single: bool, name: str, layer: Value, wave: Value) -> None:
                 unit, number = units[name]
-                unit(PassBuilder(design, single, pointers, T.cast(thread, "int64"), number), layer)
+                unit(PassBuilder(design, single, pointers, T.cast(thread, "int64"), number, wave), layer)
 
             _job(design, pointers, let(job[Job.slot("kind")]), emit)
     return builder.get()
@@ -212,42 +213,61 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
         with when(kind == Job.QUIT):
             busy.value = T.int32(0)
 
-        def call(single: bool, name: str, layer: Value) -> None:
+        def call(single: bool, name: str, *numbers: Value) -> None:
             given = [pointers[each] for each in pointers_of(design)]
-            T.evaluate(T.call_extern("int32", design.symbol(_unit_name(single, name)), *given, thread, layer))
+            T.evaluate(T.call_extern("int32", design.symbol(_unit_name(single, name)), *given, thread, *numbers))
 
         _job(design, pointers, kind, call)
 
 
-def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Callable[[bool, str, Value], None]) -> None:
+Emit = Callable[[bool, str, Value, Value], None]
+"""Emits a unit of a step (True) or of a chunk, for a layer and a wave of experts."""
+
+
+def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Emit) -> None:
     """The units of a pass in their order: those of the blocks of each layer."""
-    shape, table = design.shape, T.decl_buffer((1 << 48,), POINTERS["table"], data=pointers["table"])
-    slots = Table.of(shape)
+    shape, slots = design.shape, Table.of(design.shape)
+    table, integers = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("table", "integers"))
+
+    def waves(layer: Value, names: Sequence[str]) -> None:
+        """Units of experts in a chunk, for some of the experts at a time."""
+        with loop(i64(0), T.cast(integers[table[slots.slot("waves")]], "int64")) as wave:
+            for name in names:
+                emit(False, name, layer, wave)
+
     for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
         with when(kind == number):
-            emit(single, "embed", i64(0))
+            emit(single, "embed", i64(0), i64(0))
             if shape.layer_inputs:
-                emit(single, "layer_inputs", i64(0))
+                emit(single, "layer_inputs", i64(0), i64(0))
             with loop(i64(0), i64(shape.layers)) as layer:
                 for index, form in enumerate(shape.forms):
                     if len(shape.forms) == 1:
-                        _layer(shape, form, single, layer, emit)
+                        _layer(shape, form, single, layer, emit, waves)
                         continue
                     with when(table[slots.place(layer, "form")] == index):
-                        _layer(shape, form, single, layer, emit)
-            emit(single, "head", i64(0))
+                        _layer(shape, form, single, layer, emit, waves)
+            emit(single, "head", i64(0), i64(0))
 
 
 def _layer(
-    shape: Shape, form: tuple[int, ...], single: bool, layer: Value, emit: Callable[[bool, str, Value], None]
-) -> None:
+    shape: Shape, form: tuple[int, ...], single: bool, layer: Value, emit: Emit,
+    waves: Callable[[Value, Sequence[str]], None],
+) -> None:  # fmt: skip
     for beside in shape.side_by_side(form):
-        units = [
-            list(map(functools.partial(shape.code, number), CORES[type(shape.blocks[number].core)]))
-            for number in beside
-        ]
-        for name in [each[0] for each in units] + [name for each in units for name in each[1:]]:
-            emit(single, name, layer)
+        units = []
+        for number in beside:
+            core = shape.blocks[number].core
+            names = list(map(functools.partial(shape.code, number), CORES[type(core)]))
+            units.append((names, isinstance(core, Experts) and not single))
+        for names, _ in units:
+            emit(single, names[0], layer, i64(0))
+        for names, in_waves in units:
+            if in_waves:
+                waves(layer, names[1:])
+                continue
+            for name in names[1:]:
+                emit(single, name, layer, i64(0))
 
 
 def _embed(b: PassBuilder, _layer: Value) -> None:

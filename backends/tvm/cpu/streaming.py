@@ -13,47 +13,78 @@ from dataclasses import dataclass
 
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.cpu.arguments import Blocks, Streams
-from edge.backends.tvm.packing.blocks import BLOCKS, growth
-from edge.backends.tvm.packing.layout import PackedLayout, Place
+from edge.backends.tvm.cpu.slots import slot_bytes
+from edge.backends.tvm.packing.blocks import BLOCKS, TILE, growth
+from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place
+from edge.model.layers import Experts
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network
 
 STEPS = 256  # shares are multiples of 1/256
 BLOCK = 2 << 20  # bytes that are evicted together: Linux may map them as one page, at a hundredth of the cost
 _SEVERAL = 8  # pages waited for in one pass; single ones belong to libraries
 _FIRST_TRIAL, _LONGEST_TRIAL = 4, 64  # passes
 _TILES = 16  # of the head for each thread between two barriers, at least
+_MATRIX_PARTS = 6  # of an expert: quants and scales of three matrices
+_SLOT_BOOKKEEPING = 2 << 20  # bytes, with the recorded choices
 
 
 @dataclass(frozen=True)
 class Need:
-    """least: resident bytes of weights if as many as possible are streamed; None: none can be. kept: 256ths of each
-    layer that stay. streamed: bytes that a pass reads again."""
+    """least: resident bytes of weights if as many as possible are streamed. kept: 256ths of each layer that stay,
+    without experts. streamed: bytes that a pass reads again, `of_experts` of them if the router likes all equally.
+    slots: bytes of the slots of experts; 0: all stay."""
 
-    least: int | None
+    least: int
     kept: int
     streamed: int
+    of_experts: int = 0
+    slots: int = 0
 
 
 def streaming_need(spec: ModelSpec, config: EngineConfig) -> Need:
-    """The shares for at most `config.resident` bytes of weights in memory; computed without the packed file."""
-    packed = packed_bytes(spec)
+    """The shares for at most `config.resident` bytes of weights in memory; computed without the packed file.
+
+    Every pass reads all weights but experts, so these stay first.
+    """
     worst = max(growth(BLOCKS[name]) for name in _type_bytes(spec))
     table = 0 if spec.tied_head else int(spec.embedding_bytes * worst)  # only looked up: no part of it stays
-    streamable = packed - table
+    experts = _packed(dict(spec.expert_types))
+    streamable = packed_bytes(spec) - experts - table
+    slot = _largest_slot(spec) if experts else 0
+    fewest = spec.experts_used * slot + (_SLOT_BOOKKEEPING if experts else 0)
 
     def resident(kept: int) -> int:
         return streamable * kept // STEPS + _window(spec, config.threads, worst, kept)
 
-    least = None if spec.experts else resident(0)  # only behind its router is it known what a layer of experts reads
+    least = resident(0) + fewest
     if not config.resident:
         return Need(least, STEPS, 0)
-    kept = max((kept for kept in range(STEPS) if resident(kept) <= config.resident), default=0)
-    return Need(least, kept, streamable - streamable * kept // STEPS)
+    shares = range(STEPS + bool(experts))
+    kept = max((kept for kept in shares if resident(kept) + fewest <= config.resident), default=0)
+    slots, read = 0, 0
+    if experts:
+        slots = max(config.resident - resident(kept), fewest) - _SLOT_BOOKKEEPING
+        read = int(max(0.0, 1 - slots / experts) * experts * spec.experts_used / spec.experts)
+    return Need(least, kept, streamable - streamable * kept // STEPS + read, read, slots)
+
+
+def _largest_slot(spec: ModelSpec) -> int:
+    """Of the experts of any layer, at most: rows are padded to whole tiles, and matrices to whole cache lines."""
+    cores = [core for core in find_network(spec).cores if isinstance(core, Experts)]
+    padding = max(round_up(size, TILE) / size for core in cores for size in (core.ffn, spec.hidden))
+    worst = max(growth(BLOCKS[name]) for name, _ in spec.expert_types)
+    return slot_bytes(int(spec.largest_expert * worst * padding) + _MATRIX_PARTS * ALIGNMENT)
 
 
 def packed_bytes(spec: ModelSpec) -> int:
     """Packed bytes of all weights but tables that stay in the file."""
-    return sum(int(size * growth(BLOCKS[name])) for name, size in _type_bytes(spec).items())
+    return _packed(_type_bytes(spec))
+
+
+def _packed(sizes: dict[str, int]) -> int:
+    return sum(int(size * growth(BLOCKS[name])) for name, size in sizes.items())
 
 
 def _type_bytes(spec: ModelSpec) -> dict[str, int]:
@@ -101,12 +132,13 @@ def make_streams(layout: PackedLayout, kept: int, threads: int) -> Streams:
         _part(tables.quants, tables.nbytes, 0, 1) if tables is not head else none,
         _part(inputs.quants, inputs.nbytes, 0, 1) if inputs else none,
     )
-    return Streams(BLOCK, pieces, _rest(pieces, -(-layout.nbytes // BLOCK)), step)
+    return Streams(BLOCK, pieces, _rest(pieces, -(-layout.nbytes_without_experts // BLOCK)), step)
 
 
 def _layer_blocks(layout: PackedLayout, layer: int) -> tuple[int, int]:
-    """The first block and the one after the last; a layer's tensors lie side by side."""
-    places = [place for name, place in layout.places.items() if name.startswith(f"blk.{layer}.")]
+    """The first block and the one after the last; a layer's tensors lie side by side, but for experts."""
+    found = layout.places.items()
+    places = [place for name, place in found if name.startswith(f"blk.{layer}.") and not place.stride]
     return min(place.quants for place in places) // BLOCK, max(place.quants + place.nbytes for place in places) // BLOCK
 
 

@@ -162,6 +162,7 @@ def _experts_integers(core: Experts, sizes: Sizes) -> Counts:
         "chosen": sizes.rows * core.used,
         "members": sizes.tokens * core.used,
         "starts": core.number + 1,
+        "waves": core.number + 2,
     }
 
 
@@ -180,7 +181,8 @@ KINDS: dict[type, Kind] = {
     ),
     Experts: Kind(
         lambda core: {"router": core.routers, "experts_in": core.inputs, "experts_out": core.outputs},
-        {"router": "other", "route": "other", "experts_in": "gate-up", "quantize_ffn": "down", "experts_out": "down"},
+        {"router": "other", "route": "other", "fetch": "other", "experts_in": "gate-up", "quantize_ffn": "down",
+         "experts_out": "down"},
         _experts_floats,
         _experts_integers,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from edge.backends.tvm.packing.blocks import BLOCKS, Block
@@ -10,11 +10,12 @@ from edge.backends.tvm.packing.cores import groups_of, round_up
 from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Network, Tensor
+from edge.model.layers import Experts, Network, Tensor
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 
 ALIGNMENT = 64  # bytes, as the widest loads require
+SECTOR = 4096  # files are read in multiples of these where the system's page cache is passed by
 TABLE = "per_layer_token_embd"  # not packed: its rows are read from the model's file
 _TILE = 16  # rows that are multiplied at once
 
@@ -35,16 +36,32 @@ class Place:
     block: Block | None  # None: a vector of float32, `rows` long
     unit: int  # rows of the source that are padded to whole tiles together: those of a head, of an expert
     interleaved: int  # number of each unit's first rows whose halves are interleaved; 0: none
+    stride: int = 0  # of experts: bytes from one to the next; `quants` and `scales` are the first one's
+
+
+@dataclass(frozen=True)
+class ExpertPlaces:
+    """The experts of a layer, one behind the other: the matrices of one lie side by side, to be read at once."""
+
+    at: int  # offset of the first
+    stride: int
+    number: int
+
+    def moves(self) -> list[int]:
+        """How far each expert lies behind the first."""
+        return [index * self.stride for index in range(self.number)]
 
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The places of all tensors in the packed file."""
+    """The places of all tensors in the packed file. The experts' matrices come last, so that a mapping need not have
+    them."""
 
     shape: Shape
     network: Network
     places: dict[str, Place]
     nbytes: int  # size of the file
+    experts: dict[int, ExpertPlaces]  # by layer
 
     @cached_property
     def forms(self) -> list[int]:
@@ -72,6 +89,15 @@ class PackedLayout:
                 found[self.shape.code(number, group)] = tuple(block.name for block in blocks if block is not None)
         return found
 
+    @cached_property
+    def experts_used(self) -> int:
+        """By a token in a layer."""
+        return max((block.core.used for block in self.shape.blocks if isinstance(block.core, Experts)), default=0)
+
+    @property
+    def nbytes_without_experts(self) -> int:
+        return min((each.at for each in self.experts.values()), default=self.nbytes)
+
     @property
     def head(self) -> str:
         return "output" if "output" in self.places else "token_embd"
@@ -84,13 +110,37 @@ def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
     shape, tensors = Shape.of(spec), find_tensors(file, spec)
     places: dict[str, Place] = {}
     at = 0
+    of_experts: dict[int, dict[str, Place]] = {}
     for name, tensor in network.tensors():
         if name == TABLE:
             continue
-        place = _place(file, tensor, tensors[name], at, *units_of(network, name, tensor))
+        apart = tensor.experts and tensor.columns
+        place = _place(file, tensor, tensors[name], 0 if apart else at, *units_of(network, name, tensor))
+        if apart:
+            of_experts.setdefault(int(name.split(".")[1]), {})[name] = place
+            continue
         places[name] = place
         at = round_up(place.quants + place.nbytes, ALIGNMENT)
-    return PackedLayout(shape, network, places, at)
+    experts = {}
+    for layer, found in of_experts.items():
+        experts[layer] = each = _side_by_side(found, at, places)
+        at += each.number * each.stride
+    return PackedLayout(shape, network, places, round_up(at, SECTOR) if experts else at, experts)
+
+
+def _side_by_side(found: dict[str, Place], start: int, places: dict[str, Place]) -> ExpertPlaces:
+    """Add the places of a layer's experts, from byte `start` on."""
+    at, sizes, numbers = start, {}, set[int]()
+    for name, place in found.items():
+        assert place.block is not None
+        quants, scales = place.block.packed_bytes(round_up(place.unit, _TILE), place.columns)
+        sizes[name] = at, round_up(at + quants, ALIGNMENT)
+        at = round_up(sizes[name][1] + scales, ALIGNMENT)
+        numbers.add(place.source.rows // place.unit)
+    (number,), stride = numbers, at - start
+    for name, (quants, scales) in sizes.items():
+        places[name] = replace(found[name], quants=quants, scales=scales, stride=stride)
+    return ExpertPlaces(start, stride, number)
 
 
 def units_of(network: Network, name: str, tensor: Tensor) -> tuple[int, int]:

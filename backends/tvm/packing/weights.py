@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -33,13 +33,21 @@ _HUGEPAGE, _POPULATE_READ = 14, 22  # of Linux's madvise
 Ranges = Sequence[tuple[int, int]]  # first byte and length
 
 
-def open_weights(
-    file: GGUFFile, layout: PackedLayout, progress: Progress | None = None, resident: Ranges | None = None
-) -> AnyArray:
-    """The packed bytes, uint8 [nbytes], mapped read-only; packed first if the cache folder lacks them.
+class PackedWeights(NamedTuple):
+    """The file of packed weights, and its bytes, uint8 [nbytes], mapped read-only."""
 
-    resident: ranges to bring into memory at once; None: everything. Raises EdgeError if the cache folder cannot be
-    written.
+    path: Path
+    bytes: AnyArray
+
+
+def open_weights(
+    file: GGUFFile, layout: PackedLayout, progress: Progress | None = None, resident: Ranges | None = None,
+    *, experts: bool = True,
+) -> PackedWeights:  # fmt: skip
+    """Map the packed file; pack it first if the cache folder lacks it.
+
+    resident: ranges to bring into memory at once; None: everything. experts: map these, too. Raises EdgeError if the
+    cache folder cannot be written.
     """
     found = fingerprint(file.path, progress and (lambda part: progress(_HASHING * part)))
 
@@ -51,13 +59,14 @@ def open_weights(
         "weights", _key(file, layout, found), ".bin", write, about=file.path.name, expected=layout.nbytes
     )
     with open(path, "rb") as data:
-        mapped = mmap.mmap(data.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        length = layout.nbytes if experts else layout.nbytes_without_experts
+        mapped = mmap.mmap(data.fileno(), length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     with suppress(OSError):  # a system without large pages
         mapped.madvise(_HUGEPAGE)
     with suppress(OSError):  # Linux before 5.14: pages are mapped when they are first read, by ten times as many faults
         for start, length in [(0, len(mapped))] if resident is None else resident:
             mapped.madvise(_POPULATE_READ, start, length)
-    return np.frombuffer(mapped, np.uint8)
+    return PackedWeights(path, np.frombuffer(mapped, np.uint8))
 
 
 def _key(file: GGUFFile, layout: PackedLayout, found: Fingerprint) -> str:
@@ -106,9 +115,12 @@ def _reread(path: Path) -> None:
 def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO, start: int) -> None:
     rows, unit = place.source.rows, place.unit
     row_bytes = info.nbytes * place.columns // info.elements
-    step = max(1, _SLICE // (unit * row_bytes)) * unit
+    step = unit if place.stride else max(1, _SLICE // (unit * row_bytes)) * unit
     quants_at, scales_at = start + place.quants, start + place.scales
     for first in range(0, rows, step):
+        if place.stride:
+            moved = start + first // unit * place.stride
+            quants_at, scales_at = place.quants + moved, place.scales + moved
         raw = _read_rows(source, info.offset, row_bytes, place.source, first, min(step, rows - first))
         padded = pad_rows(raw, unit, place.interleaved)
         if place.block is None:

@@ -74,7 +74,7 @@ class Remote:
         self._session, self._device, self._target, self._space = session, session.cpu(0), target, space
         self._kv_dtype, self._cores, self._on_compile = kv_dtype, cores, on_compile
         self._layout, self._depths = make_layout(file, spec), Depths.of(spec.context)
-        self._weights = self._send(open_weights(file, self._layout))
+        self._weights = self._send(open_weights(file, self._layout).bytes)
         self._candidates = Pool(space, self._load, lambda candidate: None)
         self._compiled = 0
 

@@ -24,7 +24,7 @@ from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, when
 from edge.backends.tvm.design import Design, low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, IntegerBlock
-from edge.backends.tvm.packing.cores import Groups, groups_of
+from edge.backends.tvm.packing.cores import Groups, groups_of, round_up
 from edge.backends.tvm.packing.shape import padded_head
 from edge.model import layers
 
@@ -37,10 +37,11 @@ class PassBuilder:
     """
 
     def __init__(
-        self, design: Design, single: bool, pointers: dict[str, Any], thread: Value, number: int | None = None
-    ) -> None:
-        """number: the block that is built, of `Shape.blocks`; None: a unit outside of layers."""
-        self.design, self.single, self.thread, self._number = design, single, thread, number
+        self, design: Design, single: bool, pointers: dict[str, Any], thread: Value, number: int | None = None,
+        wave: Value = None,
+    ) -> None:  # fmt: skip
+        """number: the block that is built, of `Shape.blocks`; None: a unit outside of layers. wave: of experts."""
+        self.design, self.single, self.thread, self._number, self.wave = design, single, thread, number, wave
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
         self._slots = Table.of(design.shape)
         self.dealt = self.target.step_dealt if single else self.target.chunk_dealt
@@ -177,27 +178,31 @@ class PassBuilder:
         ahead = self.target.fetch_ahead if len(rows) == 1 else 0  # products of several tokens are bound by arithmetic
         return multiply(self.isa, self.weights, matrix, tile, inputs, rows, ahead)
 
-    def product(self, name: str, layer: Value, tile: Value, inputs: Inputs, rows: Sequence[Value]) -> list[Register]:
-        """As `multiply`, with a matrix of the layer, plus its bias if it has one.
+    def product(
+        self, name: str, layer: Value, tile: Value, inputs: Inputs, rows: Sequence[Value], expert: Value = None
+    ) -> list[Register]:
+        """As `multiply`, with a matrix of the layer, plus its bias if it has one; or with an expert's.
 
         There is code for every block type that the matrix has in some layer; each layer selects its own.
         """
+        moved = None if expert is None else let(self.table[self.layer_at(layer, "expert_moves") + expert])
         group, index = self._place_of(name)
         types: dict[str, list[int]] = {}  # block types, and the numbers of the variants that have them
         for number, blocks in enumerate(self.variants(group)):
             types.setdefault(blocks[index], []).append(number)
         if len(types) == 1:
-            sums = self.multiply(self.layer_matrix(layer, name, *types), tile, inputs, rows)
+            sums = self.multiply(self.layer_matrix(layer, name, next(iter(types)), moved), tile, inputs, rows)
         else:
             sums = [Register() for _ in rows]
             variant = let(self.layer_at(layer, group))
             for block, numbers in types.items():
                 with when(functools.reduce(T.Or, [variant == number for number in numbers])):
-                    products = self.multiply(self.layer_matrix(layer, name, block), tile, inputs, rows)
+                    products = self.multiply(self.layer_matrix(layer, name, block, moved), tile, inputs, rows)
                     for each, result in zip(sums, products, strict=True):
                         each.value = result.value
         if f"{name}.bias" in self.names:
-            bias = let(load(self.weights.floats, self.layer_at(layer, f"{name}.bias") + tile * 16))
+            row = tile * 16 if expert is None else expert * round_up(self._tensor(name).rows, 16) + tile * 16
+            bias = let(load(self.weights.floats, self.layer_at(layer, f"{name}.bias") + row))
             for each in sums:
                 each.value = each.value + bias
         if self.design.lora:
@@ -297,13 +302,19 @@ class PassBuilder:
     def blocks(self, *groups: str) -> list[str]:
         return [name for group in groups for blocks in self.variants(group) for name in blocks]
 
-    def layer_matrix(self, layer: Value, name: str, block: str) -> Matrix:
+    def layer_matrix(self, layer: Value, name: str, block: str, moved: Value = None) -> Matrix:
+        """moved: how far an expert's lies from the first expert's."""
         quants, scales = self.layer_at(layer, name), self.layer_at(layer, f"{name}.scales")
+        if moved is not None:
+            quants, scales = quants + moved, scales + moved
         return Matrix(BLOCKS[block], self.columns(name), let(quants), let(scales))
 
     def columns(self, name: str) -> int:
         """Of a matrix of the block."""
-        return next(each.columns for each in self.block.core.tensors(self.shape.hidden) if each.name == name)
+        return self._tensor(name).columns
+
+    def _tensor(self, name: str) -> layers.Tensor:
+        return next(each for each in self.block.core.tensors(self.shape.hidden) if each.name == name)
 
     def matrix(self, block: str, columns: int, name: str) -> Matrix:
         return Matrix(BLOCKS[block], columns, self.at(name), self.at(f"{name}.scales"))

@@ -1,9 +1,13 @@
-"""A mixture of experts (`edge.model.layers.Experts`): router; in a chunk, choice and order; gate and up; down.
+"""A mixture of experts (`edge.model.layers.Experts`): router; in a chunk, choice and order; fetch; gate and up; down.
 
 Threads divide the rows of every expert, so that all have the same work whichever experts are chosen. A chunk sorts its
 tokens by expert and reads each expert once, for all tokens that have chosen it. What experts add to a token is summed
 in the order of the experts, by the thread that has the rows: it depends neither on the number of threads nor on the
 other tokens.
+
+Where not all experts are in memory (`cpu/slots.py`), the last phases of a chunk run in *waves* of as many as there is
+room for, in the order of the experts: sums stay the same to the last bit. Before each wave, and in each step, thread 0
+calls a function that gives every expert a place in memory, and the threads read those that are new.
 
 Between gate, up and down, a token has a row of activations for each expert that it has chosen, whose number is called
 its *place*: in a step, 0 … used − 1; in a chunk, sorted by expert. Behind them are the places of the shared expert.
@@ -41,6 +45,38 @@ from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.packing.cores import RoutedRows, round_up
 from edge.model.layers import SLOPE, Experts
 
+_READ = 1 << 16  # bytes; threads divide what is read in multiples of these
+FUNCTIONS = r"""
+declare i64 @pread(i32, ptr, i64, i64)
+
+define i32 @edge_call(i64 %address, i64 %layer, i64 %wave, i64 %single) {
+  %function = inttoptr i64 %address to ptr
+  %result = call i32 %function(i64 %layer, i64 %wave, i64 %single)
+  ret i32 %result
+}
+
+define i64 @edge_read(i32 %file, ptr %target, i64 %size, i64 %source) {
+entry:
+  br label %look
+look:
+  %done = phi i64 [ 0, %entry ], [ %next, %more ]
+  %rest = sub i64 %size, %done
+  %left = icmp sgt i64 %rest, 0
+  br i1 %left, label %read, label %end
+read:
+  %into = getelementptr i8, ptr %target, i64 %done
+  %from = add i64 %source, %done
+  %found = call i64 @pread(i32 %file, ptr %into, i64 %rest, i64 %from)
+  %some = icmp sgt i64 %found, 0
+  br i1 %some, label %more, label %end
+more:
+  %next = add i64 %done, %found
+  br label %look
+end:
+  ret i64 %done
+}
+"""
+
 
 def route(b: PassBuilder, layer: Value) -> None:
     """The router's logits, and in a chunk the choice of each token. (In a step, each thread chooses for itself.)"""
@@ -62,20 +98,58 @@ def route(b: PassBuilder, layer: Value) -> None:
             _sort(b)
 
 
+def fetch(b: PassBuilder, layer: Value) -> None:
+    """Have the experts that come next in memory. Later waves quantize their inputs again, since `narrow` has put others
+    in their place."""
+    if b.design.exported:
+        return
+    function, width = let(b.at("fetch")), b.shape.padded_hidden
+    with when(function > 0), b.phase("fetch", layer):
+        if not b.single:
+            with when(b.wave > 0), b.shared_out(b.count) as token:
+                b.quantize_row("normed", width, token, token, b.blocks("router", "experts_in"))
+        with when(b.thread == 0):
+            if b.single:
+                _choose(b, layer, i64(0), i64(0))
+            T.evaluate(T.call_extern("int32", "edge_call", function, layer, b.wave, i64(b.single)))
+
+
+def read(b: PassBuilder, layer: Value) -> None:
+    """What `fetch` has listed: every thread reads its part of each expert."""
+    if b.design.exported:
+        return
+    reads = let(b.at("reads"))
+    with when(reads > 0), b.phase("fetch", layer):
+        listed = [b.table[reads + index] for index in range(3)]
+        count, file, failures = listed[0], T.cast(listed[1], "int32"), reads + 2
+        with loop(i64(0), count) as index:
+            source, target, size = (let(b.table[reads + 3 + index * 3 + more]) for more in range(3))
+            pages = let(quotient(size + (_READ - 1), _READ))
+            start, stop = (let(T.min(part * _READ, size)) for part in b.range(pages))
+            with when(stop > start):
+                address = T.address_of(b.weights.bytes[let(target + start)])
+                arguments = (file, address, stop - start, source + start)
+                found = T.call_extern("int64", "edge_read", *arguments)
+                with when(found < stop - start):
+                    T.buffer_store(b.table, i64(1), [failures])
+
+
 def widen(b: PassBuilder, layer: Value) -> None:
     """activation(gate) · up."""
     core, tiles = _core(b), -(-_core(b).ffn // 16)
     with b.phase("experts_in", layer):
         if b.single:
             _choose(b, layer, i64(0), b.thread)
-        with b.shared_out(i64(core.used * tiles)) if b.single else b.dealt_out(i64(core.number * tiles)) as item:
-            which, tile = let(quotient(item, tiles)), let(remainder(item, tiles))
+        start, stop = _wave(b)
+        items = let((stop - start) * tiles)
+        with b.shared_out(items) if b.single else b.dealt_out(items) as item:
+            which, tile = let(start + quotient(item, tiles)), let(remainder(item, tiles))
             with _served(b, which) as (expert, batch):
                 tokens = [b.thread if b.single else _member(b, place)[0] for place in batch.places]
-                _widen(b, layer, core.inputs[:2], (expert * tiles + tile, tile), tokens, batch.places)
+                _widen(b, layer, core.inputs[:2], tile, tokens, batch.places, expert)
         if core.shared:
-            with b.tiles(-(-core.shared // 16)) as tile, b.batches() as tokens:
-                _widen(b, layer, core.inputs[2:], (tile, tile), b.rows(tokens), [_shared(b, token) for token in tokens])
+            with _last_wave(b), b.tiles(-(-core.shared // 16)) as tile, b.batches() as tokens:
+                _widen(b, layer, core.inputs[2:], tile, b.rows(tokens), [_shared(b, token) for token in tokens])
 
 
 def narrow(b: PassBuilder, layer: Value) -> None:
@@ -83,28 +157,46 @@ def narrow(b: PassBuilder, layer: Value) -> None:
     core, tiles = _core(b), -(-b.shape.hidden // 16)
     first, inputs = _quantize(b, layer)
     with b.phase("experts_out", layer):
-        count = i64(core.used if b.single else core.number)
-        with loop(i64(0), count) as which, b.tiles(tiles) as tile, _served(b, which) as (expert, batch):
+        with loop(*_wave(b)) as which, b.tiles(tiles) as tile, _served(b, which) as (expert, batch):
             rows = [let(first + place) for place in batch.places]
-            sums = b.product(core.output, layer, let(expert * tiles + tile), inputs, rows)
+            sums = b.product(core.output, layer, tile, inputs, rows, expert)
             for index, (place, each) in enumerate(zip(batch.places, sums, strict=True)):
                 with when(batch.first + index < batch.stop):
                     token, slot = (i64(0), place) if b.single else _member(b, place)
                     _add(b, token, tile, slot, each.value)
         if core.shared:
-            with b.tiles(tiles) as tile, b.batches() as tokens:
+            with _last_wave(b), b.tiles(tiles) as tile, b.batches() as tokens:
                 rows = [let(first + _shared(b, token)) for token in tokens]
                 sums = b.product("ffn_down_shexp", layer, tile, inputs, rows)
                 for token, each in zip(tokens, sums, strict=True):
                     _add(b, token, tile, i64(core.used), each.value)
 
 
-UNITS: dict[str, Unit] = {"router": route, "experts_in": widen, "experts_out": narrow}
+UNITS: dict[str, Unit] = {"router": route, "fetch": fetch, "read": read, "experts_in": widen, "experts_out": narrow}
 
 
 def _core(b: PassBuilder) -> Experts:
     assert isinstance(b.block.core, Experts)
     return b.block.core
+
+
+def _wave(b: PassBuilder) -> tuple[Value, Value]:
+    """The experts of a wave, as start and stop; in a step, those that the token has chosen."""
+    if b.single:
+        return i64(0), i64(_core(b).used)
+    first = let(b.at("waves") + 1 + b.wave)
+    start, stop = (let(T.cast(b.integers[first + more], "int64")) for more in (0, 1))
+    return start, stop
+
+
+@contextmanager
+def _last_wave(b: PassBuilder) -> Iterator[None]:
+    """The shared expert runs with the last experts of a chunk."""
+    if b.single:
+        yield
+        return
+    with when(b.wave + 1 == T.cast(b.integers[b.at("waves")], "int64")):
+        yield
 
 
 def _width(b: PassBuilder) -> int:
@@ -177,6 +269,25 @@ def _sort(b: PassBuilder) -> None:
         place = let(T.cast(numbers[at], "int64"))
         T.buffer_store(numbers, T.cast(choice, "int32"), [members + place])
         T.buffer_store(numbers, numbers[at] + 1, [at])
+    _divide(b, starts)
+
+
+def _divide(b: PassBuilder, starts: Value) -> None:
+    """The waves of a chunk, by the number of experts that have tokens: at `waves` how many there are, then the first
+    expert of each, then the number of all."""
+    waves, most = let(b.at("waves")), let(T.cast(b.at("experts_at_once"), "int32"))
+    count, found = Register("int32", lanes=1), Register("int32", lanes=1)
+    count.value, found.value = T.int32(1), T.int32(0)
+    T.buffer_store(b.integers, T.int32(0), [waves + 1])
+    with loop(i64(0), i64(_core(b).number)) as expert:
+        tokens = b.integers[starts + expert + 1] - b.integers[starts + expert]
+        with when(tokens > 0):
+            with when(found.value == most):
+                T.buffer_store(b.integers, T.cast(expert, "int32"), [waves + 1 + T.cast(count.value, "int64")])
+                count.value, found.value = count.value + 1, T.int32(0)
+            found.value = found.value + 1
+    T.buffer_store(b.integers, T.int32(_core(b).number), [waves + 1 + T.cast(count.value, "int64")])
+    T.buffer_store(b.integers, count.value, [waves])
 
 
 @dataclass(frozen=True)
@@ -213,15 +324,14 @@ def _shared(b: PassBuilder, token: Value) -> Value:
 
 
 def _widen(
-    b: PassBuilder, layer: Value, names: Sequence[str], tile: tuple[Value, Value], rows: Sequence[Value],
-    places: Sequence[Value],
+    b: PassBuilder, layer: Value, names: Sequence[str], tile: Value, rows: Sequence[Value], places: Sequence[Value],
+    expert: Value = None,
 ) -> None:  # fmt: skip
-    """tile: of the matrix, and of an expert's own rows."""
-    inputs, at = b.inputs("normed", b.shape.padded_hidden), let(tile[0])
-    gate, up = (b.product(name, layer, at, inputs, rows) for name in names)
+    inputs = b.inputs("normed", b.shape.padded_hidden)
+    gate, up = (b.product(name, layer, tile, inputs, rows, expert) for name in names)
     for place, one, other in zip(places, gate, up, strict=True):
         value = _activated(_core(b), one.value, other.value)
-        store(b.floats, b.at("ffn") + place * _width(b) + tile[1] * 16, value)
+        store(b.floats, b.at("ffn") + place * _width(b) + tile * 16, value)
 
 
 def _activated(core: Experts, gate: Value, up: Value) -> Value:
@@ -241,17 +351,19 @@ def _quantize(b: PassBuilder, layer: Value) -> tuple[Value, Inputs]:
     def quantize_row(place: Value, columns: int, out: Quantized) -> None:
         quantize(b.floats, let(b.at("ffn") + place * width), round_up(columns, 32), out, let(first + place), sizes)
 
-    counts = ((core.ffn, i64(0), b.count * core.used), (core.shared, let(b.count * core.used), b.count))
     if sizes and b.single:
-        for columns, start, count in counts[: 1 + (core.shared > 0)]:
-            with loop(i64(0), count) as index:
+        for columns, start, count in ((core.ffn, 0, core.used), (core.shared, core.used, int(core.shared > 0))):
+            with loop(i64(0), i64(count)) as index:
                 quantize_row(let(start + index), columns, out)
         b.mark("quantize_ffn", layer)
     elif sizes:
+        start, stop = (let(T.cast(b.integers[b.at("starts") + expert], "int64")) for expert in _wave(b))
         with b.phase("quantize_ffn", layer):
-            for columns, start, count in counts[: 1 + (core.shared > 0)]:
-                with b.shared_out(count) as index:
-                    quantize_row(let(start + index), columns, out)
+            with b.shared_out(let(stop - start)) as index:
+                quantize_row(let(start + index), core.ffn, out)
+            if core.shared:
+                with _last_wave(b), b.shared_out(b.count) as index:
+                    quantize_row(let(_shared(b, index)), core.shared, out)
     return first, Inputs(b.floats, let(b.at("ffn") - first * width), width, None if b.design.exact else out)
 
 

@@ -1,0 +1,273 @@
+"""Experts in less memory than they take: the same answers to the last bit, and as few reads as other caches have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run_child
+from fallbacks import open_fallback
+from hypothesis import given
+from hypothesis import strategies as st
+from mixtures import best_hits, lru_hits, of_topics, requests, skewed_model
+
+from edge.backends import find_backend
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.tvm.cpu import slots as slots_module
+from edge.backends.tvm.cpu.expert_trace import read_trace, save_trace
+from edge.backends.tvm.cpu.slots import HALF_LIFE, Slots, count_hits, slot_bytes, slots_within
+from edge.backends.tvm.cpu.streaming import STEPS, packed_bytes, streaming_need
+from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.packing.layout import make_layout
+from edge.errors import EngineError
+from edge.model.model import Model
+from edge.storage.cache import entries
+from edge.types import FloatArray
+
+CONFIG = EngineConfig(128, 16, "f16", threads=2, logits_rows=16)
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def native(model: Model, config: EngineConfig, *, slots: int = 0) -> NativeEngine:
+    """slots: at least as many; 0: all experts in memory."""
+    if slots:
+        layout = make_layout(model.file, model.spec)
+        size = slot_bytes(max(each.stride for each in layout.experts.values()))
+        resident = streaming_need(model.spec, config).least
+        while streaming_need(model.spec, replace(config, resident=resident)).slots < slots * size:
+            resident += 64 * KIB
+        config = replace(config, resident=resident)
+    engine = find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config)
+    assert isinstance(engine, NativeEngine)
+    return engine
+
+
+def answers(engine: Engine, vocab: int) -> FloatArray:
+    """Logits of chunks, of steps, after an eviction, and of a longer chunk."""
+    tokens = of_topics(vocab, 90)
+    found = [engine.forward_all(tokens[:21]).copy()]
+    found += [engine.forward_all(tokens[at : at + 1]).copy() for at in range(21, 40)]
+    engine.kv.keep(np.r_[0:4, 12:40].astype(np.int32), close_gaps=True)
+    found.append(engine.forward_all(tokens[40:75]).copy())
+    return np.concatenate(found + [engine.forward_all(tokens[at : at + 1]).copy() for at in range(75, 90)])
+
+
+@pytest.mark.parametrize("mixture", ["qwen3moe", "qwen35moe", "lfm2moe", "gpt-oss"])
+def test_experts_in_slots_change_no_bit(mixture: str, engines: Callable[[Engine], Engine]) -> None:
+    """With a shared expert, leading dense layers, biases; with as few slots as a token takes, and some more."""
+    model = open_fallback(mixture)[0]
+    expected = answers(engines(native(model, replace(CONFIG, kv_dtype="f32"))), model.spec.vocab)
+    for slots in (model.spec.experts_used, model.spec.experts + 1):
+        engine = engines(native(model, replace(CONFIG, kv_dtype="f32"), slots=slots))
+        assert engine.experts  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(answers(engine, model.spec.vocab), expected)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_waves_of_a_chunk_change_no_bit(
+    direct: bool, tmp_path: Path, engines: Callable[[Engine], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activations of 8 bits, which every wave needs again; experts of two sizes; read past the page cache or not."""
+    opened: list[bool] = []
+    way = slots_module._open
+    monkeypatch.setattr(slots_module, "_open", lambda path, **_: opened.append(direct) or way(path, direct=direct))
+    model = skewed_model(tmp_path / "model.gguf", types={"": "Q4_0", "blk.1.ffn_down_exps": "Q8_0"})
+    config = replace(CONFIG, threads=3)
+    expected = answers(engines(native(model, config)), model.spec.vocab)
+    for slots in (3, 10):
+        engine = engines(native(model, config, slots=slots))
+        np.testing.assert_array_equal(answers(engine, model.spec.vocab), expected)
+    assert opened == [direct] * 2
+
+
+def test_hits_are_more_than_of_the_least_recently_used(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    """And fewer than Belady's, which knows the future. The engine counts as its recorded choices do."""
+    model = skewed_model(tmp_path / "model.gguf")
+    engine = engines(native(model, replace(CONFIG, capacity=384, threads=1), slots=24))
+    assert isinstance(engine, NativeEngine)
+    assert engine.experts is not None
+    assert engine.experts.experts == 72
+    for token in of_topics(model.spec.vocab, 300):
+        engine.forward(np.array([token]))
+    counts, trace = engine.experts, engine.expert_trace
+    slots, hits = counts.slots, counts.choices - counts.misses
+    assert 24 <= slots <= 26
+    assert trace.shape == (300, 3, 3)
+    assert (counts.steps, counts.choices) == (300, 2700)
+    assert counts.read == counts.misses * make_layout(model.file, model.spec).experts[0].stride
+    assert hits == oracle_hits(trace, slots)
+    uniform = counts.choices * slots / counts.experts
+    assert 1.2 * uniform < 1.05 * lru_hits(trace, slots) < hits < best_hits(trace, slots)
+    assert abs(count_hits(trace, 24, slots) - hits / counts.choices) < 0.1
+
+
+def oracle_hits(trace: object, count: int) -> int:
+    """The policy as its sentence says it: of equally rare experts, any."""
+    rates: dict[tuple[int, int], float] = {}
+    held: list[tuple[int, int]] = []
+    hits = 0
+    for number, wanted in enumerate(requests(np.asarray(trace))):
+        if number % 3 == 0:
+            rates = {key: value / 2 ** (1 / HALF_LIFE) for key, value in rates.items()}
+        for key in wanted:
+            rates[key] = rates.get(key, 0.0) + 1
+        hits += sum(key in held for key in wanted)
+        for key in wanted:
+            if key not in held:
+                if len(held) == count:
+                    held.remove(min((each for each in held if each not in wanted), key=lambda each: rates[each]))
+                held.append(key)
+    return hits
+
+
+@given(st.data())
+def test_every_wanted_expert_has_a_slot_of_its_own(data: st.DataObject) -> None:
+    rows, experts = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 12))
+    count = data.draw(st.integers(1, rows * experts))
+    slots = Slots(rows, experts, count)
+    held: dict[int, tuple[int, int]] = {}
+    for _ in range(data.draw(st.integers(1, 30))):
+        row = data.draw(st.integers(0, rows - 1))
+        drawn = data.draw(st.sets(st.integers(0, experts - 1), min_size=1, max_size=experts))
+        wanted, later = np.array(sorted(drawn)[:count]), np.array(sorted(drawn)[count:], np.int64)
+        before = {key for key in held.values() if key[0] == row and key[1] in later}
+        slots.age(data.draw(st.sampled_from([0, 1, 512, 10**5])))
+        missed = slots.take(row, wanted, data.draw(st.integers(1, 512)), later)
+        assert {int(expert) for expert, _ in missed} == {e for e in wanted if (row, e) not in held.values()}
+        for expert, slot in missed.tolist():
+            held[slot] = (row, expert)
+        assert len(set(held.values())) == len(held) <= count
+        assert all(slots.slot_of(row, int(expert)) is not None for expert in wanted)
+        assert all(slots.slot_of(*key) == slot for slot, key in held.items())
+        if data.draw(st.booleans()) and data.draw(st.integers(0, 9)) == 9:
+            slots.clear()
+            held = {}
+        elif len(missed) + len(wanted) + len(later) <= count:
+            assert before <= set(held.values())  # those that come next stay, while others can go
+
+
+@given(resident=st.integers(0, 40 * MIB), threads=st.integers(1, 8))
+def test_slots_stay_within_the_plan(resident: int, threads: int) -> None:
+    """They have room for the experts of a token, and more memory never reads more."""
+    model = open_fallback("lfm2moe")[0]
+    spec, config = model.spec, EngineConfig(128, 16, "f16", threads)
+    least = streaming_need(spec, config).least
+    need, more = (streaming_need(spec, replace(config, resident=least + size)) for size in (resident, resident + MIB))
+    assert slots_within(make_layout(model.file, spec), need.slots) >= spec.experts_used
+    kept = (spec.weight_bytes - spec.expert_bytes) * need.kept // STEPS  # of all other weights
+    assert need.slots + kept <= least + resident
+    assert 0 <= more.streamed <= need.streamed <= packed_bytes(spec)
+
+
+def test_an_interrupt_waits_for_the_end_of_the_pass(
+    tmp_path: Path, engines: Callable[[Engine], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = skewed_model(tmp_path / "model.gguf")
+    tokens, take = of_topics(model.spec.vocab, 12), Slots.take
+    plain, engine = engines(native(model, CONFIG)), engines(native(model, CONFIG, slots=5))
+    times = iter(range(100))
+
+    def interrupted(*arguments: object) -> object:
+        found = take(*arguments)  # type: ignore[arg-type]
+        if next(times) == 1:
+            raise KeyboardInterrupt
+        return found
+
+    for each in (plain, engine):
+        each.forward(tokens[:10])
+    monkeypatch.setattr(Slots, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.forward(tokens[10:11])
+    plain.forward(tokens[10:11])
+    np.testing.assert_array_equal(engine.forward(tokens[11:]), plain.forward(tokens[11:]))
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    model = skewed_model(tmp_path / "model.gguf", seed=int.from_bytes(os.urandom(2)))  # a file of its own
+    plain, engine = engines(native(model, CONFIG)), engines(native(model, CONFIG, slots=5))
+    tokens = of_topics(model.spec.vocab, 12)
+    assert isinstance(engine, NativeEngine)
+    reads = engine._experts
+    assert reads is not None
+    reads._reads[1] = -1  # no such file
+    for count in (8, 1):
+        with pytest.raises(EngineError, match="experts could not be read"):
+            engine.forward(tokens[:count])
+    reads._reads[1] = reads._file.fileno()
+    np.testing.assert_array_equal(engine.forward(tokens), plain.forward(tokens))
+    path = next(each.path for each in entries("weights") if each.about == model.file.path.name)
+    os.truncate(path, path.stat().st_size - 4096)
+    with pytest.raises(EngineError, match="cut short while it was in use"):
+        engine.forward(tokens[:1])
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [b"", b"no array", np.zeros(5, np.int16).tobytes()])
+def test_recorded_choices_are_those_of_the_model(
+    damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few are not recorded; what cannot be this model's is as if there was nothing."""
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    model = skewed_model(tmp_path / "model.gguf")
+    layout = make_layout(model.file, model.spec)
+    trace = np.random.default_rng(1).integers(0, 24, (100, 3, 3)).astype(np.int16)
+    for saved, found in ((trace[:10], None), (trace, trace), (trace[:, :2], None), (trace + np.int16(1), None)):
+        save_trace(model.file, saved)
+        again = read_trace(model.file, layout)
+        assert (again is None) if found is None else np.array_equal(again, found)  # type: ignore[arg-type]
+    [entry] = entries("traces")
+    entry.path.write_bytes(damage)
+    assert read_trace(model.file, layout) is None
+
+
+_RUN = """
+import json, sys
+import numpy as np
+import edge
+from edge.prediction.forecast import forecast
+
+path, memory = sys.argv[1], int(sys.argv[2]) or None
+options = dict(backend="cpu", memory=memory, threads=2, max_kv_size=256)
+prompt = np.arange(100, dtype=np.int32) * 37 % 260
+with edge.load(path, **options) as session:
+    text = session.generate(prompt, max_tokens=100, ignore_eos=True)
+    report = session.report.to_dict()
+peak = int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
+experts = forecast(path, **options).streaming.experts if memory else None
+print(json.dumps({"text": text, "report": report, "peak": peak, "hits": experts and experts.hit_rate,
+                  "source": experts and experts.source}))
+"""
+
+
+@pytest.mark.slow
+def test_a_budget_below_a_mixture_holds_and_changes_no_token(tmp_path: Path) -> None:
+    """Measured in a process of its own. The plan, made anew, then knows how many choices are hits."""
+    model = skewed_model(tmp_path / "mixture.gguf", large=True, layers=6, experts=40, ffn=192)
+
+    def run(memory: int) -> dict[str, Any]:
+        child = run_child(_RUN, model.file.path, memory)
+        assert child.status == 0, child.errors
+        return dict(child.output)
+
+    run(0)  # compiles, and packs
+    ample = run(0)
+    counted = ample["report"]["memory"]
+    assert counted["experts"] is None
+    budget = counted["interpreter"] + counted["kv"] + counted["scratch"] + counted["weights"] * 6 // 10 + 6 * MIB
+    tight = run(budget)
+    memory = tight["report"]["memory"]
+    assert tight["text"] == ample["text"]
+    assert tight["peak"] <= budget < ample["peak"] + 6 * MIB
+    assert memory["peak_rss"] <= budget
+    assert model.spec.experts_used <= memory["experts"]["slots"] < memory["experts"]["experts"] / 2
+    assert memory["experts"]["read_per_token"] * 99 < memory["experts"]["read"]
+    assert "by the choices of 99 tokens" in tight["source"]
+    assert 0.1 < tight["hits"] < 0.9  # of a plan in that process, which has room for fewer
+    trace = read_trace(model.file, make_layout(model.file, model.spec))
+    assert trace is not None
+    assert abs(count_hits(trace, 40, memory["experts"]["slots"]) - memory["experts"]["hit_rate"]) < 0.15
