@@ -14,6 +14,7 @@ from typing import Any
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile
 from edge.formats.gguf_fields import LIMITS, Header
+from edge.model.layers import EXACT
 from edge.model.spec import ModelSpec
 
 _NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these
@@ -21,7 +22,6 @@ _NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine m
 # Beginnings of the names of tensors that a layer with a recurrent state has: Mamba and DeltaNet, short convolutions,
 # RWKV. Its size is known of the first two.
 _RECURRENT = ("ssm_", "shortconv", "time_mix")
-_FLOATS = ("ssm_conv1d", "shortconv.conv")  # matrices that must be float32, as vectors must
 _EXPERTS = "_exps"
 _TABLES = ("per_layer_token_embd.weight",)  # Gemma 4's, which is most of its small models
 _MOST_DIMENSIONS, _MOST_SECTIONS = 4, 4
@@ -152,7 +152,7 @@ def check_types(file: GGUFFile, most_dimensions: int) -> None:
         stem, _, kind = name.rpartition(".")
         if len(tensor.shape) > most_dimensions:
             raise UnsupportedError(f"{file.path}: {name} has {len(tensor.shape)} dimensions: not supported yet")
-        is_vector = len(tensor.shape) == 1 or kind != "weight" or stem.endswith(("_norm", *_FLOATS))
+        is_vector = len(tensor.shape) == 1 or kind != "weight" or stem.endswith(("_norm", *EXACT))
         if tensor.type in _NOT_WEIGHTS or (is_vector and tensor.type != "F32"):
             raise ModelFormatError(f"{file.path}: {name} is of type {tensor.type}, which no engine can use there")
 

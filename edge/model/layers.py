@@ -24,11 +24,14 @@ Router = Literal["softmax", "sigmoid"]
 Bits = Literal["usual", "more", "all"]
 
 
+EXACT = ("ssm_conv1d", "shortconv.conv")  # matrices that stay in float32, in models without a description, too
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A matrix [rows, columns] or, with 0 columns, a vector of `rows` values.
 
-    name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. exact: a matrix that stays in float32.
+    name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`.
     experts: their number, where each has a matrix or vector of this shape; 0: one. bits: those that quantizers give
     it, more than usual or all of them where rounding does harm out of proportion to its bytes. stored: the shape of a
     vector that has several dimensions in files, in ggml's order.
@@ -37,10 +40,13 @@ class Tensor:
     name: str
     rows: int
     columns: int = 0
-    exact: bool = False
     experts: int = 0
     bits: Bits = "usual"
     stored: tuple[int, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        return self.name in EXACT
 
 
 @dataclass(frozen=True)
@@ -295,7 +301,7 @@ class DeltaNet:
         yield Tensor("attn_gate", self.width, hidden)
         yield Tensor("ssm_beta", self.heads, hidden, bits="all")  # errors in what is forgotten add up over a text
         yield Tensor("ssm_alpha", self.heads, hidden, bits="all")
-        yield Tensor("ssm_conv1d", self.mixed, self.kernel, exact=True)
+        yield Tensor("ssm_conv1d", self.mixed, self.kernel)
         yield Tensor("ssm_dt.bias", self.heads)
         yield Tensor("ssm_a", self.heads)
         yield Tensor("ssm_norm", self.value_size)
@@ -342,7 +348,7 @@ class Mamba:
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         yield Tensor("ssm_in", self.width + self.mixed + self.heads, hidden)
-        yield Tensor("ssm_conv1d", self.mixed, self.kernel, exact=True)
+        yield Tensor("ssm_conv1d", self.mixed, self.kernel)
         yield Tensor("ssm_conv1d.bias", self.mixed)
         yield Tensor("ssm_dt.bias", self.heads)
         yield Tensor("ssm_a", self.heads, stored=(1, self.heads))
@@ -381,7 +387,7 @@ class ShortConvolution:
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         yield Tensor("shortconv.in_proj", 3 * hidden, hidden)
-        yield Tensor("shortconv.conv", hidden, self.kernel, exact=True)
+        yield Tensor("shortconv.conv", hidden, self.kernel)
         yield Tensor(self.output, hidden, hidden)
 
 
