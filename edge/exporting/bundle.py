@@ -127,6 +127,7 @@ def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequen
     try:
         check_cores("C runtime of apps", model.spec, app_cores)
         layout = make_layout(model.file, model.spec)
+        model_file.find_table(model.file, layout)
     except UnsupportedError as error:
         why = str(error).partition(": use ")[0]
         raise UnsupportedError(f"{model.name} cannot be exported: {why}") from None

@@ -17,6 +17,7 @@ from edge.backends.tvm.kv import row_formats
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
+from edge.backends.tvm.targets import TARGETS
 from edge.exporting import chat, model_file, vocabulary, words
 from edge.exporting.model_file import Section
 from edge.exporting.planning import SNAPSHOTS
@@ -114,6 +115,8 @@ def constants_header() -> str:
         _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
         _enum("", (f"KIND_{name.upper()}" for name in vocabulary.KINDS)),
+        _enum("", [*(f"ISA_{each.name.upper()}" for each in TARGETS), "ISAS"]),
+        "#define ISA_NAMES " + ", ".join(f'"{each.name}"' for each in TARGETS),
         f"typedef struct {{ int64_t {', '.join(Job.NAMES)}; }} pass_job;",
         *(_struct(name, fields) for name, fields in _STRUCTS.items()),
         range_tables(),
