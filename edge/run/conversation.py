@@ -10,7 +10,7 @@ go, and the answer runs again without its thoughts. Where rows cannot be taken b
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,13 @@ from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.run.arguments import check_text
 from edge.run.report import RunReport
+from edge.run.scheduler import Pieces
 from edge.run.sequence import Mark
 from edge.run.session import Session
 from edge.run.snapshots import changed_opening
 from edge.types import IntArray
 
 _LARGEST_FILE = 64 << 20  # bytes of a saved conversation
-
-Pieces = Generator[str, None, None]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from edge.cli.terminal.show import ProgressLine, ThoughtView, note, print_json, 
 from edge.options import Options
 
 if TYPE_CHECKING:
-    from edge.run.conversation import Conversation, Pieces
+    from edge.run.conversation import Conversation
+    from edge.run.scheduler import Pieces
 
 _SEEN = ("eos", "stop", "interrupted", "terminated")  # reasons for an answer's end that need no explanation
 

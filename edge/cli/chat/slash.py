@@ -14,8 +14,9 @@ from edge.model.thinking import Think
 from edge.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from edge.run.conversation import Conversation, Pieces
+    from edge.run.conversation import Conversation
     from edge.run.loop import OnPrefill
+    from edge.run.scheduler import Pieces
 
 
 @dataclass
