@@ -36,14 +36,12 @@ def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | Non
     return network
 
 
-def check_usual(what: str, spec: ModelSpec) -> Network:
-    """Like `check_cores`, for engines that need attention in every layer, with the same heads and temperatures in all:
-    their caches and tables have one size."""
-    network = check_cores(what, spec, usual_cores)
-    attention = {core and (core.heads, core.kv_heads, core.head_dim, core.temperature) for core in network.attention}
-    if None in attention or len(attention) > 1:
+def check_heads(network: Network, *, everywhere: bool = False) -> None:
+    """Refuse models whose layers have different heads or temperatures, for engines whose caches and tables have one
+    size. everywhere: every layer must have attention. Raises UnsupportedError."""
+    found = {(core.heads, core.kv_heads, core.head_dim, core.temperature) for core in network.attention if core}
+    if len(found) > 1 or (everywhere and None in network.attention):
         raise UnsupportedError("the model has layers of several forms: use --backend=llamacpp")
-    return network
 
 
 def usual_cores(core: Core) -> str | None:

@@ -20,7 +20,8 @@ failure: anything else. Before that, every engine has run every model once witho
 converted files exist.
 
 With --near, budgets are those that are nearly met: from 1.00 to 1.15 × the need that `edge plan` names for the same
-options, and prompts are long. RLIMIT_DATA is left out, since drivers of GPUs reserve much more than they touch.
+options, and prompts are long. RLIMIT_DATA is left out, since drivers of GPUs reserve much more than they touch: the
+peak is that of the process alone, as the kernel counts it. All is compiled, so no child runs.
 
 With --first, nothing is there before: each run has an empty cache folder, and compiles, packs and tries models as a
 first run does. Its peak is that of the process and its children together, sampled every few milliseconds: the resident
@@ -171,9 +172,9 @@ def random_case(chance: random.Random, engines: list[str], models: tuple[str, ..
     )
 
 
-def first_case(chance: random.Random, engines: list[str]) -> Case:
+def first_case(chance: random.Random, engines: list[str], models: tuple[str, ...] = MODELS) -> Case:
     """A first run, with a budget around what compiling takes."""
-    case = random_case(chance, engines, MODELS)
+    case = random_case(chance, engines, models)
     if case.engine == "llamacpp" and chance.random() < 0.5:
         case = replace(case, model=chance.choice(TRIED), policy="auto", kv_dtype="f16", rows=None, chunk=None)
     low, high = (75, 330) if case.model != MODELS[0] else (150, 520)
@@ -388,7 +389,9 @@ def main() -> None:
         cases = [plan_near(case, chance.uniform(1.0, 1.15)) for case in cases]
     with ExitStack() as stack, ThreadPoolExecutor(chosen.workers) as workers:
         groups = [stack.enter_context(cgroup(number)) for number in range(chosen.workers)]
-        held = "sampled" if chosen.first or chosen.near else "RLIMIT_DATA"
+        held = "the peak of the process"
+        if not chosen.near:
+            held = "the sampled peak of processes together" if chosen.first else "RLIMIT_DATA"
         print(f"limits: {held}{' and a cgroup' if groups[0] else ' (no cgroup can be made here)'}", flush=True)
         outcomes: list[Outcome] = []
         for outcome in workers.map(lambda case: run_in(groups, case), cases):

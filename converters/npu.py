@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +21,7 @@ from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.checks import check_static_sizes, fixed_sizes
 from edge.plan.npu import npu_use
-
-Progress = Callable[[float], None]
+from edge.types import Progress
 
 
 @dataclass(frozen=True)

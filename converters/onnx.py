@@ -9,7 +9,6 @@ metadata.gguf, tokenizer.json, edge.json               see model_folder.py
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,12 +42,11 @@ from edge.model.tensors import find_network
 from edge.model.text import utf8_path
 from edge.model.tokenizer import Tokenizer
 from edge.storage.fingerprint import hash_file
+from edge.types import Progress
 
 _TOKENIZER = "tokenizer.json"
 _WEIGHTS_SHARE = 0.9  # of the time
 _COMPILED_SHARE = 0.2  # of the time until there is something to compile
-
-Progress = Callable[[float], None]
 
 
 def planned_files(file: GGUFFile, spec: ModelSpec, method: Method | None = AS_IT_IS) -> dict[str, int | None]:

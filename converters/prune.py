@@ -9,7 +9,7 @@ whole channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from edge.backends.checks import usual_cores
-from edge.converters.calibrate import Walk, sequences
+from edge.converters.calibrate import Walk, rows_of, sequences
 from edge.converters.plain import check_encoded
 from edge.converters.quantizers.rtn import quantize
 from edge.errors import InputError, UnsupportedError
@@ -25,14 +25,13 @@ from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
 from edge.likelihood import negative_log_likelihoods
+from edge.model.layers import Dense
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 _BLOCK = 32  # channels are removed in blocks, so that the rows of ffn_down can be quantized afterwards
 _KEPT_IN = "F16"  # the type of quantized rows that lose columns
-
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,10 @@ def measure_importance(
     for layer in range(spec.layers):
         before = walk.hidden.copy()
         for names, inputs in walk.layer(layer):
-            if names[0].endswith("ffn_down"):
+            if names[0].endswith(Dense.output):
                 down = walk.weights[names[0]]
-                squares = np.einsum("tc,tc->c", inputs, inputs, dtype=np.float64) / len(inputs)
+                rows = rows_of(inputs)
+                squares = np.einsum("tc,tc->c", rows, rows, dtype=np.float64) / len(rows)
                 channels[layer] = squares * np.einsum("rc,rc->c", down, down, dtype=np.float64)
         layers[layer] = 1 - _cosines(before, walk.hidden).mean()
         if progress:
@@ -168,11 +168,11 @@ def _cuts(file: GGUFFile, spec: ModelSpec, kept: list[int], channels: IntArray) 
         if (layer := int(number)) not in kept:
             continue
         renamed, matrix = f"blk.{kept.index(layer)}.{stem}", stem.partition(".")[0]
-        if matrix in ("ffn_gate", "ffn_up") and channels.shape[1] < spec.ffn:
+        if matrix in Dense(spec.ffn).inputs and channels.shape[1] < spec.ffn:
             parts = info.shape[-1] // spec.ffn  # gate and up may lie in one
             rows = np.concatenate([channels[layer] + part * spec.ffn for part in range(parts)])
             yield _Cut(info, Planned(renamed, (*info.shape[:-1], rows.size), info.type), rows=rows)
-        elif stem == "ffn_down.weight" and channels.shape[1] < spec.ffn:
+        elif stem == f"{Dense.output}.weight" and channels.shape[1] < spec.ffn:
             kind = info.type if info.type in FLOATS else _KEPT_IN
             planned = Planned(renamed, (channels.shape[1], info.shape[1]), kind)
             yield _Cut(info, planned, columns=channels[layer])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ from edge.converters.huggingface.writer import write_folder
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
 from edge.model.reader import read_spec
-from edge.types import IntArray
+from edge.types import IntArray, Progress
 
 _LENGTH, _BATCH = 256, 4  # tokens that see each other, and sequences per step
 _RATE, _WARM_UP = 2e-4, 0.1
-
-Progress = Callable[[float], None]
 
 
 def repair(

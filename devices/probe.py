@@ -22,6 +22,7 @@ from edge.devices.memory import memory_limit
 from edge.devices.profiles import HOST, describe_host, find_profile
 from edge.devices.profiles.profile import DeviceProfile, Figure
 from edge.errors import InputError
+from edge.types import Progress
 
 _ARRAYS = 256 << 20  # bytes read in turn, over all threads: far beyond the last-level caches of such devices
 _LEAST_ARRAYS = 16 << 20  # where memory is short
@@ -35,8 +36,6 @@ _ONE_THREAD = (
     "BLIS_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)

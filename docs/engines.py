@@ -13,7 +13,7 @@ from edge.devices.output import work_folder
 from edge.errors import EdgeError, speaking
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.model.known import known_models, outline_model
-from edge.model.layers import Attention, Core, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
+from edge.model.layers import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 
@@ -40,6 +40,7 @@ _CORES: dict[str, Core] = {
     "feed-forward networks": Dense(8),
     Experts.kind: Experts(number=4, used=2, ffn=8),
     DeltaNet.kind: DeltaNet(heads=16, key_heads=16, size=128, value_size=128, kernel=4),
+    Mamba.kind: Mamba(heads=16, groups=1, size=128, head_dim=64, kernel=4),
     ShortConvolution.kind: ShortConvolution(hidden=1024, kernel=3),
     PerLayerInput.kind: PerLayerInput(8),
 }

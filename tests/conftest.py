@@ -257,3 +257,12 @@ def run_child(code: str, *arguments: object) -> Child:
     *printed, account = done.stdout.splitlines()
     status, peak = map(int, account.split())
     return Child(status, json.loads(printed[-1]) if printed else None, done.stderr, peak * 1024)
+
+
+@pytest.fixture
+def calm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that is not short of memory, which would take the snapshots."""
+    folder = tmp_path / "calm" / "proc"
+    folder.mkdir(parents=True)
+    (folder / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n", encoding="utf-8")
+    monkeypatch.setenv("EDGE_SENSORS", str(folder.parent))

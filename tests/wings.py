@@ -17,6 +17,7 @@ import pytest
 
 # Parts of files, since their packages or programs may be missing: a pattern of the tests that show each.
 PARTS = {
+    "C on ARM, under QEMU": r"^tests/exporting/test_platform\.py::test_the_same_runs_on_arm",
     "C under a sanitizer": r"^tests/exporting/test_runtime_pass\.py::test_passes_run_under_sanitizers",
     "CUDA by NVRTC": r"^tests/gpu/test_gpu_shaders\.py::test_nvrtc_",
     "Gemma 3 270M": r"^tests/model/test_gemma\.py::",

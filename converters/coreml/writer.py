@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,14 +39,13 @@ from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.model.tokenizer import Tokenizer
 from edge.storage.fingerprint import hash_file
+from edge.types import Progress
 
 FORMAT = 1
 PACKAGE, TOKENIZER = "model.mlpackage", "tokenizer.json"
 EMBEDDINGS, POSITIONS = "embeddings.bin", "positions.bin"
 _ROWS = 4096  # of the embeddings, which are written at once
 _SPECIFICATION = 9  # of iOS 18 and macOS 15, the first with int4 blocks and several functions
-
-Progress = Callable[[float], None]
 
 
 def check_target(folder: Path) -> None:

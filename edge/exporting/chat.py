@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import struct
 from contextlib import suppress
 
+import numpy as np
+
 from edge.errors import ModelFormatError, UnsupportedError
+from edge.exporting.c_struct import c_struct, filled
 from edge.model.chat_template import ChatTemplate, Segment
 from edge.model.model import Model
 from edge.model.thinking import Think
 
 PARTS = ("first", "system", "after system", "opening", "past", "next")  # in the order of CHAT_FIRST …
+# counts: ids of each part, or ABSENT. starts: bit i: part i opens the prompt with a person's text behind it.
+HEADER = c_struct(counts=("<i4", (len(PARTS),)), starts="<u4", reserved="<u4")
 ABSENT = -1
 _USER, _SYSTEM = "user", "system"
 
@@ -28,7 +32,7 @@ def chat_section(model: Model) -> bytes:
     counts = [len(parts[name]) if name in parts else ABSENT for name in PARTS]
     flags = sum(1 << at for at, name in enumerate(PARTS) if name in starts)
     ids = [token for name in PARTS for token in parts.get(name, ())]
-    return struct.pack(f"<{len(PARTS)}iII{len(ids)}i", *counts, flags, 0, *ids)
+    return filled(HEADER, {"counts": counts, "starts": flags}) + np.array(ids, "<i4").tobytes()
 
 
 def exported_think(template: ChatTemplate) -> Think:
@@ -80,7 +84,7 @@ class _Rendered:
         return not self._around[0]
 
     def ids(self, at: int, start: bool = False) -> list[int]:
-        """What stands before text `at`, or behind the last."""
+        """The part before text `at`, or behind the last."""
         found: list[int] = self._model.tokenizer.encode(self._around[at], special=True, start=start).tolist()
         return found
 

@@ -17,13 +17,16 @@ from edge.backends.tvm.kv import row_formats
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
+from edge.backends.tvm.targets import TARGETS
 from edge.exporting import chat, model_file, vocabulary, words
 from edge.exporting.model_file import Section
+from edge.exporting.planning import SNAPSHOTS
 from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
 from edge.formats.blocks import BLOCK_TYPES
 from edge.model import tokenizer
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
+from edge.prompt_cache.cache import SNAPSHOT_STEP
 from edge.run import governor, meters, reclaim, sampler
 
 CONSTANTS = "constants.h"
@@ -38,6 +41,8 @@ _INTEGERS = {
     "TILE": TILE,
     "SPARE_ROWS": SPARE_ROWS,
     "INT4_STEPS": row_formats.STEPS,
+    "SNAPSHOTS": SNAPSHOTS,
+    "SNAPSHOT_STEP": SNAPSHOT_STEP,
     "RING_SLACK": ring.SLACK,
     "RING_SHARE": ring.SPARE_SHARE,
     "ROTATED_AT_ONCE": row_lists.ROTATED_AT_ONCE,
@@ -92,7 +97,8 @@ _DOUBLES = {
     "PRESSURE_S": meters.PRESSURE_S,
     "COLDEST": sampler.COLDEST,
 }
-_TYPES = {"u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
+_STRUCTS = model_file.STRUCTS | vocabulary.STRUCTS | {"words_config": words.CONFIG, "chat_header": chat.HEADER}
+_TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 
 
 @lru_cache
@@ -109,8 +115,10 @@ def constants_header() -> str:
         _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
         _enum("", (f"KIND_{name.upper()}" for name in vocabulary.KINDS)),
+        _enum("", [*(f"ISA_{each.name.upper()}" for each in TARGETS), "ISAS"]),
+        "#define ISA_NAMES " + ", ".join(f'"{each.name}"' for each in TARGETS),
         f"typedef struct {{ int64_t {', '.join(Job.NAMES)}; }} pass_job;",
-        *(_struct(name, fields) for name, fields in model_file.STRUCTS.items()),
+        *(_struct(name, fields) for name, fields in _STRUCTS.items()),
         range_tables(),
         _table_types(),
     ]
@@ -139,6 +147,9 @@ def _struct(name: str, struct: np.dtype[np.void]) -> str:
 
 
 def _declaration(name: str, kind: np.dtype[np.generic]) -> str:
+    if kind.subdtype:
+        each, (count,) = kind.subdtype
+        return f"{_TYPES[each.str[1:]]} {name}[{count}]"
     if kind.kind in "SV":
         return f"{'char' if kind.kind == 'S' else 'uint8_t'} {name}[{kind.itemsize}]"
     return f"{_TYPES[kind.str[1:]]} {name}"

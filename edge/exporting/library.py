@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.backends.tvm.compiler.compiled import Progress
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.devices.host import usable_cores
@@ -27,6 +26,7 @@ from edge.devices.output import work_folder
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.exporting.constants import CONSTANTS, constants_header
 from edge.storage import cache
+from edge.types import Progress
 
 STATIC, SHARED = "libedge.a", "libedge.so"
 RUNTIME = Path(__file__).parent / "runtime"
@@ -245,7 +245,7 @@ def _stubs(toolchain: Toolchain, folder: Path) -> list[Path]:
 
 
 def run_compiler(toolchain: Toolchain, *arguments: str | Path) -> str:
-    """What the compiler says. Raises EngineError if it fails."""
+    """Run the compiler and return its output. Raises EngineError if it fails."""
     command = [*toolchain.compiler, *map(str, arguments)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
@@ -29,19 +29,18 @@ from edge.backends.tvm.packing.weights import write_weights
 from edge.backends.tvm.targets import Target
 from edge.devices.profiles.profile import Power
 from edge.errors import UnsupportedError
+from edge.exporting.c_struct import c_struct, filled
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.kv.h2o import H2O
 from edge.kv.policy import Policy
 from edge.model.model import Model
 from edge.sampling import SamplingParams
-from edge.types import FloatArray
+from edge.types import FloatArray, Progress
 
 VERSION = 2
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
 _PIECE = 4 << 20  # bytes that are copied at once
-
-Progress = Callable[[float], None]
 
 
 class Section(IntEnum):
@@ -58,16 +57,11 @@ KV_DTYPES = ("f32", "f16", "int8", "int4")  # in the order of KV_F32 …
 TABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
-def _struct(**fields: str) -> np.dtype[np.void]:
-    """A C struct of fields with these types."""
-    return np.dtype(list(fields.items()), align=True)
-
-
 # resident: bytes before section TABLE. hash: SHA-256 of the model's file.
-HEADER = _struct(magic="S8", version="<u4", sections="<u4", size="<u8", resident="<u8", hash="V32")
+HEADER = c_struct(magic="S8", version="<u4", sections="<u4", size="<u8", resident="<u8", hash="V32")
 # crc: CRC-32, of all sections but WEIGHTS, TABLE and TOKENIZER.
-ENTRY = _struct(kind="<u4", crc="<u4", offset="<u8", size="<u8")
-CONFIG = _struct(
+ENTRY = c_struct(kind="<u4", crc="<u4", offset="<u8", size="<u8")
+CONFIG = c_struct(
     # The most of a layer, head padded to 16 values; then those of the layers without and with a ring.
     **dict.fromkeys(("layers", "kv_heads", "heads", "hidden", "head", "vocab", "padded_vocab", "context"), "<u4"),
     **dict.fromkeys(("whole_kv_heads", "whole_head", "ring_kv_heads", "ring_head"), "<u4"),
@@ -95,8 +89,8 @@ CONFIG = _struct(
     **dict.fromkeys(("kv_bytes", "scratch_bytes"), "<u8"),  # of the plan
     peak="<u8",  # bytes that a process with one session is planned to hold
 )
-LAYER = _struct(window="<u4", rope="<u4", ringed="<u4", rowless="<u4")  # section LAYERS: one for each layer
-DESIGN = _struct(
+LAYER = c_struct(window="<u4", rope="<u4", ringed="<u4", rowless="<u4")  # section LAYERS: one for each layer
+DESIGN = c_struct(
     isa="S16",
     # tokens: rows of a chunk. rope_size: values of a table of angles. observed: rows with attention sums, or 0.
     **dict.fromkeys(("gemm_tokens", "tokens", "rope_size", "observed"), "<u4"),
@@ -104,7 +98,7 @@ DESIGN = _struct(
     **dict.fromkeys(("normals", "temperatures", "layer_inputs"), "<u8"),  # where these begin in `floats`
     **dict.fromkeys(("table", "numbers"), "<u8"),  # the table's offset in the section, and its int64 numbers
 )
-ANGLES = _struct(pairs="<u4", reserved="<u4", magnitude="<f8")  # then float64 radians[head / 2]
+ANGLES = c_struct(pairs="<u4", reserved="<u4", magnitude="<f8")  # then float64 radians[head / 2]
 STRUCTS = {  # by their names in C
     "file_header": HEADER, "file_section": ENTRY, "edge_config": CONFIG, "layer_config": LAYER,
     "design_config": DESIGN, "angles_config": ANGLES,
@@ -146,7 +140,7 @@ def config_section(
         "joules_per_byte": power.dram_pj_per_byte * 1e-12, "weight_bytes": spec.weight_bytes,
         "states": sum(network.fixed_values), "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes, "peak": peak,
     }  # fmt: skip
-    return _filled(CONFIG, values)
+    return filled(CONFIG, values)
 
 
 def layers_section(layout: PackedLayout) -> bytes:
@@ -159,7 +153,7 @@ def layers_section(layout: PackedLayout) -> bytes:
         }
         for layer, window in enumerate(network.windows)
     ]  # fmt: skip
-    return b"".join(_filled(LAYER, each) for each in rows)
+    return b"".join(filled(LAYER, each) for each in rows)
 
 
 def designs_section(layout: PackedLayout, config: EngineConfig, targets: Sequence[Target]) -> bytes:
@@ -178,7 +172,7 @@ def designs_section(layout: PackedLayout, config: EngineConfig, targets: Sequenc
             **{name: scratch.offsets[name] for name in ("normals", "temperatures", "layer_inputs")},
             "table": at + len(tables), "numbers": len(table) // 8,
         }  # fmt: skip
-        rows.append(_filled(DESIGN, values))
+        rows.append(filled(DESIGN, values))
         tables += _padded(table, ALIGNMENT)
     return _padded(head + b"".join(rows), ALIGNMENT) + tables
 
@@ -191,7 +185,7 @@ def angles_section(model: Model, layout: PackedLayout, config: EngineConfig) -> 
         for angles in rotation.angles:
             radians = np.zeros(head // 2, "<f8")
             radians[: angles.radians.size] = angles.radians
-            parts.append(_filled(ANGLES, {"pairs": angles.radians.size, "magnitude": angles.magnitude}))
+            parts.append(filled(ANGLES, {"pairs": angles.radians.size, "magnitude": angles.magnitude}))
             parts.append(radians.tobytes())
     return b"".join(parts)
 
@@ -241,22 +235,22 @@ def write_model(
     for kind in kinds:
         places[kind], size = at, len(sections[kind])
         crc = 0 if kind == Section.TOKENIZER else zlib.crc32(sections[kind])
-        entries.append(_filled(ENTRY, {"kind": kind, "crc": crc, "offset": at, "size": size}))
+        entries.append(filled(ENTRY, {"kind": kind, "crc": crc, "offset": at, "size": size}))
         at = round_up(at + size, ALIGNMENT)
     weights = round_up(at, WEIGHT_ALIGNMENT)
     resident, table = weights + layout.nbytes, find_table(file, layout)
-    entries.append(_filled(ENTRY, {"kind": Section.WEIGHTS, "offset": weights, "size": layout.nbytes}))
+    entries.append(filled(ENTRY, {"kind": Section.WEIGHTS, "offset": weights, "size": layout.nbytes}))
     size = resident
     if table:
         resident = round_up(resident, ALIGNMENT)
         size = resident + table.nbytes
-        entries.append(_filled(ENTRY, {"kind": Section.TABLE, "offset": resident, "size": table.nbytes}))
+        entries.append(filled(ENTRY, {"kind": Section.TABLE, "offset": resident, "size": table.nbytes}))
     header = {
         "magic": b"EDGEMDL1", "version": VERSION, "sections": len(entries), "size": size, "resident": resident,
         "hash": np.void(model_hash),
     }  # fmt: skip
     with open(path, "wb") as out:
-        out.write(_filled(HEADER, header) + b"".join(entries))
+        out.write(filled(HEADER, header) + b"".join(entries))
         for kind, place in places.items():
             _write_at(out, place, sections[kind])
         write_weights(file, layout, out, weights, progress)
@@ -270,14 +264,6 @@ def _long_from(model: Model, config: EngineConfig) -> int:
     original = next((rope.original_context for rope in network.ropes if rope.has_long), 0) if network else 0
     positions = model.spec.context if config.per_head else config.capacity
     return original if original and positions > original else 0
-
-
-def _filled(struct: np.dtype[np.void], values: Mapping[str, object]) -> bytes:
-    """A struct with these fields; the others, and the bytes between them, are 0."""
-    row = np.zeros(1, struct)
-    for name, value in values.items():
-        row[name] = value
-    return row.tobytes()
 
 
 def _padded(data: bytes, alignment: int) -> bytes:

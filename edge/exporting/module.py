@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edge.backends.tvm.compiler.compiled import Progress
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.devices.output import work_folder
@@ -20,6 +19,7 @@ from edge.errors import MissingExtraError
 from edge.exporting.constants import constants_header
 from edge.exporting.library import RUNTIME, Toolchain, compile_sources, run_compiler
 from edge.storage import cache
+from edge.types import Progress
 
 PAGE = 65536  # bytes, in which WebAssembly counts memory
 MOST_PAGES = 65535  # whose size in bytes is a number of 32 bits

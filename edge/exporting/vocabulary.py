@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from edge.errors import UnsupportedError
+from edge.exporting.c_struct import c_struct, filled
 from edge.exporting.words import words_section
 from edge.model.tokenizer import BYTE_OF_CHAR, NORMALIZER, Tokenizer
 from edge.model.vocabulary import CONTROL
@@ -17,6 +18,20 @@ ADDS_SPACE, SPACE_FIRST, SPACE_ALWAYS, WHOLE_WORDS = 1, 2, 4, 8
 IS_CONTROL, ONLY_SPECIAL, SWALLOWS = 1, 2, 4
 LONGEST_PIECE, MOST_PROBES = 1024, 256
 TOKEN_BITS, RANK_BITS = 20, 24
+_COUNTS = (
+    "kind", "flags", "tokens", "merges", "characters", "slots", "probes", "specials", "ends", "banned", "piece_bytes",
+    "special_bytes",
+)  # fmt: skip
+CONFIG = c_struct(
+    **dict.fromkeys(_COUNTS, "<u4"),
+    **dict.fromkeys(("bos", "unknown"), "<i4"),  # or -1
+    bytes=("<i4", (256,)),  # the tokens of single bytes, or -1
+    special_starts=("<u4", (257,)),  # the special tokens that begin with byte i
+    reserved="<u4",
+)
+CHARACTER = c_struct(point="<u4", token="<i4")
+SPECIAL = c_struct(start="<u4", length="<u4", flags="<u4", token="<i4")
+STRUCTS = {"tokenizer_config": CONFIG, "character": CHARACTER, "special_token": SPECIAL}  # by their names in C
 
 
 def tokenizer_sections(tokenizer: Tokenizer) -> tuple[bytes, bytes]:
@@ -49,17 +64,19 @@ def _tokens(tokenizer: Tokenizer) -> bytes:
         KINDS.index(tokenizer.kind), flags, size, len(merges), len(characters), len(slots), probes, len(specials),
         len(ends), len(banned), sum(map(len, pieces)), len(special_texts),
     )  # fmt: skip
+    config = {
+        **dict(zip(_COUNTS, counts, strict=True)),
+        "bos": bos, "unknown": unknown, "bytes": _byte_tokens(tokenizer), "special_starts": special_starts,
+    }  # fmt: skip
     return b"".join(
         [
-            np.array(counts, "<u4").tobytes(),
-            np.array([bos, unknown, *_byte_tokens(tokenizer)], "<i4").tobytes(),
-            np.array([*special_starts, 0], "<u4").tobytes(),
+            filled(CONFIG, config),
             merges.astype("<u8").tobytes(),
             firsts.astype("<u4").tobytes(),
-            characters.astype("<i4").tobytes(),
+            characters.tobytes(),
             slots.astype("<i4").tobytes(),
             np.cumsum([0, *map(len, pieces)]).astype("<u4").tobytes(),
-            specials.astype("<i4").tobytes(),
+            specials.tobytes(),
             np.array([*ends, *banned], "<i4").tobytes(),
             *pieces,
             special_texts,
@@ -87,11 +104,11 @@ def _byte_tokens(tokenizer: Tokenizer) -> list[int]:
 
 
 def _characters(tokenizer: Tokenizer) -> AnyArray:
-    """The tokens of single characters, int [n, 2]: code point, token."""
+    """The tokens of single characters, CHARACTER [n]."""
     if tokenizer.kind == "gpt2":
-        return np.zeros((0, 2), int)
+        return np.zeros(0, CHARACTER)
     texts = ((tokenizer.text(token), token) for token in _plain(tokenizer))
-    return np.array(sorted((ord(text), token) for text, token in texts if len(text) == 1)).reshape(-1, 2)
+    return np.array(sorted((ord(text), token) for text, token in texts if len(text) == 1), CHARACTER)
 
 
 def _plain(tokenizer: Tokenizer) -> list[int]:
@@ -122,7 +139,7 @@ def _slots(tokenizer: Tokenizer, pieces: list[bytes]) -> tuple[AnyArray, int]:
 
 
 def _specials(tokenizer: Tokenizer) -> tuple[AnyArray, AnyArray, bytes]:
-    """Tokens that match whole, int [n, 4]; the first for each first byte; and their texts."""
+    """Tokens that match whole, SPECIAL [n]; the first for each first byte; and their texts."""
     found = sorted((text.encode(), token, control) for text, (token, control) in tokenizer.special_tokens().items())
     rows, texts = [], b""
     for text, token, control in found:
@@ -131,7 +148,7 @@ def _specials(tokenizer: Tokenizer) -> tuple[AnyArray, AnyArray, bytes]:
         rows.append((len(texts), len(text), flags, token))
         texts += text
     starts = np.searchsorted([text[0] for text, _, _ in found], np.arange(257))
-    return np.array(rows).reshape(-1, 4), starts, texts
+    return np.array(rows, SPECIAL), starts, texts
 
 
 def _fnv1a(data: bytes) -> int:
@@ -142,5 +159,5 @@ def _fnv1a(data: bytes) -> int:
 
 
 def _bytes_of(word: str) -> bytes | None:
-    """What a word in GPT-2's characters for bytes stands for; None if it has others."""
+    """The bytes of a word in GPT-2's characters for bytes; None if it has others."""
     return bytes(BYTE_OF_CHAR[char] for char in word) if BYTE_OF_CHAR.keys() >= set(word) else None

@@ -21,10 +21,12 @@ import numpy as np
 from tokenizers import Regex, pre_tokenizers
 
 from edge.errors import UnsupportedError
+from edge.exporting.c_struct import c_struct, filled
 from edge.model.pre_tokenizers import PreTokenizer
 
 CODE_POINTS, BLOCK = 0x110000, 128
 MOST_SPLITS = 8
+CONFIG = c_struct(block_count="<u4", class_count="<u4", splits="<u4", states=("<u4", (MOST_SPLITS,)))
 ENDS, _MOST_STATES, _MOST_CLASSES = 0x8000, 0x8000, 255
 _SURROGATES = range(0xD800, 0xE000)  # no text contains them
 
@@ -83,8 +85,8 @@ def words_section(rule: PreTokenizer) -> bytes:
     blocks, classes, members = _classes(parser.sets)
     tables = [_automaton(tree, members) for tree in trees]
     states = [table.shape[0] for table in tables] + [0] * (MOST_SPLITS - len(tables))
-    head = np.array([len(classes) // BLOCK, len(members), len(tables), *states], "<u4")
-    return b"".join([head.tobytes(), blocks, classes, *(table.tobytes() for table in tables)])
+    head = {"block_count": len(classes) // BLOCK, "class_count": len(members), "splits": len(tables), "states": states}
+    return b"".join([filled(CONFIG, head), blocks, classes, *(table.tobytes() for table in tables)])
 
 
 class _Parser:

@@ -17,7 +17,7 @@ from edge.hub.http import CutError, RefusedError, blocks, opened, patiently
 from edge.hub.repository import RemoteFile, Repository, explained
 from edge.hub.settings import hub_cache
 
-Progress = Callable[[int, int], None]  # bytes that are here, bytes of the file
+OnBytes = Callable[[int, int], None]  # bytes that are here, bytes of the file
 Notice = Callable[[str], None]  # a line for the person
 
 _BLOCK = 1 << 20  # bytes read at a time of a part
@@ -31,7 +31,7 @@ def download(
     repository: Repository,
     file: RemoteFile,
     *,
-    progress: Progress = lambda done, total: None,
+    progress: OnBytes = lambda done, total: None,
     notice: Notice = lambda line: None,
 ) -> Path:
     """Download a file, or continue an interrupted download; return its path in its snapshot. A file that is there is
@@ -82,7 +82,7 @@ def read_bytes(repository: Repository, file: RemoteFile, start: int, stop: int, 
         patiently(step, lambda: at)
 
 
-def _fetch(repository: Repository, file: RemoteFile, blob: Path, progress: Progress, notice: Notice) -> None:
+def _fetch(repository: Repository, file: RemoteFile, blob: Path, progress: OnBytes, notice: Notice) -> None:
     """Fill `blob` by way of `blob`.incomplete. Raises as `download`, OSError, RefusedError."""
     path = blob.with_name(f"{blob.name}.incomplete")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
@@ -111,7 +111,7 @@ def _fetch(repository: Repository, file: RemoteFile, blob: Path, progress: Progr
 class _Part:
     """The downloaded beginning of a file, on disk and hashed."""
 
-    def __init__(self, repository: Repository, file: RemoteFile, out: BinaryIO, progress: Progress) -> None:
+    def __init__(self, repository: Repository, file: RemoteFile, out: BinaryIO, progress: OnBytes) -> None:
         self._url, self._file, self._out, self._progress = repository.url_of(file), file, out, progress
         self.done, self.digest = 0, _digest_of(file)
 

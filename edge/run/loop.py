@@ -16,7 +16,7 @@ from edge.run.report import StopReason
 from edge.run.sequence import TokenSequence
 from edge.run.snapshots import Outline
 
-Progress = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
+OnPrefill = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
 
 _READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are asked: a few milliseconds of work
 
@@ -33,7 +33,7 @@ def begin(sequence: TokenSequence, run: Generation) -> None:
     run.prompt = sequence.begin(run.prompt, outline, follow_up=request.follow_up)
 
 
-def generate(sequence: TokenSequence, run: Generation, on_prefill: Progress | None) -> Iterator[str]:
+def generate(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None) -> Iterator[str]:
     """Run the prompt and yield the answer's pieces, until something ends it, which sets `run.stop_reason`."""
     if not (run.request.follow_up or run.watch.ends_now()):
         run.reused = sequence.reuse()

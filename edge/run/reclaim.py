@@ -72,10 +72,11 @@ class Reclaimer:
         return freed
 
     def _give_snapshots(self, nbytes: int, cause: str) -> int:
-        if not (freed := self._snapshots()) or nbytes <= 0:
+        snapshots, planned = self._sequence.snapshots, self._snapshots()
+        if not planned or nbytes <= 0:
             return 0
-        self._sequence.snapshots.shrink(0)
-        self._note("snapshots", freed, 0, cause)
+        snapshots.shrink(max(0, snapshots.most - -(-nbytes * snapshots.most // planned)))
+        self._note("snapshots", freed := planned - self._snapshots(), snapshots.most, cause)
         return freed
 
     def _give_rows(self, nbytes: int, cause: str) -> None:
@@ -93,7 +94,8 @@ class Reclaimer:
         return 0 if self._prompt_cache is None else self._prompt_cache.memory
 
     def _snapshots(self) -> int:
-        return self._sequence.plan.bytes.snapshots if self._sequence.snapshots.most else 0
+        plan, most = self._sequence.plan, self._sequence.snapshots.most
+        return plan.bytes.snapshots * most // plan.snapshots if most else 0
 
     def _floor(self) -> int:
         """The smallest capacity."""

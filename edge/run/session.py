@@ -25,7 +25,7 @@ from edge.plan.plan import Plan
 from edge.run.arguments import check_meter
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
-from edge.run.loop import Progress, begin, generate
+from edge.run.loop import OnPrefill, begin, generate
 from edge.run.meters import EnergyMeter, Watch, find_zone
 from edge.run.report import RunReport, StopReason
 from edge.run.reporting import report_of, why_unanswered
@@ -165,7 +165,7 @@ class Session:
         time_spent: float = 0.0,
         energy_spent: float = 0.0,
         keep_text: bool = True,
-        on_prefill: Progress | None = None,
+        on_prefill: OnPrefill | None = None,
         on_thought: Callable[[str], None] | None = None,
     ) -> Generator[str, None, None]:
         """Pieces of the answer as they are generated, whole characters only.

@@ -15,19 +15,17 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge.errors import CacheError, InputError
 from edge.storage import cache
+from edge.types import Progress
 
 _BLOCK = 1 << 20  # bytes read at a time
 _TICK = 2_000_000_000  # nanoseconds, of the coarsest clock of a file system: two changes within one look like one
 _SHA256 = re.compile(rb"[0-9a-f]{64}")
-
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)

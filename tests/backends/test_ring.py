@@ -400,6 +400,7 @@ def test_windows_in_all_layers_need_no_more_rows_than_they_see() -> None:
         np.testing.assert_allclose(np.concatenate(parts), expected, rtol=0, atol=EXACT)
 
 
+@pytest.mark.usefixtures("calm")
 @pytest.mark.parametrize("slack", [200, 4])
 def test_a_turn_is_taken_back_where_windows_have_moved_on(
     slack: int, sessions: Callable[..., Session], monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from conftest import GOLDEN
 
-from edge.cli.terminal.show import Progress
+from edge.cli.terminal.show import ProgressLine
 
 pty = pytest.importorskip("pty")
 readline = pytest.importorskip("readline")
@@ -187,7 +187,7 @@ def test_a_bar_that_is_interrupted_as_it_begins_goes_away(monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    shown = Progress(enabled=True)
+    shown = ProgressLine(enabled=True)
     monkeypatch.setattr(shown._bar, "add_task", interrupt)
     with pytest.raises(KeyboardInterrupt):
         shown.step("prefill")(1, 2)

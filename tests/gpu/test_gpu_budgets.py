@@ -137,24 +137,27 @@ def test_the_predicted_peak_holds(prompt: int, answer: int, rows: int) -> None:
 
 UNSEEN = """
 import json, sys
-import edge
+from edge.cli import main
 from edge.devices.memory import memory_use
 
+sys.argv[:] = ["edge", *sys.argv[1:]]
 try:
-    edge.load("smollm2-135m", backend="gpu", memory="100MiB")
-except edge.BudgetError as error:
+    main()
+except SystemExit as left:
     loaded = [each for each in ("wgpu", "pyopencl", "cuda.bindings") if each in sys.modules]
-    print(json.dumps([str(error), loaded, memory_use().peak]))
+    print(json.dumps([left.code, loaded, memory_use().peak]))
 """
 
 
-def test_a_budget_without_room_for_a_driver_is_refused_before_one_is_loaded() -> None:
+@pytest.mark.parametrize("command", [["run", "-p", "hi"], ["plan"]], ids=["run", "plan"])
+def test_a_budget_without_room_for_a_driver_is_refused_before_one_is_loaded(command: list[str]) -> None:
     """Drivers take 100 MiB, even to show their GPUs: the refusal would exceed the budget."""
     pytest.importorskip("wgpu")
-    said, loaded, peak = run_child(UNSEEN).output
+    child = run_child(UNSEEN, *command, "smollm2-135m", "--backend", "gpu", "--memory", "100MiB")
+    status, loaded, peak = child.output
     assert re.search(
-        r'the memory budget is 100 MiB: the smallest that fits is memory="\d+MiB" in a first run, which compiles or '
-        r'tries the model; later runs fit in memory="\d+MiB"', said
+        r"the memory budget is 100 MiB: the smallest that fits is --memory \d+MiB in a first run, which compiles or "
+        r"tries the model; later runs fit in --memory \d+MiB", child.errors
     )  # fmt: skip
-    assert loaded == []
+    assert (status, loaded) == (3, [])
     assert peak < 100 * MIB

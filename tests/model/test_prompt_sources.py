@@ -45,6 +45,14 @@ def asked(*given: str, file: Path | None = None) -> str:
     return "".join(read_prompt(given, file))
 
 
+def test_a_terminal_without_a_prompt_is_told_of_chat(connect: Connect) -> None:
+    leader, terminal = os.openpty()
+    connect(terminal)
+    with pytest.raises(InputError, match=r"^no prompt: .*; edge chat holds a conversation$"):
+        read_prompt([], None)
+    os.close(leader)
+
+
 @pytest.mark.parametrize(
     ("text", "whole"),
     [

@@ -121,6 +121,7 @@ def test_thoughts_that_cannot_be_taken_back_stay(qwen: Path) -> None:
         assert not talk.replays
 
 
+@pytest.mark.usefixtures("calm")
 @pytest.mark.exhaustive  # compiles a design of its own
 def test_thoughts_leave_windows_that_have_moved_on(tmp_path: Path) -> None:
     small = Small(layers=2, architecture="gemma3", window=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -374,4 +375,4 @@ def test_standard_output_has_the_answer_alone(folder: Path) -> None:
         capture_output=True, text=True, check=True, timeout=240,
     )  # fmt: skip
     assert json.loads(done.stdout)["plan"]["config"]["emulated"] is True
-    assert "no NPU here: --provider qnn emulates one" in done.stderr
+    assert re.search(r"no NPU here: --provider qnn emulates one, where a token takes about [\d.]+ s", done.stderr)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import random
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_child import wait_for
 
 RUNS = 8
 
@@ -43,3 +45,31 @@ def test_what_passes_a_hard_limit_is_seen(limits: Any) -> None:
     lying = type("Lying", (limits.Case,), {"arguments": property(lambda self: case.arguments)})
     small = lying(case.model, "reference", "streaming", "f32", 1 << 20, 10, 2, 512, None)
     assert limits.run(small, None).kind not in limits.KEPT
+
+
+def test_first_runs_and_budgets_that_are_nearly_met(limits: Any) -> None:
+    """One draw of each, on an engine that compiles nothing, and a child that counts beside its parent."""
+    chance, tiny = random.Random(3), limits.MODELS[1:2]
+    first = limits.first_case(chance, ["reference"], tiny)
+    assert (first.first, first.prompt <= 500) == (True, True)
+    near = limits.plan_near(limits.near_case(chance, ["reference"]), 1.02)
+    for case in (first, near):
+        outcome = limits.run(case, None)
+        assert outcome.kind in limits.KEPT, outcome.said
+        assert outcome.kind == "refused" or 0.5 * case.budget < outcome.peak <= case.budget
+
+
+def test_children_count_beside_their_parent(limits: Any) -> None:
+    """A launcher's child of about 10 MiB, whose own child holds 60 MiB more."""
+    holds = "import sys; held = b'1' * (60 << 20); print(1, flush=True); sys.stdin.read()"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {holds!r}])"
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", launcher], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process, limits.Together(process.pid) as together:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()
+        wait_for(lambda: together.peak > 68 << 20)
+        assert process.stdin is not None
+        process.stdin.close()
+    assert together.peak < 110 << 20

@@ -40,6 +40,9 @@ HYBRIDS = [
 SMALL = 600 << 20
 
 
+pytestmark = pytest.mark.usefixtures("calm")
+
+
 @lru_cache
 def model_of(name: str) -> Model:
     return open_model(GOLDEN / f"{name}.gguf")

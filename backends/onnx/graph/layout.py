@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from edge.backends.checks import check_usual
+from edge.backends.checks import check_cores, check_heads, usual_cores
 from edge.backends.onnx.graph.forms import Array, Blocks, Floats, Form, Int8, NormalFloats
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum, is_exact
 from edge.errors import UnsupportedError
@@ -116,7 +116,8 @@ class Layout:
 
 def check_network(spec: ModelSpec) -> Network:
     """The model's layers. Raises UnsupportedError for models that the graph cannot express."""
-    network = check_usual("onnx engine", spec)
+    network = check_cores("onnx engine", spec, usual_cores)
+    check_heads(network, everywhere=True)
     if spec.head_dim % _HEAD_MULTIPLE:
         raise UnsupportedError(
             f"ONNX Runtime's attention wants heads of a multiple of {_HEAD_MULTIPLE} values, not {spec.head_dim}: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,11 +13,9 @@ from edge.backends.onnx.graph.forms import RawRows
 from edge.backends.onnx.graph.layout import Layout, Matrix, Place, SourceRows
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
-from edge.types import AnyArray
+from edge.types import AnyArray, Progress
 
 _SLICE = 1 << 20  # weights that are converted at once, with about 30 bytes for each
-
-Progress = Callable[[float], None]
 
 
 def write_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progress | None = None) -> None:

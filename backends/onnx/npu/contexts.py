@@ -8,7 +8,7 @@ so that a folder holds only the contexts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,7 @@ from edge.formats.onnx_folder import MANIFEST, check_content, read_manifest
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.storage.fingerprint import fingerprint
-
-Progress = Callable[[float], None]
+from edge.types import Progress
 
 # Nothing may run elsewhere unseen: a graph with a node that the provider does not have is refused.
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}

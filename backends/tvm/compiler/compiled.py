@@ -9,7 +9,6 @@ import functools
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from edge.backends.tvm.cpu.elf import Image
@@ -18,6 +17,7 @@ from edge.backends.tvm.sources import PASS, source_hash
 from edge.devices.child import run_child
 from edge.errors import MissingExtraError
 from edge.storage import cache
+from edge.types import Progress
 
 _PACKAGES = ("tvm", "tvm_ffi", "elftools")
 _COMPILE_TIMEOUT_S = 600.0
@@ -26,8 +26,6 @@ _COMPILE_TIMEOUT_S = 600.0
 # For apps, whose passes are one object file each: 163 to 215, 218 to 261.
 FRUGAL_BYTES, QUICK_BYTES = 168 << 20, 288 << 20
 APP_FRUGAL_BYTES, APP_QUICK_BYTES = 224 << 20, 280 << 20
-
-Progress = Callable[[float], None]
 
 
 def is_installed() -> bool:

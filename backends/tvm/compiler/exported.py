@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from edge.backends.tvm.compiler.compiled import APP_QUICK_BYTES, Progress, about_design, compile_design, design_key
+from edge.backends.tvm.compiler.compiled import APP_QUICK_BYTES, about_design, compile_design, design_key
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.backends.tvm.targets import Target, app_targets, with_tuning
@@ -16,6 +16,7 @@ from edge.devices.host import usable_cores
 from edge.devices.memory import memory_limit, memory_use
 from edge.errors import UnsupportedError
 from edge.storage import cache
+from edge.types import Progress
 
 _AT_ONCE = 2  # compilers
 _FAMILIES = {"avxvnni", "avx2"}, {"i8mm", "dotprod", "neon"}  # the same but for dot products of bytes

@@ -93,7 +93,7 @@ class Matrix:
     @property
     def factor_words(self) -> int:
         """Words of a row's factors: two bytes for each part of a super-block."""
-        return 0 if isinstance(self.block, FloatBlock) or self.block.parts == 1 else self.parts // 2
+        return 0 if isinstance(self.block, FloatBlock) or not self.block.factored else self.parts // 2
 
     @property
     def row_words(self) -> tuple[int, ...]:
@@ -271,7 +271,7 @@ def _growth(block: Block) -> float:
     """Bytes on the device / bytes in the file, without padding."""
     if isinstance(block, FloatBlock):
         return 1.0
-    factors = 2 * block.parts if block.parts > 1 else 0
+    factors = 2 * block.parts if block.factored else 0
     return (block.values * sum(block.planes) // 8 + _number_bytes(block) + factors) / block.raw_bytes
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -23,14 +23,13 @@ from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.tensors import Source
 from edge.storage import cache
 from edge.storage.fingerprint import Fingerprint, fingerprint
-from edge.types import AnyArray
+from edge.types import AnyArray, Progress
 
 _BLOCK = 2 << 20  # bytes that Linux may map as one page
 _SLICE = 4 << 20  # bytes of a tensor that are packed at once, which limits the memory that packing takes
 _HASHING = 0.1  # share of the time of packing, for the progress bar
 _HUGEPAGE, _POPULATE_READ = 14, 22  # of Linux's madvise
 
-Progress = Callable[[float], None]
 Ranges = Sequence[tuple[int, int]]  # first byte and length
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from edge.cli import options as o
-from edge.cli.terminal.show import Progress, ThoughtView, note, print_json, progress, width
+from edge.cli.terminal.show import ProgressLine, ThoughtView, note, print_json, progress, width
 from edge.options import Options
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _pinned(rows: int, system: str | None, options: Options) -> int:
 
 
 def _answer(
-    talk: Conversation, pieces: Pieces, shown: Progress, thoughts: ThoughtView, *, json: bool, quiet: bool
+    talk: Conversation, pieces: Pieces, shown: ProgressLine, thoughts: ThoughtView, *, json: bool, quiet: bool
 ) -> None:
     """Print an answer as it is generated, and notices about it. Ctrl-C ends the answer, not the conversation."""
     from edge.cli.terminal.signals import Terminated, ended_by_signals

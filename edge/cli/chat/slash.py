@@ -15,7 +15,7 @@ from edge.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from edge.run.conversation import Conversation, Pieces
-    from edge.run.loop import Progress
+    from edge.run.loop import OnPrefill
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Chat:
 
     talk: Conversation
     settings: Settings
-    on_prefill: Progress
+    on_prefill: OnPrefill
     on_thought: Callable[[str], None]
     left: bool = False
 

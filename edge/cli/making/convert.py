@@ -13,6 +13,7 @@ from edge.budget import format_bytes
 from edge.cli import options as o
 from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError
+from edge.types import Progress
 
 if TYPE_CHECKING:
     from edge.converters.convert import Report
@@ -142,7 +143,7 @@ def convert(
         return
     with progress(enabled=not quiet) as shown:
 
-        def step(name: str) -> c.Progress:
+        def step(name: str) -> Progress:
             bar = shown.step(name)
             return lambda part: bar(part, 1.0)
 

@@ -48,7 +48,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
     return aligned(headings, rows, left, width())
 
 
-class Progress:
+class ProgressLine:
     """A transient bar on stderr for one long step at a time; silent unless a person is watching."""
 
     def __init__(self, enabled: bool) -> None:
@@ -100,7 +100,7 @@ class Progress:
 class ThoughtView:
     """Shows a model's thoughts on stderr, dimmed, if a person is watching; the answer then begins on a line below."""
 
-    def __init__(self, enabled: bool, progress: Progress) -> None:
+    def __init__(self, enabled: bool, progress: ProgressLine) -> None:
         self._enabled, self._progress = enabled and sys.stderr.isatty(), progress
         plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
         self._dim, self._normal = ("", "") if plain else ("\x1b[2m", "\x1b[22m")
@@ -126,8 +126,8 @@ class ThoughtView:
 
 
 @contextmanager
-def progress(enabled: bool) -> Iterator[Progress]:
-    shown = Progress(enabled)
+def progress(enabled: bool) -> Iterator[ProgressLine]:
+    shown = ProgressLine(enabled)
     try:
         yield shown
     finally:

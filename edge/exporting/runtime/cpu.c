@@ -17,9 +17,6 @@
 
 /* ---- instruction sets -------------------------------------------------------------------------------------------- */
 
-static const char *const ISA_NAMES[] = {"avx512vnni", "avxvnni", "avx2", "i8mm", "dotprod", "neon"};
-enum { AVX512VNNI, AVXVNNI, AVX2, I8MM, DOTPROD, NEON, ISAS };
-
 #if defined(__x86_64__)
 
 typedef struct { uint32_t eax, ebx, ecx, edx; } registers;
@@ -58,12 +55,12 @@ static uint64_t isa_features(void)
     if (!has_all(basic.ecx, FMA | SSE42 | MOVBE | POPCNT | OSXSAVE | AVX | F16C) || !has_all(saved_registers(), YMM)
         || !has_all(more.ebx, BMI1 | AVX2_ | BMI2) || !has_all(extended.ecx, LZCNT))
         return found;
-    found |= 1u << AVX2;
+    found |= 1u << ISA_AVX2;
     if (has_all(newer.eax, VNNI))
-        found |= 1u << AVXVNNI;
+        found |= 1u << ISA_AVXVNNI;
     if (has_all(more.ebx, AVX512F | AVX512DQ | AVX512CD | AVX512BW | AVX512VL) && has_all(more.ecx, VNNI512)
         && has_all(saved_registers(), ZMM))
-        found |= 1u << AVX512VNNI;
+        found |= 1u << ISA_AVX512VNNI;
     return found;
 }
 
@@ -79,7 +76,7 @@ static bool has_feature(const char *name)
 static uint64_t isa_features(void)
 {
     bool dot = has_feature("hw.optional.arm.FEAT_DotProd"), i8mm = has_feature("hw.optional.arm.FEAT_I8MM");
-    return 1u << NEON | (dot ? 1u << DOTPROD : 0) | (dot && i8mm ? 1u << I8MM : 0);
+    return 1u << ISA_NEON | (dot ? 1u << ISA_DOTPROD : 0) | (dot && i8mm ? 1u << ISA_I8MM : 0);
 }
 
 #else
@@ -88,15 +85,16 @@ static uint64_t isa_features(void)
 {
     const uint64_t DOT = 1u << 20, MATRIX = 1u << 13; /* of Linux's asm/hwcap.h: HWCAP_ASIMDDP, HWCAP2_I8MM */
     bool dot = getauxval(AT_HWCAP) & DOT, i8mm = getauxval(AT_HWCAP2) & MATRIX;
-    return 1u << NEON | (dot ? 1u << DOTPROD : 0) | (dot && i8mm ? 1u << I8MM : 0);
+    return 1u << ISA_NEON | (dot ? 1u << ISA_DOTPROD : 0) | (dot && i8mm ? 1u << ISA_I8MM : 0);
 }
 
 #endif
 
 bool runs_isa(const char *name)
 {
+    static const char *const names[ISAS] = {ISA_NAMES};
     for (uint32_t i = 0; i < ISAS; i++)
-        if (!strcmp(name, ISA_NAMES[i]))
+        if (!strcmp(name, names[i]))
             return isa_features() >> i & 1;
     return false;
 }

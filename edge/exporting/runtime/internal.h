@@ -186,7 +186,6 @@ size_t utf8_feed(utf8_joiner *joiner, const char *bytes, size_t length, char *ou
  *     CHAT_OPENING        from the user's text to the answer
  *     CHAT_PAST           the same in an answered turn, whose answer is appended
  *     CHAT_NEXT           from the end of an answer to the next user's text */
-typedef struct { int32_t counts[CHAT_PARTS]; uint32_t starts, reserved; } chat_header; /* starts: bit i, see below */
 edge_status chat_check(const edge_model *model, edge_error *error);
 const int32_t *chat_ids(const edge_model *model, enum chat_part part, uint32_t *count); /* NULL: the template has none */
 bool chat_starts(const edge_model *model, enum chat_part part); /* the text after this part opens the prompt */
@@ -215,7 +214,7 @@ size_t stops_rest(stops *s, char *out);
 /* ---- governor.c --------------------------------------------------------------------------------------------------- */
 
 /* A port of decide and affordable (edge/run/governor.py); NAN: None. */
-typedef struct { double deadline, energy, power, celsius; } run_limits;
+typedef struct { double deadline, energy, power, max_temp; } run_limits;
 typedef struct { double needed, spare, priv, limit, available, stalled; } memory_reading;
 typedef struct { double time, joules, celsius; bool has_memory; memory_reading memory; } sample;
 typedef struct {
@@ -304,9 +303,11 @@ void kv_truncate(kv *k, uint32_t length);
 void kv_shrink(kv *k, uint32_t capacity);
 uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
 uint64_t kv_fixed(const kv *k);                    /* bytes of rings and of the fixed state */
-/* Keeps a copy of the fixed state, for kv_truncate to come back to the present length, as long as nothing is evicted. */
+/* Takes a snapshot of the fixed state, for kv_truncate to come back to the present length, as long as nothing is evicted
+ * and no SNAPSHOTS others have followed. */
 void kv_remember(kv *k);
-uint64_t kv_remembered(const kv *k);               /* bytes of the copy; 0 for models without such a state */
+uint32_t kv_latest(const kv *k, uint32_t length);  /* rows of the last snapshot of no more than that; 0 without one */
+uint64_t kv_remembered(const kv *k);               /* bytes of snapshots; 0 for models without such a state */
 /* For policies that observe: of a head of the layers without a ring, by logical row, attention and ages [length]. */
 uint32_t kv_heads(const kv *k);
 void kv_attention(const kv *k, uint32_t head, float *paid, int32_t *ages);

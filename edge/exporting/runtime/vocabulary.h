@@ -19,16 +19,6 @@
 static const uint32_t NONE = UINT32_MAX;
 
 typedef struct {
-    uint32_t kind, flags, tokens, merges, characters, slots, probes, specials, ends, banned, piece_bytes, special_bytes;
-    int32_t bos, unknown;          /* or -1 */
-    int32_t bytes[256];            /* the tokens of single bytes, or -1 */
-    uint32_t special_starts[257];  /* the special tokens that begin with byte i */
-    uint32_t reserved;
-} tokenizer_config;
-typedef struct { uint32_t point; int32_t token; } character;
-typedef struct { uint32_t start, length, flags; int32_t token; } special_token;
-
-typedef struct {
     const tokenizer_config *config;
     const uint64_t *merges;
     const uint32_t *firsts;

@@ -15,8 +15,6 @@
 
 enum { START = 1 };
 
-typedef struct { uint32_t block_count, class_count, splits, states[MOST_SPLITS]; } words_config;
-
 /* Finds the tables and checks every number in them: they are small. */
 static bool find_tables(const edge_model *model, words *found)
 {

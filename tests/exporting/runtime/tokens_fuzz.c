@@ -27,7 +27,7 @@ static uint32_t below(uint32_t count) /* xorshift64* */
     return (uint32_t)((state * 2685821657736338717u) >> 33) % count;
 }
 
-static bytes read_file(const char *path)
+static bytes read_whole(const char *path)
 {
     FILE *file = fopen(path, "rb");
     if (!file)
@@ -64,7 +64,7 @@ int main(int count, char **arguments)
 {
     if (count != 6)
         return 1;
-    bytes tokens = read_file(arguments[1]), rules = read_file(arguments[2]), text = read_file(arguments[3]);
+    bytes tokens = read_whole(arguments[1]), rules = read_whole(arguments[2]), text = read_whole(arguments[3]);
     state = strtoull(arguments[4], NULL, 10) * 2 + 1;
     long mutants = strtol(arguments[5], NULL, 10), ran = 0;
     uint32_t vocab;

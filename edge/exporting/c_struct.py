@@ -1,0 +1,20 @@
+"""Structs of model.edge as C compilers lay them out: `constants.py` declares them for the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def c_struct(**fields: str | tuple[str, tuple[int]]) -> np.dtype[np.void]:
+    """A struct of fields with these types; with a count, they are arrays."""
+    return np.dtype(list(fields.items()), align=True)
+
+
+def filled(struct: np.dtype[np.void], values: Mapping[str, object]) -> bytes:
+    """A struct with these fields; the others, and the bytes between them, are 0."""
+    row = np.zeros(1, struct)
+    for name, value in values.items():
+        row[name] = value
+    return row.tobytes()
