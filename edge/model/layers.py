@@ -342,6 +342,16 @@ class Mamba:
         return self.width + 2 * self.groups * self.size
 
     @property
+    def channels(self) -> int:
+        """Values of a token between the product and the recurrence."""
+        return self.width + self.mixed + self.heads
+
+    @property
+    def convolved(self) -> int:
+        """Values of a token behind the convolution: its channels, and two factors of each head."""
+        return self.mixed + 2 * self.heads
+
+    @property
     def fixed_values(self) -> int:
         """Values of the state, float32."""
         return (self.kernel - 1) * self.mixed + self.heads * self.size * self.head_dim

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from small_models import UNWRITTEN, Small, random_quants, write_small
 
 from edge.errors import UnsupportedError
-from edge.model.layers import DeltaNet, ShortConvolution
+from edge.model.layers import DeltaNet, Mamba, ShortConvolution
 from edge.model.model import open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray
@@ -27,6 +27,7 @@ pytest.importorskip("tvm")
 from edge.backends.reference import read_weights
 from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.hosts import Device, host_named, open_device
+from edge.backends.tvm.gpu.kernels import mamba
 from edge.backends.tvm.gpu.kernels.convolve import convolve
 from edge.backends.tvm.gpu.kernels.delta_net import Recurrence, finish, mix, recur
 from edge.backends.tvm.gpu.kernels.embed import embed
@@ -137,7 +138,7 @@ def padded(x: FloatArray) -> FloatArray:
     return np.pad(x, [(0, 0), (0, -x.shape[1] % 32)])
 
 
-def normed(x: FloatArray, kind: str, weight: FloatArray, bias: FloatArray | float) -> FloatArray:
+def normed(x: FloatArray, kind: str, weight: FloatArray | float, bias: FloatArray | float) -> FloatArray:
     if kind == "layer":
         x = x - x.mean(axis=1, keepdims=True)
     return np.asarray(x / np.sqrt((x * x).mean(axis=1, keepdims=True) + EPSILON) * weight + bias)
@@ -262,6 +263,50 @@ def test_a_gated_delta_net_goes_on_from_its_state(device: Device, size: int, val
         np.testing.assert_allclose(ours, expected[part], rtol=0, atol=CLOSE)
     np.testing.assert_array_equal(states[first:][: past.size].reshape(3, -1), inputs[-3:])
     np.testing.assert_allclose(states[first + past.size :], memory.reshape(-1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_mamba_goes_on_from_its_state(device: Device, has_norm: bool) -> None:
+    """Several threads share a column, and heads share B and C."""
+    packed, core, tokens, first = Packed(), Mamba(4, 2, 96, 32, kernel=4, normed=has_norm), 5, 16
+    random = np.random.default_rng(3)
+    taps, bias, rates, biases, skips, weights = (
+        random.standard_normal(shape).astype(np.float32) for shape in ((core.mixed, 4), core.mixed, 4, 4, 4, core.width)
+    )
+    rates = -np.exp(rates)
+    vectors = [packed.vector(each) for each in (taps.reshape(-1), bias, rates, biases, skips, weights)]
+    of = mamba.Scan(core, *vectors[:5], vectors[5] if has_norm else None, EPSILON)
+    channels, states = normal(tokens, core.channels), normal(first + core.fixed_values, seed=2)
+    past = states[first:][: 3 * core.mixed].reshape(3, -1)
+    memory = states[first + past.size :].reshape(4, 96, 32).astype(np.float64)
+    z, inputs, dt = np.split(channels, [core.width, core.width + core.mixed], axis=1)
+    inputs, expected = np.concatenate([past, inputs]), np.zeros((tokens, core.width))
+    for token in range(tokens):
+        mixed = (inputs[token : token + 4] * taps.T).sum(axis=0) + bias
+        x, b, c = np.split(mixed / (1 + np.exp(-mixed)), [core.width, core.width + 2 * 96])
+        steps = np.log1p(np.exp(dt[token] + biases))
+        for head, value in enumerate(x.reshape(4, -1)):
+            write, read = (each.reshape(2, -1)[head // 2] for each in (b, c))
+            memory[head] *= np.exp(rates[head] * steps[head])
+            memory[head] += np.outer(write, steps[head] * value)
+            expected[token].reshape(4, -1)[head] = read @ memory[head] + skips[head] * value
+    expected = expected * z / (1 + np.exp(-z))
+    if has_norm:
+        expected = normed(expected.reshape(-1, core.width // 2), "rms", 1.0, 0.0).reshape(tokens, -1) * weights
+    for part in (slice(0, 2), slice(2, 3), slice(3, 5)):
+        count = part.stop - part.start
+        arrays = {
+            "channels": channels[part], "convolved": zeros(count, core.convolved), "mixed": zeros(count, core.width),
+            "states": states, "w": packed.words, "tables": tables(count),
+        }  # fmt: skip
+        arrays["convolved"] = run(device, mamba.mix("edge_mix", of, count), arrays, count, "convolved", (first,))
+        recurrence = mamba.scan("edge_scan", of)
+        arrays["mixed"] = run(device, recurrence, arrays, read="mixed", scalars=(first,))
+        states = run(device, recurrence, arrays, read="states", scalars=(first,))
+        ours = run(device, mamba.finish("edge_finish", of, count), arrays, count, "mixed")
+        np.testing.assert_allclose(ours, expected[part], rtol=1e-4, atol=2 * CLOSE)
+    np.testing.assert_array_equal(states[first:][: past.size].reshape(3, -1), inputs[-3:])
+    np.testing.assert_allclose(states[first + past.size :], memory.reshape(-1), rtol=1e-5, atol=1e-4)
 
 
 @settings(max_examples=examples(3), deadline=None)

@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
 }
 EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
 GPU = "gpu@wgpu:0"
-ON_GPU = ("qwen35moe", "lfm2", "gemma4")  # in make test: they have the cores of the others
+ON_GPU = ("qwen35moe", "lfm2", "gemma4", "falcon-h1")  # in make test: they have the cores of the others
 CASES = [
     pytest.param(GPU if engine == "gpu" else engine, name, marks=[pytest.mark.exhaustive] * rarely)
     for engine in backend_names() for name in MODELS

@@ -10,7 +10,7 @@ from edge.backends.counts import Footprint, GPUMemory, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Core, Experts, Mamba
+from edge.model.layers import Core, Experts
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class GPU(Backend):
 
         if isinstance(core, Experts) and core.shared and core.clamp:
             return "clamped shared experts"
-        return core.kind if isinstance(core, Mamba) else supports(core)
+        return supports(core)
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the buffers that the engine allocates."""

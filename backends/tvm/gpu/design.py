@@ -16,7 +16,7 @@ from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.shape import Shape
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
+from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 
@@ -194,6 +194,7 @@ class Design:
 def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int) -> dict[str, int]:
     """Bytes of the buffers besides weights and KV cache."""
     mixtures = shape.cores(Experts)
+    convolved = [block.core.convolved for block in shape.blocks if isinstance(block.core, DeltaNet | Mamba)]
     shared = [round_up(core.shared, PART) for core in mixtures]
     words = {
         "tables": tables.positions + positions,
@@ -203,8 +204,8 @@ def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, po
         "normed": chunk * shape.padded_hidden,
         "qkv": chunk * shape.attention_inputs,
         "channels": chunk * shape.channels,
-        "convolved": chunk * max((core.convolved for core in shape.cores(DeltaNet)), default=0),
-        "mixed": chunk * max(map(shape.widths, (Attention, DeltaNet, ShortConvolution))),
+        "convolved": chunk * max(convolved, default=0),
+        "mixed": chunk * max(map(shape.widths, (Attention, DeltaNet, Mamba, ShortConvolution))),
         "softmax": 2 * chunk * shape.heads,
         "layer_inputs": chunk * shape.layers * input_stride(shape.layer_inputs),
         "projected": chunk * shape.layers * shape.layer_inputs,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from edge.backends.tvm.gpu import picking
@@ -23,17 +24,19 @@ from edge.backends.tvm.gpu.phases.builder import Kernels, PassBuilder, weights_i
 from edge.backends.tvm.gpu.phases.delta_net import delta_net
 from edge.backends.tvm.gpu.phases.dense import dense
 from edge.backends.tvm.gpu.phases.experts import experts
+from edge.backends.tvm.gpu.phases.mamba import mamba
 from edge.backends.tvm.gpu.phases.per_layer_input import make_inputs, per_layer_input
 from edge.backends.tvm.gpu.phases.short_convolution import short_convolution
 from edge.backends.tvm.gpu.program import Program, Slice
 from edge.backends.tvm.packing.shape import padded_head
-from edge.model.layers import Attention, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
+from edge.model.layers import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 
 CORES: dict[type, Callable[..., None]] = {
     Attention: attention,
     DeltaNet: delta_net,
     Dense: dense,
     Experts: experts,
+    Mamba: mamba,
     PerLayerInput: per_layer_input,
     ShortConvolution: short_convolution,
 }
@@ -74,7 +77,11 @@ def _layers(made: PassBuilder) -> None:
     if made.design.shape.layer_inputs:
         make_inputs(made)
     for layer in range(layers):
-        for block in made.design.blocks(layer):
+        blocks = made.design.blocks(layer)
+        for block, after in zip_longest(blocks, blocks[1:]):
+            made.is_normed = block.beside or bool(after and after.beside)
+            if made.is_normed and not block.beside:
+                made.normalise_hidden(layer, block)
             CORES[type(block.core)](made, block.core, block, layer)
     made.add_residual(layers - 1)
 

@@ -19,6 +19,7 @@ from edge.model.layers import (
     Block,
     Core,
     DeltaNet,
+    Mamba,
     Network,
     OneCore,
     PerLayerInput,
@@ -199,8 +200,8 @@ class Shape:
     @property
     def channels(self) -> int:
         """Values that the products of cores with a fixed state hand to them, at most; 0 without such cores."""
-        cores = (block.core for block in self.blocks)
-        return max((core.channels for core in cores if isinstance(core, DeltaNet | ShortConvolution)), default=0)
+        kinds, cores = DeltaNet | Mamba | ShortConvolution, (block.core for block in self.blocks)
+        return max((core.channels for core in cores if isinstance(core, kinds)), default=0)
 
     def widths(self, kind: type[Core]) -> int:
         """The length of the longest input to an output projection from cores of this kind, padded; 0 without such

@@ -1,7 +1,8 @@
-"""The gated causal convolution of `edge.model.layers.ShortConvolution`."""
+"""Causal convolutions: the gated one of `edge.model.layers.ShortConvolution`, and those within recurrent cores."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 from tvm.tirx.script.builder import ir as T
@@ -27,6 +28,43 @@ from edge.backends.tvm.packing.cores import round_up
 from edge.model.layers import ShortConvolution
 
 _THREADS = 64
+
+
+@dataclass(frozen=True)
+class Causal:
+    """A convolution within a core: its inputs are `mixed` values from `first` on of a token's row of `channels`, of
+    `stride` values. The state has the last `kernel` − 1 rows of inputs. taps: in the buffer w1, [mixed, kernel]."""
+
+    taps: Vector
+    mixed: int
+    kernel: int
+    first: int
+    stride: int
+
+    def at(self, scope: Scope, channel: Value) -> Value:
+        """A channel's value for token `scope.row`."""
+        total = Register(f32(0.0))
+        for tap in range(self.kernel):
+            weight = let(as_float(scope.w1[channel * self.kernel + tap + self.taps.at]))
+            source = let(scope.row + (tap - (self.kernel - 1)))
+            with when(source >= 0):
+                total.value = total.value + weight * scope.channels[source * self.stride + self.first + channel]
+            with when(source < 0):
+                row = source + (self.kernel - 1)
+                total.value = total.value + weight * scope.states[scope.state + row * self.mixed + channel]
+        return total.value
+
+    def keep(self, scope: Scope, count: Value, groups: int) -> None:
+        """The last inputs become the state; all `groups` workgroups of a kernel divide the channels."""
+        with loop(0, -(-self.mixed // (groups * scope.threads))) as turn:
+            channel = let((turn * groups + scope.group) * scope.threads + scope.thread)
+            with when(channel < self.mixed):
+                for row in range(self.kernel - 1):
+                    target, token = let(scope.state + row * self.mixed + channel), let(count - (self.kernel - 1 - row))
+                    with when(token >= 0):
+                        store(scope.states, target, scope.channels[token * self.stride + self.first + channel])
+                    with when(token < 0):
+                        store(scope.states, target, scope.states[target + count * self.mixed])
 
 
 def convolve(name: str, core: ShortConvolution, taps: Vector) -> Built:

@@ -1,7 +1,7 @@
 """The recurrence of `edge.model.layers.DeltaNet`, in three kernels.
 
 `mix` convolves the channels of all tokens at once. `recur` goes from token to token: the columns of a head's state are
-independent, so a workgroup has `_COLUMNS` of them, and its threads divide the rows, which stay in registers. `finish`
+independent, so a workgroup has `COLUMNS` of them, and its threads divide the rows, which stay in registers. `finish`
 needs all of a head's columns.
 
 A row of `channels` has the inputs of the convolution, z, β and α. A row of `convolved` has queries, keys and values,
@@ -11,12 +11,14 @@ the matrices [head, size, value_size].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce as fold
 
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import State
+from edge.backends.tvm.gpu.kernels.convolve import Causal
 from edge.backends.tvm.gpu.kernels.functions import sigmoid, silu, softplus
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
@@ -45,7 +47,7 @@ from edge.backends.tvm.gpu.weights import LayerLayout, Vector
 from edge.backends.tvm.packing.cores import round_up
 from edge.model.layers import DeltaNet
 
-_COLUMNS = 16  # of a head's state in a workgroup
+COLUMNS = 16  # of a head's state in a workgroup
 _MOST_ROWS = 32  # of a thread, if there are threads enough
 _MOST_PARTS = 16  # threads that share a column; sizes are multiples of it
 _THREADS = 64  # of the other kernels
@@ -69,6 +71,10 @@ class Recurrence:
         taps, rates, biases, norm = (each for each in found if each)
         return cls(core, taps, rates, biases, norm, epsilon)
 
+    @property
+    def convolution(self) -> Causal:
+        return Causal(self.taps, self.core.mixed, self.core.kernel, 0, self.core.channels)
+
 
 def mix(name: str, of: Recurrence, tokens: int) -> Built:
     """Fill `convolved` from `channels`: SiLU of the convolution, queries and keys to length 1, queries divided by
@@ -84,7 +90,7 @@ def mix(name: str, of: Recurrence, tokens: int) -> Built:
         behind = keys * core.size + (scope.group - keys) * core.value_size
         first = hold(select(is_value, behind, scope.group * core.size), "int32")
         with strided(scope, size) as index:
-            value = hold(silu(_convolved(scope, first + index)))
+            value = hold(silu(of.convolution.at(scope, first + index)))
             store(mixed, index, value)
             squares.value = squares.value + value * value
         length = reduce(scope, memory, squares.value, _THREADS, lambda one, other: one + other)
@@ -102,18 +108,6 @@ def mix(name: str, of: Recurrence, tokens: int) -> Built:
             store(scope.convolved, at + core.mixed + head, decay)
             store(scope.convolved, at + core.mixed + core.heads + head, sigmoid(scope.channels[beta]))
 
-    def _convolved(scope: Scope, channel: Value) -> Value:
-        total = Register(f32(0.0))
-        for tap in range(core.kernel):
-            weight = let(as_float(scope.w1[channel * core.kernel + tap + of.taps.at]))
-            source = let(scope.row + (tap - (core.kernel - 1)))
-            with when(source >= 0):
-                total.value = total.value + weight * scope.channels[source * core.channels + channel]
-            with when(source < 0):
-                row = source + (core.kernel - 1)
-                total.value = total.value + weight * scope.states[scope.state + row * core.mixed + channel]
-        return total.value
-
     reads = {"channels": "float32", "states": "float32", "w1": "uint32"}
     groups = (keys + core.heads, tokens)
     return build(name, _THREADS, reads, {"convolved": "float32"}, ("state",), body, groups, 1)
@@ -126,15 +120,15 @@ def recur(name: str, of: Recurrence) -> Built:
     g o + (q · k) v': one pass over S, and one exchange between threads.
     """
     core = of.core
-    parts, slices, padded = _parts(core.size), core.value_size // _COLUMNS, round_up(core.width, 32)
-    rows, threads = core.size // parts, _COLUMNS * parts
+    parts, slices, padded = parts_of(core.size), core.value_size // COLUMNS, round_up(core.width, 32)
+    rows, threads = core.size // parts, COLUMNS * parts
 
     def body(scope: Scope) -> None:
         memory = [scope.shared(threads) for _ in range(3)] if parts > 1 else []
         count = hold(to_int(scope.tables[State.COUNT]), "int32")
         head = let(quotient(scope.group, slices))
-        part, own = let(quotient(scope.thread, _COLUMNS)), let(remainder(scope.thread, _COLUMNS))
-        column = let(remainder(scope.group, slices) * _COLUMNS + own)
+        part, own = let(quotient(scope.thread, COLUMNS)), let(remainder(scope.thread, COLUMNS))
+        column = let(remainder(scope.group, slices) * COLUMNS + own)
         first = let((head * core.size + part * rows) * core.value_size + column)
         first = let(scope.state + (core.kernel - 1) * core.mixed + first)
         state = [Register(scope.states[first + row * core.value_size]) for row in range(rows)]
@@ -148,7 +142,7 @@ def recur(name: str, of: Recurrence) -> Built:
                 found.value = found.value + key * each.value
                 out.value = out.value + query * each.value
                 both.value = both.value + query * key
-            sums = _totals(scope, memory, [each.value for each in (found, out, both)], own)
+            sums = totals(scope, memory, [each.value for each in (found, out, both)], own)
             value = scope.convolved[at + 2 * core.key_heads * core.size + head * core.value_size + column]
             decay = let(scope.convolved[at + core.mixed + head])
             beta = scope.convolved[at + core.mixed + core.heads + head]
@@ -160,34 +154,7 @@ def recur(name: str, of: Recurrence) -> Built:
                 store(scope.mixed, token * padded + head * core.value_size + column, decay * sums[1] + sums[2] * change)
         for row, each in enumerate(state):
             store(scope.states, first + row * core.value_size, each.value)
-        _keep_inputs(scope, count)
-
-    def _totals(scope: Scope, memory: list[Buffer], values: list[Value], own: Value) -> list[Value]:
-        """The sums of all threads that share a column."""
-        if not memory:
-            return values
-        for each, value in zip(memory, values, strict=True):
-            store(each, scope.thread, value)
-        barrier()
-        totals = [
-            hold(fold(lambda one, other: one + other, [each[own + part * _COLUMNS] for part in range(parts)]))
-            for each in memory
-        ]
-        barrier()
-        return totals
-
-    def _keep_inputs(scope: Scope, count: Value) -> None:
-        """The last inputs of the convolution become its state; all workgroups divide the channels."""
-        every = core.heads * slices * threads
-        with loop(0, -(-core.mixed // every)) as turn:
-            channel = let((turn * (core.heads * slices) + scope.group) * threads + scope.thread)
-            with when(channel < core.mixed):
-                for row in range(core.kernel - 1):
-                    target, token = let(scope.state + row * core.mixed + channel), let(count - (core.kernel - 1 - row))
-                    with when(token >= 0):
-                        store(scope.states, target, scope.channels[token * core.channels + channel])
-                    with when(token < 0):
-                        store(scope.states, target, scope.states[target + count * core.mixed])
+        of.convolution.keep(scope, count, core.heads * slices)
 
     reads = {"convolved": "float32", "channels": "float32", "tables": "uint32"}
     writes = {"mixed": "float32", "states": "float32"}
@@ -215,7 +182,21 @@ def finish(name: str, of: Recurrence, tokens: int) -> Built:
     return build(name, _THREADS, reads, {"mixed": "float32"}, (), body, (core.heads, tokens), 1)
 
 
-def _parts(size: int) -> int:
+def totals(scope: Scope, memory: Sequence[Buffer], values: Sequence[Value], own: Value) -> Sequence[Value]:
+    """The sums of all threads that share column `own`. memory: shared, for each value an element per thread; none where
+    threads do not share."""
+    if not memory:
+        return values
+    for each, value in zip(memory, values, strict=True):
+        store(each, scope.thread, value)
+    barrier()
+    shared = range(0, scope.threads, COLUMNS)
+    found = [hold(fold(lambda one, other: one + other, [each[own + at] for at in shared])) for each in memory]
+    barrier()
+    return found
+
+
+def parts_of(size: int) -> int:
     """Threads that share a column of a state with `size` rows."""
     parts = 1
     while size // parts > _MOST_ROWS and parts < _MOST_PARTS:

@@ -38,12 +38,13 @@ class PassBuilder:
     """Collects the dispatches of a pass.
 
     single: it runs one token. observed: attention is accumulated. hidden: the buffer of the hidden states. residual: a
-    pending addition to them: the norm and its weights, for values in `normed`.
+    pending addition to them: the norm and its weights, for values in `normed`. is_normed: `normed` has the rows that
+    blocks beside each other see.
     """
 
     def __init__(self, design: Design, kernels: Kernels, *, single: bool = False, observed: bool = False) -> None:
         self.design, self.dispatches, self.single, self.observed = design, list[Dispatch](), single, observed
-        self.hidden = "x"
+        self.hidden, self.is_normed = "x", False
         self.residual: tuple[Residual, str] | None = None
         self._kernels = kernels
 
@@ -74,9 +75,10 @@ class PassBuilder:
     ) -> None:  # fmt: skip
         """Multiply matrices by the block's normalized rows. For a single token this adds a pending residual; since
         every workgroup reads the hidden states, the sums go to another buffer. inputs: of the epilogue."""
-        norm = Norm.of(self.layout(layer), block.norm, self.design.shape)
+        norm = None if self.is_normed else Norm.of(self.layout(layer), block.norm, self.design.shape)
         product = Product(name, factors, epilogue, norm)
-        buffers: dict[str, str | Slice] = {"x": self.hidden, "out": out} | ({"inputs": inputs} if inputs else {})
+        x = "normed" if self.is_normed else self.hidden
+        buffers: dict[str, str | Slice] = {"x": x, "out": out} | ({"inputs": inputs} if inputs else {})
         if norm and not self.single:
             self._normalise(norm, layer)
             buffers["x"] = "normed"
