@@ -1,4 +1,4 @@
-"""What every engine is: how it is described, planned and loaded, and what it does once it is.
+"""The interfaces of engines: describing, planning, loading and running one.
 
 An engine knows nothing of prompts, budgets or policies. It runs tokens and keeps the KV rows it is told to keep
 (`kv_cache.py`).
@@ -59,7 +59,7 @@ class EngineConfig:
     lora_bytes: int = 0  # of their files
 
 
-# What a pass is made of, in its order; engines name their operators as they like, but put each into one of these.
+# Parts of a pass, in its order; engines name their operators as they like, but put each into one of these.
 PHASES = ("embed", "norm", "qkv", "attend", "output", "gate-up", "down", "head", "other")
 
 
@@ -67,48 +67,37 @@ PHASES = ("embed", "norm", "qkv", "attend", "output", "gate-up", "down", "head",
 class Operator:
     """One piece of work of a pass, as an instrumented engine timed it: the median over passes, all calls together.
 
-    Medians of parts add up to less than the median pass where something disturbs now this part, now that.
-    name: as the engine calls it, the same in every layer. phase: one of `PHASES`. layer: None outside of layers.
-    calls: in one pass. seconds: wall time, not summed over threads. bytes: weights and KV rows, each counted once a
-    call. flops: of products and attention, 2 · m · n · k. Both counted from shapes; None where that says nothing.
-    waited: share of all threads' time that went by in waiting for each other; None where the engine does not tell.
+    Medians of parts add up to less than the median pass where something disturbs now this part, now that. Bytes and
+    operations are counted from shapes, and None where that says nothing.
     """
 
-    name: str
-    phase: str
-    layer: int | None
-    calls: int
-    seconds: float
-    bytes: int | None
-    flops: int | None
-    waited: float | None = None
+    name: str  # the engine's own, the same in every layer
+    phase: str  # one of `PHASES`
+    layer: int | None  # None outside of layers
+    calls: int  # in one pass
+    seconds: float  # wall time, not summed over threads
+    bytes: int | None  # of weights and KV rows, each counted once a call
+    flops: int | None  # of products and attention, 2 · m · n · k
+    waited: float | None = None  # the share of all threads' time spent waiting for each other; None: unknown
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do with its KV rows.
+    """The abilities of an engine, by which options are checked and plans are made."""
 
-    granularity: the finest unit that may keep rows of its own. uneven: the finest unit that may keep a *number* of rows
-    of its own; "token" means that all heads of all layers keep equally many. attention, keys: what policies may see.
-    tunable: `edge tune` finds settings for it. providers: it takes --provider. folders: it runs folders in ONNX.
-    gpu_layers: it takes --gpu-layers.
-    lora: it runs adapters (`AdaptedEngine`). any_tokenizer: also models whose tokenizer edge does not know.
-    picks: it chooses tokens itself (`PickingEngine`). gpu: it runs on a GPU (`CardEngine`).
-    """
-
-    granularity: Granularity
-    uneven: Granularity
+    granularity: Granularity  # the finest unit that may keep rows of its own
+    uneven: Granularity  # the finest that may keep a *number* of its own; "token": all heads keep equally many
     kv_dtypes: tuple[str, ...]  # the first is the default
-    attention: bool
-    keys: bool
-    tunable: bool = False
-    providers: bool = False
-    folders: bool = False
-    gpu_layers: bool = False
-    lora: bool = False
-    any_tokenizer: bool = False
-    picks: bool = False
-    gpu: bool = False
+    attention: bool  # policies may see it
+    keys: bool  # likewise
+    tunable: bool = False  # `edge tune` finds settings for it
+    providers: bool = False  # it takes --provider
+    folders: bool = False  # it runs folders in ONNX
+    gpu_layers: bool = False  # it takes --gpu-layers
+    lora: bool = False  # it runs adapters (`AdaptedEngine`)
+    any_tokenizer: bool = False  # it runs models whose tokenizer edge does not know
+    picks: bool = False  # it chooses tokens itself (`PickingEngine`)
+    gpu: bool = False  # it runs on a GPU (`CardEngine`)
 
 
 class Engine(Protocol):
@@ -195,24 +184,21 @@ class PickingEngine(Engine, Protocol):
 
 class LoadProgress(Protocol):
     def __call__(self, part: float, doing: str = "", /) -> None:
-        """The fraction that is loaded, and what takes the time, if that is more than reading a file."""
+        """Called with the fraction that is loaded, and the present task if it is more than reading a file."""
 
 
 class Backend(ABC):
-    """An engine, before a model is loaded: what it can run, what that takes, and how to load it.
+    """An engine before a model is loaded: its abilities, its footprint, and loading.
 
-    An engine's folder holds one subclass, with what is its own, and `ENGINE`, an object of it. What it needs to run is
-    imported in the methods: all engines are asked for their capabilities, and most are not used.
-
-    PACKAGES: the distributions that it runs on, for reports. DRIVER_BYTES: what drivers of GPUs take of the process,
-    even to show their GPUs: `check_supported` and `gpu_memory` load them.
+    An engine's folder holds one subclass, and `ENGINE`, an object of it. Libraries are imported in the methods: all
+    engines are asked for their capabilities, and most are not used.
     """
 
     NAME: str
     CAPABILITIES: Capabilities
     EFFICIENCY: Efficiency
-    PACKAGES: tuple[str, ...]
-    DRIVER_BYTES = 0
+    PACKAGES: tuple[str, ...]  # the distributions that it runs on, for reports
+    DRIVER_BYTES = 0  # of GPU drivers, even to show their GPUs: `check_supported` and `gpu_memory` load them
     MOST_SNAPSHOTS = 4  # of a conversation's ends, where caches have tails: two of each turn
 
     def check_installed(self) -> None:  # noqa: B027 - nothing to do where the base install is enough
@@ -227,7 +213,7 @@ class Backend(ABC):
         self.check_supported(file, spec)
 
     def supports(self, core: Core) -> str | None:
-        """What the engine does not run, such as "gated delta nets"; None if it runs the core."""
+        """None if the engine runs the core; else its name in a refusal, such as "gated delta nets"."""
         return None
 
     def weight_kind(self, weight_type: str, config: EngineConfig) -> Kind:
@@ -235,8 +221,8 @@ class Backend(ABC):
         return "floats" if weight_type in FLOATS else "integers"
 
     def most_rows(self, spec: ModelSpec, expected: int | None) -> MostRows:
-        """What the model was trained for, in engines that run it as it is. expected: the tokens of the run, if they are
-        known."""
+        """The context that the model was trained for, where engines do not limit it further. expected: the tokens of
+        the run, if they are known."""
         return MostRows(spec.context, f"the model knows {spec.context} positions")
 
     def keeps_all(self, spec: ModelSpec) -> str | None:
@@ -278,7 +264,7 @@ class Backend(ABC):
         return None
 
     def tuned(self, spec: ModelSpec, kv_dtype: str) -> Tuned | None:
-        """What `edge tune` found for this model and device, or for the most alike; None if nothing applies."""
+        """Settings that `edge tune` found for this model and device, or for the most alike; None if none apply."""
         return None
 
     @abstractmethod

@@ -5,8 +5,9 @@ Memory holds one layer's weights at a time, and the hidden states of all tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.reference.context import At
 from edge.backends.reference.engine import ReferenceEngine
+from edge.backends.reference.experts import activated, choose, of_all, of_shared, shared_inner
 from edge.backends.reference.weights import read_weights
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Block, Experts, PerLayerInput
+from edge.model.layers import Block, Core, Experts, PerLayerInput
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
@@ -28,6 +30,29 @@ LEAST = 128  # tokens, below which statistics say nothing
 _CHARACTERS_PER_TOKEN = 16  # more than any text has: the rest is not tokenized
 _SLICE = 4096  # rows that are multiplied at once
 
+
+@dataclass(frozen=True)
+class Routed:
+    """Inputs of experts: for each the rows of tokens that were routed to it, [tokens, columns]."""
+
+    parts: tuple[FloatArray, ...]
+
+    @cached_property
+    def whole(self) -> FloatArray:
+        """Of all experts, in which a token counts as often as experts are chosen."""
+        return np.concatenate(self.parts)
+
+    def of(self, expert: int) -> FloatArray:
+        """What the expert's statistics are taken of: rows of all experts, if its own are too few."""
+        return self.parts[expert] if len(self.parts[expert]) >= LEAST else self.whole
+
+    @property
+    def few(self) -> int:
+        """Experts with too few rows of their own."""
+        return sum(len(part) < LEAST for part in self.parts)
+
+
+Inputs = FloatArray | Routed
 FloatArrays = dict[str, FloatArray]
 
 
@@ -91,7 +116,7 @@ def collect(
     found: dict[str, Statistics] = {}
     for layer in range(spec.layers):
         for names, inputs in walk.layer(layer):
-            found |= dict.fromkeys(names, statistics(inputs))
+            found |= dict.fromkeys(names, _of_experts(inputs) if isinstance(inputs, Routed) else statistics(inputs))
         if progress:
             progress((layer + 1) / spec.layers)
     return found | {"output": statistics(walk.finish())}
@@ -101,7 +126,8 @@ def collect(
 def column_importance(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, progress: Progress | None = None
 ) -> dict[str, FloatArray]:
-    """llama.cpp's importance matrix: mean x² of each column's input, by the names of the file's tensors.
+    """llama.cpp's importance matrix: mean x² of each column's input, by the names of the file's tensors. The columns of
+    experts lie one behind those of another.
 
     Raises the errors of `collect`.
     """
@@ -109,14 +135,31 @@ def column_importance(
     found = collect(file, spec, tokens, progress)
     if "output" not in sources:  # the embedding is the head
         sources["output"] = sources["token_embd"]
-    return {sources[name].tensor: each.square for name, each in found.items()}
+    return {sources[name].tensor: each.square.reshape(-1) for name, each in found.items()}
 
 
 def stages(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], ...]:
     """The matrices of a layer in the order of the pass, grouped by shared input."""
     cores = (block.core for block in find_network(spec).layers[layer])
-    groups = (names for core in cores for names in (core.inputs, (core.output,)))
+    groups = (names for core in cores for names in _groups(core) if names)
     return tuple(tuple(f"blk.{layer}.{name}" for name in names) for names in groups)
+
+
+def _groups(core: Core) -> tuple[tuple[str, ...], ...]:
+    if isinstance(core, Experts):  # those that tokens choose, then the shared one
+        return core.inputs[:2], core.inputs[2:], core.outputs[:1], core.outputs[1:]
+    return core.inputs, (core.output,)
+
+
+def _of_experts(inputs: Routed) -> Statistics:
+    """Statistics of every expert, [experts, columns]."""
+    found = [statistics(inputs.of(expert)) for expert in range(len(inputs.parts))]
+    largest, mean, square = (np.stack([getattr(each, key) for each in found]) for key in ("largest", "mean", "square"))
+    return Statistics(largest, mean, square)
+
+
+def rows_of(inputs: Inputs) -> FloatArray:
+    return inputs.whole if isinstance(inputs, Routed) else inputs
 
 
 def statistics(inputs: FloatArray) -> Statistics:
@@ -136,9 +179,9 @@ def gram(inputs: FloatArray, others: FloatArray | None = None) -> AnyArray:
 
 
 def check_walk(spec: ModelSpec) -> None:
-    """Refuse models whose matrices do not each have their inputs in every token. Raises UnsupportedError."""
+    """Refuse models with a table that is too large to be in memory. Raises UnsupportedError."""
     for core in find_network(spec).cores:
-        if isinstance(core, Experts | PerLayerInput):
+        if isinstance(core, PerLayerInput):
             raise UnsupportedError(f"models with {core.kind} cannot be calibrated, nor quantized layer by layer, yet")
 
 
@@ -166,8 +209,9 @@ class Walk:
         positions = np.arange(self._length, dtype=np.int32)
         self.hidden = np.concatenate([self._engine.embed(tokens[at], positions) for at in range(count)])
 
-    def layer(self, layer: int) -> Iterator[tuple[tuple[str, ...], FloatArray]]:
+    def layer(self, layer: int) -> Iterator[tuple[tuple[str, ...], Inputs]]:
         """Iterate over the stages of a layer: names of matrices that share inputs, and the inputs [tokens, columns].
+        Matrices of experts lie one below the other.
 
         Must be exhausted: only then does `hidden` hold the states after the layer. Raises ModelFormatError if they are
         not finite.
@@ -178,10 +222,13 @@ class Walk:
         self.weights |= self._read(at)
         for block in engine.network.layers[layer]:
             if not block.beside:
-                normed = engine.norm(self.hidden, f"{at}{block.norm}")
-            yield next(names), self._checked(normed, at)
-            x = self._run(block, layer, normed)
-            yield next(names), self._checked(x, at)
+                normed = self._checked(engine.norm(self.hidden, f"{at}{block.norm}"), at)
+            if isinstance(block.core, Experts):
+                x = yield from self._experts(block.core, At(layer), names, normed)
+            else:
+                yield next(names), normed
+                x = self._checked(self._run(block, layer, normed), at)
+                yield next(names), x
             self.hidden = engine.add(self.hidden, block, At(layer), x)
 
     def finish(self) -> FloatArray:
@@ -195,6 +242,33 @@ class Walk:
     def logits(self, tokens: slice) -> FloatArray:
         """Logits after each of these tokens, float32 [n, vocab]; call it after the last layer."""
         return self._engine.head(self.hidden[tokens])
+
+    def _experts(
+        self, core: Experts, at: At, names: Iterator[tuple[str, ...]], x: FloatArray
+    ) -> Generator[tuple[tuple[str, ...], Inputs], None, FloatArray]:
+        """The stages of a mixture. Returns what it adds to the hidden states."""
+        engine = self._engine
+        chosen, shares = choose(engine, core, at, x)
+        places = [np.nonzero(chosen == expert) for expert in range(core.number)]
+        yield next(names), Routed(tuple(x[tokens] for tokens, _ in places))
+        if core.shared:
+            yield next(names), x
+        (gate, of_gate), (up, of_up) = (of_all(engine, core, at, name) for name in core.inputs[:2])
+        inner = tuple(
+            activated(core, x[tokens] @ gate[expert].T + of_gate[expert], x[tokens] @ up[expert].T + of_up[expert])
+            for expert, (tokens, _) in enumerate(places)
+        )
+        for each in inner:
+            self._checked(each, at.name(core.output))
+        yield next(names), Routed(inner)
+        if core.shared:
+            beside = shared_inner(engine, core, at, x)
+            yield next(names), beside
+        down, of_down = of_all(engine, core, at, core.output)
+        out = of_shared(engine, core, at, x, beside) if core.shared else np.zeros_like(x)
+        for expert, (tokens, ranks) in enumerate(places):
+            out[tokens] += shares[tokens, ranks, None] * (inner[expert] @ down[expert].T + of_down[expert])
+        return out
 
     def _run(self, block: Block, layer: int, x: FloatArray) -> FloatArray:
         """Run a block sequence by sequence."""

@@ -39,6 +39,7 @@ from edge.formats.blocks import GRIDS
 from edge.formats.compiled import Compiled
 from edge.formats.coreml_folder import is_coreml_folder
 from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.gguf_parts import find_parts, join, joined_header
 from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, write_outline
 from edge.formats.onnx_folder import is_model_folder, read_manifest
 from edge.model.catalog import find_model
@@ -189,7 +190,13 @@ def preview(
     notes: tuple[str, ...] = ()
     with work_folder() as work:
         outline = work / f"{path.stem}.gguf"
-        file = read_gguf(path) if path.is_file() else outline_folder(path, outline, blocks=wanted.keeps_blocks)
+        if path.is_dir():
+            file = outline_folder(path, outline, blocks=wanted.keeps_blocks)
+        elif parts := find_parts(path):
+            whole = joined_header([read_gguf(part, part=True) for part in parts])
+            file = write_outline(outline, fields_of(whole), planned_as(whole.tensors.values()))
+        else:
+            file = read_gguf(path)
         if lora := open_lora(wanted.lora, file, read_spec(file)):
             file = write_outline(outline, fields_of(file), plan_merge(file, lora))
         if wanted.pruning:
@@ -236,6 +243,10 @@ def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, 
 
 
 def _read(path: Path, work: Path, wanted: Conversion, report: Report, steps: Steps) -> GGUFFile:
+    if not path.is_dir() and (parts := find_parts(path)):
+        with _timed(report, "joining", steps) as progress:
+            join(parts, work / "joined.gguf", progress)
+        return read_gguf(work / "joined.gguf")
     if not path.is_dir():
         return read_gguf(path)
     with _timed(report, "reading", steps) as progress:

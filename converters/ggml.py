@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,8 @@ def quantize_with_llamacpp(
     """Write `source` as llama-quantize does, atomically. Returns the tensors, in the file's order.
 
     ftype: a name of FTYPES. pure: all matrices in its main type, without a mixture. embedding, head: block types for
-    these two (a tied head is the embedding). importance: by tensor name, float32 [columns]. dry_run: write nothing.
+    these two (a tied head is the embedding). importance: by tensor name, float32 [columns], of experts one
+    behind the other. dry_run: write nothing.
     Raises InputError for a type or a file that cannot be written, EngineError with llama.cpp's reason,
     MissingExtraError.
     """
@@ -122,7 +124,7 @@ def quantize_with_llamacpp(
 def _check_importance(file: GGUFFile, importance: Mapping[str, FloatArray]) -> None:
     for name, each in importance.items():
         info = file.tensors.get(name)
-        if info is None or np.shape(each) != info.shape[:1] or not np.isfinite(each).all():
+        if info is None or np.shape(each) != (info.shape[0] * prod(info.shape[2:]),) or not np.isfinite(each).all():
             raise InputError(f"the importance of {name!r} does not fit {file.path}")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from edge.backends.checks import usual_cores
-from edge.converters.calibrate import Walk, sequences
+from edge.converters.calibrate import Walk, rows_of, sequences
 from edge.converters.plain import check_encoded
 from edge.converters.quantizers.rtn import quantize
 from edge.errors import InputError, UnsupportedError
@@ -86,7 +86,8 @@ def measure_importance(
         for names, inputs in walk.layer(layer):
             if names[0].endswith(Dense.output):
                 down = walk.weights[names[0]]
-                squares = np.einsum("tc,tc->c", inputs, inputs, dtype=np.float64) / len(inputs)
+                rows = rows_of(inputs)
+                squares = np.einsum("tc,tc->c", rows, rows, dtype=np.float64) / len(rows)
                 channels[layer] = squares * np.einsum("rc,rc->c", down, down, dtype=np.float64)
         layers[layer] = 1 - _cosines(before, walk.hidden).mean()
         if progress:

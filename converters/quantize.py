@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from math import prod
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 
-from edge.converters.calibrate import Walk, check_walk, gram, sequences, stages, statistics
+from edge.converters.calibrate import LEAST, Routed, Walk, check_walk, gram, sequences, stages, statistics
 from edge.converters.outcome import again_notes, notes_on
 from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
 from edge.converters.quantizers import mixed
@@ -26,10 +27,10 @@ from edge.converters.quantizers.polish import polish
 from edge.converters.quantizers.rtn import SHRINKS, nearest, quantize
 from edge.errors import InputError, UnsupportedError
 from edge.formats import blocks, nf4
-from edge.formats.blocks import BLOCK, GRIDS, Grid, QuantizedMatrix, find_grid
+from edge.formats.blocks import BLOCK, FLOATS, GRIDS, Grid, QuantizedMatrix, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned, write_gguf
-from edge.model.mixtures import bits_of
+from edge.model.mixtures import EMBEDDINGS, bits_of
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray, Progress
@@ -52,7 +53,7 @@ class Settings:
 
     type: str = "Q4_0"
     method: Method = "best"
-    embedding: str = "Q8_0"  # type of token_embd
+    embedding: str = "Q8_0"  # type of token_embd, and of a table of per-layer embeddings
     output: str = "Q8_0"  # type of an untied output head, and of matrices that want more bits than others
     group_size: int = BLOCK  # values that share a scale, 32 or a multiple
     act_order: bool = True
@@ -79,7 +80,8 @@ def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> dict[str,
     Raises UnsupportedError for unknown types and architectures, InputError for other bad settings.
     """
     _check(settings)
-    check_walk(spec)
+    if settings.method in CALIBRATED:
+        check_walk(spec)
     quantized = {name for name, tensor in find_network(spec).tensors() if tensor.columns and not tensor.exact}
     found = find_tensors(file, spec).items()
     bits = bits_of(file, spec)
@@ -88,7 +90,8 @@ def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> dict[str,
     more = settings.output if settings.type in GRIDS else settings.type
     types = {}
     for name, info in file.tensors.items():
-        wanted = {"token_embd.weight": settings.embedding, "output.weight": settings.output}.get(name, info.type)
+        outside = {**dict.fromkeys(EMBEDDINGS, settings.embedding), "output.weight": settings.output}
+        wanted = outside.get(name, info.type)
         if name in matrices and len(info.shape) > 1:
             wanted = more if bits[name] == "more" else settings.type
         wanted = settings.types.get(name, wanted)
@@ -128,9 +131,11 @@ def quantize_gguf(
     write_gguf(target, fields_as(file, settings.type), planned, maker.data(tokens),
                lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
     nbytes = sum(each.nbytes for each in planned)
-    return Report(
-        types, nbytes, sum(prod(each.shape) for each in planned), quantizing_notes(file, spec, settings, planned)
-    )
+    notes = quantizing_notes(file, spec, settings, planned)
+    if maker.few:
+        often = f"{maker.few} of {maker.experts} times, an expert saw fewer than {LEAST} tokens of the calibration text"
+        notes = (*notes, f"{often}, and was rounded by what all experts of its layer saw: a longer text is better")
+    return Report(types, nbytes, sum(prod(each.shape) for each in planned), notes)
 
 
 def quantizing_notes(
@@ -172,17 +177,27 @@ def find_folds(
     """AWQ's factors of every stage whose matrices have a grid. tokens: int32 [sequences, length]."""
     folds, walk, sources = Folds(), Walk(file, spec, tokens), find_tensors(file, spec)
     for layer in range(spec.layers):
-        at, found = f"blk.{layer}.", makers(find_network(spec).layers[layer])
-        made_by = {at + matrices[0]: at + maker for maker, matrices in found.items()}
+        at, made = f"blk.{layer}.", makers(find_network(spec).layers[layer])
+        made_by = {at + matrices[0]: at + maker for maker, matrices in made.items()}
         for names, inputs in walk.layer(layer):
-            kinds, maker = {types[sources[name].tensor] for name in names}, made_by.get(names[0])
-            if kinds <= set(GRIDS) and maker:
-                weights = [walk.weights[name] for name in names]
-                grid = find_grid(types[sources[names[0]].tensor])
-                mean, hessian = statistics(inputs).mean, gram(inputs)
-                folds.add(
-                    names, maker, spec, find_factors(names, weights, mean, hessian, spec, grid, settings.group_size)
-                )
+            kinds = {name: types[sources[name].tensor] for name in names}
+            rounding, maker = [name for name, kind in kinds.items() if kind in GRIDS], made_by.get(names[0])
+            if maker and rounding and all(kind in FLOATS for name, kind in kinds.items() if name not in rounding):
+                grid = find_grid(kinds[rounding[0]])
+
+                def factors(weights: list[FloatArray], rows: FloatArray, grid: Grid = grid,
+                            names: list[str] = rounding) -> FloatArray:  # fmt: skip
+                    return find_factors(
+                        names, weights, statistics(rows).mean, gram(rows), spec, grid, settings.group_size
+                    )
+
+                weights = [walk.weights[name] for name in rounding]
+                if isinstance(inputs, Routed):
+                    apart = zip(*(np.split(weight, len(inputs.parts)) for weight in weights), strict=True)
+                    found = np.stack([factors([*each], inputs.of(expert)) for expert, each in enumerate(apart)])
+                else:
+                    found = factors(weights, inputs)
+                folds.add(names, maker, spec, found)
         progress((layer + 1) / spec.layers)
     return folds
 
@@ -194,6 +209,7 @@ class _Maker:
         self, file: GGUFFile, spec: ModelSpec, types: Mapping[str, str], settings: Settings, folds: Folds
     ) -> None:
         self._file, self._spec, self._types, self._settings, self._folds = file, spec, types, settings, folds
+        self.few = self.experts = 0  # matrices of experts that saw too few tokens, and all of them
         self._sources = find_tensors(file, spec)
         self._stages = [names for layer in range(spec.layers) for names in stages(spec, layer)]
         self._parts: dict[str, list[str]] = {}
@@ -215,28 +231,42 @@ class _Maker:
                 weights[name] = values
             for tensor in self._tensors(names):
                 row_bytes = made[self._parts[tensor][0]][0].shape[1]
-                data = np.empty((self._file.tensors[tensor].shape[1], row_bytes), np.uint8)
+                data = np.empty((self._file.tensors[tensor].rows, row_bytes), np.uint8)
                 for name in self._parts[tensor]:
                     data[self._sources[name].index] = made[name][0]
                 yield data
 
     def _stages_with_inputs(
         self, tokens: IntArray | None
-    ) -> Iterator[tuple[tuple[str, ...], dict[str, FloatArray], _Inputs | None]]:
-        """Iterate over stages: names, their weights, and their inputs' statistics."""
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, FloatArray], list[_Inputs]]]:
+        """Iterate over stages: names, their weights, and their inputs' statistics, one for each expert; none without
+        calibration."""
         if tokens is None:
             for names in self._stages:
-                yield names, self._read(names), None
+                yield names, self._read(names), []
             return
         exact, walk = (Walk(self._file, self._spec, tokens, self._folds.read) for _ in range(2))
         for layer in range(self._spec.layers):
             for (names, wanted), (_, inputs) in zip(exact.layer(layer), walk.layer(layer), strict=True):
-                hessian = gram(inputs)
-                moved = shift(hessian, gram(inputs, wanted)) if self._settings.method == "best" else None
-                yield names, walk.weights, _Inputs(hessian, moved)
+                if isinstance(inputs, Routed):
+                    # Errors of earlier matrices send tokens to other experts, so that nothing compensates for them.
+                    self.few, self.experts = self.few + inputs.few, self.experts + len(inputs.parts)
+                    hessians = (gram(inputs.of(expert)) for expert in range(len(inputs.parts)))
+                    yield names, walk.weights, [_Inputs(hessian, None) for hessian in hessians]
+                    continue
+                hessian, moved = gram(inputs), None
+                if self._settings.method == "best" and not isinstance(wanted, Routed):
+                    moved = shift(hessian, gram(inputs, wanted))
+                yield names, walk.weights, [_Inputs(hessian, moved)]
 
-    def _round(self, name: str, weight: FloatArray, inputs: _Inputs | None) -> tuple[AnyArray, FloatArray]:
-        """Round a matrix: its bytes, uint8 [rows, bytes], and the values that they encode."""
+    def _round(self, name: str, weight: FloatArray, inputs: Sequence[_Inputs]) -> tuple[AnyArray, FloatArray]:
+        """Round a matrix, or those of experts: their bytes, uint8 [rows, bytes], and the values that they encode."""
+        parts = np.split(weight, max(1, len(inputs)))
+        made = [self._round_one(name, part, each) for part, each in zip_longest(parts, inputs)]
+        data, values = zip(*made, strict=True)
+        return (*made[0],) if len(made) == 1 else (np.concatenate(data), np.concatenate(values))
+
+    def _round_one(self, name: str, weight: FloatArray, inputs: _Inputs | None) -> tuple[AnyArray, FloatArray]:
         check_finite(self._file, name, weight)
         kind, settings = self._types[self._sources[name].tensor], self._settings
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:

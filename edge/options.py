@@ -1,4 +1,4 @@
-"""What a user may fix of a run, each option defined once: a field here, and code that goes by it.
+"""Options of a run, each defined once: a field here, and code that goes by it.
 
 The flags of the command line and their help (`edge/cli/options.py`), the variables of the environment and their page,
 and the keywords of `edge.load` and their documentation are made from the fields of `Options`. How tokens are drawn is
@@ -28,7 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 @named_in_errors
 @dataclass(frozen=True)
 class Options:
-    """What a run may spend, and what the user fixed of it; None leaves the choice to the plan.
+    """The budgets and settings of a run, as the user stated them; None leaves the choice to the plan.
 
     Values are parsed: bytes, seconds, joules, watts, °C. Text such as "256MiB" is parsed here, and raises InputError.
     """
@@ -137,7 +137,7 @@ class Options:
 
     @cached_property
     def lora_size(self) -> LoraSize:
-        """What the adapters need, by their headers. Raises ModelFormatError, UnsupportedError."""
+        """The size of the adapters, by their headers. Raises ModelFormatError, UnsupportedError."""
         from edge.model.lora import size_of
 
         return size_of(self.lora or ())

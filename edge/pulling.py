@@ -15,11 +15,12 @@ from edge.devices.output import check_path
 from edge.devices.profiles import HOST, find_profile
 from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_parts import join, names_of_parts, whole_name
 from edge.hub.cache import pointer_of
 from edge.hub.download import Notice, OnBytes, download, is_here
 from edge.hub.header import read_header
 from edge.hub.names import Reference
-from edge.hub.quants import is_part, label_of, matches, runnable, usual
+from edge.hub.quants import label_of, matches, runnable, usual, with_joined
 from edge.hub.repository import RemoteFile, Repository, look_up
 from edge.model.catalog import find_local, hub_reference
 from edge.model.known import known_models
@@ -27,6 +28,7 @@ from edge.model.reader import read_spec
 from edge.options import Options, takes_options
 from edge.plan.device import TOKENIZER_BYTES, plan_for
 from edge.plan.plan import Plan
+from edge.storage import cache
 
 _TRIED = 4  # headers that are read at most, of several MB each
 
@@ -43,6 +45,8 @@ class Offer:
 
     @property
     def is_here(self) -> bool:
+        if self.file.parts:
+            return cache.find("models", self.file.hash, ".gguf") is not None
         return is_here(pointer_of(self.repository, self.file), self.file)
 
     def about(self) -> dict[str, Any]:
@@ -103,8 +107,29 @@ def offer(model: str, options: Options, *, quant: str | None = None, device: str
 
 
 def take(chosen: Offer, *, progress: OnBytes = lambda done, total: None, notice: Notice = lambda line: None) -> Path:
-    """Download an offer's file, unless it is here. Raises DownloadError, CacheError."""
+    """Download an offer's file, unless it is here; a model in several files is joined in edge's cache folder, which
+    takes as many bytes again. Raises DownloadError, CacheError."""
+    file = chosen.file
+    if file.parts:
+        return _take_parts(chosen.repository, file, progress, notice)
     return download(chosen.repository, chosen.file, progress=progress, notice=notice)
+
+
+def _take_parts(repository: Repository, file: RemoteFile, progress: OnBytes, notice: Notice) -> Path:
+    if found := cache.find("models", file.hash, ".gguf"):
+        return found
+    paths, before = [], 0
+    for part in file.parts:
+        paths.append(download(
+            repository, part, notice=notice,
+            progress=lambda done, _, before=before: progress(before + done, file.size),  # type: ignore[misc]
+        ))  # fmt: skip
+        before += part.size
+    name = f"{repository.name}/{file.path}"
+    notice(f"joining the {len(paths)} parts of {name}")
+    return cache.find_or_make(
+        "models", file.hash, ".gguf", lambda target: join(paths, target), about=name, expected=file.size
+    )
 
 
 def ensure(
@@ -127,21 +152,20 @@ def ensure(
 
 def _candidates(repository: Repository, reference: Reference) -> list[RemoteFile]:
     """Files that a reference can mean, best first. Raises InputError, UnsupportedError."""
-    files, name = [file for file in repository.files if runnable(file.path)], repository.name
+    files, name = with_joined(repository.files), repository.name
     if reference.file is not None:
-        found = [file for file in repository.files if file.path == reference.file]
+        parts = names_of_parts(reference.file)
+        wanted = whole_name(reference.file) if parts else reference.file
+        found = [file for file in (*repository.files, *files) if file.path == wanted]
         if not found:
             near = get_close_matches(reference.file, [file.path for file in files], 1)
             raise InputError(f"{name} has no file {reference.file}{f' (did you mean {near[0]}?)' if near else ''}")
-        if not runnable(reference.file):
+        if not runnable(wanted):
             raise UnsupportedError(f"{name}/{reference.file} is no GGUF file of a whole model")
-        return found
-    parts = [file for file in repository.files if is_part(file.path)]
+        return found[:1]
     if reference.quant is not None:
         labels = sorted({label for file in files if (label := label_of(file.path))})
         found = [file for file in files if matches(label_of(file.path), reference.quant)]
-        if not found and any(matches(label_of(file.path), reference.quant) for file in parts):
-            raise UnsupportedError(f"{name}: {reference.quant} is split into several files, which edge does not join")
         if not found:
             raise InputError(
                 f"{name} has no {reference.quant}: {', '.join(labels) or 'its files state no quantization'}"
@@ -149,13 +173,8 @@ def _candidates(repository: Repository, reference: Reference) -> list[RemoteFile
         return [min(found, key=lambda file: (len(file.path), file.path))]
     if files:
         return usual(files)
-    if parts:
-        raise UnsupportedError(f"{name}: its models are split into several files each, which edge does not join")
     if any(file.path.endswith(".safetensors") for file in repository.files):
-        to = name.split("/")[1]
-        raise UnsupportedError(
-            f"{name} has no GGUF file: hf download {name} --local-dir {to}, then edge convert {to} {to}.gguf"
-        )
+        raise UnsupportedError(f"{name} has no GGUF file: edge pull {name} --convert=q4_0 makes one of its checkpoint")
     raise UnsupportedError(f"{name} has no GGUF file: edge pulls models in GGUF")
 
 

@@ -1,4 +1,4 @@
-"""What a core finds when it runs: the place in the pass, and the engine's parts that all cores share."""
+"""The surroundings of a core that runs: its place in the pass, and the engine's parts that all cores share."""
 
 from __future__ import annotations
 

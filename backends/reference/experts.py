@@ -9,36 +9,48 @@ from edge.backends.reference.functions import ACTIVATIONS, sigmoid
 from edge.model.layers import SLOPE, Experts
 from edge.types import FloatArray, IntArray
 
+NAMES = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+
 
 def experts(engine: Context, core: Experts, at: At, x: FloatArray) -> FloatArray:
     """From normalised rows, [n, hidden], to what is added to the hidden states, [n, hidden]: experts have matrices of
     their own behind their activations."""
     out = np.zeros_like(x)
-    matrices = [
-        engine.weights[at.name(name)].reshape(core.number, -1, columns)
-        for name, columns in (("ffn_gate_exps", x.shape[1]), ("ffn_up_exps", x.shape[1]), ("ffn_down_exps", core.ffn))
-    ]
-    none = np.zeros((core.number, 1), np.float32)
-    biases = [
-        engine.weights[at.name(f"{name}.bias")].reshape(core.number, -1) if core.biases else none
-        for name in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-    ]
+    matrices, biases = (list(each) for each in zip(*(of_all(engine, core, at, name) for name in NAMES), strict=True))
     chosen, shares = choose(engine, core, at, x)
     for token, row in enumerate(x):
         for expert, share in zip(chosen[token], shares[token], strict=True):
             (gate, up, down), (of_gate, of_up, of_down) = (
                 [each[expert] for each in some] for some in (matrices, biases)
             )
-            inner = _inner(core, gate @ row + of_gate, up @ row + of_up)
+            inner = activated(core, gate @ row + of_gate, up @ row + of_up)
             out[token] += share * (down @ inner + of_down)
     if core.shared:
-        inner = _inner(core, *(engine.project(x, at, name) for name in ("ffn_gate_shexp", "ffn_up_shexp")))
-        added = engine.project(inner, at, "ffn_down_shexp")
-        out += sigmoid(engine.project(x, at, "ffn_gate_inp_shexp")) * added if core.shared_gated else added
+        out += of_shared(engine, core, at, x, shared_inner(engine, core, at, x))
     return out
 
 
-def _inner(core: Experts, gate: FloatArray, up: FloatArray) -> FloatArray:
+def of_all(engine: Context, core: Experts, at: At, name: str) -> tuple[FloatArray, FloatArray]:
+    """A matrix of every expert, [experts, rows, columns], and its bias, [experts, rows], or zeros."""
+    columns = core.ffn if name == core.output else engine.spec.hidden
+    matrices = engine.weights[at.name(name)].reshape(core.number, -1, columns)
+    if not core.biases:
+        return matrices, np.zeros((core.number, 1), np.float32)
+    return matrices, engine.weights[at.name(f"{name}.bias")].reshape(core.number, -1)
+
+
+def shared_inner(engine: Context, core: Experts, at: At, x: FloatArray) -> FloatArray:
+    """What the shared expert projects, [n, shared]."""
+    return activated(core, *(engine.project(x, at, name) for name in ("ffn_gate_shexp", "ffn_up_shexp")))
+
+
+def of_shared(engine: Context, core: Experts, at: At, x: FloatArray, inner: FloatArray) -> FloatArray:
+    """What the shared expert adds, [n, hidden]."""
+    added = engine.project(inner, at, "ffn_down_shexp")
+    return sigmoid(engine.project(x, at, "ffn_gate_inp_shexp")) * added if core.shared_gated else added
+
+
+def activated(core: Experts, gate: FloatArray, up: FloatArray) -> FloatArray:
     if not core.clamp:
         return np.asarray(ACTIVATIONS[core.activation](gate) * up)
     gate, up = np.minimum(gate, np.float32(core.clamp)), np.clip(up, -core.clamp, core.clamp)

@@ -117,15 +117,17 @@ def convert_folder(
     progress: Callable[[float], None] | None = None,
     type: str | None = None,
     blocks: bool = False,
+    name: str | None = None,
 ) -> None:
     """Write the GGUF file, atomically.
 
     type: F32, F16 or BF16 for all matrices; default: each keeps its own, and quantized ones become float16.
-    blocks: quantized matrices keep their values, in Q4_0 or Q4_1, where these types can hold them.
+    blocks: quantized matrices keep their values, in Q4_0 or Q4_1, where these types can hold them. name: the model's;
+    default: the folder's.
     Raises InputError if files are missing or the target cannot be written, ModelFormatError if they are damaged or
     contradict each other, UnsupportedError for unknown architectures, tokenizers and quantizations.
     """
-    source = open_folder(folder, type, blocks=blocks)
+    source = open_folder(folder, type, blocks=blocks, name=name)
     with new_file(target) as temporary:
         write_gguf(temporary, source.fields, source.planned, source.data(), progress)
         try:
@@ -137,7 +139,7 @@ def convert_folder(
             raise ModelFormatError(f"{folder}: as GGUF, it would not be readable: {message}") from None
 
 
-def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False) -> Source:
+def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, name: str | None = None) -> Source:
     """Read a folder's headers, not its weights. Raises the errors of `convert_folder`."""
     if type not in (None, *FLOATS):
         raise InputError(f"a folder is read into {', '.join(FLOATS)}, not {brief(type)}")
@@ -176,7 +178,7 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False) 
     header: dict[str, Field] = {
         "general.architecture": architecture.name,
         "general.type": "model",
-        "general.name": _name(folder, vocabulary.swallows),
+        "general.name": _name(name or folder.resolve().name, vocabulary.swallows),
         "general.file_type": np.uint32(FILE_TYPES.get(_main_type(parts), _UNNAMED)),
         "general.quantization_version": np.uint32(2),
     }
@@ -320,10 +322,10 @@ def _main_type(parts: list[ImportedTensor]) -> str:
     return max(counts, key=lambda kind: counts[kind])
 
 
-def _name(folder: Path, swallows: bool) -> str:
-    """The folder's name, changed to contain `phi-3` if and only if control tokens absorb spaces: readers of GGUF rely
+def _name(said: str, swallows: bool) -> str:
+    """The model's name, changed to contain `phi-3` if and only if control tokens absorb spaces: readers of GGUF rely
     on that."""
-    name = "".join(filter(str.isprintable, folder.resolve().name))[:90] or "model"
+    name = "".join(filter(str.isprintable, said))[:90] or "model"
     claims = "phi-3" in name.lower() or "phi3" in name.lower()
     if swallows and not claims:
         return f"{name} (Phi-3)"

@@ -17,7 +17,7 @@ from edge.backends.reference import read_weights
 from edge.converters.quantizers.rtn import nearest
 from edge.formats.blocks import BLOCK, Grid
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, Dense, Layer
+from edge.model.layers import Attention, Block, Dense, Experts, Layer
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source
 from edge.types import AnyArray, FloatArray
@@ -38,7 +38,9 @@ class Folds:
         weights = read_weights(file, sources)
         for name in weights:
             if name in self.columns:
-                weights[name] = weights[name] * self.columns[name]
+                factors = self.columns[name]  # of experts [experts, columns]
+                each = np.repeat(factors, len(weights[name]) // len(factors), axis=0) if factors.ndim > 1 else factors
+                weights[name] = weights[name] * each
             if name in self.rows:
                 factors = self.rows[name]
                 weights[name] = weights[name] / (factors[:, None] if weights[name].ndim == 2 else factors)
@@ -49,13 +51,14 @@ class Folds:
         self.columns |= dict.fromkeys(names, factors)
         if names[0].endswith("attn_output"):  # query heads of a group carry the same factors
             factors = factors.reshape(spec.kv_heads, -1, spec.head_dim)[:, 0].reshape(-1)
-        self.rows |= {maker: factors, f"{maker}.bias": factors}
+        self.rows |= {maker: factors.reshape(-1), f"{maker}.bias": factors.reshape(-1)}
 
 
 def makers(layer: Layer) -> dict[str, tuple[str, ...]]:
     """Tensors of a layer whose rows can be divided, with the matrices that multiply their output.
 
-    The output of an activation without a gate cannot be scaled, nor a norm that several blocks share.
+    The output of an activation without a gate, or with a clamp, cannot be scaled, nor a norm that several blocks share.
+    Inputs of experts cannot, either: the router chooses by them.
     """
     shared = {block.norm for block in layer if block.beside}
     return {maker: names for block in layer for maker, names in _makers_of(block).items() if maker not in shared}
@@ -63,6 +66,9 @@ def makers(layer: Layer) -> dict[str, tuple[str, ...]]:
 
 def _makers_of(block: Block) -> dict[str, tuple[str, ...]]:
     core, before = block.core, None
+    if isinstance(core, Experts):
+        pairs = zip(("ffn_up_exps", "ffn_up_shexp"), core.outputs, strict=False)
+        return {} if core.clamp else {maker: (output,) for maker, output in pairs}
     if isinstance(core, Attention):
         before = "attn_v"
     elif isinstance(core, Dense) and core.gated:

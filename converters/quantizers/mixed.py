@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from edge.converters.calibrate import Walk, gram, sequences
+from edge.converters.calibrate import Walk, gram, rows_of, sequences
 from edge.converters.quantizers.awq import output_error
 from edge.converters.quantizers.rtn import nearest
 from edge.errors import InputError
@@ -62,7 +62,7 @@ def measure(
     for layer in range(spec.layers):
         before.append(walk.hidden)
         for names, inputs in walk.layer(layer):
-            weights, hessian = [walk.weights[name] for name in names], gram(inputs)
+            weights, hessian = [walk.weights[name] for name in names], gram(rows_of(inputs))
             if weights[0].shape[1] % BLOCK == 0:
                 errors.append((names, {kind: _error(weights, kind, hessian) for kind in types}))
     exact, found, sources = walk.finish(), [], find_tensors(file, spec)
@@ -125,7 +125,8 @@ def _rounded(
     for layer in range(start, spec.layers):
         for stage, inputs in walk.layer(layer):
             if stage == names:
-                cost = np.einsum("tc,tc->c", inputs, inputs)
+                rows = rows_of(inputs)
+                cost = np.einsum("tc,tc->c", rows, rows)
                 for name in names:
                     walk.weights[name] = nearest(walk.weights[name], find_grid(kind), cost, shrinks=_SHRINKS).values
     return walk.finish()

@@ -285,7 +285,7 @@ def _gpu_as_json(adapter: Adapter, chosen: Adapter | None) -> dict[str, object]:
 
 
 def _providers() -> list[str]:
-    """What --provider may be here."""
+    """The values of --provider that work here."""
     from edge.backends import engine_named
     from edge.errors import MissingExtraError
 
@@ -318,7 +318,7 @@ def _as_json(profile: DeviceProfile) -> dict[str, object]:
 
 
 def _gaps(profile: DeviceProfile) -> str:
-    """What edge plan does not predict of a device; of this one, before it is measured."""
+    """The figures that edge plan does not predict of a device; of this one, before it is measured."""
     from edge.devices.profiles import HOST
 
     if profile.name != HOST:

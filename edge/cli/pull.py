@@ -12,7 +12,7 @@ import typer
 from edge.budget import format_bytes
 from edge.cli import options as o
 from edge.cli.terminal.show import ProgressLine, note, print_json, progress
-from edge.errors import DownloadError
+from edge.errors import DownloadError, InputError
 from edge.options import Options
 
 _EVENT_S = 1.0  # between two events of progress
@@ -26,6 +26,10 @@ def pull(
     ],
     quant: Annotated[
         str | None, o.flag("--quant", help="Such as Q4_K_M (default: the best from 8 to 4 bits whose plan fits).")
+    ] = None,
+    convert: Annotated[
+        str | None,
+        o.flag("--convert", help="Convert the repository's safetensors to GGUF, in this type (q4_0, q8_0 …)."),
     ] = None,
     device: Annotated[
         str, o.flag("--device", help="The device that it is to fit, by its name in edge devices list.")
@@ -41,11 +45,15 @@ def pull(
       edge pull qwen3:0.6b
       edge pull hf.co/unsloth/gemma-3-270m-it-GGUF --memory 512MiB
       edge pull Qwen/Qwen3-4B-GGUF --quant Q4_K_M --device raspberry-pi-5
+      edge pull LiquidAI/LFM2-350M --convert q4_0
 
     Interrupted, it goes on from where it was. With --json, one object a line says what happens.
     """
     from edge.pulling import offer, take
 
+    if convert is not None:
+        _pull_checkpoint(model, convert, quant, json=json, quiet=quiet)
+        return
     with _names_of_models_here():
         chosen = offer(model, options, quant=quant, device=device)
     was_here = chosen.is_here
@@ -59,6 +67,20 @@ def pull(
         path = take(chosen, progress=tell, notice=note if not (quiet or json) else lambda line: None)
     if json:
         print_json({"event": "done", "path": str(path), "downloaded": not was_here})
+    else:
+        print(path)
+
+
+def _pull_checkpoint(model: str, kind: str, quant: str | None, *, json: bool, quiet: bool) -> None:
+    from edge.converters.hub_checkpoint import pull_checkpoint
+
+    if quant is not None:
+        raise InputError("--quant chooses a GGUF file, and --convert makes one: state one of them")
+    with _names_of_models_here(), progress(enabled=not (quiet or json)) as shown:
+        tell = _events() if json else transfer(shown, model)
+        path = pull_checkpoint(model, kind, progress=tell, notice=note if not (quiet or json) else lambda line: None)
+    if json:
+        print_json({"event": "done", "path": str(path)})
     else:
         print(path)
 

@@ -1,4 +1,4 @@
-"""What apps and pages get: a C library, one model file and bindings, with which an app runs a model without Python.
+"""Export for apps and pages: a C library, one model file and bindings, which run a model without Python.
 
 The name is not `export`, since `edge.export` is the function.
 """

@@ -1,4 +1,4 @@
-"""What edge.h and the bindings repeat: enums and the fields of structs, written in each language.
+"""Write the parts that edge.h and the bindings repeat: enums and fields of structs, in each language.
 
 In Kotlin and Swift, a line `generated: NAME` stands for each part until a bundle is written (`copy_source`). The other
 files lie in the repository as apps and documents read them: `python -m edge.exporting.bindings` writes the parts

@@ -60,7 +60,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a bundle is made from. prompt_rows: most rows of a system prompt that stay. tables: the sections of
+    """The parts of a bundle. prompt_rows: most rows of a system prompt that stay. tables: the sections of
     model.edge that hold texts: tokenizer, words, chat."""
 
     model: Model
@@ -127,6 +127,7 @@ def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequen
     try:
         check_cores("C runtime of apps", model.spec, app_cores)
         layout = make_layout(model.file, model.spec)
+        model_file.find_table(model.file, layout)
     except UnsupportedError as error:
         why = str(error).partition(": use ")[0]
         raise UnsupportedError(f"{model.name} cannot be exported: {why}") from None
@@ -216,7 +217,7 @@ def seal(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tuning(plan: Plan, model: Model, profile: DeviceProfile) -> Callable[[str], dict[str, int]]:
-    """What records say of the device, for the instruction set that it was tuned with."""
+    """The tuned settings of the device, for the instruction set that they were found with."""
 
     def values(isa: str) -> dict[str, int]:
         if profile.name == HOST:

@@ -84,7 +84,7 @@ class _Rendered:
         return not self._around[0]
 
     def ids(self, at: int, start: bool = False) -> list[int]:
-        """What stands before text `at`, or behind the last."""
+        """The part before text `at`, or behind the last."""
         found: list[int] = self._model.tokenizer.encode(self._around[at], special=True, start=start).tolist()
         return found
 

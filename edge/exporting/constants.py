@@ -20,11 +20,13 @@ from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS
 from edge.exporting import chat, model_file, vocabulary, words
 from edge.exporting.model_file import Section
+from edge.exporting.planning import SNAPSHOTS
 from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
 from edge.formats.blocks import BLOCK_TYPES
 from edge.model import tokenizer
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
+from edge.prompt_cache.cache import SNAPSHOT_STEP
 from edge.run import governor, meters, reclaim, sampler
 
 CONSTANTS = "constants.h"
@@ -39,6 +41,8 @@ _INTEGERS = {
     "TILE": TILE,
     "SPARE_ROWS": SPARE_ROWS,
     "INT4_STEPS": row_formats.STEPS,
+    "SNAPSHOTS": SNAPSHOTS,
+    "SNAPSHOT_STEP": SNAPSHOT_STEP,
     "RING_SLACK": ring.SLACK,
     "RING_SHARE": ring.SPARE_SHARE,
     "ROTATED_AT_ONCE": row_lists.ROTATED_AT_ONCE,

@@ -245,7 +245,7 @@ def _stubs(toolchain: Toolchain, folder: Path) -> list[Path]:
 
 
 def run_compiler(toolchain: Toolchain, *arguments: str | Path) -> str:
-    """What the compiler says. Raises EngineError if it fails."""
+    """Run the compiler and return its output. Raises EngineError if it fails."""
     command = [*toolchain.compiler, *map(str, arguments)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")

@@ -28,6 +28,8 @@ MODULE_BYTES, _SAMPLER_BYTES = 10 << 20, 12
 
 _TABLES, _TABLES_BYTES = 33, 64 << 10  # of a token of the vocabulary; measured: 23 of SmolLM2, 33 of Gemma 3; the rest
 
+SNAPSHOTS = 2  # of a recurrent state, most often from before the last two turns, to take these back
+
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
 
 
@@ -114,10 +116,9 @@ def check_engine(options: Options) -> None:
 
 class _Bundled(CPU):
     """The native engine, but for what it takes. The weights are mapped, and never streamed: on other devices the system
-    pages them as it likes. Room is kept for the keys of a system prompt, and for a copy of a recurrent state, to take
-    back the last turn."""
+    pages them as it likes. Room is kept for the keys of a system prompt, and for snapshots of a recurrent state."""
 
-    MOST_SNAPSHOTS = 0
+    MOST_SNAPSHOTS = 0  # counted here: they have the recurrent state alone
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -125,5 +126,5 @@ class _Bundled(CPU):
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         pinned = max(config.pinned, prompt_rows(self._options, config.pinned, config.capacity))
         need = super().footprint(spec, replace(config, pinned=pinned))
-        kv, fixed = need.kv + spec.state_bytes, need.fixed_kv + spec.state_bytes
+        kv, fixed = (bytes + SNAPSHOTS * spec.state_bytes for bytes in (need.kv, need.fixed_kv))
         return replace(need, kv=kv, fixed_kv=fixed, runtime=0, streamed=0, least_weights=None)

@@ -1,4 +1,4 @@
-"""What a bundle holds besides model.edge, for each system: the library or its sources, and the files for people."""
+"""Write the files of a bundle besides model.edge, for each system: the library or its sources, and a manual."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def write_site(designs: Sequence[Design], trusted: str, folder: Path, tell: Call
 
 
 def describe_site(folder: Path, model: Path, isas: Sequence[str], plan: Plan) -> dict[str, Any]:
-    """What the package reads of the manifest: the model's file, its bytes, how many of them the engine has in memory,
-    and SHA-256 of its pieces of `piece` bytes; the module of each instruction set, the best first; the engine's memory
+    """The manifest as the package reads it: the model's file, its bytes, how many the engine has in memory, and
+    SHA-256 of its pieces of `piece` bytes; the module of each instruction set, the best first; the engine's memory
     in pages of 64 KiB; and room for the hash of the manifest's own text (`seal`).
     """
     modules = {isa: f"{_PACKAGE}/{_MODULE.format(isa)}" for isa in isas}

@@ -31,7 +31,7 @@ class Field:
     given. text: ends with a zero byte. texts: an array of them, and their number."""
     about: str = ""
     otherwise: str = ""
-    """What holds where the field is not given."""
+    """The value where the field is not given, in words."""
     unset: int = 0
     """The number that stands for that in C."""
     low: float = -math.inf

@@ -159,5 +159,5 @@ def _fnv1a(data: bytes) -> int:
 
 
 def _bytes_of(word: str) -> bytes | None:
-    """What a word in GPT-2's characters for bytes stands for; None if it has others."""
+    """The bytes of a word in GPT-2's characters for bytes; None if it has others."""
     return bytes(BYTE_OF_CHAR[char] for char in word) if BYTE_OF_CHAR.keys() >= set(word) else None

@@ -251,10 +251,11 @@ class GGUFFile:
         return ref
 
 
-def read_gguf(path: str | Path, size: int | None = None) -> GGUFFile:
+def read_gguf(path: str | Path, size: int | None = None, *, part: bool = False) -> GGUFFile:
     """Read and check the header of a GGUF file (versions 2 and 3, little-endian, one file).
 
-    size: bytes of the whole file if `path` holds only its beginning; weights cannot be read from it.
+    size: bytes of the whole file if `path` holds only its beginning; weights cannot be read from it. part: of a model
+    split into several files, too (`gguf_parts.py`).
     Raises ModelFormatError with one line that names the fault, UnsupportedError for valid files that edge does not read
     (big-endian, split into several files, unknown tensor types).
     """
@@ -266,7 +267,7 @@ def read_gguf(path: str | Path, size: int | None = None) -> GGUFFile:
             size = os.fstat(file.fileno()).st_size if size is None else size
             if size == 0:
                 raise ModelFormatError("the file is empty")
-            return _read_header(path, size, _Cursor(file, size))
+            return _read_header(path, size, _Cursor(file, size), part=part)
     except (ModelFormatError, UnsupportedError) as error:
         message = str(error)
         raise type(error)(message if message.startswith(str(path)) else f"{path}: {message}") from None
@@ -291,7 +292,7 @@ def at_full_size(file: GGUFFile) -> Iterator[Path]:
         yield path
 
 
-def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:
+def _read_header(path: Path, size: int, cursor: _Cursor, *, part: bool) -> GGUFFile:
     if size < 24:
         raise ModelFormatError(f"not a GGUF file: only {size} bytes")
     magic = struct.pack("<I", cursor.scalar(_SCALARS[4]))
@@ -316,8 +317,8 @@ def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:
         start = cursor.offset
         metadata[key] = _read_value(cursor, key, cursor.scalar(_SCALARS[4]))
         spans[key] = start, cursor.offset
-    if (parts := metadata.get("split.count", 0)) not in (0, 1):
-        raise UnsupportedError(f"one part of a model split into {brief(parts)} files: merge it first")
+    if (parts := metadata.get("split.count", 0)) not in (0, 1) and not part:
+        raise UnsupportedError(f"one part of a model split into {brief(parts)} files: edge convert joins them")
 
     alignment = metadata.get("general.alignment", 32)
     in_range = isinstance(alignment, int) and MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.errors import CacheError
+from edge.formats.gguf_parts import names_of_parts, whole_name
 from edge.hub.names import Reference, is_commit, is_repository
-from edge.hub.quants import best_first, label_of, matches, runnable
+from edge.hub.quants import best_first, label_of, matches, with_joined
 from edge.hub.repository import RemoteFile, Repository
 from edge.hub.settings import hub_cache
+from edge.storage import cache
 from edge.storage.lock import file_lock
 
 _LONGEST_LOCK_S = 48 * 3600.0  # a large model over a slow line
@@ -46,11 +48,17 @@ def find_cached(reference: Reference) -> Path | None:
         return None
     if reference.file is not None:
         path = folder / reference.file
-        return path if path.is_file() else None
+        if not names_of_parts(path.name):
+            return path if path.is_file() else None
     found = {path.relative_to(folder).as_posix(): path for path in _gguf_files(folder)}
-    files = [RemoteFile(name, path.stat().st_size, "") for name, path in found.items() if runnable(name)]
+    files = with_joined([RemoteFile(name, path.stat().st_size, path.resolve().name) for name, path in found.items()])
+    if reference.file is not None:
+        files = [file for file in files if file.path == whole_name(reference.file)]
     fitting = [file for file in files if reference.quant is None or matches(label_of(file.path), reference.quant)]
-    return found[best_first(fitting)[0].path] if fitting else None
+    paths = (
+        cache.find("models", file.hash, ".gguf") if file.parts else found[file.path] for file in best_first(fitting)
+    )
+    return next(filter(None, paths), None)
 
 
 def cached_files() -> list[CachedFile]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import MAX_HEADER, CutHeaderError, GGUFFile, TensorInfo, read_gguf
+from edge.formats.gguf_parts import PART, joined_header
 from edge.hub.download import read_bytes
 from edge.hub.repository import RemoteFile, Repository
 from edge.storage import cache
@@ -23,6 +24,8 @@ def read_header(repository: Repository, file: RemoteFile) -> GGUFFile:
     It is cached in edge's cache folder under the file's hash. Raises DownloadError, CacheError, ModelFormatError,
     UnsupportedError.
     """
+    if file.parts:
+        return joined_header([read_header(repository, part) for part in file.parts])
     name = f"{repository.name}/{file.path}"
     if file.size == 0:
         raise ModelFormatError(f"{name}: the file is empty")
@@ -30,7 +33,7 @@ def read_header(repository: Repository, file: RemoteFile) -> GGUFFile:
         path = cache.find_or_make(
             "headers", file.hash, ".gguf", lambda target: _write(repository, file, target), about=name
         )
-        header = read_gguf(path, file.size)
+        header = read_gguf(path, file.size, part=PART.search(file.path) is not None)
     except (ModelFormatError, UnsupportedError) as error:  # it names a file of the cache
         raise type(error)(f"{name}: {str(error).partition('.gguf: ')[2] or error}") from None
     at, tensors = header.data_offset, dict(header.tensors)
@@ -47,7 +50,7 @@ def _write(repository: Repository, file: RemoteFile, target: Path) -> None:
         with open(target, "ab") as out:
             read_bytes(repository, file, have, upto, out)
         try:
-            header = read_gguf(target, file.size)
+            header = read_gguf(target, file.size, part=PART.search(file.path) is not None)
             break
         except CutHeaderError:
             if upto >= min(MAX_HEADER, file.size):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from edge.formats.gguf_parts import PART, names_of_parts, whole_name
 from edge.hub.repository import RemoteFile
 
 _LABEL = re.compile(
@@ -12,7 +14,6 @@ _LABEL = re.compile(
     r"|BF16|FP?16|FP?32))(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _OTHER = re.compile(r"(?:^|[-_.])(?:mmproj|imatrix|lora|adapter|vocab)(?:[-_.]|$)", re.IGNORECASE)
 _DIGIT = re.compile(r"\d")
 _FOUR_BITS, _EIGHT_BITS = 4, 8
@@ -34,12 +35,21 @@ def _plain(label: str) -> str:
 
 def runnable(path: str) -> bool:
     """Whether a file name denotes a model: a GGUF file, unsplit, and neither a projector nor an adapter."""
-    return path.lower().endswith(".gguf") and not _OTHER.search(path.rpartition("/")[2]) and not _PART.search(path)
+    return path.lower().endswith(".gguf") and not _OTHER.search(path.rpartition("/")[2]) and not PART.search(path)
 
 
-def is_part(path: str) -> bool:
-    """Whether a file is one part of a split model."""
-    return _PART.search(path) is not None
+def with_joined(files: Sequence[RemoteFile]) -> list[RemoteFile]:
+    """Files that are models, and models of several files, as one each."""
+    found, by_path = [file for file in files if runnable(file.path)], {file.path: file for file in files}
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
+        names = names_of_parts(name)
+        parts = tuple(by_path[path] for each in names if (path := f"{folder}/{each}" if folder else each) in by_path)
+        if names and name == names[0] and len(parts) == len(names) and not _OTHER.search(name):
+            size, digest = sum(part.size for part in parts), "".join(part.hash for part in parts)
+            key = hashlib.sha256(digest.encode()).hexdigest()
+            found.append(RemoteFile(whole_name(file.path), size, key, parts))
+    return found
 
 
 def best_first(files: Iterable[RemoteFile]) -> list[RemoteFile]:

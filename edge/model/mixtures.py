@@ -28,7 +28,7 @@ MIXTURES = {  # the type of most matrices, by name; the best first
 }  # fmt: skip
 _SMALLER_BLOCKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _KEPT = ("*_norm.weight", "*ffn_gate_inp.weight", *(f"*{name}.weight" for name in EXACT))
-_EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
+EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 
 
 def plan_types(tensors: Sequence[Listed], mixture: str) -> list[Planned]:
@@ -55,7 +55,7 @@ def _type(name: str, shape: tuple[int, ...], mixture: str, sensitive: str | None
         return "F16"
     if kind == "MXFP4":
         return kind if len(shape) > 2 else "Q8_0"
-    if name == "output.weight" or (tied and name in _EMBEDDINGS):
+    if name == "output.weight" or (tied and name in EMBEDDINGS):
         kind = "Q8_0" if shape[0] % block_size(kind) else "Q8_0" if kind == "Q8_0" else "Q6_K"
     elif sensitive:
         kind = "Q6_K"
@@ -93,7 +93,7 @@ def bits_of(file: GGUFFile, spec: ModelSpec) -> dict[str, Bits]:
 
 
 def _sensitive(name: str) -> str | None:
-    """What is counted layer by layer: values, and the way down."""
+    """The kind of a tensor that mixtures count layer by layer: of values, or of the way down."""
     if "attn_v.weight" in name or "attn_qkv.weight" in name:
         return "values"
     return "down" if "ffn_down" in name and name.endswith(".weight") else None

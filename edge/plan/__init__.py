@@ -1,1 +1,1 @@
-"""What fits a budget: options are checked, configurations tried from the best on, and their bytes counted."""
+"""Plans: check options, try configurations from the best on, count their bytes, and take the first that fits."""

@@ -32,8 +32,8 @@ def configurations(run: Resolved) -> Iterator[EngineConfig]:
 
 
 def _rows_read(run: Resolved) -> int:
-    """More rows change nothing: a policy that evicts leaves at least a window's, and no layer reads older ones. Of
-    models with windows in all layers; others read all rows."""
+    """The most KV rows that can matter: where all layers have windows, a window's and those of an eviction; otherwise
+    all."""
     windows = run.spec.network.windows if run.spec.network else ()
     if not windows or not all(windows) or not run.policy.evicts:
         return _ALL_ROWS
@@ -43,7 +43,7 @@ def _rows_read(run: Resolved) -> int:
 
 
 def _candidates(run: Resolved) -> Iterator[EngineConfig]:
-    """What the user fixed goes before what was tuned. Those that stream weights keep the least of them in memory."""
+    """Stated settings go before tuned ones. Configurations that stream weights keep the least of them in memory."""
     spec, backend, tuned, known = run.spec, run.backend, run.tuned, run.options.expected_tokens
     # Heads that evict on their own close gaps only when positions reach the context, which takes a second or so: a
     # cache that leaves half of it free does so every few thousand tokens.

@@ -142,7 +142,7 @@ def _keeps_newest(run: Resolved) -> bool:
 
 
 def _missing(needs: Needs, has: Capabilities) -> str | None:
-    """What a policy needs and the engine does not have."""
+    """The need of a policy that the engine does not meet; None if it meets all."""
     if needs.queries and not has.attention:
         return "needs an engine that shows attention"
     if needs.keys and not has.keys:

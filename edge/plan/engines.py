@@ -154,7 +154,7 @@ def gpu_rival(file: GGUFFile, spec: ModelSpec, options: Options) -> Backend | No
 
 
 def find_race(spec: ModelSpec) -> Race | None:
-    """What was measured of models alike on this device, by this version of edge."""
+    """The race of models alike on this device, by this version of edge; None if there was none."""
     path = cache.find("races", _key(spec), ".json")
     try:
         return None if path is None else parse(Race, json.loads(path.read_text(encoding="utf-8")))

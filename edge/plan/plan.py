@@ -1,4 +1,4 @@
-"""What fits: bytes of weights, KV rows and scratch, counted before anything is loaded.
+"""Count bytes of weights, KV rows and scratch before anything is loaded, and choose a configuration that fits.
 
 A plan takes the first configuration that fits the limit (`edge/plan/candidates.py` has their order).
 """
@@ -46,25 +46,19 @@ _BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joi
 
 @dataclass(frozen=True)
 class PlanBytes:
-    """The table of bytes. interpreter: measured (this process before load) plus the engine's libraries.
+    """The table of bytes."""
 
-    weights: those that are resident at a time. streamed: those that every pass reads anew from the file. lora:
-    adapters. fixed_kv: of `kv`, what does not depend on the number of rows (`KVCache.fixed`). gpu: of weights, kv and
-    scratch, what lies in buffers of a GPU. on_card: this is memory of a card's own, and none of the process's.
-    snapshots: of the ends of turns, to which a conversation can return.
-    """
-
-    interpreter: int
-    weights: int
+    interpreter: int  # measured (this process before load), and the engine's libraries
+    weights: int  # resident at a time
     kv: int
     scratch: int
     reserve: int = _RESERVE
-    streamed: int = 0
-    lora: int = 0
-    fixed_kv: int = 0
-    gpu: int = 0
-    on_card: bool = False
-    snapshots: int = 0
+    streamed: int = 0  # weights that every pass reads anew from the file
+    lora: int = 0  # adapters
+    fixed_kv: int = 0  # the part of `kv` that does not depend on the number of rows (`KVCache.fixed`)
+    gpu: int = 0  # the part of weights, kv and scratch in buffers of a GPU
+    on_card: bool = False  # that part is memory of a card's own, and none of the process's
+    snapshots: int = 0  # of the ends of turns, to which a conversation can return
 
     @property
     def total(self) -> int:
@@ -75,8 +69,7 @@ class PlanBytes:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that fits. `predicted_peak` is an estimate of the process's peak resident set, in bytes. gpu_limit: of
-    what lies on the GPU, bytes; None: none is known."""
+    """A run that fits."""
 
     backend: str
     kv_policy: str
@@ -84,12 +77,12 @@ class Plan:
     config: EngineConfig
     evict_step: int  # rows freed at once when the cache is full
     bytes: PlanBytes
-    predicted_peak: int
+    predicted_peak: int  # an estimate of the process's peak resident set, in bytes
     limit: int
     limit_source: str  # "budget" if stated, else what the system grants
-    gpu_limit: int | None = None
+    gpu_limit: int | None = None  # of memory on the GPU, bytes; None: none is known
     gpu_limit_source: str = ""  # as limit_source
-    chosen: str = ""  # what was known of CPU and GPU, if the engine was chosen by that
+    chosen: str = ""  # measured speeds of CPU and GPU, if the engine was chosen by them
     first_run: int = 0  # bytes of this process and a child that compiles, before the run; 0: nothing is left to compile
     snapshots: int = 0  # most ends of turns and of parts of prompts that a session saves, where rows are no way back
     tuned: str = "default"  # or "record NAME": where threads, chunk and sizes of pieces of work come from

@@ -1,4 +1,4 @@
-"""What the user's options leave open is decided, once, where it does not depend on bytes: policy, KV rows and dtype."""
+"""Decide, once, all that options leave open and bytes do not decide: policy, KV rows and dtype."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from edge.options import AUTO, Options
 from edge.plan.checks import check_request, fixed_sizes, least_rows
 from edge.plan.resolved import Resolved
 
-_KV_ROW_STEP = 16  # --kv-memory is rounded down to so many rows
+_KV_ROW_STEP = 16  # --kv-memory is rounded down to a multiple of this number of rows
 
 
 def resolve(
     spec: ModelSpec, backend: Backend, options: Options, *, elsewhere: bool, threads: int | None = None
 ) -> list[Resolved]:
-    """What to try, best first. elsewhere: on another device, for which nothing was tuned here. threads: of that device,
-    unless they are stated.
+    """The alternatives, best first. elsewhere: on another device, for which nothing was tuned here. threads: of that
+    device, unless they are stated.
 
     Raises InputError for impossible options, UnsupportedError for what the engine lacks.
     """

@@ -1,4 +1,4 @@
-"""What a run goes by: the user's options, and what the plan decided where they leave it open."""
+"""The settings of a run: the user's options, and decisions of the plan where they leave something open."""
 
 from __future__ import annotations
 
@@ -16,32 +16,25 @@ from edge.options import Options
 
 @dataclass(frozen=True)
 class Resolved:
-    """One way to meet the user's options, which stay as they were stated. Made by `resolve.py`, and never changed.
-
-    kv_policy, kv_dtype: those of the run. rows: of the KV cache, by --max-kv-size, --kv-memory or graphs of fixed
-    sizes; None: as many as fit. chunk: tokens run at once in prefill, likewise. threads: those that were stated, or of
-    another device. tuned: what was found for this device. whole: only with all rows that the run is known to need, and
-    all weights, in memory. forced: why the policy is `full` without having been asked for: the engine can evict no rows
-    of this model. gpu: that the engine would use here. emulated: `EngineConfig.emulated`.
-    """
+    """One way to meet the user's options. Made by `resolve.py`, and never changed."""
 
     spec: ModelSpec
     backend: Backend
-    options: Options
+    options: Options  # as the user stated them
     kv_policy: str
     kv_dtype: str
-    rows: int | None
-    chunk: int | None
-    threads: int | None
-    tuned: Tuned | None = None
-    whole: bool = False
-    forced: str | None = None
-    gpu: GPUMemory | None = None
-    emulated: bool = False
+    rows: int | None  # by --max-kv-size, --kv-memory or graphs of fixed sizes; None: as many as fit
+    chunk: int | None  # tokens run at once in prefill, likewise
+    threads: int | None  # stated, or of another device
+    tuned: Tuned | None = None  # for this device
+    whole: bool = False  # only with all rows that the run is known to need, and all weights, in memory
+    forced: str | None = None  # the reason for policy `full` unasked: the engine can evict no rows of this model
+    gpu: GPUMemory | None = None  # that the engine would use here
+    emulated: bool = False  # `EngineConfig.emulated`
 
     @cached_property
     def policy(self) -> Policy:
-        """Raises InputError for one that there is not."""
+        """Raises InputError for an unknown one."""
         return make_policy(self.kv_policy, self.options.sinks, self.options.keep or 0)
 
     @property
@@ -56,7 +49,7 @@ class Resolved:
         return expected is not None and expected <= self.spec.context
 
     def config(self, rows: int) -> EngineConfig:
-        """With so many KV rows, and the shortest of chunks."""
+        """A configuration with this number of KV rows, and the shortest of chunks."""
         options, policy = self.options, self.policy
         return EngineConfig(
             capacity=rows,

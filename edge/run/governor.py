@@ -40,28 +40,25 @@ FORGET = 0.9  # factor for the cost of the costliest token at each step: a distu
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """deadline: seconds on the samples' clock. memory: bytes, peak resident set. energy: joules. power: watts, on
-    average over a second or so. celsius: of the hottest sensor. None: no limit."""
+    """None: no limit."""
 
-    deadline: float | None = None
-    memory: int | None = None
-    energy: float | None = None
-    power: float | None = None
-    celsius: float | None = None
+    deadline: float | None = None  # seconds on the samples' clock
+    memory: int | None = None  # bytes, peak resident set
+    energy: float | None = None  # joules
+    power: float | None = None  # watts, on average over a second or so
+    max_temp: float | None = None  # °C, of the hottest sensor
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Bytes. needed: the planned peak of this process; spare: the part of it that can be returned. private: resident
-    bytes that the system cannot reclaim (None: unknown). limit: of its cgroups. available: its resident set and the
-    system's free memory. stalled: see edge.devices.memory.pressure."""
+    """Bytes; None: unknown."""
 
-    needed: int
-    spare: int
-    private: int | None = None
-    limit: int | None = None
-    available: int | None = None
-    stalled: float | None = None
+    needed: int  # the planned peak of this process
+    spare: int  # the part of it that can be returned
+    private: int | None = None  # resident, and not reclaimable by the system
+    limit: int | None = None  # of its cgroups
+    available: int | None = None  # its resident set and the system's free memory
+    stalled: float | None = None  # per cent of the time, see edge.devices.memory.pressure
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,39 +74,34 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Carried from sample to sample. token: joules of the costliest recent token. ran: tokens of the last passes whose
-    joules are known, each of which took `each`. pace: seconds per token of the last pass. debt: joules above the power
-    limit. idle: watts while pausing. duty: the permitted share of working time. rest: seconds to wait for it. paused:
-    seconds of consecutive pauses. coolest: lowest °C at the smallest share of work, first read at cooled_at. short:
-    consecutive readings with too little free memory. gave_at: when memory was last returned because of pressure."""
+    """Carried from sample to sample."""
 
     last: Sample
-    token: float = 0.0
-    ran: int = 0
-    each: float = 0.0
-    pace: float = 0.0
-    debt: float = 0.0
-    idle: float = 0.0
-    duty: float = 1.0
-    rest: float = 0.0
-    error: float | None = None
+    token: float = 0.0  # joules of the costliest recent one
+    ran: int = 0  # tokens of the last passes whose joules are known
+    each: float = 0.0  # joules of one of these
+    pace: float = 0.0  # seconds per token of the last pass
+    debt: float = 0.0  # joules above the power limit
+    idle: float = 0.0  # watts while pausing
+    duty: float = 1.0  # the permitted share of working time
+    rest: float = 0.0  # seconds to wait for it
+    error: float | None = None  # °C below the limit, at the last correction
     corrected_at: float = 0.0
-    paused: float = 0.0
-    coolest: float = inf
-    cooled_at: float = 0.0
-    short: int = 0
-    gave_at: float = -SETTLE_S
+    paused: float = 0.0  # seconds of consecutive pauses
+    coolest: float = inf  # °C, the lowest at the smallest share of work …
+    cooled_at: float = 0.0  # … and when it was first read
+    short: int = 0  # consecutive readings with too little free memory
+    gave_at: float = -SETTLE_S  # when memory was last returned because of pressure
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """stop: why, None to continue. pause: seconds to wait before the next sample, 0 for none. give: bytes to return
-    first, because of `cause`."""
+    """By default, to continue."""
 
-    stop: Stop | None = None
-    pause: float = 0.0
-    give: int = 0
-    cause: Cause | None = None
+    stop: Stop | None = None  # the reason to end the run
+    pause: float = 0.0  # seconds to wait before the next sample
+    give: int = 0  # bytes to return first …
+    cause: Cause | None = None  # … and the reason
 
 
 _GO_ON = Decision()
@@ -121,7 +113,7 @@ def decide(limits: RunLimits, state: State, now: Sample, tokens: int) -> tuple[D
     spent = 0.0 if now.joules is None or last.joules is None else max(0.0, now.joules - last.joules)
     duty, error, corrected_at = _duty(limits, state, now)
     rest = 0.0
-    if limits.celsius is not None:
+    if limits.max_temp is not None:
         rest = max(0.0, state.rest + elapsed * (1 / duty - 1) if tokens else state.rest - elapsed)
     debt = 0.0
     if limits.power is not None:
@@ -215,9 +207,9 @@ def _pause_for_power(limits: RunLimits, state: State) -> float:
 def _duty(limits: RunLimits, state: State, now: Sample) -> tuple[float, float | None, float]:
     """The share of time, the distance to the limit (°C), and when they were corrected; unchanged once the sensor has
     vanished."""
-    if limits.celsius is None or now.celsius is None or now.time - state.corrected_at < THERMAL_S:
+    if limits.max_temp is None or now.celsius is None or now.time - state.corrected_at < THERMAL_S:
         return state.duty, state.error, state.corrected_at
-    error = limits.celsius - CELSIUS_MARGIN - now.celsius
+    error = limits.max_temp - CELSIUS_MARGIN - now.celsius
     if state.error is None:
         change = GAIN * min(0.0, error)  # a device that is too hot from the start
     else:
@@ -257,7 +249,7 @@ def _stop(limits: RunLimits, state: State, now: Sample, pause: float) -> Stop | 
     if limits.power is not None and state.paused > HOPELESS_S and state.idle >= limits.power:
         return "power"  # the device draws more even in pauses
     hot = state.last.celsius
-    too_hot = limits.celsius is not None and hot is not None and hot > limits.celsius + 2
+    too_hot = limits.max_temp is not None and hot is not None and hot > limits.max_temp + 2
     if too_hot and now.time - state.cooled_at > NO_COOLER_S:
         return "thermal"  # pauses do not cool it
     return None

@@ -62,15 +62,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the speed of a model depends on. model: its shape and block types; two of the same run alike.
-    variant: settings of the engine besides."""
+    """The circumstances on which the speed of a model depends."""
 
     cpu: str
-    model: str
+    model: str  # its shape and block types: two of the same run alike
     backend: str
     kv_dtype: str
     threads: int
-    variant: str = ""
+    variant: str = ""  # other settings of the engine
 
     @classmethod
     def of(cls, spec: ModelSpec, backend: str, config: EngineConfig) -> Setting:

@@ -146,18 +146,14 @@ class Heat:
 
 @dataclass(frozen=True)
 class Thoughts:
-    """What the model thought before or within its answer, apart from it. text: None if the caller asked not to keep it.
+    """The model's thoughts before or within its answer, apart from it."""
 
-    tokens: generated while it thought, marks included; they are part of Tokens.generated. joules: of these seconds, by
-    the meter of Energy. cut: a thinking budget ended them, by `added` tokens that were fed to the model.
-    """
-
-    text: str | None
-    tokens: int
+    text: str | None  # None if the caller asked not to keep it
+    tokens: int  # generated while it thought, marks included; part of Tokens.generated
     seconds: float
-    joules: float
-    cut: bool = False
-    added: int = 0
+    joules: float  # of these seconds, by the meter of Energy
+    cut: bool = False  # a thinking budget ended them …
+    added: int = 0  # … by this number of tokens that were fed to the model
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Request:
             energy=None if self.energy is None else max(0.0, self.energy - self.energy_spent),
             memory=options.memory,
             power=options.power,
-            celsius=options.max_temp,
+            max_temp=options.max_temp,
         )
 
     def encode(self, model: Model) -> Prompt:

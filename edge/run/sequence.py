@@ -97,7 +97,7 @@ class TokenSequence:
             )
 
     def begin(self, prompt: Prompt, outline: Outline, *, follow_up: bool) -> Prompt:
-        """The prompt that is to be run now; a follow-up begins with what is left of the conversation."""
+        """The prompt to run now; a follow-up begins with tokens of the conversation that have not been run."""
         if follow_up:
             prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks)
         self.prompt, self.pending, self._prompts_end, self._outline = prompt, [], None, outline
@@ -148,7 +148,7 @@ class TokenSequence:
         self.pending += tokens
 
     def run_pending(self, sample: Sampler, most_ahead: Callable[[], int]) -> bool:
-        """Run what is pending, or as much of it as runs at once; False if there is no room for its rows.
+        """Run pending tokens, as many as run at once; False if there is no room for their rows.
 
         most_ahead: returns the number of tokens that the engine may choose in this pass, if it can; 0 for none.
         """

@@ -60,7 +60,7 @@ class Splitter:
         return found
 
     def rest(self) -> list[tuple[bool, str]]:
-        """What was held back, at the end of a generation."""
+        """Pieces that were held back, at the end of a generation."""
         found: list[tuple[bool, str]] = []
         self._emit(len(self._held), found)
         return found

@@ -1,8 +1,9 @@
 """The examples of README and docs work: shell blocks run in bash, console blocks print what they show, Python runs.
 
 A block runs unless a comment before it says why not: `<!-- not run: reason -->`, or `<!-- slow: reason -->` for blocks
-that only `make test-all` runs. The blocks of a page run in order, in one folder with the files that examples name. A
-table that an example prints has figures: a row of dashes measured nothing.
+that only `make test-all` runs. `<!-- first run: reason -->` gives it an empty cache folder. The blocks of a page run in
+order, in one folder with the files that examples name. A table that an example prints has figures: a row of dashes
+measured nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from lora_files import write_adapter
+
+from edge.model.model import open_model
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -24,15 +28,15 @@ MAKES_MODELS = ("README.md", "convert.md")  # their examples write model.gguf an
 TIMEOUT = 600  # seconds, on a loaded machine that compiles
 
 _BLOCK = re.compile(
-    r"^(?:(?P<pad> *)<!-- (?P<mark>not run|slow): [^\n]+ -->\n)?(?P<indent> *)```(?P<language>sh|console|python)\n"
-    r"(?P<code>.*?)^(?P=indent)```$",
+    r"^(?:(?P<pad> *)<!-- (?P<mark>not run|slow|first run): [^\n]+ -->\n)?"
+    r"(?P<indent> *)```(?P<language>sh|console|python)\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """Code in a page: its first line there, its language, and `slow`, `not run` or nothing."""
+    """Code in a page: its first line there, its language, and `slow`, `not run`, `first run` or nothing."""
 
     line: int
     language: str
@@ -65,6 +69,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rules.txt").write_text(page[:1500], encoding="utf-8")
     (tmp_path / "text.txt").write_text(page[:1800], encoding="utf-8")
     (tmp_path / "long.txt").write_text(page, encoding="utf-8")
+    for name in ("a.txt", "b.txt", "other.txt"):
+        shutil.copy(tmp_path / "text.txt", tmp_path / name)
+    write_adapter(tmp_path / "pirate.gguf", open_model(GOLDEN / "llama-gqa-tied.gguf"), rank=4)
     shutil.copytree(GOLDEN / "folders" / "llama", tmp_path / "SmolLM2-135M")
     shutil.copy(GOLDEN / "lfm2.gguf", tmp_path)
     (tmp_path / "sensors" / "sys").mkdir(parents=True)
@@ -87,6 +94,12 @@ def test_examples_work(name: str, folder: Path) -> None:
     run_blocks(name, "", folder)
 
 
+@pytest.mark.parametrize("name", pages_with("first run"))
+def test_examples_of_first_runs_work(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(folder / "cache"))
+    run_blocks(name, "first run", folder)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", pages_with("slow"))
 def test_slow_examples_work(name: str, folder: Path) -> None:
@@ -107,7 +120,7 @@ def test_a_row_of_dashes_is_found() -> None:
 
 
 def run_blocks(name: str, mark: str, folder: Path) -> None:
-    for model in ("model.gguf", "small.gguf") if name not in MAKES_MODELS else ():
+    for model in ("model.gguf", "small.gguf") if mark or name not in MAKES_MODELS else ():
         shutil.copy(GOLDEN / "llama-gqa-tied.gguf", folder / model)
     for block in blocks_of(PAGES[name]):
         if block.mark == mark:

@@ -16,8 +16,9 @@ from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
 from edge.backends.reference import ReferenceEngine
-from edge.converters.calibrate import collect, gram, sequences
+from edge.converters.calibrate import Walk, collect, column_importance, gram, sequences, stages
 from edge.converters.convert import Conversion, convert
+from edge.converters.ggml import quantize_with_llamacpp
 from edge.converters.prune import Pruning
 from edge.converters.quantize import CALIBRATED, METHODS, Settings, find_folds, mix_types, plan_types, quantize_gguf
 from edge.converters.quantizers.gptq import damping, gptq, shift
@@ -33,6 +34,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 FAMILIES: tuple[str, ...] = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
 SCALED = ("granite", "mistral3", "smollm3")
 HYBRIDS = ("lfm2", "qwen35", "granitehybrid", "falcon-h1")
+EXPERTS = Small(layers=2, architecture="qwen3moe", experts=6, used=2)
 FIELDS: dict[str, dict[str, Any]] = {
     "granite": {"attention__scale": 0.1, "embedding_scale": 1.7, "residual_scale": 0.4, "logit_scale": 0.6},
     "mistral3": {"attention__temperature_scale": 0.3, "rope__scaling__original_context_length": 24},
@@ -51,6 +53,8 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
     def make(name: str) -> Model:
         if name in HYBRIDS:
             return open_fallback(name)[0]
+        if name == "qwen3moe":
+            return open_model(write_small(folder / f"{name}.gguf", EXPERTS))
         shape = Small(layers=4 if name == "smollm3" else 2, architecture=name, tied=name != "phi3")
         return open_model(write_small(folder / f"{name}.gguf", shape, **FIELDS.get(name, {})))
 
@@ -123,7 +127,7 @@ def test_shifted_weights_make_earlier_errors_good() -> None:
     assert np.square(spoilt @ moved.T - wanted).mean() < 0.2 * np.square(spoilt @ WEIGHT.T - wanted).mean()
 
 
-@pytest.mark.parametrize("name", FAMILIES + SCALED + HYBRIDS)
+@pytest.mark.parametrize("name", [*FAMILIES, *SCALED, *HYBRIDS, "qwen3moe"])
 def test_factors_change_nothing_before_rounding(family: Callable[[str], Model], name: str) -> None:
     model = family(name)
     settings = Settings(**WHOLE)
@@ -173,6 +177,70 @@ def test_rows_of_matrices_in_one_tensor_keep_their_places(
         quantize_gguf(model.file, model.spec, tmp_path / each, Settings(method=each, **WHOLE), TOKENS)
         found[each] = mean_kl(logits_of(model), logits_of(open_model(tmp_path / each)))
     assert found[method] < GAINS[method][0] * found["rtn"]
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "qwen35moe", "lfm2moe", "gpt-oss"])
+def test_a_walk_of_experts_is_the_pass(name: str) -> None:
+    """Token by token in the one, expert by expert in the other."""
+    model, tokens, expected = open_fallback(name)
+    walk = Walk(model.file, model.spec, tokens[None])
+    for layer in range(model.spec.layers):
+        assert [names for names, _ in walk.layer(layer)] == list(stages(model.spec, layer))
+    np.testing.assert_allclose(walk.logits_of(walk.finish())[-len(expected) :], expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_methods_gain_with_experts(family: Callable[[str], Model], method: str, tmp_path: Path) -> None:
+    model, found = family("qwen3moe"), {}
+    for each in ("rtn", method):
+        report = quantize_gguf(model.file, model.spec, tmp_path / each, Settings(method=each, **WHOLE), TOKENS)
+        assert report.types["blk.0.ffn_down_exps.weight"] == "Q4_0"
+        assert report.types["blk.0.ffn_gate_inp.weight"] == "F32"
+        found[each] = mean_kl(logits_of(model), logits_of(open_model(tmp_path / each)))
+    assert found[method] < GAINS[method][0] * found["rtn"]
+
+
+def test_experts_that_saw_little_have_their_layers_statistics(family: Callable[[str], Model], tmp_path: Path) -> None:
+    model, tokens = family("qwen3moe"), TOKENS[:300]  # a third of 300 for each expert
+    report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method="gptq", **WHOLE), tokens)
+    assert any("an expert saw fewer than 128 tokens" in note for note in report.notes)
+    quantize_gguf(model.file, model.spec, tmp_path / "rtn.gguf", Settings(method="rtn", **WHOLE))
+    few, plain = (mean_kl(logits_of(model), logits_of(open_model(tmp_path / f"{name}.gguf"))) for name in ("q", "rtn"))
+    assert few < 1.5 * plain  # such models differ by chance: tokens go to other experts
+    report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method="gptq", **WHOLE), TOKENS)
+    assert not any("an expert saw" in note for note in report.notes)
+
+
+def test_importance_of_experts_serves_llama_quantize(family: Callable[[str], Model], tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    model, name, found = family("qwen3moe"), "blk.0.ffn_up_exps.weight", {}
+    importance = column_importance(model.file, model.spec, TOKENS)
+    exact = model.file.tensor_bytes(model.file.tensors[name]).view(np.float32).reshape(6, -1, model.spec.hidden)
+    for each in (importance, None):
+        quantize_with_llamacpp(model.file.path, tmp_path / "q.gguf", "Q4_0", importance=each)
+        file = open_model(tmp_path / "q.gguf").file
+        rounded = dequantize(file.tensor_bytes(file.tensors[name]).reshape(exact.size // exact.shape[-1], -1), "Q4_0")
+        error = np.square(rounded.reshape(exact.shape) - exact)
+        found[each is None] = float((error * importance[name].reshape(6, 1, -1)).sum())
+    assert found[False] < 0.95 * found[True]
+
+
+def test_a_mixture_of_types_has_experts(family: Callable[[str], Model]) -> None:
+    model = family("qwen3moe")
+    found = measure(model.file, model.spec, TOKENS, ("Q4_0", "Q8_0"))
+    experts = [stage for stage in found if "exps" in stage.tensors[0]]
+    assert len(experts) == 2 * EXPERTS.layers
+    assert all(stage.cost["Q8_0"] < stage.cost["Q4_0"] for stage in experts)
+
+
+def test_gemma_4_without_calibration(tmp_path: Path) -> None:
+    """Its table is too large for a walk, which plain rounding does without."""
+    model = open_fallback("gemma4")[0]
+    report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method="hqq"))
+    assert (report.types["blk.0.attn_output.weight"], report.types["blk.0.inp_gate.weight"]) == ("Q4_0", "F16")
+    assert mean_kl(logits_of(model), logits_of(open_model(tmp_path / "q.gguf"))) < 0.3
+    with pytest.raises(UnsupportedError, match="per-layer embeddings cannot be calibrated"):
+        quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method="gptq"), TOKENS)
 
 
 @pytest.mark.parametrize("kind", [*sorted(GRIDS), "NF4", "F16"])

@@ -133,8 +133,9 @@ def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[HostRows]]:
 def make_sequence(case: Case, kv: object) -> TokenSequence:
     """Policies as a session applies them."""
     engine = SimpleNamespace(kv=kv, spec=SimpleNamespace(context=case.context))
+    config = SimpleNamespace(chunk=case.chunk)
     plan = SimpleNamespace(
-        kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step, config=SimpleNamespace(chunk=case.chunk)
+        kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step, config=config, snapshots=0
     )
     return TokenSequence(cast(Any, engine), cast(Any, plan), None, None, cast(Any, None))
 
@@ -171,6 +172,7 @@ def library() -> Any:
         ("kv_bytes", u64, [pointer]),
         ("kv_fixed", u64, [pointer]),
         ("kv_remembered", u64, [pointer]),
+        ("kv_latest", u32, [pointer, u32]),
         ("kv_saved_bytes", u64, [pointer]),
         ("kv_keep", None, [pointer, pointer, u32]),
         ("kv_keep_heads", None, [pointer, u32, CHOICE, pointer, pointer]),

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import pack_weights
 from edge.backends.tvm.targets import TARGETS
 from edge.devices.profiles.profile import Power
+from edge.errors import UnsupportedError
 from edge.exporting import model_file as m
 from edge.exporting.model_file import Section
 from edge.kv import make_policy
@@ -46,6 +48,14 @@ def write_golden(path: Path, name: str = "llama-one-layer", policy: str = "strea
     packed = path.with_name("packed")
     pack_weights(model.file, layout, packed)
     return sections | {Section.WEIGHTS: packed.read_bytes()}
+
+
+def test_tables_that_c_does_not_read_are_refused() -> None:
+    model, name = open_model(GOLDEN / "gemma4.gguf"), "per_layer_token_embd.weight"
+    other = replace(model.file.tensors[name], type="IQ4_NL")
+    file = replace(model.file, tensors=model.file.tensors | {name: other})
+    with pytest.raises(UnsupportedError, match=f"{name} is IQ4_NL, and apps read F32, F16, "):
+        m.find_table(file, make_layout(model.file, model.spec))
 
 
 class _Source(ctypes.Structure):

@@ -40,7 +40,7 @@ def doubles(*names: str) -> list[tuple[str, Any]]:
     return [(name, ctypes.c_double) for name in names]
 
 
-CLimits = struct("CLimits", doubles("deadline", "energy", "power", "celsius"))
+CLimits = struct("CLimits", doubles("deadline", "energy", "power", "max_temp"))
 CMemory = struct("CMemory", doubles("needed", "spare", "private", "limit", "available", "stalled"))
 CSample = struct("CSample", [*doubles(*SENSORS), ("has_memory", ctypes.c_bool), ("memory", CMemory)])
 CState = struct(
@@ -123,7 +123,7 @@ def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 MIB = 1 << 20
 LIMITS = st.builds(
     RunLimits, deadline=maybe(st.floats(0.1, 60)), energy=maybe(st.floats(0.01, 50)),
-    power=maybe(st.floats(0.1, 10)), celsius=maybe(st.floats(20, 60)),
+    power=maybe(st.floats(0.1, 10)), max_temp=maybe(st.floats(20, 60)),
 )  # fmt: skip
 MEMORY = st.builds(
     MemoryReading, needed=st.integers(0, 200 * MIB), spare=st.sampled_from([0, 0, 1, 3 * MIB, 50 * MIB]),
@@ -156,7 +156,7 @@ def test_simulated_devices(
 ) -> None:
     """All decisions of 60 s on the devices that the governor is tested with."""
     limits = {
-        "celsius": RunLimits(celsius=limit), "power": RunLimits(power=device.working / 2),
+        "celsius": RunLimits(max_temp=limit), "power": RunLimits(power=device.working / 2),
         "energy": RunLimits(energy=device.working * 40), "deadline": RunLimits(50.0),
     }  # fmt: skip
     both = Both(State(Sample(0.0, 0.0)))
@@ -202,7 +202,7 @@ class App:
         limits = RunLimits(
             deadline=1000.0 + self.options["time"] if "time" in self.options else None,
             energy=self.options.get("energy"), power=self.options.get("power"),
-            celsius=0.0 if "headroom" in self.options else self.options.get("max_temp"),
+            max_temp=0.0 if "headroom" in self.options else self.options.get("max_temp"),
         )  # fmt: skip
         estimate = Estimate(self.power, lambda: self.cpu.value, lambda: self.python_now)
         self.meter = self if self.measured else estimate

@@ -10,6 +10,7 @@ import pytest
 from runtime_kv import Case, InC, make_sequence, make_twin, new_rows
 
 from edge.backends.kv_cache import KVState, RewindError
+from edge.exporting.planning import SNAPSHOTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # of keys too large for float16
 
@@ -53,12 +54,12 @@ class Pair:
         self.normals /= np.linalg.norm(self.normals, axis=-1, keepdims=True)
         self.twin, self.c = make_twin(case, self.normals), InC(case, self.normals)
         self.sequence = make_sequence(case, self.twin)
-        self.end: KVState | None = None  # to which both can go back, with the rows of then
+        self.ends: dict[int, KVState] = {}  # to which both can go back, by their numbers of rows
 
     def run(self, count: int) -> None:
         count, evicted = min(count, self.case.chunk), self.sequence.evicted
         fits = self.sequence.make_room(count)
-        self.end = self.end if evicted == self.sequence.evicted else None
+        self.ends = self.ends if evicted == self.sequence.evicted else {}
         assert self.c.make_room(count) == fits
         self.check()
         if not fits:
@@ -95,12 +96,12 @@ class Pair:
             self.run(1 if name == "one" else int(rng.integers(1, self.case.chunk + 1)))
         elif name == "evict":
             budget = int(rng.integers(max(1, twin.length // 2), twin.length + 2))
-            self.end = self.end if budget >= twin.length else None
+            self.ends = self.ends if budget >= twin.length else {}
             self.sequence.shrink(budget)
             c.evict(budget)
         elif name == "keep" and self.sequence.policy.evicts:
             count = int(rng.integers(twin.length // 2, twin.length + 1))
-            heads, self.end = int(twin.head_lengths.size), None
+            heads, self.ends = int(twin.head_lengths.size), {}
             rows = [np.sort(rng.permutation(twin.length)[:count]).astype(np.int32) for _ in range(heads)]
             if self.sequence.policy.close_gaps:
                 twin.keep(rows[0], close_gaps=True)
@@ -110,7 +111,7 @@ class Pair:
                 c.keep_heads(rows)
         elif name == "truncate":
             length = int(rng.integers(max(0, twin.length - 30), twin.length + 1))
-            self.truncate(self.end.next_position if self.end and rng.random() < 0.7 else length)
+            self.truncate(int(rng.choice(list(self.ends))) if self.ends and rng.random() < 0.7 else length)
         elif name == "shrink" and rng.random() < 0.2:
             capacity = max(1, twin.length, twin.capacity - int(rng.integers(1, 20)))
             twin.shrink(capacity)
@@ -118,24 +119,29 @@ class Pair:
         elif name == "renumber" and rng.random() < 0.3:
             twin.renumber()
             c.renumber()
-            self.end = None
+            self.ends = {}
         elif name == "save" and twin.capacity == self.case.capacity:
             saved = c.save()
             c.close()
             self.c = InC(self.case, self.normals, c.evicted)
             assert self.c.load(saved) == 0
             assert self.c.save() == saved
-            self.end = None
+            self.ends = {}
         elif name == "remember" and twin.state and twin.alike and not twin.ring:
-            self.end = twin.save(twin.length)
-            c.remember()
-            self.run(int(rng.integers(1, 9)))
-            self.truncate(self.end.next_position if self.end else twin.length)
+            for _ in range(int(rng.integers(1, 4))):
+                if twin.length:
+                    self.ends[twin.length] = twin.save(twin.length)
+                    self.ends = dict(sorted(self.ends.items())[-SNAPSHOTS:])
+                c.remember()
+                self.run(int(rng.integers(1, 9)))
+            if self.ends:
+                assert c.latest(twin.length) == max(self.ends)
+                self.truncate(int(rng.choice(list(self.ends))))
         self.check()
 
     def truncate(self, length: int) -> None:
         allowed = self.c.can_truncate(length)
-        end = self.end if self.end and self.end.next_position == length else None
+        end = self.ends.get(length)
         try:
             self.twin.truncate(length, end)
         except RewindError:
@@ -143,7 +149,7 @@ class Pair:
             return
         assert allowed
         self.c.truncate(length)
-        self.end = self.end if length else None
+        self.ends = {rows: each for rows, each in self.ends.items() if rows <= length} if length else {}
 
     def check(self) -> None:
         twin, c = self.twin, self.c
@@ -154,7 +160,7 @@ class Pair:
         assert c.evicted.value == self.sequence.evicted
         if twin.state:
             np.testing.assert_array_equal(c.array("states", twin.state.values), twin.state.values)
-            assert c.remembered() == twin.state.nbytes
+            assert c.remembered() == SNAPSHOTS * twin.state.nbytes
         for store in twin.stores:
             rows = store.regions.rows(np.arange(store.lengths.max())).reshape(-1)
             other = c.rows_like(store.rows, self.prefix(store))

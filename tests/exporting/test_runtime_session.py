@@ -17,12 +17,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundles import bundle_of, bundle_sources, model_of, pair_of
-from conftest import run_child
+from conftest import GOLDEN, run_child
 from ctypes_bundle import BundleSession, _check, _Info, _Source, open_bundle
 from runtime_library import RUNTIME, build
+from test_gguf_file import GGUF, U32
 
 from edge.errors import BusyError, InputError, ModelFormatError, UnsupportedError
 from edge.exporting.enums import Finish, Role, Trim
+from edge.exporting.planning import SNAPSHOTS
+from edge.prompt_cache.cache import SNAPSHOT_STEP
 
 pytest.importorskip("tvm_ffi")
 if shutil.which("cc") is None:
@@ -235,13 +238,14 @@ def test_models_of_several_forms_answer_as_the_python_session(name: str, policy:
         pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_the_last_turn_of_a_hybrid_can_be_taken_back(name: str) -> None:
-    """Its state comes back by a copy of it; of earlier turns there is none, and the conversation runs again."""
-    with pair_of(name, kv_policy="streaming", **ROWS) as pair:
+@pytest.mark.parametrize("name", [*HYBRIDS, pytest.param("gemma4", marks=pytest.mark.exhaustive)])
+def test_turns_can_be_taken_back_where_rows_are_no_way_back(name: str) -> None:
+    """Where no snapshot is left, rows before the turn run again with the next prompt, also those of a saved state."""
+    with pair_of(name, kv_policy="streaming", **(ROWS | {"max_kv_size": 160})) as pair:
         turns = [ids(20, seed) for seed in range(3)]
-        ask = partial(pair.ask, max_tokens=5, temperature=0, ignore_eos=1)
+        ask = partial(pair.ask, max_tokens=5, seed=1, ignore_eos=1, **WARM)
         expected = [ask(turn) for turn in turns]
+        state = pair.exported.save()
         pair.exported.rewind(1)
         assert pair.exported.answer(turns[2], Role.IDS) == expected[2]
         pair.exported.append(Role.IDS, ids(30))
@@ -251,22 +255,57 @@ def test_the_last_turn_of_a_hybrid_can_be_taken_back(name: str) -> None:
         pair.exported.rewind(1)
         ask(ids(7))
         pair.exported.rewind(1)
-        with pytest.raises(UnsupportedError, match="recurrent state of these turns cannot be taken back: rewind all"):
-            pair.exported.rewind(1)
-        state = pair.exported.save()
-        pair.forget()
-        assert [ask(turn) for turn in turns[:2]] == expected[:2]
-        pair.exported.rewind(1)
-        assert pair.exported.answer(turns[1], Role.IDS) == expected[1]
+        for count in (2, 1, 2):
+            pair.exported.rewind(count)
+            assert [pair.exported.answer(turn, Role.IDS) for turn in turns[3 - count :]] == expected[3 - count :]
+        pair.exported.rewind(3)
         pair.exported.load(state)
-        with pytest.raises(UnsupportedError, match="recurrent state"):
+        pair.exported.rewind(2)
+        assert pair.exported.save() != state
+        assert [pair.exported.answer(turn, Role.IDS) for turn in turns[1:]] == expected[1:]
+        pair.exported.answer(ids(150), Role.IDS)
+        with pytest.raises(UnsupportedError, match="cannot be taken back: rewind all"):
             pair.exported.rewind(1)
+
+
+@pytest.mark.exhaustive
+def test_a_long_earlier_conversation_leaves_snapshots_on_its_way(tmp_path: Path) -> None:
+    file = GGUF.read(GOLDEN / "lfm2.gguf")
+    file.metadata["lfm2.context_length"] = (U32, 8192)
+    model, options = file.write(tmp_path / "model.gguf"), ROWS | {"max_kv_size": 4096, "prefill_step_size": 100}
+    with (
+        open_bundle(bundle_of(str(model), kv_policy="streaming", **options)) as bundle,
+        bundle.session(temperature=0, ignore_eos=1, max_tokens=4) as session,
+    ):
+        for text, answer in ((TEXT * 30, TEXT * 30), ("Hi", "Hello.")):
+            session.append(Role.USER, text)
+            session.append(Role.ASSISTANT, answer)
+        expected = session.answer("Why?")
+        assert session.use()["rows"] > SNAPSHOT_STEP
+        session.rewind(2)
+        assert session.use()["rows"] == SNAPSHOT_STEP
+        session.append(Role.USER, "Hi")
+        session.append(Role.ASSISTANT, "Hello.")
+        assert session.answer("Why?") == expected
+
+
+@pytest.mark.parametrize("name", ["lfm2", "gemma4"])
+def test_a_state_without_the_tokens_of_its_rows_is_damaged(name: str) -> None:
+    with (
+        open_bundle(bundle_of(name, kv_policy="streaming", **ROWS)) as bundle,
+        bundle.session(temperature=0, ignore_eos=1, max_tokens=4) as session,
+    ):
+        session.answer(ids(20), Role.IDS)
+        state = session.save()
+        for end in (len(state) - 1, len(state) - 60):
+            with pytest.raises(ModelFormatError, match="state"):
+                session.load(state[:end])
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_a_session_holds_the_state_and_its_copy_as_planned(name: str) -> None:
     with open_bundle(bundle_of(name, kv_policy="streaming", **ROWS)) as bundle, bundle.session() as session:
-        assert session.use()["kv"] == bundle.info()["kv"] > 2 * model_of(name).spec.state_bytes > 0
+        assert session.use()["kv"] == bundle.info()["kv"] > (1 + SNAPSHOTS) * model_of(name).spec.state_bytes > 0
 
 
 def test_the_last_turn_of_a_hybrid_can_be_taken_back_behind_turns_that_run_with_it() -> None:

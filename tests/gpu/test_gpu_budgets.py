@@ -103,7 +103,7 @@ def test_other_engines_have_nothing_on_a_gpu() -> None:
 
 
 @pytest.mark.usefixtures("wgpu")
-@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35moe"])
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35moe", pytest.param("gemma4", marks=pytest.mark.exhaustive)])
 def test_two_sessions_at_once_and_what_they_allocate(name: str) -> None:
     """The count is the buffers' bytes, or little more: padding of weights is counted at its most."""
     path = GOLDEN / f"{name}.gguf"

@@ -158,6 +158,7 @@ def both(device: Device, product: Product, arrays: dict[str, AnyArray], tuning: 
     [
         ("F32", "Q4_0", "Q6_K"),
         ("Q8_0", "Q5_1", "IQ4_NL"),
+        ("IQ4_XS", "TQ2_0"),
         *(pytest.param((kind,), marks=MORE) for kind in sorted(BLOCKS)),
     ],
     ids="-".join,
@@ -421,9 +422,9 @@ def test_layers_of_the_same_types_share_a_layout_and_unknown_types_are_refused(t
     assert weights.layers[0] == weights.layers[2] != weights.layers[1]
     assert weights.nbytes <= packed_bytes(model.spec) <= 1.2 * weights.nbytes
     tensors = model.file.tensors | {
-        "blk.1.attn_q.weight": replace(model.file.tensors["blk.1.attn_q.weight"], type="TQ1_0")
+        "blk.1.attn_q.weight": replace(model.file.tensors["blk.1.attn_q.weight"], type="IQ1_S")
     }
     with pytest.raises(UnsupportedError, match="a layer has 0 MiB of weights, kernels of this GPU see 0: use"):
         make_weights(model.file, model.spec, 1 << 10)
-    with pytest.raises(UnsupportedError, match=r"no kernels for TQ1_0 \(blk.1.attn_q.weight\)"):
+    with pytest.raises(UnsupportedError, match=r"no kernels for IQ1_S \(blk.1.attn_q.weight\)"):
         make_weights(replace(model.file, tensors=tensors), model.spec, 1 << 27)

@@ -206,7 +206,7 @@ def test_attention_is_numpys(
         rows.restore(start + np.arange(length)[None], memoryview(b"".join(part.tobytes() for part in parts)))
     buffers = rows.buffers | {"tables": made(device, words), "w1": made(device, weights)}
     buffers |= {"qkv": made(device, np.resize(qkv.astype(np.float32), (CHUNK, *qkv.shape[1:])))}
-    buffers |= {"mixed": device.create(4 * CHUNK * shape.padded_mixed), "softmax": device.create(8 * CHUNK * 64)}
+    buffers |= {"mixed": device.create(4 * CHUNK * shape.widths(Attention)), "softmax": device.create(8 * CHUNK * 64)}
     recording = device.record(dispatches(case, device.adapter.language), buffers)
     device.run(recording, count)
 
@@ -219,7 +219,7 @@ def test_attention_is_numpys(
     k = rotated(k, angles[:count, None], case)
     if case.tempered:
         q = q * heats[:count, None, None]
-    mixed = device.read(buffers["mixed"], 0, 4 * CHUNK * shape.padded_mixed).view(np.float32).reshape(CHUNK, -1)
+    mixed = device.read(buffers["mixed"], 0, 4 * CHUNK * shape.widths(Attention)).view(np.float32).reshape(CHUNK, -1)
     paid = np.full(ROWS, 1.0, np.float32)
     rows.observed = True
     rows.collect(paid)
@@ -393,7 +393,11 @@ def test_attention_is_of_rows_that_are_there(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "name"),
-    [*((name, "llama-gqa-tied") for name in POLICY_NAMES if name != "full"), ("h2o", "qwen35")],
+    [
+        *((name, "llama-gqa-tied") for name in POLICY_NAMES if name != "full"),
+        ("h2o", "qwen35"),
+        pytest.param("adakv", "gemma4", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_every_policy_keeps_what_it_keeps_on_the_cpu(policy: str, name: str) -> None:
     """Through a prompt longer than the cache and an answer that fills it again."""

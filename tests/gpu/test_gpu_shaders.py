@@ -40,7 +40,8 @@ CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=1, logits_ro
 FAMILIES = {
     "llama-gqa-tied": "f16", "gemma": "int8", "gemma2": "f16", "gemma3": "f32", "gpt2": "int8", "qwen2-untied": "f32",
     "qwen3": "f16", "phi3": "int8", "stablelm": "f16", "granite": "f32", "mistral3": "int8", "smollm3": "f16",
-    "qwen35": "int8", "lfm2": "f16", "qwen35moe": "f32", "gpt-oss": "f16",
+    "qwen35": "int8", "lfm2": "f16", "qwen35moe": "f32", "gpt-oss": "int8",
+    "gemma4": "f16",
 }  # fmt: skip
 # As `edge tune` might find them.
 TUNINGS: tuple[dict[str, int], ...] = (

@@ -22,9 +22,20 @@ GAIN, HEAD_GAIN, NORM_SPREAD, BIAS_SPREAD = 1.2, 3.0, 0.2, 0.5  # as in golden/m
 NUMBERS = {
     "Q4_0": (0, 1), "Q4_1": (0, 2), "Q5_0": (0, 1), "Q5_1": (0, 2), "Q8_0": (0, 1), "IQ4_NL": (0, 1),
     "Q2_K": (80, 2), "Q3_K": (108, 1), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1),
+    "IQ4_XS": (0, 1), "IQ3_S": (0, 1), "TQ1_0": (52, 1), "TQ2_0": (64, 1), "IQ2_XS": (0, 1),
 }  # fmt: skip
 CONTEXT = 512
-UNWRITTEN = ("IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # gguf reads but does not quantize them
+UNWRITTEN = (
+    "IQ4_NL",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_XS",
+    "IQ3_S",
+    "IQ2_XS",
+)  # gguf reads but does not quantize them
 
 Edit = Callable[[dict[str, AnyArray]], None]
 """Changes the weights, by their names without `.weight`, before they are quantized."""

@@ -27,11 +27,13 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
     "lfm2moe": (Experts,),
     "gpt-oss": (Experts,),
     "gemma4": (PerLayerInput,),
+    "granitehybrid": (Mamba,),
+    "nemotron_h": (Mamba,),
     "falcon-h1": (Mamba,),
 }
 EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
 GPU = "gpu@wgpu:0"
-ON_GPU = ("qwen35moe", "lfm2")  # in make test: they have the cores of the others
+ON_GPU = ("qwen35moe", "lfm2", "gemma4")  # in make test: they have the cores of the others
 CASES = [
     pytest.param(GPU if engine == "gpu" else engine, name, marks=[pytest.mark.exhaustive] * rarely)
     for engine in backend_names() for name in MODELS
@@ -39,6 +41,7 @@ CASES = [
 ]  # fmt: skip
 TOLERANCES = {  # of llama.cpp: GELU from a table of half floats; MXFP4 times activations of 8 bits
     ("gemma4", "llamacpp"): 1e-2, ("gpt-oss", "llamacpp"): 0.4, ("qwen3", "llamacpp"): 1e-3,
+    ("nemotron_h", "llamacpp"): 1e-3,
 }  # fmt: skip
 
 

@@ -25,9 +25,7 @@ from edge.backends.tvm.gpu.weights import make_weights
 from edge.backends.tvm.gpu.weights import packed_bytes as gpu_bytes
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.targets import choose_target
-from edge.converters.calibrate import collect
 from edge.converters.prune import Pruning, check_pruning
-from edge.converters.quantize import Settings, plan_types
 from edge.errors import BudgetError, ModelFormatError, UnsupportedError
 from edge.model.layers import Experts
 from edge.model.model import Model, open_model
@@ -353,9 +351,3 @@ def test_what_mixtures_cannot_do_yet_is_refused() -> None:
         engine_named("cpu").footprint(model.spec, EngineConfig(64, 16, "f16", 1, lora_rank=8))
     with pytest.raises(UnsupportedError, match="mixtures of experts cannot be pruned"):
         check_pruning(model.spec, Pruning(layers=1))
-    for refused in (
-        lambda: plan_types(model.file, model.spec, Settings()),
-        lambda: collect(model.file, model.spec, np.arange(3, 203, dtype=np.int32)),
-    ):
-        with pytest.raises(UnsupportedError, match="mixtures of experts cannot be calibrated"):
-            refused()

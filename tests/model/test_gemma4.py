@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine
+from conftest import GOLDEN, load_engine, on_gpu
 from fallbacks import logits_of, open_fallback
 from small_models import NUMBERS, random_quants
 from test_gguf_file import GGUF, U32
@@ -28,10 +29,12 @@ from edge.sampling import SamplingParams
 
 FILE = GOLDEN / "gemma4.gguf"
 OURS = ("reference", "cpu")
+GPU = "gpu@wgpu:0"
 EXACT, GELU = 2e-4, 1e-2  # llama.cpp looks gelu up in a table of float16
 
 _CLOSE = {"f32": 0.9999, "f16": 0.99, "int8": 0.98, "int4": 0.85}  # correlations that llama.cpp has with such rows
 each_engine = pytest.mark.parametrize("backend", OURS)
+and_gpu_at_times = pytest.mark.parametrize("backend", [*OURS, pytest.param(GPU, marks=pytest.mark.exhaustive)])
 
 
 WIDE = KnownModel(
@@ -81,19 +84,27 @@ def test_the_header_says_which_layers_share_rows() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mixture", "dtype"),
+    ("mixture", "dtype", "backend"),
     [
-        ("Q4_K_M", "f32"), ("Q4_0", "f16"), pytest.param("Q4_0", "int8", marks=pytest.mark.exhaustive),
-        pytest.param("Q8_0", "int4", marks=pytest.mark.exhaustive),
+        ("Q4_K_M", "f32", "cpu"), ("Q4_0", "f16", "cpu"),
+        *(
+            pytest.param(*each, marks=pytest.mark.exhaustive)
+            for each in (
+                ("Q4_0", "int8", "cpu"), ("Q8_0", "int4", "cpu"), ("Q4_K_M", "f32", "gpu"), ("Q4_0", "int8", "gpu"),
+            )
+        ),
     ],
 )  # fmt: skip
-def test_quantized_models(mixture: str, dtype: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+def test_quantized_models(
+    mixture: str, dtype: str, backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
     file, spec = write_wide(tmp_path / "model.gguf", mixture)
     tokens = np.random.default_rng(3).integers(3, spec.vocab, 60).astype(np.int32)
-    oracle, ours = (
-        engines(engine_named(name).load(file, spec, EngineConfig(128, 24, each, 1, logits_rows=24)))
-        for name, each in (("reference", "f32"), ("cpu", dtype))
-    )
+    with on_gpu("wgpu:0") if backend == "gpu" else nullcontext():
+        oracle, ours = (
+            engines(engine_named(name).load(file, spec, EngineConfig(128, 24, each, 1, logits_rows=24)))
+            for name, each in (("reference", "f32"), (backend, dtype))
+        )
     expected = logits_of(oracle, tokens, [60])
     for pieces in ([60], [40, 1, 19], [1] * 60):
         found = logits_of(ours, tokens, pieces)
@@ -102,7 +113,7 @@ def test_quantized_models(mixture: str, dtype: str, tmp_path: Path, engines: Cal
         assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > _CLOSE[dtype]
 
 
-@each_engine
+@and_gpu_at_times
 @pytest.mark.parametrize("close_gaps", [False, True])
 def test_layers_without_rows_see_what_was_evicted(
     backend: str, close_gaps: bool, engines: Callable[[Engine], Engine]
@@ -117,7 +128,7 @@ def test_layers_without_rows_see_what_was_evicted(
     np.testing.assert_allclose(*found, rtol=0, atol=GELU)
 
 
-@each_engine
+@and_gpu_at_times
 def test_rows_return(backend: str, engines: Callable[[Engine], Engine]) -> None:
     model, tokens, _ = open_fallback("gemma4")
     engine, other = (engines(load_engine(model, backend, "f32", chunk=24)) for _ in range(2))
@@ -130,12 +141,14 @@ def test_rows_return(backend: str, engines: Callable[[Engine], Engine]) -> None:
     np.testing.assert_array_equal(other.forward_all(tokens[40:50]), expected)
 
 
-@pytest.mark.parametrize("close_gaps", [False, True])
-def test_rings_hold_what_windows_see(close_gaps: bool, engines: Callable[[Engine], Engine]) -> None:
+@pytest.mark.parametrize(("close_gaps", "backend"), [
+    (False, "cpu"), (True, "cpu"), (True, GPU), pytest.param(False, GPU, marks=pytest.mark.exhaustive),
+])  # fmt: skip
+def test_rings_hold_what_windows_see(close_gaps: bool, backend: str, engines: Callable[[Engine], Engine]) -> None:
     """Layers that read the rows of rings find them wherever these move."""
     model = open_fallback("gemma4")[0]
     tokens, found = np.random.default_rng(2).integers(3, model.spec.vocab, 300).astype(np.int32), []
-    for name in OURS:
+    for name in ("reference", backend):
         engine = engines(load_engine(model, name, "f32", capacity=256, chunk=24))
         first = engine.forward_all(tokens[:240]).copy()
         engine.kv.keep(np.r_[0:4, 130:240].astype(np.int32), close_gaps=close_gaps)

@@ -72,7 +72,7 @@ PHONES = [
 def test_heat_is_held_at_nine_tenths_of_the_best_speed(limit: float, device: Device, step: float) -> None:
     """The best: full speed until the limit is reached, then just what holds it."""
     device = Device(device.resistance, device.capacity, device.working, device.idle, step, noise=0.3)
-    assert run(device, RunLimits(celsius=limit), 300) is None
+    assert run(device, RunLimits(max_temp=limit), 300) is None
     assert device.hottest <= limit + 0.5  # half of what a sensor shows
     at_last = device.surroundings + device.working * device.resistance
     alone = math.log((at_last - device.surroundings) / (at_last - limit)) * device.resistance * device.capacity
@@ -99,7 +99,7 @@ def test_a_device_that_draws_more_at_rest_stops() -> None:
 
 def test_a_device_that_is_too_hot_at_rest_stops() -> None:
     device = Device(10, 2, 8.0, 5.0)
-    assert run(device, RunLimits(celsius=50), 600) == "thermal"
+    assert run(device, RunLimits(max_temp=50), 600) == "thermal"
     assert device.time < 120
 
 
@@ -156,18 +156,18 @@ def test_a_prompt_passes_its_energy_by_no_more_than_a_token(seed: int) -> None:
 def test_a_device_that_is_much_too_hot_at_first_cools_down_and_goes_on(start: float) -> None:
     device = Device(8, 10, 8, 1)
     device.celsius = start
-    assert run(device, RunLimits(celsius=50), 300) is None
+    assert run(device, RunLimits(max_temp=50), 300) is None
     assert device.celsius <= 50.5
     assert device.steps > 500
 
 
 def test_a_device_that_is_too_hot_at_first_slows_down_at_once() -> None:
-    decision, _ = decide(RunLimits(celsius=50), State(Sample(0.0)), Sample(0.3, celsius=55.0), 1)
+    decision, _ = decide(RunLimits(max_temp=50), State(Sample(0.0)), Sample(0.3, celsius=55.0), 1)
     assert decision.pause > 0
 
 
 def test_a_thermometer_that_vanishes_leaves_the_pace() -> None:
-    limits, state, time = RunLimits(celsius=50), State(Sample(0.0)), 0.0
+    limits, state, time = RunLimits(max_temp=50), State(Sample(0.0)), 0.0
     for _ in range(500):
         time += 0.1
         _, state = decide(limits, state, Sample(time, celsius=51.5), 1)

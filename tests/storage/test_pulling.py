@@ -14,15 +14,20 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 from conftest import GOLDEN
 from hub_server import COMMIT, Hub, serve, sha256
 from small_models import Small, write_small
 
 import edge
+from edge.converters.huggingface.reader import convert_folder
+from edge.converters.plain import write_plain
 from edge.devices.memory import MemoryUse
 from edge.errors import BudgetError, EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
+from edge.formats.gguf_parts import find_parts, join
 from edge.hub import header
 from edge.hub.names import Reference
 from edge.hub.quants import label_of, runnable, usual
@@ -203,12 +208,12 @@ def test_what_is_no_model_is_not_downloaded(hub: Hub, data: bytes, error: type[E
     ("files", "name", "says"),
     [
         (["m-Q4_0.gguf"], f"{NAME}:q3_k_m", "tiny/model-GGUF has no Q3_K_M: Q4_0"),
-        (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], NAME, "split into several files each, which edge does"),
-        (["m-Q8_0-00001-of-00002.gguf", "m-Q4_0.gguf"], f"{NAME}:Q8_0", "Q8_0 is split into several files"),
+        (["m-00001-of-00002.gguf"], NAME, "has no GGUF file"),
+        (["m-Q8_0-00001-of-00002.gguf", "m-Q4_0.gguf"], f"{NAME}:Q8_0", "tiny/model-GGUF has no Q8_0: Q4_0"),
         (
             ["model.safetensors"],
             NAME,
-            "no GGUF file: hf download tiny/model-GGUF .* edge convert model-GGUF model-",
+            "no GGUF file: edge pull tiny/model-GGUF --convert=q4_0 makes one",
         ),
         (["README.md"], NAME, "has no GGUF file: edge pulls models in GGUF"),
         (["m-Q4_0.gguf"], f"hf.co/{NAME}/m-Q4_1.gguf", r"has no file m-Q4_1.gguf \(did you mean m-Q4_0.gguf\?\)"),
@@ -223,6 +228,106 @@ def test_what_a_name_cannot_mean(hub: Hub, files: list[str], name: str, says: st
     with pytest.raises((InputError, UnsupportedError), match=says):
         edge.pull(name)
     assert hub.ranges() == []
+
+
+def parts_of(name: str, folder: Path) -> dict[str, bytes]:
+    """A model in several files, as the gguf package splits it: the first holds the header alone."""
+    reader = gguf.GGUFReader(GOLDEN / f"{name}.gguf")
+    per_file = -(-len(reader.tensors) // 2)
+    writer = gguf.GGUFWriter(None, "", split_max_tensors=per_file, small_first_shard=True)
+    writer.kv_data[0].clear()
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF."):
+            kinds = dict(zip(("vtype", "sub_type"), (field.types[0], field.types[-1]), strict=True))
+            writer.add_key_value(field.name, field.contents(), **kinds)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    folder.mkdir(exist_ok=True)
+    writer.write_header_to_file(folder / "m-F32.gguf")
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def same_weights(one: Path, name: str) -> bool:
+    file, golden_file = read_gguf(one), read_gguf(GOLDEN / f"{name}.gguf")
+    assert file.metadata.keys() == golden_file.metadata.keys()
+    assert list(file.tensors) == list(golden_file.tensors)
+    return all(
+        np.array_equal(file.tensor_bytes(info), golden_file.tensor_bytes(golden_file.tensors[key]))
+        for key, info in file.tensors.items()
+    )
+
+
+def test_models_in_several_files_are_joined(hub: Hub, tmp_path: Path) -> None:
+    """Planned by the headers of all parts, and joined once."""
+    hub.repositories[NAME] = parts_of("llama-rope-scaled", tmp_path / "parts")
+    chosen = offer(NAME, Options())
+    assert (chosen.file.path, chosen.is_here, len(chosen.file.parts)) == ("m-F32.gguf", False, 3)
+    assert chosen.plan.bytes.weights == read_spec(read_gguf(GOLDEN / "llama-rope-scaled.gguf")).weight_bytes
+    assert None not in hub.ranges()
+    path = edge.pull(f"{NAME}:f32")
+    assert same_weights(path, "llama-rope-scaled")
+    asked = hub.ranges().count(None)
+    assert edge.pull(f"hf.co/{NAME}/m-F32-00001-of-00003.gguf") == path
+    assert hub.ranges().count(None) == asked == 3
+    assert find_model(NAME) == path  # without a connection
+
+
+def test_parts_on_this_device_are_joined_by_convert(tmp_path: Path) -> None:
+    parts_of("gpt-oss", tmp_path)
+    first, whole = tmp_path / "m-F32-00001-of-00003.gguf", tmp_path / "whole.gguf"
+    done = run("convert", str(first), str(whole))
+    assert done.returncode == 0, done.stderr
+    assert same_weights(whole, "gpt-oss")
+    assert "edge convert joins them" in run("run", str(first), "hi").stderr
+    (tmp_path / "m-F32-00003-of-00003.gguf").unlink()
+    done = run("convert", str(first), str(tmp_path / "other.gguf"))
+    assert done.returncode == 2
+    assert "one of 3 parts of a model: m-F32-00003-of-00003.gguf is missing beside it" in done.stderr
+
+
+def test_parts_of_different_models_are_refused(tmp_path: Path) -> None:
+    for number, name in enumerate(("gpt-oss", "qwen3"), start=1):
+        parts = parts_of(name, tmp_path / str(number))
+        path = f"m-F32-0000{number}-of-00003.gguf"
+        (tmp_path / path).write_bytes(parts[path])
+    (tmp_path / "m-F32-00003-of-00003.gguf").write_bytes(parts["m-F32-00003-of-00003.gguf"])
+    with pytest.raises(ModelFormatError, match="its parts have 24 tensors, and should have 41"):
+        join(find_parts(tmp_path / "m-F32-00002-of-00003.gguf"), tmp_path / "whole.gguf")
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2"])
+def test_checkpoints_are_converted_on_download(hub: Hub, name: str, tmp_path: Path) -> None:
+    """A repository in safetensors, in one file or several, with an index."""
+    hub.repositories["tiny/checkpoint"] = {
+        path.name: path.read_bytes() for path in (GOLDEN / "folders" / name).iterdir()
+    } | {"original/model.safetensors": b"no part of it", "README.md": b"a model"}
+    done = run("pull", "tiny/checkpoint", "--convert", "q8_0")
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    convert_folder(GOLDEN / "folders" / name, tmp_path / "floats.gguf", name="checkpoint")
+    write_plain(read_gguf(tmp_path / "floats.gguf"), tmp_path / "model.gguf", "Q8_0")
+    assert path.read_bytes() == (tmp_path / "model.gguf").read_bytes()
+    asked = hub.ranges().count(None)
+    assert run("pull", "tiny/checkpoint", "--convert", "q8_0").stdout.strip() == str(path)
+    assert hub.ranges().count(None) == asked
+
+
+def test_checkpoints_that_cannot_be_converted_are_not_downloaded(hub: Hub) -> None:
+    hub.repositories["tiny/checkpoint"] = {"config.json": b'{"model_type": "magic"}', "model.safetensors": b"x"}
+    for arguments, says in (
+        (("tiny/checkpoint", "--convert", "q4_0"), "model_type 'magic' is not supported"),
+        (("tiny/checkpoint", "--convert", "q4_k_m"), "--convert=q4_k_m: choose F32"),
+        ((NAME, "--convert", "q4_0"), "tiny/model-GGUF has no checkpoint in safetensors"),
+        ((NAME, "--convert", "q4_0", "--quant", "q8_0"), "state one of them"),
+        (("qwen3:0.6b:q4_0", "--convert", "q4_0"), "USER/REPO"),
+    ):
+        done = run("pull", *arguments)
+        assert done.returncode == 2
+        assert says in done.stderr
+    assert not any("model.safetensors" in path for _, path, _ in hub.asked if "/cdn/" in path)
 
 
 def test_plan_and_run_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

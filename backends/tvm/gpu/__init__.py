@@ -10,7 +10,7 @@ from edge.backends.counts import Footprint, GPUMemory, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Core, DeltaNet, Dense, Experts, ShortConvolution
+from edge.model.layers import Core, Experts, Mamba
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -75,11 +75,9 @@ class GPU(Backend):
     def supports(self, core: Core) -> str | None:
         from edge.backends.tvm.packing.cores import supports
 
-        if isinstance(core, Attention):
-            return None if core.rows_of is None else "attention with rows of an earlier layer"
-        if isinstance(core, Experts):
-            return "clamped shared experts" if core.shared and core.clamp else None
-        return supports(core) if isinstance(core, DeltaNet | Dense | ShortConvolution) else core.kind
+        if isinstance(core, Experts) and core.shared and core.clamp:
+            return "clamped shared experts"
+        return core.kind if isinstance(core, Mamba) else supports(core)
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the buffers that the engine allocates."""
@@ -90,33 +88,39 @@ class GPU(Backend):
         from edge.backends.tvm.gpu.weights import packed_bytes
         from edge.backends.tvm.kv.regions import make_regions
         from edge.backends.tvm.kv.row_formats import row_bytes
-        from edge.backends.tvm.packing.shape import Shape
+        from edge.backends.tvm.packing.shape import Shape, padded_head
         from edge.model.tensors import find_network
 
         shape, network = Shape.of(spec, self.NAME, self.supports), find_network(spec)
         layers = LayerKinds.of(network.windows, network.rowless)
-        regions, rings = make_regions(layers, shape.kv_heads, config, spec.context)
-        per_row = row_bytes(shape.attention, config.kv_dtype) // shape.kv_heads + 4 * config.observes
+        core, apart = shape.attention, shape.ringed.kv_heads if shape.apart else 0
+        regions, rings = make_regions(layers, core.kv_heads, config, spec.context, apart)
+        per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
+        per_row += 4 * config.observes
+        fixed = rings.size * (in_ring if apart else per_row) + 4 * sum(network.fixed_values)
         windowed = rings.size + (regions.size if shape.windowed and not layers.ringed else 0)
-        heads = len(layers.whole) * shape.kv_heads
+        heads = len(layers.whole) * core.kv_heads
         tables = Tables.of(shape.layers, shape.kv_heads, max(1, len(network.ropes)), config.chunk, shape.head // 2)
         scratch = scratch_sizes(shape, tables, config.chunk, config.logits_rows, windowed)
         by_head = 0
         if config.per_head:
             at_once = 2 if config.observes else max(2, shape.kv_heads)
             by_head = regions.longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
-        rows, states = regions.size + rings.size, 4 * sum(network.fixed_values)
+        rows = regions.size + (0 if apart else rings.size)
         on_host = 4 * config.logits_rows * shape.vocab + 4 * config.observes * rows  # logits and attention, once more
-        weights, kv = packed_bytes(spec), rows * per_row + states
-        staging = sum(arena_bytes(0, shape.padded_head, config.kv_dtype, observes=config.observes).values())
+        weights, kv = packed_bytes(spec), regions.size * per_row + fixed
+        staging = sum(arena_bytes(0, padded_head(core.head_dim), config.kv_dtype, observes=config.observes).values())
+        if apart:
+            staging += sum(arena_bytes(0, padded_head(shape.ringed.head_dim), config.kv_dtype).values())
         on_device = sum(scratch.values()) + staging
         return Footprint(
             weights=weights,
             kv=kv,
             scratch=on_device + on_host + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
             runtime=_DRIVER_BYTES,
-            fixed_kv=rings.size * per_row + states,
+            fixed_kv=fixed,
             gpu=weights + kv + on_device,
+            on_disk=spec.table_bytes if shape.layer_inputs else 0,
         )
 
     def most_first(self) -> int:

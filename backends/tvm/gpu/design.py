@@ -16,12 +16,14 @@ from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.shape import Shape
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, ShortConvolution
+from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 
 ANGLES_AHEAD = 64  # decode steps for which angles are computed at once
 KEYS, VALUES = 1, 2  # what is moved of a row
+RING = "ring_"  # before the names of buffers of an arena of rings alone
+RING_MOVE = "edge_move_ring"  # the kernel that moves its rows
 MOST_MOVED = 4096  # pairs of rows that are moved at once
 PICKS = 256  # ids that may be picked before the host reads them
 LANES = 16  # of which rows of the KV cache have whole multiples
@@ -56,6 +58,7 @@ class Tables:
     positions: int  # [rows of the arena]; last, since their number is not known here
     angle_rows: int
     pairs: int
+    kv_heads: int  # the most of a layer
 
     @classmethod
     def of(cls, layers: int, kv_heads: int, kinds: int, chunk: int, pairs: int) -> Tables:
@@ -65,7 +68,7 @@ class Tables:
         angles = lengths + _aligned(layers * kv_heads)
         rows = chunk + ANGLES_AHEAD
         temperatures = angles + _aligned(kinds * rows * 2 * pairs)
-        return cls(starts, lengths, angles, temperatures, temperatures + _aligned(chunk), rows, pairs)
+        return cls(starts, lengths, angles, temperatures, temperatures + _aligned(chunk), rows, pairs, kv_heads)
 
     def angle_row(self, kind: int) -> int:
         """The first angle row of one kind of RoPE."""
@@ -142,6 +145,7 @@ class Design:
     forms: tuple[int, ...]  # [layers]: index into `Shape.forms`
     kinds: tuple[int, ...]  # [layers]: kind of RoPE
     windows: tuple[int, ...]  # [layers]; 0: none
+    rows_of: tuple[int, ...]  # [layers]: the layer whose rows are read
     whole: tuple[int, ...]  # layers whose rows a policy keeps or evicts
     states: tuple[int, ...]  # [layers]: the first value of a layer's fixed state
     learned: bool
@@ -159,12 +163,20 @@ class Design:
             shape, weights, adapter.language, tuning, config.kv_dtype, config.chunk, config.logits_rows,
             config.observes, rotation.pairs, network.halves,
             tuple(shape.form_of(layer, network) for layer in network.layers), rotation.kinds, network.windows,
+            tuple(
+                layer if core is None or core.rows_of is None else core.rows_of
+                for layer, core in enumerate(network.attention)
+            ),
             LayerKinds.of(network.windows, network.rowless).whole,
             tuple(accumulate(network.fixed_values[:-1], initial=0)), network.learned_positions,
         )  # fmt: skip
 
     def blocks(self, layer: int) -> list[Block]:
         return [self.shape.blocks[number] for number in self.shape.forms[self.forms[layer]]]
+
+    def has_ring(self, layer: int) -> bool:
+        """Whether a layer's rows lie in an arena of rings alone."""
+        return self.shape.apart and self.windows[layer] > 0
 
     @property
     def tables(self) -> Tables:
@@ -182,6 +194,7 @@ class Design:
 def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int) -> dict[str, int]:
     """Bytes of the buffers besides weights and KV cache."""
     mixtures = shape.cores(Experts)
+    shared = [round_up(core.shared, PART) for core in mixtures]
     words = {
         "tables": tables.positions + positions,
         "tokens": chunk + PICKS,
@@ -193,7 +206,9 @@ def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, po
         "convolved": chunk * max((core.convolved for core in shape.cores(DeltaNet)), default=0),
         "mixed": chunk * max(map(shape.widths, (Attention, DeltaNet, ShortConvolution))),
         "softmax": 2 * chunk * shape.heads,
-        "ffn": chunk * max(shape.widths(Dense), *(round_up(core.shared, PART) for core in mixtures), 0),
+        "layer_inputs": chunk * shape.layers * input_stride(shape.layer_inputs),
+        "projected": chunk * shape.layers * shape.layer_inputs,
+        "ffn": chunk * max(*map(shape.widths, (Dense, PerLayerInput)), *shared),
         "routes": chunk * max((core.number + 1 for core in mixtures), default=0),
         "chosen": chunk * max((core.used for core in mixtures), default=0),
         "shares": chunk * max((core.used + 1 for core in mixtures), default=0),
@@ -201,6 +216,11 @@ def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, po
         "logits": logits_rows * shape.vocab,
     }
     return {name: 4 * size for name, size in words.items() if size} | {"found": found_bytes(shape.vocab)}
+
+
+def input_stride(size: int) -> int:
+    """Values from one layer's vector of a token to the next one's (`edge.model.layers.PerLayerInput`)."""
+    return _aligned(size)
 
 
 def _aligned(words: int) -> int:

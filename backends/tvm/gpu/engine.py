@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 
 import numpy as np
@@ -12,9 +13,10 @@ from edge.backends.head_kv import HeadKV
 from edge.backends.kv_cache import state_key
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
+from edge.backends.token_table import TokenTable
 from edge.backends.tvm.gpu import ENGINE, picking
 from edge.backends.tvm.gpu.compiled import program_of
-from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, Design, State
+from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, RING, RING_MOVE, Design, State, input_stride
 from edge.backends.tvm.gpu.hosts import Buffer, Recording, card_of, choose_adapter, open_device
 from edge.backends.tvm.gpu.kv import DeviceRows
 from edge.backends.tvm.gpu.program import Dispatch
@@ -22,6 +24,8 @@ from edge.backends.tvm.gpu.state import DeviceState
 from edge.backends.tvm.gpu.weights import pack_weights
 from edge.backends.tvm.kv.regions import make_regions
 from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
+from edge.backends.tvm.packing.layout import TABLE
+from edge.backends.tvm.packing.shape import padded_head
 from edge.backends.tvm.sources import source_hash
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -56,6 +60,7 @@ class GPUEngine:
                 lambda part: report(_COMPILED + (_PREPARED - _COMPILED) * part, "compiling kernels for this GPU"),
             )
             self._kv = self._make_cache(file)
+            self._token_table = TokenTable(file, f"{TABLE}.weight") if design.shape.layer_inputs else None
             self._buffers = self._make_buffers()
             done = 0
             for name, offset, words in pack_weights(file, spec, design.weights):
@@ -65,7 +70,7 @@ class GPUEngine:
             self._program, self._passes = program, dict[str, Recording]()
             self._record()
             self._tables = np.zeros(design.tables.angles, np.uint32)  # the state, starts and lengths
-            self._sent = np.zeros(self._arena.positions.size, np.int32)  # positions as the device has them
+            self._sent = np.zeros(self._placed.positions.size, np.int32)  # positions as the device has them
             self._rotation: Rotation | None = None  # of the angles that the device has
             self._angles_from = self._angles_known = self._observed = 0
             self._votes = self._closed = False
@@ -89,25 +94,35 @@ class GPUEngine:
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         rope = CacheRope(file, network, positions, halves=network.halves)
         kinds = LayerKinds.of(network.windows, network.rowless)
-        regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
-        count = rings.size + regions.size
-        rows = DeviceRows(self._device, count, shape.padded_head, config.kv_dtype, observes=config.observes)
-        self._arena = Arena(shape, rows, observes=config.observes)
+        apart = shape.ringed.kv_heads if shape.apart else 0
+        regions, rings = make_regions(kinds, shape.attention.kv_heads, config, spec.context, apart)
+        here = regions.size + (0 if apart else rings.size)
+        head = padded_head(shape.attention.head_dim)
+        rows = DeviceRows(self._device, here, head, config.kv_dtype, observes=config.observes)
+        self._arena = self._placed = Arena(shape, rows, observes=config.observes)
+        self._rings: Arena[DeviceRows] | None = None
+        if apart:
+            head = padded_head(shape.ringed.head_dim)
+            ring_rows = DeviceRows(self._device, rings.size, head, config.kv_dtype, kernel=RING_MOVE)
+            self._rings = self._placed = Arena(shape, ring_rows, observes=False, beside=self._arena)
         size = sum(network.fixed_values)
         self._state = DeviceState(self._device, size) if size else None
         key = state_key(f"{ENGINE.NAME} {source_hash('gpu', 'kv')}", file, spec, config.kv_dtype)
-        return make_kv(self._arena, kinds, regions, rings, rope, key, config, self._state)
+        return make_kv(self._arena, kinds, regions, rings, rope, key, config, self._state, self._rings)
 
     def _make_buffers(self) -> dict[str, Buffer]:
-        rows = self._arena.rows
-        sizes = self.design.buffers(positions=self._arena.positions.size)
+        sizes = self.design.buffers(positions=self._placed.positions.size)
         state = {"states": self._state.buffer} if self._state else {}
-        return rows.buffers | state | {name: self._device.create(size) for name, size in sizes.items()}
+        return self._row_buffers() | state | {name: self._device.create(size) for name, size in sizes.items()}
+
+    def _row_buffers(self) -> dict[str, Buffer]:
+        rings = self._rings.rows.buffers if self._rings else {}
+        return self._arena.rows.buffers | {RING + name: buffer for name, buffer in rings.items()}
 
     def _record(self) -> None:
-        rows = self._arena.rows
-        rows.record()
-        self._buffers |= rows.buffers
+        for arena in filter(None, (self._arena, self._rings)):
+            arena.rows.record()
+        self._buffers |= self._row_buffers()
         passes = dict(self._program.passes)
         passes |= {name.replace("step", "greedy"): passes[name] + passes["picked"] for name in passes if "step" in name}
         for name, dispatches in passes.items():
@@ -168,7 +183,7 @@ class GPUEngine:
 
     def _steps(self, count: int) -> int:
         """The number of these tokens that can run step by step in one submission."""
-        if self._network.temperature:
+        if self._network.temperature or self._token_table:  # which the host computes for each token
             return 1
         most = min(count, self.design.tables.angle_rows, PICKS, self._kv.at_once(count))
         if self._network.learned_positions:
@@ -201,6 +216,8 @@ class GPUEngine:
         """Free everything; safe to call twice."""
         self._closed = self._kv.closed = True
         self._device.close()
+        if self._token_table:
+            self._token_table.close()
 
     def _run(self, tokens: IntArray, *, wanted: int) -> None:
         count = tokens.size
@@ -234,9 +251,9 @@ class GPUEngine:
         if temperature := self._network.temperature:
             factors = temperatures(temperature, kv.next_position + np.arange(count))
             device.write(self._buffers["tables"], 4 * design.tables.temperatures, factors.astype(np.float32))
-        if (moved := np.flatnonzero(self._arena.positions != self._sent)).size:
+        if (moved := np.flatnonzero(self._placed.positions != self._sent)).size:
             first, last = int(moved[0]), int(moved[-1]) + 1
-            self._sent[first:last] = self._arena.positions[first:last]
+            self._sent[first:last] = self._placed.positions[first:last]
             device.write(self._buffers["tables"], 4 * (design.tables.positions + first), self._sent[first:last])
         state, heads = self._tables, self._arena.starts.size
         state[State.COUNT], state[State.APPENDED], state[State.ANGLE] = count, 0, angle
@@ -245,8 +262,18 @@ class GPUEngine:
         state[State.PICKED] = 0
         state[design.tables.starts :][:heads] = self._arena.starts
         state[design.tables.lengths :][:heads] = self._arena.lengths
+        if self._token_table:
+            device.write(self._buffers["layer_inputs"], 0, self._looked_up(self._token_table, tokens))
         device.write(self._buffers["tables"], 0, state)
         device.write(self._buffers["tokens"], 0, tokens)
+
+    def _looked_up(self, table: TokenTable, tokens: IntArray) -> FloatArray:
+        """The table's part of the vectors that tokens have for each layer (`PerLayerInput`)."""
+        size, layers = self.design.shape.layer_inputs, self.spec.layers
+        found = np.zeros((tokens.size, layers, input_stride(size)), np.float32)
+        for part, rows in table.read(tokens):
+            found[part, :, :size] = rows.reshape(-1, layers, size) * np.float32(math.sqrt(size / 2))
+        return found
 
     def _angle_row(self, count: int) -> int:
         """The row of the RoPE table where the next `count` positions begin."""

@@ -54,7 +54,7 @@ def export(
         places = _places(design.weights.buffers)
         if weights:
             _write_weights(made / WEIGHTS, file, spec, design, places)
-        rows = RowForm(kv_dtype, design.shape.padded_head)
+        rows = RowForm.of(design.shape.attention, kv_dtype)
         about = {
             "model": spec.label,
             "file": file.path.name,

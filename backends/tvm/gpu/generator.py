@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge.backends.tvm.gpu import picking
-from edge.backends.tvm.gpu.design import Design
+from edge.backends.tvm.gpu.design import RING_MOVE, Design
 from edge.backends.tvm.gpu.kernels import pick
 from edge.backends.tvm.gpu.kernels.embed import embed
 from edge.backends.tvm.gpu.kernels.norms import normalise
@@ -23,15 +23,18 @@ from edge.backends.tvm.gpu.phases.builder import Kernels, PassBuilder, weights_i
 from edge.backends.tvm.gpu.phases.delta_net import delta_net
 from edge.backends.tvm.gpu.phases.dense import dense
 from edge.backends.tvm.gpu.phases.experts import experts
+from edge.backends.tvm.gpu.phases.per_layer_input import make_inputs, per_layer_input
 from edge.backends.tvm.gpu.phases.short_convolution import short_convolution
 from edge.backends.tvm.gpu.program import Program, Slice
-from edge.model.layers import Attention, DeltaNet, Dense, Experts, ShortConvolution
+from edge.backends.tvm.packing.shape import padded_head
+from edge.model.layers import Attention, DeltaNet, Dense, Experts, PerLayerInput, ShortConvolution
 
 CORES: dict[type, Callable[..., None]] = {
     Attention: attention,
     DeltaNet: delta_net,
     Dense: dense,
     Experts: experts,
+    PerLayerInput: per_layer_input,
     ShortConvolution: short_convolution,
 }
 
@@ -50,7 +53,9 @@ def generate(design: Design) -> Program:
         for name in ("step", "chunk"):
             makers[name](made := PassBuilder(design, kernels, single=name == "step", observed=True))
             passes[f"observed {name}"] = tuple(made.dispatches)
-    for built in (move("edge_move", design.kv_dtype, design.shape.padded_head), *pick.kernels()):
+    moved = {"edge_move": design.shape.attention} | ({RING_MOVE: design.shape.ringed} if design.shape.apart else {})
+    moves = (move(name, design.kv_dtype, padded_head(core.head_dim)) for name, core in moved.items())
+    for built in (*moves, *pick.kernels()):
         kernels.find((built.name,), lambda _, built=built: built)  # type: ignore[misc]
     logits = Slice("logits")
     passes["picked"] = picking.argmax(design.shape.vocab, design.chunk, logits)
@@ -66,6 +71,8 @@ def _step(made: PassBuilder) -> None:
 def _layers(made: PassBuilder) -> None:
     layers = len(made.design.weights.layers)
     _embed(made)
+    if made.design.shape.layer_inputs:
+        make_inputs(made)
     for layer in range(layers):
         for block in made.design.blocks(layer):
             CORES[type(block.core)](made, block.core, block, layer)

@@ -30,23 +30,25 @@ def arena_bytes(count: int, head: int, dtype: str, *, observes: bool = False) ->
 
 class DeviceRows:
     """`count` rows of all heads in device memory. changed: buffers were replaced (see `release`). observed: `paid` may
-    hold attention that `collect` has not fetched."""
+    hold attention that `collect` has not fetched. kernel: that moves rows."""
 
-    def __init__(self, device: Device, count: int, head: int, dtype: str, *, observes: bool = False) -> None:
+    def __init__(
+        self, device: Device, count: int, head: int, dtype: str, *, observes: bool = False, kernel: str = "edge_move"
+    ) -> None:
         self.dtype, self.count, self.changed, self.observed = dtype, count, False, False
-        self._device, self._form = device, RowForm(dtype, head)
+        self._device, self._form, self._kernel = device, RowForm(dtype, head), kernel
         self.buffers: dict[str, Buffer] = {
             name: device.create(size) for name, size in arena_bytes(count, head, dtype, observes=observes).items()
         }
 
     def record(self) -> None:
-        """Record the row moves again; needs the kernel `edge_move`. Call it after buffers have changed."""
+        """Record the row moves again; needs their kernel. Call it after buffers have changed."""
         self.changed = False
         names = ("keys", "values", *(["row_scales"] if self._form.scaled else []), "pairs")
         slices = tuple(Slice(name) for name in names)
         self._moves = {
             which: self._device.record(
-                [Dispatch("edge_move", slices, (which,), (1, MOST_MOVED), "other", per=1)], self.buffers
+                [Dispatch(self._kernel, slices, (which,), (1, MOST_MOVED), "other", per=1)], self.buffers
             )
             for which in (KEYS, VALUES, KEYS + VALUES)
         }

@@ -19,10 +19,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.backends.checks import check_cores, check_heads
 from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock, bits_of
 from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.layout import TABLE
+from edge.backends.tvm.packing.shape import Shape
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
@@ -33,7 +34,9 @@ from edge.types import AnyArray
 
 _QUAD = 4  # words that are loaded at once
 _SLICE = 2 << 20  # bytes of a tensor that are read at once, which limits the memory that packing takes
-_WHOLE = ("output_norm", "output_norm.bias", "position_embd")  # tensors of `WeightsLayout.rest`
+_WHOLE = (  # tensors of `WeightsLayout.rest`
+    "output_norm", "output_norm.bias", "position_embd", "per_layer_model_proj", "per_layer_proj_norm",
+)  # fmt: skip
 
 Packed = tuple[str, int, AnyArray]  # a buffer's name, an offset in bytes, uint32 words
 
@@ -90,7 +93,7 @@ class Matrix:
     @property
     def factor_words(self) -> int:
         """Words of a row's factors: two bytes for each part of a super-block."""
-        return 0 if isinstance(self.block, FloatBlock) or self.block.parts == 1 else self.parts // 2
+        return 0 if isinstance(self.block, FloatBlock) or not self.block.factored else self.parts // 2
 
     @property
     def row_words(self) -> tuple[int, ...]:
@@ -207,8 +210,8 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
 
     Raises UnsupportedError for unknown tensors, block types without kernels, and layers beyond the limit.
     """
-    network = check_cores(f"{ENGINE.NAME} engine", spec, ENGINE.supports)
-    check_heads(network)
+    Shape.of(spec, ENGINE.NAME, ENGINE.supports)  # which checks the layers
+    network = find_network(spec)
     tensors = find_tensors(file, spec)
     find = _Finder(file, tensors)
     described = [[each for block in blocks for each in block.tensors(spec.hidden)] for blocks in network.layers]
@@ -234,9 +237,11 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
 
 def packed_bytes(spec: ModelSpec) -> int:
     """An upper bound on the bytes of `make_weights`, from a model's spec alone."""
-    exact = sum(int(size * _growth(BLOCKS[name])) for name, size in spec.type_bytes if name in BLOCKS)
+    in_file = {spec.table_type: spec.table_bytes} if find_network(spec).layer_inputs else {}
+    sizes = {name: size - in_file.get(name, 0) for name, size in spec.type_bytes if name in BLOCKS}
+    exact = sum(int(size * _growth(BLOCKS[name])) for name, size in sizes.items())
     blocks = [BLOCKS[name] for name, _ in spec.type_bytes if name in BLOCKS]
-    tensors = [tensor for _, tensor in find_network(spec).tensors()]
+    tensors = [tensor for name, tensor in find_network(spec).tensors() if name != TABLE]
     padding = 0
     for tensor in tensors:
         count = max(1, tensor.experts)
@@ -266,7 +271,7 @@ def _growth(block: Block) -> float:
     """Bytes on the device / bytes in the file, without padding."""
     if isinstance(block, FloatBlock):
         return 1.0
-    factors = 2 * block.parts if block.parts > 1 else 0
+    factors = 2 * block.parts if block.factored else 0
     return (block.values * sum(block.planes) // 8 + _number_bytes(block) + factors) / block.raw_bytes
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,10 @@ class BlockParts:
 class IntegerBlock:
     """A block type of weights s · (q − center) + m with small integers q, in parts of 32 values.
 
-    A block of one part has s and m as float16 numbers. A super-block has two bytes of factors per part, which are
-    multiplied by its float16 numbers: one byte each for s and m; or, where 16 values share them (`group_size`), one
-    byte for each half, which holds either a signed s, or s and m of 4 bits.
+    A block of one part has s and m as float16 numbers, as have super-blocks without factors. Others have two bytes of
+    factors per part, which are multiplied by the float16 numbers: one byte each for s, signed where there is no m, and
+    m; or, where 16 values share them (`group_size`), one byte for each half, which holds either a signed s, or s and m
+    of 4 bits.
     """
 
     name: str
@@ -49,7 +51,8 @@ class IntegerBlock:
     signed: bool = False  # whether q is a signed byte; unsigned values are below 128
     has_minimum: bool = False  # whether there is an m
     exponents: bool = False  # s is a byte instead of a float16: 2^(byte − 128)
-    codebook: tuple[int, ...] = ()  # signed bytes that the 4 bits of q stand for
+    codebook: tuple[int, ...] = ()  # 16 signed bytes, which the bits of q stand for
+    has_factors: bool = True  # of super-blocks
 
     @property
     def values(self) -> int:
@@ -71,6 +74,10 @@ class IntegerBlock:
         return TILE * PART * sum(self.planes) // 8
 
     @property
+    def factored(self) -> bool:
+        return self.has_factors and self.parts > 1
+
+    @property
     def numbers(self) -> int:
         """Float16 numbers per block."""
         return 1 + self.has_minimum
@@ -80,7 +87,7 @@ class IntegerBlock:
         """Bytes of the numbers and factors of a block of 16 rows."""
         if self.exponents:
             return TILE
-        return TILE * 2 * (self.numbers + (self.parts if self.parts > 1 else 0))
+        return TILE * 2 * (self.numbers + (self.parts if self.factored else 0))
 
     @property
     def largest(self) -> int | None:
@@ -245,6 +252,66 @@ def _split_q6_k(raw: Bytes) -> BlockParts:
     return BlockParts(np.concatenate([low, high], axis=-1), numbers_at(raw, 208, 1), raw[:, :, 192:208])
 
 
+def _split_iq4_xs(raw: Bytes) -> BlockParts:
+    """d · (s − 32) · codebook[q], q of each part in the order of Q4_0, s of 6 bits for each of 8 parts.
+
+    A word has the high 2 bits of all s, behind d; 4 bytes have their low 4 bits.
+    """
+    high = bits_of(raw[:, :, 2:4], 2, 1)
+    scales = bits_of(raw[:, :, 4:8], 4, 1) | high << 4
+    quants = raw[:, :, 8:].reshape(len(raw), -1, 16)
+    return BlockParts(quants, numbers_at(raw, 0, 1), _only_scales(scales - np.uint8(32)))
+
+
+def _split_iq3_s(raw: Bytes) -> BlockParts:
+    """d · (1 + 2 s) · ±level, s of 4 bits for each of 8 parts; a number of 9 bits is 4 levels of a table, 1 … 15.
+
+    The numbers' low bytes come first, then their high bits, then signs, then s.
+    """
+    rows, blocks, _ = raw.shape
+    high = np.unpackbits(raw[:, :, 66:74], axis=-1, bitorder="little").astype(np.uint16)
+    levels = _grid("IQ3_S")[raw[:, :, 2:66] | high << 8].reshape(rows, blocks, 256)
+    signs = np.unpackbits(raw[:, :, 74:106], axis=-1, bitorder="little")
+    codes = plane(levels >> np.uint8(1) | signs << np.uint8(3), 4)
+    scales = np.uint8(1) + np.uint8(2) * bits_of(raw[:, :, 106:110], 4, 1)
+    return BlockParts(codes, numbers_at(raw, 0, 1), _only_scales(scales))
+
+
+def _split_tq2_0(raw: Bytes) -> BlockParts:
+    """d · (q − 1), q of 2 bits in the order of Q2_K."""
+    return BlockParts(plane(bits_of(raw[:, :, :64], 2, 32), 2), numbers_at(raw, 64, 1))
+
+
+def _split_tq1_0(raw: Bytes) -> BlockParts:
+    """d · (q − 1), q of 0, 1, 2: five to a byte, ⌈256 / 243 · their number⌉ in base 3, the first q its highest digit.
+
+    In runs of 32, 16 and 4 bytes, the highest digits of all bytes come first; the last run has four to a byte.
+    """
+    rows, blocks, _ = raw.shape
+    found = []
+    for first, run, digits in ((0, 32, 5), (32, 16, 5), (48, 4, 4)):
+        powers = np.array([3**digit for digit in range(digits)], np.uint8)[:, None]
+        rest = (raw[:, :, None, first : first + run] * powers).astype(np.uint16)
+        found.append((rest * np.uint16(3) >> 8).astype(np.uint8).reshape(rows, blocks, -1))
+    return BlockParts(plane(np.concatenate(found, axis=-1), 2), numbers_at(raw, 52, 1))
+
+
+def _only_scales(scales: Bytes) -> Bytes:
+    """Factors [rows, blocks, 2 per part] from signed s of each part."""
+    return np.stack([scales, np.zeros_like(scales)], axis=-1).reshape(*scales.shape[:2], -1)
+
+
+@lru_cache
+def _grid(kind: str) -> Bytes:
+    """The levels that numbers stand for, uint8 [numbers, levels of each]."""
+    from gguf import quants  # imported late: gguf costs 6 MB
+
+    table = getattr(quants, kind)
+    table.init_grid()
+    found: Bytes = table.grid.reshape(-1, table.grid.shape[-1]).astype(np.uint8)
+    return found
+
+
 def _d_and_dmin(raw: Bytes, start: int) -> NDArray[np.uint16]:
     """d and −dmin, from byte `start`."""
     return numbers_at(raw, start, 2) ^ np.array([0, 0x8000], np.uint16)
@@ -264,6 +331,8 @@ def _factors(raw: Bytes) -> Bytes:
 
 
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_TERNARY = (-1, 0, 1, 2, *[0] * 12)  # 2 is in no file that ggml writes
+_ODD = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
 _TYPES: tuple[Block, ...] = (
     FloatBlock("F32", "float32"),
     FloatBlock("F16", "uint16"),
@@ -280,5 +349,9 @@ _TYPES: tuple[Block, ...] = (
     IntegerBlock("Q4_K", (4,), _split_q4_k, has_minimum=True),
     IntegerBlock("Q5_K", (4, 1), _split_q5_k, has_minimum=True),
     IntegerBlock("Q6_K", (4, 2), _split_q6_k, center=32, group_size=16),
+    IntegerBlock("IQ4_XS", (4,), _split_iq4_xs, signed=True, codebook=IQ4_NL),
+    IntegerBlock("IQ3_S", (4,), _split_iq3_s, signed=True, codebook=_ODD),
+    IntegerBlock("TQ1_0", (2,), _split_tq1_0, signed=True, codebook=_TERNARY, has_factors=False),
+    IntegerBlock("TQ2_0", (2,), _split_tq2_0, signed=True, codebook=_TERNARY, has_factors=False),
 )
 BLOCKS = {each.name: each for each in _TYPES}

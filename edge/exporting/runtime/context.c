@@ -109,13 +109,23 @@ void context_pay(edge_session *s)
         context_give(s, give);
 }
 
+/* A cache with a tail, which is a fixed state or a ring, does not come back to any length, so that some tokens may have to
+ * run again. */
+static bool has_tail(const edge_session *s)
+{
+    return s->model->config->states || s->model->config->ringed;
+}
+
 static bool run(edge_session *s, uint32_t count)
 {
-    if (s->turn_rows && kv_length(s->rows) == s->turn_rows)
+    uint32_t length = kv_length(s->rows);
+    if ((s->turn_rows && length == s->turn_rows) || (length < s->turn_rows && length % SNAPSHOT_STEP == 0))
         kv_remember(s->rows);
     s->logits = pass_run(s->pass, s->ids + s->first, count, policy_observes(s->policy) ? count : 0);
     if (!s->logits)
         return false;
+    if (has_tail(s) && !s->evicted)
+        memcpy(s->run_ids + length, s->ids + s->first, count * sizeof *s->run_ids);
     double rows = (double)kv_length(s->rows) / (double)kv_capacity(s->rows);
     watch_bytes(&s->watch, (double)s->model->config->weight_bytes + (double)kv_fixed(s->rows) +
                            (double)kv_bytes(s->rows) * rows);
@@ -143,12 +153,13 @@ static void start(edge_session *s)
 }
 
 /* Of `count` tokens, those up to where the last turn begins, if it begins among them: earlier turns may be run only now,
- * and edge_rewind comes back there by the state that `run` remembers. */
+ * and edge_rewind comes back there, or to every SNAPSHOT_STEP tokens before, by the state that `run` remembers. */
 static uint32_t up_to_turn(const edge_session *s, uint32_t count)
 {
-    uint32_t length = kv_length(s->rows);
+    uint32_t length = kv_length(s->rows), left = s->turn_rows - length, step = SNAPSHOT_STEP - length % SNAPSHOT_STEP;
     bool ahead = kv_remembered(s->rows) && s->turn_rows > length && s->waiting <= kv_free(s->rows);
-    return ahead && s->turn_rows - length < count ? s->turn_rows - length : count;
+    left = step < left ? step : left;
+    return ahead && left < count ? left : count;
 }
 
 /* One pass of the prompt; all has been run if nothing waits any more. */
@@ -264,14 +275,23 @@ bool context_rewind(edge_session *s, const turn_mark *mark)
         s->waiting = (uint32_t)left;
         return true;
     }
-    if (mark->rows && (policy_observes(s->policy) || !kv_can_truncate(s->rows, mark->rows)))
+    if (mark->rows && policy_observes(s->policy))
         return false;
-    if (mark->rows)
-        kv_truncate(s->rows, mark->rows);
+    uint32_t rows = mark->rows;
+    if (!kv_can_truncate(s->rows, rows)) {
+        if (!has_tail(s) || s->evicted) /* nothing tells which tokens are between */
+            return false;
+        rows = kv_latest(s->rows, rows);
+    }
+    if (rows)
+        kv_truncate(s->rows, rows);
     else
         kv_clear(s->rows);
+    uint32_t again = mark->rows - rows;
     s->first = 0;
-    s->waiting = mark->count;
-    memcpy(s->ids, mark->left, mark->count * sizeof *s->ids);
+    s->waiting = again + mark->count;
+    if (again)
+        memcpy(s->ids, s->run_ids + rows, again * sizeof *s->ids);
+    memcpy(s->ids + again, mark->left, mark->count * sizeof *s->ids);
     return true;
 }

@@ -222,8 +222,8 @@ EDGE_API edge_status edge_next(edge_session *session, edge_piece *piece, edge_er
 /* From any thread: the answer ends before its next token, also while its prompt runs. Between answers nothing happens. */
 EDGE_API void edge_cancel(edge_session *session);
 /* Forgets the last turns, each a question with its answer; UINT32_MAX: all, with the system's text. EDGE_UNSUPPORTED
- * where they cannot be taken back: after evictions, and with a recurrent state all but the last turn, if it ran in this
- * session. Then rewind all and append the conversation again. */
+ * where they cannot be taken back: after evictions. Then rewind all and append the conversation again. With sliding
+ * windows or a recurrent state, some of the tokens that stay may run again, with the next prompt. */
 EDGE_API edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error);
 /* The conversation with its KV rows, for edge_load in a session of the same bundle. */
 EDGE_API edge_status edge_save(edge_session *session, edge_stream *stream, edge_error *error);

@@ -19,9 +19,9 @@ static double newest(double before, double now) { return isnan(now) ? before : n
 /* The share of time, the distance to the limit (degrees), and when they were corrected. */
 static void correct_duty(const run_limits *limits, governor_state *state, const sample *now)
 {
-    if (isnan(limits->celsius) || isnan(now->celsius) || now->time - state->corrected_at < THERMAL_S)
+    if (isnan(limits->max_temp) || isnan(now->celsius) || now->time - state->corrected_at < THERMAL_S)
         return;
-    double error = limits->celsius - CELSIUS_MARGIN - now->celsius, change;
+    double error = limits->max_temp - CELSIUS_MARGIN - now->celsius, change;
     if (isnan(state->error)) /* a device that is too hot from the start */
         change = GAIN * smaller(0, error);
     else
@@ -99,7 +99,7 @@ static edge_finish find_stop(const run_limits *limits, const governor_state *sta
         return EDGE_ENERGY;
     if (state->paused > HOPELESS_S && state->idle >= limits->power) /* the device draws more even in pauses */
         return EDGE_POWER;
-    if (state->last.celsius > limits->celsius + 2 && now->time - state->cooled_at > NO_COOLER_S)
+    if (state->last.celsius > limits->max_temp + 2 && now->time - state->cooled_at > NO_COOLER_S)
         return EDGE_THERMAL; /* pauses do not cool it */
     return EDGE_GOING;
 }
@@ -112,7 +112,7 @@ decision governor_decide(const run_limits *limits, governor_state *state, const 
     if (known && !isnan(last.joules))
         spent = larger(0, now->joules - last.joules);
     correct_duty(limits, state, now);
-    if (isnan(limits->celsius))
+    if (isnan(limits->max_temp))
         state->rest = 0;
     else
         state->rest = larger(0, tokens ? state->rest + elapsed * (1 / state->duty - 1) : state->rest - elapsed);

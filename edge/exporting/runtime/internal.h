@@ -214,7 +214,7 @@ size_t stops_rest(stops *s, char *out);
 /* ---- governor.c --------------------------------------------------------------------------------------------------- */
 
 /* A port of decide and affordable (edge/run/governor.py); NAN: None. */
-typedef struct { double deadline, energy, power, celsius; } run_limits;
+typedef struct { double deadline, energy, power, max_temp; } run_limits;
 typedef struct { double needed, spare, priv, limit, available, stalled; } memory_reading;
 typedef struct { double time, joules, celsius; bool has_memory; memory_reading memory; } sample;
 typedef struct {
@@ -303,9 +303,11 @@ void kv_truncate(kv *k, uint32_t length);
 void kv_shrink(kv *k, uint32_t capacity);
 uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
 uint64_t kv_fixed(const kv *k);                    /* bytes of rings and of the fixed state */
-/* Keeps a copy of the fixed state, for kv_truncate to come back to the present length, as long as nothing is evicted. */
+/* Takes a snapshot of the fixed state, for kv_truncate to come back to the present length, as long as nothing is evicted
+ * and no SNAPSHOTS others have followed. */
 void kv_remember(kv *k);
-uint64_t kv_remembered(const kv *k);               /* bytes of the copy; 0 for models without such a state */
+uint32_t kv_latest(const kv *k, uint32_t length);  /* rows of the last snapshot of no more than that; 0 without one */
+uint64_t kv_remembered(const kv *k);               /* bytes of snapshots; 0 for models without such a state */
 /* For policies that observe: of a head of the layers without a ring, by logical row, attention and ages [length]. */
 uint32_t kv_heads(const kv *k);
 void kv_attention(const kv *k, uint32_t head, float *paid, int32_t *ages);

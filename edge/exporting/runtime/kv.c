@@ -6,7 +6,7 @@
  * closing a gap rotates the few keys before it forward and raises `base`, so RoPE positions only grow.
  *
  * A fixed state sums up all tokens, and no eviction touches it: see backends/fixed_state.py. It comes back to an earlier
- * length by a copy, of which there is one.
+ * length by a snapshot (edge/run/snapshots.py).
  */
 #include "kv.h"
 
@@ -57,8 +57,7 @@ kv *kv_layout(arena *from, const edge_model *model)
     k->first = ALL;
     k->state_bytes = (size_t)config->states * sizeof *k->states;
     k->states = take(from, k->state_bytes);
-    k->remembered = take(from, k->state_bytes);
-    k->end = NOWHERE;
+    k->snapshots = take(from, SNAPSHOTS * k->state_bytes);
 
     uint32_t heads = config->layers * config->kv_heads, rows = k->whole.start + k->whole.heads * k->whole.even;
     k->whole.rows = k->rows, k->ring.rows = k->rows + apart;
@@ -121,7 +120,7 @@ void kv_place(kv *k, const kv_part *p)
 static void follow(kv *k)
 {
     kv_part *ring = &k->ring;
-    k->end = NOWHERE;
+    k->held = 0;
     int64_t by = k->whole.base + k->whole.next - ring->base - ring->next, shift = k->whole.next - ring->next;
     for (uint32_t row = 0; row < ring->length; row++) {
         if (by)
@@ -215,7 +214,7 @@ void kv_clear(kv *k)
     for (kv_part *p = &k->whole; p; p = p == &k->whole ? &k->ring : NULL)
         p->lists = 1, p->length = 0, p->base = p->next = 0;
     k->known = 0, k->lengthened = false, k->first = ALL;
-    k->end = NOWHERE;
+    k->held = 0;
     if (k->state_bytes)
         memset(k->states, 0, k->state_bytes);
 }
@@ -272,12 +271,29 @@ static int64_t next_without(const kv_part *p, uint32_t length)
     return p->lists > 1 ? p->next - (p->length - length) : (int64_t)p->positions[length - 1] + 1;
 }
 
+/* The number of the snapshot of so many rows; `held` if there is none. */
+static uint32_t snapshot_of(const kv *k, uint32_t length)
+{
+    uint32_t number = 0;
+    while (number < k->held && k->ends[number] != length)
+        number++;
+    return number;
+}
+
+uint32_t kv_latest(const kv *k, uint32_t length)
+{
+    for (uint32_t number = k->held; number; number--)
+        if (k->ends[number - 1] <= length && kv_can_truncate(k, k->ends[number - 1]))
+            return k->ends[number - 1];
+    return 0;
+}
+
 bool kv_can_truncate(const kv *k, uint32_t length)
 {
     const kv_part *p = &k->whole;
     if (!length || length >= p->length)
         return length <= p->length;
-    if (k->state_bytes && length != k->end)
+    if (k->state_bytes && snapshot_of(k, length) == k->held)
         return false;
     return !k->ring.heads || next_without(p, length) >= k->first + k->before;
 }
@@ -289,8 +305,11 @@ void kv_truncate(kv *k, uint32_t length)
         kv_clear(k);
     if (length >= p->length)
         return;
-    if (k->state_bytes)
-        memcpy(k->states, k->remembered, k->state_bytes);
+    if (k->state_bytes) {
+        uint32_t number = snapshot_of(k, length);
+        memcpy(k->states, (uint8_t *)k->snapshots + number * k->state_bytes, k->state_bytes);
+        k->held = number + 1;
+    }
     int64_t next = next_without(p, length), gone = ring->next - next;
     uint32_t kept = ring->length > gone ? (uint32_t)(ring->length - gone) : 0;
     if (ring->heads)
@@ -334,14 +353,20 @@ static uint64_t bytes_of(const kv_part *p)
 
 uint64_t kv_bytes(const kv *k) { return bytes_of(&k->whole); }
 uint64_t kv_fixed(const kv *k) { return bytes_of(&k->ring) + k->state_bytes; }
-uint64_t kv_remembered(const kv *k) { return k->state_bytes; }
+uint64_t kv_remembered(const kv *k) { return SNAPSHOTS * k->state_bytes; }
 
 void kv_remember(kv *k)
 {
-    if (!k->state_bytes)
+    if (!k->state_bytes || !k->whole.length || snapshot_of(k, k->whole.length) < k->held)
         return;
-    memcpy(k->remembered, k->states, k->state_bytes);
-    k->end = k->whole.length;
+    uint8_t *snapshots = (uint8_t *)k->snapshots;
+    if (k->held == SNAPSHOTS) { /* the earliest goes */
+        memmove(snapshots, snapshots + k->state_bytes, (SNAPSHOTS - 1) * k->state_bytes);
+        memmove(k->ends, k->ends + 1, (SNAPSHOTS - 1) * sizeof *k->ends);
+        k->held--;
+    }
+    memcpy(snapshots + k->held * k->state_bytes, k->states, k->state_bytes);
+    k->ends[k->held++] = k->whole.length;
 }
 
 kv_pointers kv_arguments(kv *k)

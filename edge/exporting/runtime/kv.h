@@ -4,7 +4,6 @@
 
 #include "internal.h"
 
-static const uint32_t NOWHERE = UINT32_MAX;
 static const int64_t ALL = -((int64_t)1 << 60); /* for `first`: no row has been forgotten */
 
 typedef struct { /* the rows of layers without a ring, or of those with one */
@@ -28,9 +27,9 @@ struct kv {
     int32_t *positions;     /* of the rows of the arena that has windows */
     float *paid;
     bool lengthened;
-    float *states, *remembered; /* of layers that sum up all tokens, and a copy from when there were `end` rows */
+    float *states, *snapshots;     /* of layers that sum up all tokens, and copies [held] of them */
+    uint32_t ends[SNAPSHOTS], held; /* rows that there were when each was made, ascending */
     size_t state_bytes;
-    uint32_t end;              /* NOWHERE without one */
     uint32_t pinned, known;    /* first rows, at most and now, whose keys are kept as they were before they were rotated */
     float *pinned_keys;        /* [heads][pinned][head] */
     int64_t *pinned_positions; /* RoPE's */

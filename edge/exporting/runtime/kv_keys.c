@@ -76,7 +76,7 @@ void kv_announce(kv *k, uint32_t count)
     lengthen(k, &k->whole);
     lengthen(k, &k->ring);
     k->lengthened = true;
-    k->known = 0, k->end = NOWHERE;
+    k->known = 0, k->held = 0;
 }
 
 /* The first rows are rotated at every eviction, and each time their keys would be rounded again. So they are always

@@ -148,6 +148,7 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->next_stops = stops_layout(from);
     s->room = config->capacity + config->chunk + config->long_from + 4096; /* tokens_ahead, and a text's last block */
     s->ids = take(from, s->room * sizeof *s->ids);
+    s->run_ids = take(from, (config->states || config->ringed ? config->capacity : 0) * sizeof *s->run_ids);
     s->system = take(from, config->capacity * sizeof *s->system);
     s->rows = kv_layout(from, model);
     s->policy = policy_layout(from, model);

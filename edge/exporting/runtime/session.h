@@ -42,6 +42,7 @@ struct edge_session {
     pass *pass;
     int32_t *ids;             /* [room]: tokens that have not been run: `waiting` from `first` on */
     uint32_t room, first, waiting;
+    int32_t *run_ids;         /* [capacity]: tokens of all rows, if the model has a tail, and while none is evicted */
     int32_t *system;          /* [capacity]: the beginning of a conversation with a system's text */
     uint32_t system_count, turns;
     uint64_t evicted;         /* rows, of this conversation */

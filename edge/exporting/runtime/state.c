@@ -1,5 +1,5 @@
-/* Saved conversations: a header, the KV rows, tokens that have not been run, the system's text and marks, with the SHA-256
- * of all of it at the end. Only a session of the same bundle takes them. */
+/* Saved conversations: a header, the KV rows, their tokens where turns cannot be taken back without them, tokens that have
+ * not been run, the system's text and marks, with the SHA-256 of all of it at the end. Only a session of the same bundle takes them. */
 #include <string.h>
 
 #include "session.h"
@@ -56,6 +56,13 @@ static uint32_t held_marks(const edge_session *s)
     return s->turns < MOST_MARKS ? s->turns : MOST_MARKS;
 }
 
+/* Tokens of rows, which are known as long as none has been evicted. */
+static uint32_t held_tokens(const edge_session *s, uint64_t evicted)
+{
+    bool known = (s->model->config->states || s->model->config->ringed) && !evicted;
+    return known ? kv_length(s->rows) : 0;
+}
+
 static state_header header_of(const edge_session *s)
 {
     state_header header = {
@@ -63,7 +70,8 @@ static state_header header_of(const edge_session *s)
         .version = STATE_VERSION,
         .pinned = policy_pinned(s->policy),
         .length = sizeof header + (s->waiting + (uint64_t)s->system_count) * sizeof(int32_t) +
-                  held_marks(s) * sizeof(turn_mark) + kv_saved_bytes(s->rows) + DIGEST,
+                  held_marks(s) * sizeof(turn_mark) + kv_saved_bytes(s->rows) +
+                  held_tokens(s, s->evicted) * sizeof *s->run_ids + DIGEST,
         .evicted = s->evicted,
         .turn = s->turn,
         .turns = s->turns,
@@ -102,6 +110,7 @@ edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
     uint8_t digest[DIGEST];
     hash_start(&to.sum);
     bool written = put(&to, &header, sizeof header) && kv_save(s->rows, put, &to) &&
+                   put(&to, s->run_ids, held_tokens(s, s->evicted) * sizeof *s->run_ids) &&
                    put(&to, s->ids + s->first, s->waiting * sizeof *s->ids) &&
                    put(&to, s->system, s->system_count * sizeof *s->system) &&
                    put(&to, s->marks, held_marks(s) * sizeof *s->marks);
@@ -137,7 +146,9 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
         return status;
     if (right) {
         s->turns = header.turns;
-        right = get(&from, s->ids, header.waiting * sizeof *s->ids) && are_ids(s, s->ids, header.waiting) &&
+        uint32_t held = held_tokens(s, header.evicted);
+        right = get(&from, s->run_ids, held * sizeof *s->run_ids) && are_ids(s, s->run_ids, held) &&
+                get(&from, s->ids, header.waiting * sizeof *s->ids) && are_ids(s, s->ids, header.waiting) &&
                 get(&from, s->system, header.system * sizeof *s->system) && are_ids(s, s->system, header.system) &&
                 get(&from, s->marks, held_marks(s) * sizeof *s->marks);
     }

@@ -323,9 +323,8 @@ static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *err
         return EDGE_OK;
     }
     if (turns > MOST_MARKS || !context_rewind(s, &s->marks[(s->turns - turns) % MOST_MARKS]))
-        return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot be taken back: rewind all, and append the conversation again",
-                         kv_remembered(s->rows) ? "the KV rows and the recurrent state of these turns"
-                                                : "the KV rows of these turns");
+        return edge_fail(error, EDGE_UNSUPPORTED, "the KV rows of these turns cannot be taken back: rewind all, and append "
+                         "the conversation again");
     s->turns -= turns;
     s->turn = TURN_ANSWERED;
     context_settle(s);

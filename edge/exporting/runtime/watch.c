@@ -45,10 +45,10 @@ void watch_start(watch *w, const edge_config *config, const edge_options *option
     w->headroom_limit = limit_of(options->headroom);
     w->limits = (run_limits){
         .deadline = w->started + limit_of(options->time), .energy = limit_of(options->energy),
-        .power = limit_of(options->power), .celsius = w->celsius_limit,
+        .power = limit_of(options->power), .max_temp = w->celsius_limit,
     };
     if (!isnan(w->headroom_limit)) /* degrees beyond what is allowed */
-        w->limits.celsius = 0;
+        w->limits.max_temp = 0;
     governor_init(&w->state, w->started);
 }
 
@@ -71,7 +71,7 @@ double watch_joules(const watch *w)
     return w->joules + estimate(w) - w->estimated;
 }
 
-/* On the scale of limits.celsius. */
+/* On the scale of limits.max_temp. */
 static double read_heat(watch *w, double now)
 {
     if (now - w->celsius_at < THERMAL_S)

@@ -245,7 +245,7 @@ def _read_scale(
     numbers = [
         let(isa.from_f16(load(weights.halves, scales + (index * 16 + lane), lanes))) for index in range(block.numbers)
     ]
-    if block.parts == 1:
+    if not block.factored:
         return numbers
     factors_at = let((scales + block.numbers * 16) * 2 + remainder(at, block.parts) * PART)
 

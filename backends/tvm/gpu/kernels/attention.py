@@ -95,7 +95,7 @@ def attend(
         token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))  # the last one stands for those behind it
         kv_head, turn = let(quotient(scope.group, split.turns)), let(remainder(scope.group, split.turns))
         first_query = let(kv_head * core.group + turn * split.at_once)
-        head = let(scope.layer * core.kv_heads + kv_head)
+        head = let(scope.layer * tables.kv_heads + kv_head)
         start, before = let(first_row(scope, tables, head)), let(rows_before(scope, tables, head))
         if heads:
             _add_row(scope, heads, scores, ready, scope.shared(slots), kv_head, turn, first_query, start + before)
@@ -259,7 +259,7 @@ def attend(
                         parts = [memory[scope.thread + lane * form.words] for lane in range(lanes)]
                         total = fold(lambda one, other: one + other, parts) * inverse
                         if core.gated:
-                            slot = core.heads + 2 * core.kv_heads + first_query + number
+                            slot = slots_of(core) - core.heads + first_query + number
                             total = total * sigmoid(scope.qkv[(token * slots_of(core) + slot) * core.head_dim + value])
                         at = token * padded + (first_query + number) * core.head_dim + value
                         store(scope.mixed, at, total)

@@ -124,8 +124,9 @@ def normalise(name: str, norm: Norm, tokens: int, *, wanted: bool = False) -> Bu
     return build(name, _THREADS, reads, {"out": "float32"}, (), body, (1, tokens), 0 if wanted else 1)
 
 
-def add_normed(name: str, norm: Norm, tokens: int, scale: float = 1.0) -> Built:
-    """`out` += scale · norm(`x`), rows of float32 [tokens, padded width]; weights are in `w1`."""
+def add_normed(name: str, norm: Norm, tokens: int, scale: float = 1.0, rescale: Vector | None = None) -> Built:
+    """`out` += scale · norm(`x`), rows of float32 [tokens, padded width]; weights are in `w1`. rescale: one value, by
+    which the sum is multiplied."""
 
     def body(scope: Scope) -> None:
         memory = scope.shared(_THREADS)
@@ -134,7 +135,8 @@ def add_normed(name: str, norm: Norm, tokens: int, scale: float = 1.0) -> Built:
         statistics = row_statistics(scope, memory, norm, lambda at: [scope.x[start + at]])
         with strided(scope, norm.padded) as at:
             added = _applied(scope, norm, scope.x[start + at], statistics, at)
-            store(scope.out, start + at, scope.out[start + at] + (added * f32(scale) if scale != 1 else added))
+            total = scope.out[start + at] + (added * f32(scale) if scale != 1 else added)
+            store(scope.out, start + at, total * as_float(scope.w1[rescale.at]) if rescale else total)
 
     reads = {"x": "float32", "w1": "uint32"}
     return build(name, _THREADS, reads, {"out": "float32"}, (), body, (1, tokens), 1)

@@ -43,7 +43,7 @@ def observe(name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: s
 
     def body(scope: Scope) -> None:
         queries = scope.shared(split.at_once * form.head)
-        head = let(scope.layer * core.kv_heads + scope.group)
+        head = let(scope.layer * tables.kv_heads + scope.group)
         start, before = let(first_row(scope, tables, head)), let(rows_before(scope, tables, head))
         count = let(to_int(scope.tables[State.COUNT]))
         blocks = let(quotient(before + count + (threads - 1), threads))

@@ -70,6 +70,7 @@ class Epilogue:
     scale: float = 1.0  # of the results, bias included, before `cap`
     cap: float = 0.0
     activation: str = ""
+    inputs: int = 0  # if not 0: also multiplied by rows of `inputs` of so many values
     share: tuple[int, int] | None = None  # (stride, place): also multiplied by this value of the token in `shares`
 
 
@@ -104,9 +105,10 @@ class Product:
         return self.epilogue.kind == "activate" and len(self.factors) == 2
 
     @property
-    def shares(self) -> dict[str, str]:
-        """The buffer that the epilogue reads, with its dtype."""
-        return {"shares": "float32"} if self.epilogue.share else {}
+    def reads(self) -> dict[str, str]:
+        """Buffers that the epilogue reads, with their dtypes."""
+        found = {"inputs": self.epilogue.inputs, "shares": self.epilogue.share}
+        return {name: "float32" for name, is_read in found.items() if is_read}
 
     @property
     def bundles(self) -> list[tuple[Factor, ...]]:
@@ -183,6 +185,8 @@ class Band:
             value = value * values[1].value if self.product.paired else value
         if epilogue.scale != 1:
             value = value * f32(epilogue.scale)
+        if epilogue.inputs:
+            value = value * self.scope.inputs[token * epilogue.inputs + row]
         if epilogue.share:
             stride, place = epilogue.share
             value = value * self.scope.shares[token * stride + place]
@@ -219,7 +223,7 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32"}
     reads |= {"rest": "uint32x4"} if product.norm and product.norm_in_rest else {}
     reads |= {"raw": "float32x4", "residual_w4": "uint32x4"} if product.residual else {}
-    reads |= product.shares | ({"tables": "uint32"} if last else {})
+    reads |= product.reads | ({"tables": "uint32"} if last else {})
     writes = {"out": "float32"} | ({"sums": "float32x4"} if product.residual else {})
     groups = (workgroups(product, height), 1)
     return build(product.name, tuning.workgroup, reads, writes, (), body, groups)

@@ -246,16 +246,18 @@ def _read_scales(words: Words, matrix: Matrix, row: Value, part: Value) -> list[
         numbers = [_power(words.w1[number + quotient(index, 4)], remainder(index, 4))]
     else:
         numbers = [hold(half(words.w1[number + quotient(index, 2)], remainder(index, 2)))]
-    if block.parts == 1:
+    if not block.factored:
         return [Scale(*numbers)]
     word = words.w1[row * matrix.factor_words + (quotient(part, 2) + matrix.factors)]
     two = hold(T.shift_right(word, to_word(remainder(part, 2)) * u32(16)), "uint32")  # in the low half
-    if block.group_size == PART:
+    if block.group_size == PART and block.has_minimum:
         return [Scale(*(hold(each * _small(two, 8 * at, 255)) for at, each in enumerate(numbers)))]
     if block.has_minimum:  # two numbers of 4 bits in each byte
         factors = [_small(two, 4 * at, 15) for at in range(4)]
         return [Scale(hold(numbers[0] * factors[at]), hold(numbers[1] * factors[at + 1])) for at in (0, 2)]
-    signed = [T.shift_right(T.shift_left(to_int(two), i32(24 - 8 * at)), i32(24)) for at in (0, 1)]
+    signed = [
+        T.shift_right(T.shift_left(to_int(two), i32(24 - 8 * at)), i32(24)) for at in range(PART // block.group_size)
+    ]
     return [Scale(hold(numbers[0] * to_float(each))) for each in signed]
 
 

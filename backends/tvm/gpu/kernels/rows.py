@@ -93,7 +93,8 @@ def rows_before(scope: Scope, tables: Tables, head: Value) -> Value:
 
 def slots_of(core: Attention) -> int:
     """Heads in a row of `qkv`."""
-    return core.heads * (2 if core.gated else 1) + 2 * core.kv_heads
+    own = 2 * core.kv_heads if core.rows_of is None else 0
+    return core.heads * (2 if core.gated else 1) + own
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Heads:
     @property
     def made_ready(self) -> int:
         """Slots that `make_ready` takes."""
-        return self.core.heads + 2 * self.core.kv_heads
+        return self.slots - self.core.heads * self.core.gated
 
     @property
     def reads(self) -> dict[str, str]:
@@ -199,11 +200,12 @@ def _rotate(
     if scaled and core.temperature:
         scale = scale * as_float(scope.tables[token + tables.temperatures])
     result = Register(normed(value))
-    with when(value < 2 * tables.pairs):
+    pairs = min(tables.pairs, core.head_dim // 2)
+    with when(value < 2 * pairs):
         if heads.halves:
-            second = value >= tables.pairs
-            pair = select(second, value - tables.pairs, value)
-            other = select(second, value - tables.pairs, value + tables.pairs)
+            second = value >= pairs
+            pair = select(second, value - pairs, value)
+            other = select(second, value - pairs, value + pairs)
         else:
             second, pair = remainder(value, 2) == 1, quotient(value, 2)
             other = T.bitwise_xor(value, i32(1))
@@ -268,16 +270,20 @@ def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built
         make_ready(scope, heads, 1, lambda _: slot, token, raw, ready, factors)
         with when(T.And(exists, heads.is_query(slot))), strided(scope, core.head_dim) as index:
             store(scope.qkv, (token * heads.slots + slot) * core.head_dim + index, ready[index])
+        if core.rows_of is not None:  # there are queries only
+            return
         barrier()  # `write_row` changes `ready`
         kv_head = remainder(T.max(slot - core.heads, i32(0)), core.kv_heads)
-        row = let(new_row(scope, heads.tables, let(scope.layer * core.kv_heads + kv_head)) + token)
+        row = let(new_row(scope, heads.tables, let(scope.layer * heads.tables.kv_heads + kv_head)) + token)
         is_row = T.And(exists, T.Not(heads.is_query(slot)))
         write_row(scope, heads, ready, 0, row, is_row, heads.is_value(slot), factors)
         if observes:
             with when(T.And(is_row, scope.thread == 0)):
                 store(scope.paid, row, f32(0.0))
 
-    writes = {"qkv": "float32"} | heads.rows | ({"paid": "float32"} if observes else {})
+    writes = {"qkv": "float32"}
+    if core.rows_of is None:
+        writes |= heads.rows | ({"paid": "float32"} if observes else {})
     return build(name, _THREADS, heads.reads, writes, ("layer", "angles"), body, (heads.made_ready, tokens), 1)
 
 

@@ -57,7 +57,7 @@ def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False
         band = Band.of(scope, product, tile_rows)
         _multiply(scope, product, band, count, weights, inputs, tile_rows, tile_tokens)
 
-    reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32", "tables": "uint32"} | product.shares
+    reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32", "tables": "uint32"} | product.reads
     groups = (workgroups(product, tile_rows), -(-tokens // tile_tokens))
     return build(
         product.name, tuning.workgroup, reads, {"out": "float32"}, (), body, groups,

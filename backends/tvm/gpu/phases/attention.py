@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edge.backends.tvm.gpu.design import RING
 from edge.backends.tvm.gpu.kernels.attention import attend
 from edge.backends.tvm.gpu.kernels.observe import observe
 from edge.backends.tvm.gpu.kernels.products import Epilogue
@@ -9,7 +10,7 @@ from edge.backends.tvm.gpu.kernels.rows import Heads, store_rows
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.model.layers import Attention, Block
 
-_KEYS = {"keys4": "keys"}  # a buffer that a kernel reads under another type
+_ROWS = {"keys4": "keys", "values": "values", "row_scales": "row_scales"}  # buffers by the kernels' names
 
 
 def attention(made: PassBuilder, core: Attention, block: Block, layer: int) -> None:
@@ -21,25 +22,29 @@ def attention(made: PassBuilder, core: Attention, block: Block, layer: int) -> N
 
 
 def _attend(made: PassBuilder, core: Attention, layer: int) -> None:
-    """Attend; for a single token the same kernel stores the row."""
+    """Attend; for a single token that adds a row, the same kernel stores it."""
     design, tables = made.design, made.design.tables
     heads, form = Heads.of(design, core, layer), (core, tables, design.tuning, design.kv_dtype)
-    scalars = {"layer": layer, "angles": tables.angle_row(design.kinds[layer]), "window": design.windows[layer]}
-    buffers = weights_in(f"layer.{layer}") | _KEYS
-    tokens, observes, sinks = design.chunk, design.observes, made.layout(layer).vector("attn_sinks")
-    if made.single and not observes:
+    angles, window = tables.angle_row(design.kinds[layer]), design.windows[layer]
+    scalars = {"layer": design.rows_of[layer], "angles": angles, "window": window}
+    ring = RING if design.has_ring(layer) else ""
+    rows = {name: ring + buffer for name, buffer in _ROWS.items()}
+    buffers, sinks = weights_in(f"layer.{layer}") | rows, made.layout(layer).vector("attn_sinks")
+    tokens, observes = design.chunk, design.observes
+    if made.single and not observes and core.rows_of is None:
         made.add(
             "attend", layer, ("edge_attend_step", heads, sinks),
             lambda name: attend(name, *form, tokens=1, heads=heads, sinks=sinks), buffers, scalars,
         )  # fmt: skip
         return
+    paid = observes and not ring
     made.add(
-        "qkv", layer, ("edge_store_rows", heads),
-        lambda name: store_rows(name, heads, tokens=tokens, observes=observes), buffers, scalars,
+        "qkv", layer, ("edge_store_rows", heads, paid),
+        lambda name: store_rows(name, heads, tokens=tokens, observes=paid), buffers, scalars,
     )  # fmt: skip
     made.add(
         "attend", layer, ("edge_attend", core, sinks),
         lambda name: attend(name, *form, tokens=tokens, observes=observes, sinks=sinks), buffers, scalars,
     )  # fmt: skip
     if made.observed and layer in design.whole:
-        made.add("attend", layer, ("edge_observe", core), lambda name: observe(name, *form), _KEYS, scalars)
+        made.add("attend", layer, ("edge_observe", core), lambda name: observe(name, *form), buffers, scalars)

@@ -13,7 +13,7 @@ from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
-from edge.backends.tvm.gpu.weights import LayerLayout
+from edge.backends.tvm.gpu.weights import LayerLayout, Vector
 from edge.model.layers import Block
 
 
@@ -58,23 +58,25 @@ class PassBuilder:
 
     def add(
         self, phase: str, layer: int | None, key: tuple[object, ...], make: Callable[[str], Built],
-        buffers: Mapping[str, str], scalars: Mapping[str, int] | None = None,
+        buffers: Mapping[str, str | Slice], scalars: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         """Add a dispatch. key, make: as in `Kernels.find`. buffers: names of buffers where they differ from the
         parameters'."""
         built = self._kernels.find(key, make)
-        slices = tuple(Slice(buffers.get(name, name)) for name in built.buffers)
+        found = (buffers.get(name, name) for name in built.buffers)
+        slices = tuple(each if isinstance(each, Slice) else Slice(each) for each in found)
         values = tuple((scalars or {})[name] for name in built.scalars)
         self.dispatches.append(Dispatch(built.name, slices, values, built.groups, phase, layer, built.per))
 
     def multiply_hidden(
         self, phase: str, layer: int, block: Block, name: str, factors: tuple[Factor, ...], epilogue: Epilogue,
-        out: str,
+        out: str, inputs: Slice | None = None,
     ) -> None:  # fmt: skip
         """Multiply matrices by the block's normalized rows. For a single token this adds a pending residual; since
-        every workgroup reads the hidden states, the sums go to another buffer."""
+        every workgroup reads the hidden states, the sums go to another buffer. inputs: of the epilogue."""
         norm = Norm.of(self.layout(layer), block.norm, self.design.shape)
-        product, buffers = Product(name, factors, epilogue, norm), {"x": self.hidden, "out": out}
+        product = Product(name, factors, epilogue, norm)
+        buffers: dict[str, str | Slice] = {"x": self.hidden, "out": out} | ({"inputs": inputs} if inputs else {})
         if norm and not self.single:
             self._normalise(norm, layer)
             buffers["x"] = "normed"
@@ -95,17 +97,21 @@ class PassBuilder:
         self.multiply(phase, layer, product, {"x": source, "out": "normed" if after else self.hidden})
         if after:
             self.residual = Residual(after, block.scale), f"layer.{layer}"
-            if not self.single:
-                self.add_residual(layer)
+        rescale = layout.vector(block.rescale) if block.rescale else None
+        assert after or not rescale
+        if rescale or not self.single:
+            self.add_residual(layer, rescale)
 
-    def add_residual(self, layer: int) -> None:
-        """Add a pending residual by a dispatch of its own."""
+    def add_residual(self, layer: int, rescale: Vector | None = None) -> None:
+        """Add a pending residual by a dispatch of its own. rescale: of the block that it comes from."""
         if not self.residual:
             return
         (residual, weights), self.residual = self.residual, None
         buffers, tokens = weights_in(weights) | {"x": "normed", "out": self.hidden}, self.design.chunk
-        key = ("edge_add_normed", residual)
-        self.add("norm", layer, key, lambda name: add_normed(name, residual.norm, tokens, residual.scale), buffers)
+        self.add(
+            "norm", layer, ("edge_add_normed", residual, rescale),
+            lambda name: add_normed(name, residual.norm, tokens, residual.scale, rescale), buffers,
+        )  # fmt: skip
 
     def normalise_hidden(self, layer: int, block: Block) -> None:
         """Fill `normed` with the block's normalized rows, for several products, in a step, too."""
@@ -118,8 +124,8 @@ class PassBuilder:
         buffers, tokens = weights_in(f"layer.{layer}") | {"x": self.hidden, "out": "normed"}, self.design.chunk
         self.add("norm", layer, ("edge_norm", norm), lambda name: normalise(name, norm, tokens), buffers)
 
-    def multiply(self, phase: str, layer: int, product: Product, buffers: dict[str, str]) -> None:
-        """Add a product with matrices of the layer."""
+    def multiply(self, phase: str, layer: int | None, product: Product, buffers: Mapping[str, str | Slice]) -> None:
+        """Add a product with matrices of the layer or, without one, of `rest`."""
         design = self.design
 
         def make(name: str) -> Built:
@@ -127,7 +133,8 @@ class PassBuilder:
             return step(named, design.tuning) if self.single else chunk(named, design.tuning, design.chunk)
 
         key = (product.name if self.single else f"{product.name}_chunk", product)
-        self.add(phase, layer, key, make, weights_in(f"layer.{layer}") | buffers)
+        weights = weights_in("rest" if layer is None else f"layer.{layer}")
+        self.add(phase, layer, key, make, {**weights, **buffers})
 
 
 def weights_in(buffer: str) -> dict[str, str]:

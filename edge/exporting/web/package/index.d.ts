@@ -125,8 +125,7 @@ export class Session {
   system(text: string): Promise<void>;
   /** An answer of an earlier conversation. */
   past(question: string, answer: string): Promise<void>;
-  /** Forget the last turns; without a number, all. After evictions none can be taken back, and of a model with a
-   * recurrent state (Qwen3.5, LFM2) only the last one. */
+  /** Forget the last turns; without a number, all. After evictions none can be taken back. */
   rewind(turns?: number): Promise<void>;
   /** The conversation with its KV rows, for `load` with the same bundle. The states of successive turns begin with the
    * same bytes, but for a header, so who saves each needs to write only the pieces that changed. */

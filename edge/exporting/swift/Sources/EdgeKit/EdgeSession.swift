@@ -66,8 +66,7 @@ public final class EdgeSession: @unchecked Sendable {
     }
 
     /// Forgets the last turns, each a question with its answer; nil: all. Throws `.unsupported` where they cannot
-    /// be taken back: after evictions, and with a recurrent state all but the last one. Then forget all, and append the
-    /// conversation again.
+    /// be taken back: after evictions. Then forget all, and append the conversation again.
     public func rewind(_ turns: UInt32?) throws {
         try queue.sync {
             answers += 1

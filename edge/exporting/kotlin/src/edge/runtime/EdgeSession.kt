@@ -124,7 +124,7 @@ class EdgeSession internal constructor(
 
     /**
      * Forgets the last [turns], each a question with its answer. Throws EdgeException with [Status.UNSUPPORTED] where
-     * they cannot be taken back: after evictions, and with a recurrent state all but the last one. Then [reset].
+     * they cannot be taken back: after evictions. Then [reset].
      */
     fun rewind(turns: Int) {
         require(turns >= 0) { "turns is $turns, but must not be negative" }

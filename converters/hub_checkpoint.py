@@ -1,0 +1,79 @@
+"""Checkpoints of the Hub as GGUF files: the files of a safetensors repository are downloaded, then converted."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from edge.converters.huggingface.architectures import of_config
+from edge.converters.huggingface.config import read_config
+from edge.converters.huggingface.reader import convert_folder
+from edge.converters.plain import write_plain
+from edge.devices.output import work_folder
+from edge.errors import InputError, UnsupportedError
+from edge.formats.blocks import PLAIN
+from edge.formats.gguf import read_gguf
+from edge.hub.cache import pointer_of
+from edge.hub.download import Notice, OnBytes, download
+from edge.hub.repository import RemoteFile, Repository, look_up
+from edge.model.catalog import hub_reference
+from edge.storage import cache
+
+_CONFIG = "config.json"
+_TEXTS = (
+    _CONFIG, "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+    "special_tokens_map.json", "chat_template.jinja", "model.safetensors.index.json",
+)  # fmt: skip
+
+
+def pull_checkpoint(
+    name: str, kind: str, *, progress: OnBytes = lambda done, total: None, notice: Notice = lambda line: None
+) -> Path:
+    """Download a repository's checkpoint, and return the path of the GGUF file in edge's cache folder that it becomes.
+
+    kind: the type of its matrices, of PLAIN. Memory holds one tensor at a time. progress, notice: as of
+    `edge.pulling.pull`. Raises DownloadError, CacheError, InputError, ModelFormatError, UnsupportedError.
+    """
+    if kind.upper() not in PLAIN:
+        raise InputError(f"--convert={kind}: choose {', '.join(PLAIN)}")
+    reference = hub_reference(name)
+    if reference is None or reference.quant or reference.file:
+        raise InputError(f"--convert takes a repository of the Hub, USER/REPO, and not {name[:200]!r}")
+    repository = look_up(reference)
+    files = _files(repository)
+    digest = "\n".join([kind.upper(), repository.name, *(each.hash for each in files)])
+    key = hashlib.sha256(digest.encode()).hexdigest()
+    if found := cache.find("models", key, ".gguf"):
+        return found
+    total, before = sum(each.size for each in files), 0
+    for file in files:
+        path = download(
+            repository, file, notice=notice,
+            progress=lambda done, _, before=before: progress(before + done, total),  # type: ignore[misc]
+        )  # fmt: skip
+        before += file.size
+        if file.path == _CONFIG:
+            of_config(read_config(path.parent))  # refuses what cannot be converted before weights are downloaded
+    folder = pointer_of(repository, files[0]).parent
+    notice(f"converting {repository.name} to {kind.upper()}")
+
+    def write(target: Path) -> None:
+        with work_folder(target) as work:
+            convert_folder(folder, work / "read.gguf", name=repository.name.partition("/")[2])
+            write_plain(read_gguf(work / "read.gguf"), target, kind.upper())
+
+    return cache.find_or_make("models", key, ".gguf", write, about=f"{repository.name} as {kind.upper()}")
+
+
+def _files(repository: Repository) -> list[RemoteFile]:
+    """Those of the checkpoint, config.json first, weights last. Raises UnsupportedError."""
+    by_path = {file.path: file for file in repository.files}
+    texts = [by_path[path] for path in _TEXTS if path in by_path]
+    weights = [file for path, file in sorted(by_path.items()) if path.endswith(".safetensors") and "/" not in path]
+    if "model.safetensors.index.json" in by_path:
+        weights = [file for file in weights if file.path.startswith("model")]
+    elif "model.safetensors" in by_path:
+        weights = [by_path["model.safetensors"]]
+    if not weights or _CONFIG not in by_path:
+        raise UnsupportedError(f"{repository.name} has no checkpoint in safetensors with a {_CONFIG}")
+    return texts + weights
