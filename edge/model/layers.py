@@ -31,10 +31,10 @@ EXACT = ("ssm_conv1d", "shortconv.conv")  # matrices that stay in float32, in mo
 class Tensor:
     """A matrix [rows, columns] or, with 0 columns, a vector of `rows` values.
 
-    name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`.
-    experts: their number, where each has a matrix or vector of this shape; 0: one. bits: those that quantizers give
-    it, more than usual or all of them where rounding does harm out of proportion to its bytes. stored: the shape of a
-    vector that has several dimensions in files, in ggml's order.
+    name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. experts: their number, where each has a matrix
+    or vector of this shape; 0: one. bits: those that quantizers give it, more than usual or all of them where rounding
+    does harm out of proportion to its bytes. stored: the shape of a vector that has several dimensions in files, in
+    ggml's order.
     """
 
     name: str
