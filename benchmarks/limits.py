@@ -310,7 +310,7 @@ def _kind(case: Case, status: int, peak: int, said: str) -> str:
     cut = status == 3 and case.seconds is not None and "--time " in said.strip().rpartition("\n")[2]
     if status == 0 or cut:
         return ("cut" if cut else "ok") if peak <= case.budget else "beyond the budget"
-    if status == 3 and said.startswith("edge: needs ") and said.count("\n") == 1:
+    if status == 3 and said.strip().rpartition("\n")[2].startswith("edge: needs "):  # behind notes, if any
         return "refused"
     if "MemoryError" in said or "out of memory" in said:
         return "MemoryError"
