@@ -181,6 +181,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def in_flags() -> Iterator[None]:
     """Tests quote errors as the command line words them; `test_arguments.py` compares that with the words for Python,
     which children of tests read."""
+
     with speaking("flags"):
         yield
 

@@ -218,7 +218,12 @@ class Experts:
     @property
     def routers(self) -> tuple[str, ...]:
         """The choice of experts, and the weight of each."""
-        return ("ffn_gate_inp", *(("ffn_gate_inp_shexp",) if self.shared and self.shared_gated else ()))
+        return ("ffn_gate_inp", *(("ffn_gate_inp_shexp",) if self.shared_has_share else ()))
+
+    @property
+    def shared_has_share(self) -> bool:
+        """Whether the router states by how much the shared expert's output is multiplied."""
+        return self.shared > 0 and self.shared_gated
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -240,7 +245,7 @@ class Experts:
             (self.output, hidden, self.ffn),
         ):
             yield from _with_biases([Tensor(name, rows, columns, experts=self.number)], biases)
-        if self.shared and self.shared_gated:
+        if self.shared_has_share:
             yield Tensor("ffn_gate_inp_shexp", 1, hidden, bits="all")
         if self.shared:
             yield Tensor("ffn_gate_shexp", self.shared, hidden)

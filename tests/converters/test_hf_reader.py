@@ -203,7 +203,7 @@ def test_qwen3_with_biases_runs_on_all_engines_but_llama_cpp(tmp_path: Path, eng
     ours, theirs = (logits(path, name, engines, "qwen3") for name in ("reference", "onnx"))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
     assert np.abs(ours - answers("qwen3")["logits"]).max() > 0.1
-    with pytest.raises(UnsupportedError, match=r"llama.cpp knows no bias of attn_output in Qwen3: use --backend=cpu"):
+    with pytest.raises(UnsupportedError, match=r"llama.cpp knows no bias of attn_output in Qwen3: use --backend cpu"):
         load_engine(open_model(path), "llamacpp", "f32")
 
 

@@ -13,13 +13,13 @@ from edge.budget import format_bytes
 from edge.cli import options as o
 from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError
-from edge.types import Progress
 
 if TYPE_CHECKING:
     from edge.converters.convert import Report
     from edge.converters.npu import NpuTarget
     from edge.converters.quantize import Settings
     from edge.formats.gguf_writer import Planned
+    from edge.types import Progress
 
 
 def convert(

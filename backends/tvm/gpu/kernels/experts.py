@@ -50,7 +50,7 @@ def route(name: str, core: Experts, bias: Vector | None, tokens: int) -> Built:
 
     An expert is chosen if fewer than `used` others come before it: those of larger scores, and of equal ones the first.
     """
-    stride, columns = core.number + bool(core.shared), core.used + bool(core.shared)
+    stride, columns = core.number + core.shared_has_share, core.used + core.shared_has_share
 
     def body(scope: Scope) -> None:
         memory, scores = scope.shared(_THREADS), scope.shared(core.number)
@@ -84,7 +84,7 @@ def route(name: str, core: Experts, bias: Vector | None, tokens: int) -> Built:
             total.value = total.value + found[slot]
         with strided(scope, core.used) as slot:
             store(scope.shares, scope.row * columns + slot, found[slot] * (f32(core.scale) / total.value))
-        if core.shared:
+        if core.shared_has_share:
             with when(scope.thread == 0):
                 store(scope.shares, scope.row * columns + core.used, sigmoid(scope.routes[first + core.number]))
 
@@ -152,7 +152,7 @@ def narrow(name: str, of: Mixture, tuning: Tuning, tokens: int, scale: float) ->
     core, (matrix, bias) = of.core, of.output
     split = split_of(matrix.columns, tuning)
     teams, rows, padded = tuning.workgroup // split, tuning.rows, -(-matrix.rows // PART) * PART
-    columns = core.used + bool(core.shared)
+    columns = core.used + core.shared_has_share
 
     def body(scope: Scope) -> None:
         memory, first = scope.shared(rows * scope.threads), let(scope.group * (teams * rows))

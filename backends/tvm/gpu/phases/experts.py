@@ -17,7 +17,7 @@ def experts(made: PassBuilder, core: Experts, block: Block, layer: int) -> None:
     assert block.post_norm is None  # what experts add goes to the hidden states at once
     design, layout = made.design, made.layout(layer)
     made.normalise_hidden(layer, block)
-    epilogue = Epilogue("store", core.number + bool(core.shared))
+    epilogue = Epilogue("store", core.number + core.shared_has_share)
     router = Product("edge_router", made.factors(core.routers, layer), epilogue)
     made.multiply("gate-up", layer, router, {"x": "normed", "out": "routes"})
     bias = layout.vector("exp_probs_b.bias")
@@ -48,6 +48,7 @@ def _add_shared(made: PassBuilder, core: Experts, block: Block, layer: int) -> N
     inside = Epilogue("activate", round_up(core.shared, 32), activation=core.activation)
     factors = tuple(Factor.of(layout, name) for name in core.inputs[2:])
     made.multiply("gate-up", layer, Product("edge_shared_in", factors, inside), {"x": "normed", "out": "ffn"})
-    outside = Epilogue("add", made.design.shape.padded_hidden, block.scale, share=(core.used + 1, core.used))
+    share = (core.used + 1, core.used) if core.shared_has_share else None
+    outside = Epilogue("add", made.design.shape.padded_hidden, block.scale, share=share)
     product = Product("edge_shared_out", (Factor.of(layout, core.outputs[1]),), outside)
     made.multiply("down", layer, product, {"x": "ffn", "out": made.hidden})
