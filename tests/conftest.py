@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -181,7 +182,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def in_flags() -> Iterator[None]:
     """Tests quote errors as the command line words them; `test_arguments.py` compares that with the words for Python,
     which children of tests read."""
-
+    importlib.import_module("edge.options")  # whose flags errors name
     with speaking("flags"):
         yield
 
