@@ -175,10 +175,10 @@ def exhaustive(*values: Any) -> Any:
         Case("gemma4", threads=3),  # rings with heads of another size, rows of earlier layers, per-layer embeddings
         exhaustive(Case("gemma4", "int4", "h2o")),
         exhaustive(Case("gemma4", "int8", threads=1)),
-        Case("falcon-h1", threads=3),  # Mamba-2 beside attention
+        exhaustive(Case("falcon-h1", threads=3)),  # Mamba-2 beside attention
         exhaustive(Case("granitehybrid", "int8")),
         exhaustive(Case("nemotron_h", policy="h2o")),
-        Case("gpt-oss", threads=3),  # a mixture of experts, sinks, a ring
+        exhaustive(Case("gpt-oss", threads=3)),  # a mixture of experts, sinks, a ring
         exhaustive(Case("gpt-oss", "int8", "h2o")),
         exhaustive(Case("qwen35moe", policy="h2o")),  # a shared expert
         exhaustive(Case("lfm2moe")),  # a dense layer before mixtures

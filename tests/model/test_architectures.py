@@ -339,7 +339,10 @@ def test_quantized_models_of_every_architecture_in_onnx(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", TYPES)
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in ("gemma2", "qwen2"))) for name in TYPES],
+)
 def test_quantized_models_of_every_architecture(
     architecture: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:

@@ -89,14 +89,16 @@ each_case = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 2, 32), (3, 3, 16)])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "size"), [(4, 2, 32), pytest.param(3, 3, 16, marks=pytest.mark.exhaustive)]
+)
 def test_heads_share_keys_as_in_llama_cpp(
     heads: int, key_heads: int, size: int, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     compare(open_model(with_heads(tmp_path / "model.gguf", heads, key_heads, size)), engines)
 
 
-@pytest.mark.parametrize("name", ["nemotron_h", "falcon-h1"])
+@pytest.mark.parametrize("name", ["nemotron_h", pytest.param("falcon-h1", marks=pytest.mark.exhaustive)])
 def test_heads_share_groups_as_in_llama_cpp(name: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     compare(open_model(with_groups(tmp_path / "model.gguf", name, 6, 3, 32, 16)), engines)
 

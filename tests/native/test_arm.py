@@ -143,7 +143,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     ("device", "kv_dtype"),
     [
         ("raspberry-pi-zero-2w", "f16"),
-        ("raspberry-pi-5", "f16"),
+        pytest.param("raspberry-pi-5", "f16", marks=pytest.mark.exhaustive),
         ("pixel-9", "f16"),
         pytest.param("raspberry-pi-5", "int8", marks=pytest.mark.exhaustive),
         pytest.param("raspberry-pi-zero-2w", "int8", marks=pytest.mark.exhaustive),
