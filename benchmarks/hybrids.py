@@ -82,6 +82,8 @@ def random_tensor(info: TensorInfo, random: np.random.Generator, factor: float =
         drawn = random.standard_normal(info.elements)
         if info.name.endswith("ssm_a"):
             drawn = -np.exp(drawn)
+        elif info.name.startswith("rope_"):
+            drawn = np.ones(info.elements)
         elif info.name.endswith("norm.weight"):
             drawn = 1 + 0.1 * drawn
         elif info.name.endswith("ffn_gate_inp.weight"):
