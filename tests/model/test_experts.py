@@ -93,10 +93,7 @@ def test_threads_of_a_step_do_not_disturb_each_others_choice(mixture: str, engin
 @pytest.mark.parametrize(("used", "least"), [(3, 0.99), pytest.param(20, 0.999, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     "types",
-    [
-        pytest.param(types, id=types[""], marks=[pytest.mark.exhaustive] * (types[""] not in ("Q4_K", "MXFP4")))
-        for types in TYPES
-    ],
+    [pytest.param(types, id=types[""], marks=[pytest.mark.exhaustive] * (types[""] != "MXFP4")) for types in TYPES],
 )
 def test_block_types(
     types: dict[str, str], used: int, least: float, tmp_path: Path, engines: Callable[[Engine], Engine]
