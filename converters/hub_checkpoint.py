@@ -14,7 +14,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.formats.blocks import PLAIN
 from edge.formats.gguf import read_gguf
 from edge.hub.cache import pointer_of
-from edge.hub.download import Notice, OnBytes, download
+from edge.hub.download import Notice, OnBytes, download_each
 from edge.hub.repository import RemoteFile, Repository, look_up
 from edge.model.catalog import hub_reference
 from edge.storage import cache
@@ -45,14 +45,8 @@ def pull_checkpoint(
     key = hashlib.sha256(digest.encode()).hexdigest()
     if found := cache.find("models", key, ".gguf"):
         return found
-    total, before = sum(each.size for each in files), 0
-    for file in files:
-        path = download(
-            repository, file, notice=notice,
-            progress=lambda done, _, before=before: progress(before + done, total),  # type: ignore[misc]
-        )  # fmt: skip
-        before += file.size
-        if file.path == _CONFIG:
+    for path in download_each(repository, files, progress=progress, notice=notice):
+        if path.name == _CONFIG:
             of_config(read_config(path.parent))  # refuses what cannot be converted before weights are downloaded
     folder = pointer_of(repository, files[0]).parent
     notice(f"converting {repository.name} to {kind.upper()}")

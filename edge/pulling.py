@@ -17,7 +17,7 @@ from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, U
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_parts import join, names_of_parts, whole_name
 from edge.hub.cache import pointer_of
-from edge.hub.download import Notice, OnBytes, download, is_here
+from edge.hub.download import Notice, OnBytes, download, download_each, is_here
 from edge.hub.header import read_header
 from edge.hub.names import Reference
 from edge.hub.quants import label_of, matches, runnable, usual, with_joined
@@ -118,13 +118,7 @@ def take(chosen: Offer, *, progress: OnBytes = lambda done, total: None, notice:
 def _take_parts(repository: Repository, file: RemoteFile, progress: OnBytes, notice: Notice) -> Path:
     if found := cache.find("models", file.hash, ".gguf"):
         return found
-    paths, before = [], 0
-    for part in file.parts:
-        paths.append(download(
-            repository, part, notice=notice,
-            progress=lambda done, _, before=before: progress(before + done, file.size),  # type: ignore[misc]
-        ))  # fmt: skip
-        before += part.size
+    paths = list(download_each(repository, file.parts, progress=progress, notice=notice))
     name = f"{repository.name}/{file.path}"
     notice(f"joining the {len(paths)} parts of {name}")
     return cache.find_or_make(

@@ -6,7 +6,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -55,6 +56,20 @@ def download(
             if not is_here(pointer, file):
                 cache.link(repository, file)
     return pointer
+
+
+def download_each(
+    repository: Repository, files: Sequence[RemoteFile], *, progress: OnBytes, notice: Notice
+) -> Iterator[Path]:
+    """Download files one by one, as `download` does. progress: of all of them together."""
+    total, before = sum(file.size for file in files), 0
+    for file in files:
+        yield download(repository, file, progress=partial(_report, progress, before, total), notice=notice)
+        before += file.size
+
+
+def _report(progress: OnBytes, before: int, total: int, done: int, _of_file: int) -> None:
+    progress(before + done, total)
 
 
 def is_here(path: Path, file: RemoteFile) -> bool:
