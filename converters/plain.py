@@ -10,7 +10,7 @@ import numpy as np
 
 from edge.converters.quantizers.rtn import quantize
 from edge.errors import ModelFormatError
-from edge.formats.blocks import FILE_TYPES, FLOATS, block_size, dequantize, nbytes
+from edge.formats.blocks import FILE_TYPES, FLOATS, UNNAMED_FILE_TYPE, block_size, dequantize, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
 from edge.model.mixtures import bits_of, stays_exact
@@ -21,7 +21,6 @@ _HEAD = "Q8_0"  # the head decides between tokens: fewer bits there cost more th
 _ODD = "F16"  # for rows that are not whole blocks
 _SLAB = 4 << 20  # bytes of float32 rows that are rounded at once
 _VERSION = 2  # of ggml's block formats
-_UNNAMED = 1024  # llama.cpp's flag for "guessed"
 
 
 def plan_plain(file: GGUFFile, kind: str, *, pure: bool = False) -> list[Planned]:
@@ -61,7 +60,7 @@ def write_plain(
 
 def fields_as(file: GGUFFile, kind: str) -> dict[str, Field]:
     """The file's header, adapted to weights of another type."""
-    named = np.uint32(FILE_TYPES.get(kind, _UNNAMED))
+    named = np.uint32(FILE_TYPES.get(kind, UNNAMED_FILE_TYPE))
     return {**fields_of(file), "general.file_type": named, "general.quantization_version": np.uint32(_VERSION)}
 
 

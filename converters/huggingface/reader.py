@@ -29,7 +29,7 @@ from edge.converters.huggingface.tokenizer import read_vocabulary
 from edge.converters.huggingface.views import Tensors
 from edge.devices.output import new_file, work_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
-from edge.formats.blocks import FILE_TYPES, FLOATS
+from edge.formats.blocks import FILE_TYPES, FLOATS, UNNAMED_FILE_TYPE
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
@@ -47,7 +47,7 @@ _OTHERS = (
     *("model.visual.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.", "mtp."),
 )
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-_BARE, _UNNAMED = "bare.gguf", 1024  # llama.cpp's flag for a type that it has no name for
+_BARE = "bare.gguf"
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, 
         "general.architecture": architecture.name,
         "general.type": "model",
         "general.name": _name(name or folder.resolve().name, vocabulary.swallows),
-        "general.file_type": np.uint32(FILE_TYPES.get(_main_type(parts), _UNNAMED)),
+        "general.file_type": np.uint32(FILE_TYPES.get(_main_type(parts), UNNAMED_FILE_TYPE)),
         "general.quantization_version": np.uint32(2),
     }
     header |= _prefixed(architecture, fields) | (kept_fields(rope) if rope else {})

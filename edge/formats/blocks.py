@@ -41,6 +41,7 @@ BLOCK_TYPES: dict[int, BlockType] = {
 }  # fmt: skip
 TYPE_IDS = {each.name: index for index, each in BLOCK_TYPES.items()}
 FILE_TYPES = {each.name: each.file_type for each in BLOCK_TYPES.values() if each.file_type is not None}
+UNNAMED_FILE_TYPE = 1024  # llama.cpp's flag for "guessed", where a type has no number
 FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values that share a scale in types without super-blocks
 
