@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hybrids import SCALED, SPREAD, Bytes, even, first_layers, random_tensor
+from hybrids import SCALED, SPREAD, Bytes, even, make_file, random_tensor
 from limits import cgroup, limit
 from machine import machine
 from streaming import forget
@@ -33,7 +33,6 @@ from streaming import forget
 from edge.budget import format_bytes
 from edge.cli.terminal.show import table
 from edge.formats.gguf import TensorInfo, read_gguf
-from edge.model.known import outline_model
 from edge.model.reader import read_spec
 from edge.storage.cache import cache_folder
 
@@ -87,22 +86,6 @@ if counts:
 found["peak"] = int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10
 print(json.dumps(found))
 """
-
-
-def make_file(name: str, mixture: str) -> Path:
-    """The model's file, written once."""
-    path = cache_folder() / "benchmarks" / f"{name.replace(':', '-').replace('@', '-')}-{mixture}-skewed.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        file, random = outline_model(first_layers(name), mixture, partial, loadable=True), np.random.default_rng(0)
-        with open(partial, "r+b") as out:
-            for info in file.tensors.values():
-                out.seek(info.offset)
-                for part in _skewed(info, random):
-                    out.write(part)
-        partial.rename(path)
-    return path
 
 
 def _skewed(info: TensorInfo, random: np.random.Generator) -> Iterator[bytes]:
@@ -206,7 +189,7 @@ def main() -> None:
     options.add_argument("--free", action="store_true", help="without a cgroup")
     chosen = options.parse_args()
     print(machine())
-    path = make_file(chosen.name, chosen.mixture)
+    path = make_file(chosen.name, chosen.mixture, "skewed", _skewed)
     with nullcontext() if chosen.free else cgroup(0) as group:
         if group is None and not chosen.free:
             sys.exit("this needs a cgroup whose memory can be limited, and none can be made here (--free: without)")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -41,12 +41,13 @@ SCALED = {
 }  # bytes, place of d, of the codes
 _SLAB = 1 << 20  # blocks written at once
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Drawn = Callable[[TensorInfo, np.random.Generator], Iterator[bytes]]
 _BALANCED = np.array([byte | (0 if byte & 15 else 8) | (0 if byte >> 4 else 128) for byte in range(256)], np.uint8)
 
 
-def make_file(name: str, mixture: str) -> Path:
-    """The model's file with random weights, written once."""
-    path = cache_folder() / "benchmarks" / f"{name.replace(':', '-').replace('@', '-')}-{mixture}-random.gguf"
+def make_file(name: str, mixture: str, kind: str = "random", drawn: Drawn | None = None) -> Path:
+    """The model's file with random weights, written once. drawn: the bytes of a tensor, for files of another kind."""
+    path = cache_folder() / "benchmarks" / f"{name.replace(':', '-').replace('@', '-')}-{mixture}-{kind}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -54,7 +55,7 @@ def make_file(name: str, mixture: str) -> Path:
         with open(partial, "r+b") as out:
             for info in file.tensors.values():
                 out.seek(info.offset)
-                for part in random_tensor(info, random):
+                for part in (drawn or random_tensor)(info, random):
                     out.write(part)
         partial.rename(path)
     return path
