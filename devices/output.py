@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief
 
@@ -157,32 +158,44 @@ def _temporary(target: Path, *, folder: bool, private: bool = False) -> Iterator
     check_parent(target)
     target = target.absolute()
     sweep(target.parent)
-    temporary, descriptor = _claim(target, folder, private)
+    claims: list[_Claim] = []
     try:
-        yield temporary
+        yield _claim(target, folder, private, claims)
     finally:
-        _remove(temporary)  # it is there only if something failed
-        if descriptor is not None:
-            os.close(descriptor)
+        for claim in claims:
+            _remove(claim.path)  # it is there only if something failed
+            if claim.descriptor is not None:
+                os.close(claim.descriptor)
 
 
-def _claim(target: Path, folder: bool, private: bool) -> tuple[Path, int | None]:
-    """Create and lock a file or folder; create another if a sweeping process removed it first."""
+@dataclass
+class _Claim:
+    """A temporary file or folder and its locked descriptor. Noted before the path exists, so that an interrupt between
+    two lines leaves nothing behind."""
+
+    path: Path
+    descriptor: int | None = None
+
+
+def _claim(target: Path, folder: bool, private: bool, claims: list[_Claim]) -> Path:
+    """Create and lock a file or folder; create another if a sweeping process removed it first. Notes it in `claims`."""
     name = os.fsdecode(os.fsencode(target.name)[-_NAME_BYTES:])
     while True:
         path = target.with_name(f"{_TEMPORARY}{secrets.token_hex(4)}-{name}")
-        if folder:
-            path.mkdir(0o700 if private else 0o777)
-        else:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666))
+        claim = _Claim(path)
+        claims.append(claim)
         try:
-            descriptor = _open(path)
-        except FileNotFoundError:
+            if folder:
+                path.mkdir(0o700 if private else 0o777)
+            else:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666))
+        except FileExistsError:  # another process's
+            claims.remove(claim)
             continue
-        if _lock(descriptor) is not False and path.exists():
-            return path, descriptor
-        if descriptor is not None:
-            os.close(descriptor)
+        with suppress(FileNotFoundError):
+            claim.descriptor = _open(path)
+            if _lock(claim.descriptor) is not False and path.exists():
+                return path
 
 
 def _replace_folder(made: Path, folder: Path) -> None:

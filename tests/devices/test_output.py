@@ -10,6 +10,8 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from conftest import GOLDEN
@@ -109,6 +111,42 @@ def test_what_fails_leaves_what_was_there(place: Path) -> None:
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("write", [new_file, new_folder, work_folder])
+def test_an_interrupt_at_any_line_leaves_nothing(place: Path, write: Callable[[Path], Any]) -> None:
+    """Ctrl-C or SIGTERM between two lines, from the first one to the last before the block."""
+
+    def interrupted_at(line: int) -> bool:
+        left = line
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename != output.__file__:
+                return None
+            if event == "line":
+                left -= 1
+                if left == 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        try:
+            sys.settrace(trace)
+            with write(place / "out"):
+                sys.settrace(None)
+                return False
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+
+    line = 1
+    while interrupted_at(line):
+        assert os.listdir(place) == []
+        line += 1
+    assert line > 20  # lines that were tried
+
+
 def test_a_folder_is_replaced(place: Path) -> None:
     fill(place / "folder", "old")
     (place / "folder" / "more").touch()
