@@ -29,6 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scripts as a site has them."""
     folder = tmp_path_factory.mktemp("types")
     shutil.copytree(WEB / "page", folder, dirs_exist_ok=True)
+    shutil.copytree(WEB / "chat", folder / "chat")
     shutil.copytree(WEB / "package", folder / "edge")
     return folder
 
@@ -40,8 +41,8 @@ def complaints(folder: Path, *files: str) -> str:
 
 
 def test_the_scripts_have_their_types(site: Path) -> None:
-    package = [f"edge/{each.name}" for each in sorted((site / "edge").glob("*.js"))]
-    assert complaints(site, "start.js", "page.js", "chats.js", *package) == ""
+    scripts = [f"{part}/{each.name}" for part in ("chat", "edge") for each in sorted((site / part).glob("*.js"))]
+    assert complaints(site, "start.js", "page.js", "chats.js", *scripts) == ""
 
 
 def test_the_stated_types_are_those_of_the_package(site: Path) -> None:
