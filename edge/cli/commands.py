@@ -36,7 +36,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, chat, pull, plan, bench, tune, compile, export, serve, serve_site, convert, quantize, inspect, help):
+for command in (
+    run, chat, serve, pull, plan, bench, tune, compile, export, serve_site, convert, quantize, inspect, help,
+):  # fmt: skip
     app.command(cls=Command)(command)
 app.add_typer(evaluate, name="eval")
 app.add_typer(profile, name="profile")

@@ -154,8 +154,10 @@ MESSAGES = st.lists(
     ),
     max_size=3,
 )
-FIELDS = ("model", "temperature", "top_p", "top_k", "seed", "stop", "n", "stream", "stream_options", "edge", "tools",
-          "tool_choice", "response_format", "logprobs", "top_logprobs", "logit_bias", "chat_template_kwargs")  # fmt: skip
+FIELDS = (
+    "model", "temperature", "top_p", "top_k", "seed", "stop", "n", "stream", "stream_options", "edge", "tools",
+    "tool_choice", "response_format", "logprobs", "top_logprobs", "logit_bias", "chat_template_kwargs",
+)  # fmt: skip
 
 
 @given(st.fixed_dictionaries({}, optional={"messages": VALUES | MESSAGES, **dict.fromkeys(FIELDS, VALUES)}))
