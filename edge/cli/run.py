@@ -33,7 +33,7 @@ def run(
     regex: Annotated[str | None, o.flag("--regex", group=PROMPT, help="Answer so that this matches all of it.")] = None,
     *,
     answer: o.Answer,
-    options: Options,
+    options: Annotated[Options, o.without("sequences")],
     sampling: o.Sampling,
     json: o.Json = False,
     quiet: o.Quiet = False,

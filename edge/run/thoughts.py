@@ -12,7 +12,7 @@ from edge.model.thinking import Family, Think
 from edge.model.tokenizer import TokenizerLike
 from edge.run.meters import Watch
 from edge.run.report import Thoughts
-from edge.run.stop_strings import overlap
+from edge.tools.marks import overlap
 
 OnThought = Callable[[str], None]
 Symbol = str | int  # a character, or a special token that is part of a mark
