@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
 
-from edge.backends.checks import check_cores, check_heads, usual_cores
+from edge.backends.checks import check_cores, check_heads, hybrid_cores, usual_cores
 from edge.backends.onnx.graph.forms import Array, Blocks, Floats, Form, Int8, NormalFloats
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum, is_exact
 from edge.errors import UnsupportedError
 from edge.formats import nf4
 from edge.formats.blocks import BLOCK, FLOATS
-from edge.formats.gguf import GGUFFile
+from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.layers import Attention, Core, Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
@@ -114,10 +114,20 @@ class Layout:
         return sorted(found)
 
 
+def supports(core: Core) -> str | None:
+    """Why dynamic graphs cannot express a core."""
+    return hybrid_cores(replace(core, sinks=False) if isinstance(core, Attention) else core)
+
+
+def check_static(spec: ModelSpec) -> None:
+    """Refuse models that static graphs cannot express. Raises UnsupportedError."""
+    check_heads(check_cores("NPU", spec, usual_cores), everywhere=True)
+
+
 def check_network(spec: ModelSpec) -> Network:
     """The model's layers. Raises UnsupportedError for models that the graph cannot express."""
-    network = check_cores("onnx engine", spec, usual_cores)
-    check_heads(network, everywhere=True)
+    network = check_cores("onnx engine", spec, supports)
+    check_heads(network)
     if spec.head_dim % _HEAD_MULTIPLE:
         raise UnsupportedError(
             f"ONNX Runtime's attention wants heads of a multiple of {_HEAD_MULTIPLE} values, not {spec.head_dim}: "
@@ -140,6 +150,13 @@ def head_order(spec: ModelSpec) -> tuple[int, ...]:
     others = np.arange(2 * pairs, spec.head_dim).reshape(2, -1)
     order = tuple(np.concatenate([rotated, others], axis=1).reshape(-1).tolist())
     return () if order == tuple(range(spec.head_dim)) else order
+
+
+def rows_in(info: TensorInfo, source: Source) -> int:
+    """Rows of a whole tensor of the file, as its source counts them: values, of vectors."""
+    if source.is_row:
+        return 1
+    return info.elements if source.rows == info.elements else info.rows
 
 
 def products_of(core: Core) -> dict[str, tuple[str, ...]]:
@@ -177,6 +194,9 @@ def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> L
         for block in blocks:
             for name, parts in products_of(block.core).items():
                 maker.matrix(at + name, *(at + part for part in parts))
+            for tensor in block.core.tensors(spec.hidden):
+                if at + tensor.name not in maker.used:  # factors of recurrent cores
+                    maker.vector(at + tensor.name, at + tensor.name)
     maker.norm("output_norm")
     if not spec.tied_head:
         maker.matrix("output", "output")
@@ -220,7 +240,8 @@ class _Maker:
     def vector(self, name: str, *names: str) -> None:
         """Add a vector, stored as float32."""
         parts = self.vectors[name] = self._parts(names)
-        columns = self._file.tensors[parts[0].source.tensor].shape[:-1]
+        info = self._file.tensors[parts[0].source.tensor]
+        columns = info.shape[:-1] if rows_in(info, parts[0].source) < info.elements else ()
         self._place(name, Array("float32", (sum(part.source.rows for part in parts), *columns)))
 
     def _matrix(self, name: str, parts: tuple[SourceRows, ...], form: Form) -> None:

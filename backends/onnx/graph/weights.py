@@ -10,7 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from edge.backends.onnx.graph.forms import RawRows
-from edge.backends.onnx.graph.layout import Layout, Matrix, Place, SourceRows
+from edge.backends.onnx.graph.layout import Layout, Matrix, Place, SourceRows, rows_in
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.types import AnyArray, Progress
@@ -41,9 +41,12 @@ def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows
     Raises ModelFormatError if the file ends before them.
     """
     info = file.tensors[part.source.tensor]
-    row_bytes = info.nbytes // info.shape[-1]
-    source.seek(info.offset + (part.source.first + first) * row_bytes)
-    raw = np.frombuffer(source.read(count * row_bytes), np.uint8)
+    row_bytes = info.nbytes // rows_in(info, part.source)
+    pieces = []
+    for start, rows in part.source.runs_of(first, count):
+        source.seek(info.offset + start * row_bytes)
+        pieces.append(source.read(rows * row_bytes))
+    raw = np.frombuffer(b"".join(pieces), np.uint8)
     if raw.size != count * row_bytes:
         raise ModelFormatError(f"{file.path}: the file became shorter while it was read")
     heads = raw.reshape(-1, len(part.order) or 1, row_bytes)
@@ -58,7 +61,7 @@ def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows
 def slices(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows) -> Iterator[RawRows]:
     """Iterate over all rows of a part, in slices that take little memory. Raises as `read_rows`."""
     info, head = file.tensors[part.source.tensor], len(part.order) or 1
-    step = max(1, _SLICE // (head * (info.elements // info.shape[-1]))) * head
+    step = max(1, _SLICE // (head * (info.elements // rows_in(info, part.source)))) * head
     for first in range(0, part.source.rows, step):
         yield read_rows(file, source, layout, part, first, min(step, part.source.rows - first))
 
