@@ -97,6 +97,10 @@ def _weights(spec: ModelSpec) -> int:
     for kind, nbytes in spec.type_bytes:
         values, size = blocks[kind]
         total += nbytes / size * values * _value_bytes(kind)
+    for kind, nbytes in spec.expert_types:
+        if kind not in FORM_TYPES and has_minimum(kind, bits_of(kind)):  # which experts store in 8 bits
+            values, size = blocks[kind]
+            total += nbytes / size * values * (_value_bytes("Q8_0") - _value_bytes(kind))
     on_the_way = 2 * spec.largest_tensor if {"F16", "BF16"} & {kind for kind, _ in spec.type_bytes} else 0
     return int(total) + (spec.largest_tensor if spec.tied_head else 0) + on_the_way
 

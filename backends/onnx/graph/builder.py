@@ -28,18 +28,20 @@ from edge.backends.onnx.graph.attention import attention
 from edge.backends.onnx.graph.context import Context, table_names
 from edge.backends.onnx.graph.delta_net import delta_net
 from edge.backends.onnx.graph.dense import dense
+from edge.backends.onnx.graph.experts import experts
 from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.graph.mamba import mamba
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Type
 from edge.backends.onnx.graph.short_convolution import short_convolution
-from edge.model.layers import Attention, Block, DeltaNet, Dense, Mamba, Network, ShortConvolution
+from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, Mamba, Network, ShortConvolution
 from edge.model.spec import ModelSpec
 
 CORES: dict[type, Callable[..., str]] = {
     Attention: attention,
     DeltaNet: delta_net,
     Dense: dense,
+    Experts: experts,
     Mamba: mamba,
     ShortConvolution: short_convolution,
 }
@@ -98,8 +100,11 @@ class Builder(Context):
         if not beside:
             residual, self.normed = self.add_and_norm(residual, added, at + block.norm)
         inner = self.cores[type(block.core)](self, block.core, layer, self.normed)
-        self.begin("down" if isinstance(block.core, Dense) else "output", layer)
-        added = self.multiply(at + block.core.output, self.pick(inner) if last else inner)
+        if isinstance(block.core, Experts):  # which have projected already
+            added = inner
+        else:
+            self.begin("down" if isinstance(block.core, Dense) else "output", layer)
+            added = self.multiply(at + block.core.output, self.pick(inner) if last else inner)
         self.begin("norm", layer)
         if block.post_norm:
             added = self.post_norm(added, at + block.post_norm)

@@ -15,7 +15,7 @@ from edge.errors import UnsupportedError
 from edge.formats import nf4
 from edge.formats.blocks import BLOCK, FLOATS
 from edge.formats.gguf import GGUFFile, TensorInfo
-from edge.model.layers import Attention, Core, Network
+from edge.model.layers import Attention, Core, Experts, Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import FloatArray
@@ -59,12 +59,19 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of the graph: rows of one or more tensors of the file, concatenated."""
+    """A matrix of the graph: rows of one or more tensors of the file, concatenated, or one of each in turn."""
 
     parts: tuple[SourceRows, ...]
     rows: int
     columns: int
     form: Form
+    in_turn: bool = False
+
+    def row(self, part: int, row: int) -> int:
+        """Where a row of a part is."""
+        if self.in_turn:
+            return row * len(self.parts) + part
+        return sum(each.source.rows for each in self.parts[:part]) + row
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,8 @@ class Layout:
 
 def supports(core: Core) -> str | None:
     """Why dynamic graphs cannot express a core."""
+    if isinstance(core, Experts):
+        return None if core.activation == "silu" else f"experts with {core.activation}"
     return hybrid_cores(replace(core, sinks=False) if isinstance(core, Attention) else core)
 
 
@@ -163,6 +172,9 @@ def products_of(core: Core) -> dict[str, tuple[str, ...]]:
     """Matrices grouped by product: queries, keys and values share one."""
     if isinstance(core, Attention):
         return {"qkv": core.inputs, core.output: (core.output,)}
+    if isinstance(core, Experts):
+        shared = (*core.inputs[2:], *core.outputs[1:])
+        return {name: (name,) for name in (*core.routers, *shared)}
     return {name: (name,) for name in (*core.inputs, core.output)}
 
 
@@ -194,6 +206,8 @@ def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> L
         for block in blocks:
             for name, parts in products_of(block.core).items():
                 maker.matrix(at + name, *(at + part for part in parts))
+            if isinstance(block.core, Experts):
+                maker.experts(at, block.core)
             for tensor in block.core.tensors(spec.hidden):
                 if at + tensor.name not in maker.used:  # factors of recurrent cores
                     maker.vector(at + tensor.name, at + tensor.name)
@@ -231,6 +245,19 @@ class _Maker:
         if all(bias in self._found for bias in biases):
             self.vector(f"{name}.bias", *biases)
 
+    def experts(self, at: str, core: Experts) -> None:
+        """Add the matrices of all experts: gates and ups in turn, and downs."""
+        names = (at + core.inputs[0], at + core.inputs[1], at + core.output)
+        infos = [self._file.tensors[self._found[name].tensor] for name in names]
+        floats = any(info.type in FLOATS or info.shape[0] % BLOCK for info in infos)
+        for chosen, own in ((names[:2], infos[:2]), (names[2:], infos[2:])):
+            kinds = [info.type for info in own]
+            # Means of blocks cannot be appended to what is within the operator, so types with minima are rounded.
+            form = Floats() if floats else form_for(kinds, own[0].shape[0], looked_up=True)
+            self._matrix(chosen[0], self._parts(chosen), form, in_turn=len(chosen) > 1)
+            if core.biases:
+                self.vector(f"{chosen[0]}.bias", *(f"{name}.bias" for name in chosen))
+
     def norm(self, name: str) -> None:
         """Add a norm and its bias, if the model has them."""
         for each in (name, f"{name}.bias"):
@@ -244,9 +271,9 @@ class _Maker:
         columns = info.shape[:-1] if rows_in(info, parts[0].source) < info.elements else ()
         self._place(name, Array("float32", (sum(part.source.rows for part in parts), *columns)))
 
-    def _matrix(self, name: str, parts: tuple[SourceRows, ...], form: Form) -> None:
+    def _matrix(self, name: str, parts: tuple[SourceRows, ...], form: Form, *, in_turn: bool = False) -> None:
         rows, columns = sum(part.source.rows for part in parts), self._file.tensors[parts[0].source.tensor].shape[0]
-        self.matrices[name] = Matrix(parts, rows, columns, form)
+        self.matrices[name] = Matrix(parts, rows, columns, form, in_turn)
         for suffix, array in form.arrays(rows, columns).items():
             self._place(f"{name}.{suffix}", array)
 

@@ -27,12 +27,11 @@ def write_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progre
             if progress:
                 progress(done / len(layout.matrices))
         for name, parts in layout.vectors.items():
-            first = 0
-            for part in parts:
-                for rows in slices(file, source, layout, part):
-                    values = rows.values()
-                    _put(out, layout.places[name], first, values.reshape(-1, *layout.places[name].array.shape[1:]))
-                    first += len(rows.raw)
+            first, of_matrix = 0, layout.matrices.get(name.removesuffix(".bias"))
+            for together in _together(file, source, layout, parts, in_turn=of_matrix is not None and of_matrix.in_turn):
+                values = _in_turn([rows.values() for rows in together])
+                _put(out, layout.places[name], first, values.reshape(-1, *layout.places[name].array.shape[1:]))
+                first += sum(len(rows.raw) for rows in together)
 
 
 def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows, first: int, count: int) -> RawRows:
@@ -68,11 +67,24 @@ def slices(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows) -
 
 def _write_matrix(file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, out: BinaryIO) -> None:
     first = 0
-    for part in matrix.parts:
-        for rows in slices(file, source, layout, part):
-            for suffix, array in matrix.form.stored(rows).items():
-                _put(out, layout.places[f"{name}.{suffix}"], first, array)
-            first += len(rows.raw)
+    for together in _together(file, source, layout, matrix.parts, in_turn=matrix.in_turn):
+        stored = [matrix.form.stored(rows) for rows in together]
+        for suffix in stored[0]:
+            _put(out, layout.places[f"{name}.{suffix}"], first, _in_turn([each[suffix] for each in stored]))
+        first += sum(len(rows.raw) for rows in together)
+
+
+def _together(
+    file: GGUFFile, source: BinaryIO, layout: Layout, parts: tuple[SourceRows, ...], *, in_turn: bool
+) -> Iterator[tuple[RawRows, ...]]:
+    """Slices in the order of writing; in turn, one of each part, whose rows alternate."""
+    for group in [parts] if in_turn else [(part,) for part in parts]:
+        yield from zip(*(slices(file, source, layout, part) for part in group), strict=True)
+
+
+def _in_turn(arrays: list[AnyArray]) -> AnyArray:
+    """The rows of arrays of the same shape, one of each in turn."""
+    return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1).reshape(-1, *arrays[0].shape[1:])
 
 
 def _put(out: BinaryIO, place: Place, first: int, values: AnyArray) -> None:
