@@ -19,18 +19,19 @@ import numpy as np
 from edge.backends.base import BatchedEngine, Engine
 from edge.devices.power import memory_root
 from edge.devices.thermal import Zone
-from edge.errors import BudgetError, EngineError, InputError
+from edge.errors import BudgetError, EngineError, IncompleteError, InputError
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.options import Options
 from edge.run.generation import Generation
 from edge.run.governor import RunLimits
 from edge.run.loaded import Loaded
+from edge.run.logprobs import OnLogprob
 from edge.run.loop import Turn, Turns, begin, read_ahead, turns
 from edge.run.meters import EnergyMeter, Watch
 from edge.run.order import INTERACTIVE, Order
 from edge.run.report import RunReport, StopReason
-from edge.run.reporting import report_of, why_unanswered
+from edge.run.reporting import report_of, why_incomplete, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Request, Text
 from edge.run.scheduler import Scheduler
 from edge.run.sequence import TokenSequence
@@ -141,7 +142,7 @@ class Batch:
 
     def start(
         self, request: Request, *, priority: int = INTERACTIVE, on_piece: OnPiece, on_thought: OnThought | None = None,
-        on_end: OnEnd, tenant: Hashable = None,
+        on_end: OnEnd, on_logprob: OnLogprob | None = None, tenant: Hashable = None,
     ) -> Ticket:  # fmt: skip
         """Queue a generation, from any thread.
 
@@ -162,7 +163,7 @@ class Batch:
 
         limits = replace(request.limits(self._options, started), memory=None, power=None, max_temp=None)
         watch = Watch(limits, share, ended=ended)
-        run = Generation.of(request, self._loaded.model, watch, started, on_thought)
+        run = Generation.of(request, self._loaded.model, watch, started, on_thought, on_logprob)
         run.at_once = self._at_once
         if not read_ahead(first, run.prompt, watch):
             first.check_fits(run.prompt, alone=True)
@@ -208,18 +209,27 @@ class Batch:
         self, prompt: Text, *, priority: int = INTERACTIVE, tenant: Hashable = None,
         max_tokens: int | None = DEFAULT_MAX_TOKENS, think: Think | str | bool | int | None = None,
         time_limit: float | None = None, energy_limit: float | None = None, on_thought: OnThought | None = None,
-        **options: Any,
+        on_logprob: OnLogprob | None = None, **options: Any,
     ) -> Stream:  # fmt: skip
         """Pieces of an answer, beside those of other threads: whoever waits for a piece runs the next pass for all.
         Its `report` follows the last piece. Arguments are those of `Session.stream`, and those of `start`."""
         limit = self._options.time if time_limit is None else time_limit
         joules = self._options.energy if energy_limit is None else energy_limit
         request = Request(prompt, max_tokens, think=Think.parse(think), time=limit, energy=joules, **options)
-        return Stream(self, request, priority, tenant, on_thought)
+        return Stream(
+            self, request, priority=priority, tenant=tenant, on_thought=on_thought, on_logprob=on_logprob
+        )  # fmt: skip
 
     def generate(self, prompt: Text, **options: Any) -> str:
-        """The whole answer to a prompt, beside those of other threads. Options are those of `stream`."""
-        return "".join(self.stream(prompt, **options))
+        """The whole answer to a prompt, beside those of other threads. Options are those of `stream`.
+
+        Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
+        """
+        stream = self.stream(prompt, **options)
+        answer = "".join(stream)
+        if stream.report is not None and stream.report.incomplete is not None:
+            raise IncompleteError(why_incomplete(stream.report, self._options), stream.report.incomplete, answer)
+        return answer
 
     def step_until(self, ready: Callable[[], bool]) -> None:
         """Drive, or wait for the thread that does, until something is ready."""
@@ -423,15 +433,11 @@ class Batch:
 class Stream:
     """Pieces of an answer of a `Batch`; one that is no longer wanted is closed. report: after the last piece."""
 
-    def __init__(
-        self, batch: Batch, request: Request, priority: int, tenant: Hashable, on_thought: OnThought | None
-    ) -> None:
+    def __init__(self, batch: Batch, request: Request, **options: Any) -> None:
+        """options: of `Batch.start`."""
         self._batch = batch
         self._pieces, self._result = pieces, result = deque[str](), list[RunReport | Exception]()
-        self._ticket = batch.start(
-            request, priority=priority, tenant=tenant, on_piece=pieces.append, on_thought=on_thought,
-            on_end=result.append,
-        )  # fmt: skip
+        self._ticket = batch.start(request, on_piece=pieces.append, on_end=result.append, **options)
 
     def __iter__(self) -> Stream:
         return self
