@@ -56,8 +56,13 @@ def test_a_client_that_goes_away_ends_its_answer() -> None:
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as connection:
             body = json.dumps(whole).encode()
-            head = f"POST {CHATS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-            connection.sendall(head.encode() + b"\r\n\r\n" + body)
+            head = [
+                f"POST {CHATS} HTTP/1.1",
+                f"Host: {host}",
+                "Content-Type: application/json",
+                f"Content-Length: {len(body)}",
+            ]
+            connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
             while not metric(url, "edge_running"):
                 pass
         while metric(url, "edge_running"):
