@@ -105,6 +105,11 @@ class Options:
     )  # fmt: skip
     threads: int | None = option(None, "--threads", group=ENGINE, help="CPU threads (default: physical cores).")
 
+    speculate: str = option(
+        AUTO, "--speculate", group=ENGINE,
+        help="auto: verify drafts of repeated text, with the same answer; or off.",
+    )  # fmt: skip
+
     expected_tokens: int | None = option(None, help="Tokens of prompt and answer together, if they are known.")
     logits_rows: int = option(1, help="Most rows of logits that exist at once, for Session.forward of every token.")
 

@@ -136,6 +136,7 @@ def first_fit(
     before = _Before(resident, peak, first_run)
     for run, config, counted in before.count(runs):
         if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
+            config, counted = _with_drafts(run, config, counted, limit, before)
             config = replace(config, frugal=before.needs_first(config) > limit.bytes)
             if before.needs_first(config) > limit.bytes:
                 card = None  # it is the process that has no room
@@ -235,6 +236,16 @@ def _plan(
         tuned=run.tuned.about if run.tuned else "default",
         snapshots=snapshots,
     )
+
+
+def _with_drafts(
+    run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before
+) -> tuple[EngineConfig, PlanBytes]:
+    """With room to verify drafts, if it fits beside everything else."""
+    more = replace(config, drafts=run.drafts)
+    if not more.drafts or before.needs(larger := before.bytes_of(run, more)) > limit.bytes:
+        return config, counted
+    return more, larger
 
 
 def _snapshots(run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit) -> int:

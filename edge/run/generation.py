@@ -17,8 +17,7 @@ from edge.run.stop_strings import StopStrings
 from edge.run.thoughts import OnThought, Thinking
 from edge.storage.making import Made
 
-_MOST_AHEAD = 256  # tokens that an engine is asked to choose at once
-_IN_VAIN = 4  # one token in this many may be run behind the end of the answer
+_MOST_AHEAD = 256  # tokens that an engine is asked to run at once
 _MOST_HELD = 0.1  # of the time of decoding; more, and its speed is the caller's rather than the model's
 
 
@@ -73,10 +72,9 @@ class Generation:
         self.first_token_at = self.first_token_at or self.last_token_at
 
     def most_ahead(self) -> int:
-        """Tokens that the engine may choose before budgets are asked."""
+        """Tokens that may be run before budgets are asked."""
         most = self.request.max_tokens
-        left = _MOST_AHEAD if most is None else min(_MOST_AHEAD, most - self.generated)
-        return min(self.watch.affordable(left), 1 + self.generated // _IN_VAIN)
+        return self.watch.affordable(_MOST_AHEAD if most is None else min(_MOST_AHEAD, most - self.generated))
 
     @property
     def tokens(self) -> Tokens:

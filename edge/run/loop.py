@@ -138,7 +138,7 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
         elif run.generated == run.request.max_tokens:
             reason = "length"
         else:
-            reason = watch.ends_now() if sequence.ahead else watch.before_pass(sequence.ran)
+            reason = watch.ends_now() if sequence.was_run else watch.before_pass(sequence.ran)
         if reason is None and (closing := thinking.closing()):
             sequence.insert(closing)
         while reason is None and sequence.pending:

@@ -102,6 +102,16 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Drafted:
+    """Tokens copied from earlier text that were verified, several at once, measured. accepted: of them, those that the
+    model chose. gain: how many times as fast as one by one these passes brought the answer; None if none ran so."""
+
+    tokens: int
+    accepted: int
+    gain: float | None
+
+
+@dataclass(frozen=True)
 class AdapterUse:
     """A LoRA adapter that the model ran with. sha256: of its file; rank: the largest of its matrices."""
 
@@ -206,6 +216,7 @@ class RunReport:
     thoughts: Thoughts | None = None
     seed: int | None = None
     lora: tuple[AdapterUse, ...] = ()
+    drafted: Drafted | None = None  # where drafts may be verified
     schema: int = field(default=SCHEMA)
 
     @property

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edge.run.drafts import Drafts
+from edge.run.report import Drafted
 from edge.types import IntArray
 
-MOST_ROWS = 8  # tokens of a pass that verifies: a tile of the products, which reads weights once for all of them
 _LEAST_GAIN = 1.05  # by which a draft must be expected to pay
-_FIRST_COSTS = (1.0, 1.5, 1.52, 1.55, 1.6, 1.65, 1.7, 1.75)  # by the rows of a pass, until they are measured
+_FIRST_COST = (1.4, 0.05)  # of a pass over n > 1 tokens, until it is measured: 1.4 + 0.05 n passes over one
 _FIRST_CHANCES = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95)  # by ⌊log₂ match⌋, until they are counted
 _TRUSTED = 4.0  # tokens for which a first chance counts
 _MEMORY = 64.0  # tokens, of the latest that count
@@ -24,20 +24,36 @@ _OUTLIER = 2.0  # times the mean: another process had the core
 
 @dataclass
 class Speculation:
-    """The drafts of a sequence, and what became of them: `drafted` tokens, of which `accepted` were right; `saved`
-    passes."""
+    """The drafts of a sequence, and what became of them: `drafted` tokens, of which `accepted` were right.
 
+    most: tokens that are verified at once.
+    """
+
+    most: int
     drafts: Drafts = field(default_factory=Drafts)
     drafted: int = 0
     accepted: int = 0
-    _times: list[float] = field(default_factory=lambda: [0.0] * MOST_ROWS)  # seconds, by rows
+    _spent: float = 0.0  # seconds of `_passes`
+    _passes: int = 0
+    _times: dict[int, float] = field(default_factory=dict)  # seconds of a pass, by its tokens
     _right: list[float] = field(default_factory=lambda: [a * _TRUSTED for a in _FIRST_CHANCES])
     _tried: list[float] = field(default_factory=lambda: [_TRUSTED] * len(_FIRST_CHANCES))
     _match: int = 0  # of the draft that is verified
 
+    def begin(self) -> None:
+        """Another generation begins: count anew."""
+        self.drafted = self.accepted = self._passes = 0
+        self._spent = 0.0
+
+    def report(self) -> Drafted:
+        """Of this generation."""
+        alone = self._times.get(1)
+        gain = (self._passes + self.accepted) * alone / self._spent if alone and self._spent else None
+        return Drafted(self.drafted, self.accepted, gain)
+
     def propose(self, most: int) -> IntArray:
         """The tokens to verify behind the next one, int32 [n], at most `most`: none where that would not pay."""
-        draft = self.drafts.draft(min(most, MOST_ROWS - 1))
+        draft = self.drafts.draft(min(most, self.most))
         return draft[: self._length(draft.size)]
 
     def _length(self, most: int) -> int:
@@ -54,15 +70,16 @@ class Speculation:
 
     def _cost(self, rows: int) -> float:
         """c(rows)."""
-        one, taken = self._times[0], self._times[rows - 1]
-        return taken / one if one and taken else _FIRST_COSTS[rows - 1]
+        if 1 in self._times and rows in self._times:
+            return self._times[rows] / self._times[1]
+        base, each = _FIRST_COST
+        return base + each * rows
 
     def time(self, rows: int, seconds: float) -> None:
         """A pass over `rows` tokens took this long."""
-        if rows <= MOST_ROWS:
-            before = self._times[rows - 1]
-            seconds = min(seconds, _OUTLIER * before) if before else seconds
-            self._times[rows - 1] = before + _NEWEST * (seconds - before) if before else seconds
+        self._passes, self._spent = self._passes + 1, self._spent + seconds
+        before = self._times.setdefault(rows, seconds)
+        self._times[rows] = before + _NEWEST * (min(seconds, _OUTLIER * before) - before)
 
     def judge(self, drafted: int, accepted: int) -> None:
         """The model has chosen: of so many drafted tokens, the first `accepted` were right."""

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.run.drafts import MOST_TOKENS, Drafts
-from edge.run.speculation import MOST_ROWS, Speculation
+from edge.run.speculation import Speculation
 
+MOST = 7
 FEW = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
@@ -74,10 +75,10 @@ def test_memory_is_bounded_and_the_newest_text_stays() -> None:
 
 def _proposed(tokens: list[int], right: bool, rounds: int) -> list[int]:
     """The lengths of drafts of a text, of which all tokens are right, or none."""
-    one, lengths = Speculation(), []
+    one, lengths = Speculation(MOST), []
     for _ in range(rounds):
         one.drafts.add(np.array(tokens, np.int32))
-        draft = one.propose(MOST_ROWS)
+        draft = one.propose(99)
         lengths.append(draft.size)
         if draft.size:
             one.judge(draft.size, draft.size if right else 0)
@@ -87,27 +88,27 @@ def _proposed(tokens: list[int], right: bool, rounds: int) -> list[int]:
 def test_long_matches_are_drafted_in_full_and_short_ones_are_not() -> None:
     rng = np.random.default_rng(0)
     text = rng.integers(0, 50_000, 500).tolist()
-    one = Speculation()
+    one = Speculation(MOST)
     one.drafts.add(np.array(text, np.int32))
     assert one.propose(99).size == 0  # nothing is the same
     one.drafts.add(np.array(text[100:101], np.int32))
     assert one.propose(99).size == 0  # one token is no sign
     one.drafts.add(np.array(text[101:140], np.int32))
-    assert one.propose(99).tolist() == text[140 : 140 + MOST_ROWS - 1]
+    assert one.propose(99).tolist() == text[140 : 140 + MOST]
     assert one.propose(3).tolist() == text[140:143]
 
 
 def test_drafts_that_are_wrong_end() -> None:
     tokens = np.random.default_rng(1).integers(0, 50_000, 40).tolist()
-    assert _proposed(tokens, right=True, rounds=60)[-1] == MOST_ROWS - 1
+    assert _proposed(tokens, right=True, rounds=60)[-1] == MOST
     wrong = _proposed(tokens, right=False, rounds=60)
     assert wrong[1] > 0
     assert wrong[-1] == 0
 
 
 def test_a_pass_that_costs_what_its_tokens_cost_is_not_worth_a_draft() -> None:
-    one = Speculation()
-    for rows in range(1, MOST_ROWS + 1):
+    one = Speculation(MOST)
+    for rows in range(1, 9):
         for _ in range(50):
             one.time(rows, rows * 0.01)
     text = np.arange(100, dtype=np.int32)
