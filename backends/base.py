@@ -7,7 +7,7 @@ An engine knows nothing of prompts, budgets or policies. It runs tokens and keep
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -41,6 +41,7 @@ class EngineConfig:
     chunk: int  # most tokens that run at once in prefill
     kv_dtype: str
     threads: int
+    sequences: int = 1  # cpu: that run at once, each with as many rows (`BatchedEngine`)
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
     observes: bool = False  # attention scores can be summed: cpu and onnx need room for them, llamacpp is slower
     per_head: bool = False  # cpu, onnx: room for the bookkeeping of rows that differ from head to head
@@ -57,7 +58,12 @@ class EngineConfig:
     tuning: dict[str, int] = field(default_factory=dict)  # what `edge tune` chose, where it differs from the defaults
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
     lora_bytes: int = 0  # of their files
-    drafts: int = 0  # most drafted tokens that are verified at once (`Backend.most_drafts`)
+    drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
+
+    @property
+    def together(self) -> int:
+        """Most tokens of one pass that are computed as if each ran alone."""
+        return max(self.sequences, 1 + self.drafts)
 
 
 # Parts of a pass, in its order; engines name their operators as they like, but put each into one of these.
@@ -99,6 +105,7 @@ class Capabilities:
     any_tokenizer: bool = False  # it runs models whose tokenizer edge does not know
     picks: bool = False  # it chooses tokens itself (`PickingEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
+    sequences: bool = False  # it runs several at once (`BatchedEngine`)
 
 
 class Engine(Protocol):
@@ -132,6 +139,23 @@ class ObservedEngine(Engine, Protocol):
         """Add up what the last `queries` tokens of every pass pay to each row; 0 observes nothing.
 
         votes: count instead how many of them paid it more than the average of what they see.
+        """
+        ...
+
+
+class BatchedEngine(Engine, Protocol):
+    """An engine that keeps `EngineConfig.sequences` sequences apart. Its own `kv` and passes are those of the first."""
+
+    def sequence(self, number: int) -> Engine:
+        """One of the sequences, from 0: its `kv`, and passes of its tokens alone; an `ObservedEngine`. Closed with the
+        engine."""
+        ...
+
+    def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
+        """Run the next token of each of several sequences, int [n]; append a row to each. Returns their logits, float32
+        [n, vocab], the same to the last bit as `forward` of each alone.
+
+        Raises what `forward` raises, and InputError for sequences that are not there, or not different.
         """
         ...
 
@@ -187,8 +211,9 @@ class VerifyingEngine(Engine, Protocol):
     """An engine that runs several tokens at once with the results of single ones."""
 
     def verify(self, tokens: IntArray) -> FloatArray:
-        """Run tokens, int [n] with n ≤ 1 + `EngineConfig.drafts`; append n rows. Returns the logits after each, float32
-        [n, vocab]. They and the rows are to the last bit those of n calls of `forward` with one token each.
+        """Run the first n of the tokens, int [at most 1 + `EngineConfig.drafts`], as many as can be forgotten again;
+        append n rows. Returns the logits after each, float32 [n, vocab]. They and the rows are to the last bit those of
+        n calls of `forward` with one token each.
 
         Raises what `forward` raises.
         """
@@ -246,6 +271,10 @@ class Backend(ABC):
         """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
         ones could not be forgotten without a trace."""
         return 0
+
+    def one_at_a_time(self, spec: ModelSpec) -> str | None:
+        """Why the engine runs only one sequence of this model at a time; None if it runs several."""
+        return None if self.CAPABILITIES.sequences else f"the {self.NAME} engine"
 
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""

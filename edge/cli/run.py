@@ -26,7 +26,7 @@ def run(
     file: Annotated[Path | None, o.flag("-f", "--file", group=PROMPT, help="Read the prompt from a file.")] = None,
     *,
     answer: o.Answer,
-    options: Options,
+    options: Annotated[Options, o.without("sequences")],
     sampling: o.Sampling,
     json: o.Json = False,
     quiet: o.Quiet = False,

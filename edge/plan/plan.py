@@ -190,9 +190,13 @@ class _Before:
         scratch = need.scratch
         if (cache := run.options.prompt_cache) is not None:
             block = BLOCK * (need.kv - need.fixed_kv) // config.capacity
-            scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * max(block, need.fixed_kv)
+            copied = max(block, need.fixed_kv) // config.sequences
+            scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * copied
         weights = config.resident or need.weights
-        scratch += 4 * (config.capacity + config.chunk)  # token ids of a prompt that are read before they are run
+        # Token ids of prompts that are read before they are run.
+        scratch += 4 * (config.capacity + config.chunk) * config.sequences
+        if config.sequences > 1:  # each keeps those of its rows, by which the next prompt finds what it shares
+            scratch += _TOKEN_BYTES * config.capacity * config.sequences
         reserve = _RESERVE + -self.resident % _GRAIN
         interpreter = self.resident + need.runtime
         on_card = run.gpu is not None and not run.gpu.unified
@@ -242,10 +246,10 @@ def _with_drafts(
     run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before
 ) -> tuple[EngineConfig, PlanBytes]:
     """With room to verify drafts, if it fits beside everything else."""
-    more = replace(config, drafts=run.drafts)
-    if not more.drafts or before.needs(larger := before.bytes_of(run, more)) > limit.bytes:
-        return config, counted
-    return more, larger
+    slots = config.resident and run.spec.experts  # several tokens choose more experts than are read for one
+    more = replace(config, drafts=0 if slots else run.drafts)
+    larger = before.bytes_of(run, more)
+    return (more, larger) if before.needs(larger) <= limit.bytes else (config, counted)
 
 
 def _snapshots(run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit) -> int:

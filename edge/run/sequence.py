@@ -217,8 +217,8 @@ class TokenSequence:
         """Run the pending token and a draft, which goes into `ahead`; returns the logits after the first."""
         first, *others = cast(VerifyingEngine, self.engine).verify(tokens)
         self._drafted = len(others)
-        self.ahead.extend(zip(tokens[1:].tolist(), others, strict=True))
-        self._count(tokens)
+        self.ahead.extend(zip(tokens[1:].tolist(), others, strict=False))
+        self._count(tokens[: 1 + len(others)])
         return first
 
     def _run_greedy(self, token: int, most: int, banned: IntArray) -> int:
