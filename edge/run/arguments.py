@@ -9,6 +9,7 @@ from reprlib import repr as brief
 import numpy as np
 
 from edge.errors import InputError
+from edge.grammar.grammar import Grammar
 from edge.run.meters import EnergyMeter
 from edge.sampling import SamplingParams
 from edge.types import IntArray
@@ -20,6 +21,12 @@ def check_sampling(sampling: object) -> None:
     """None, or SamplingParams. Raises InputError."""
     if not isinstance(sampling, SamplingParams | None):
         raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
+
+
+def check_grammar(grammar: object) -> None:
+    """None, or a Grammar. Raises InputError."""
+    if not isinstance(grammar, Grammar | None):
+        raise InputError(f"grammar must be edge.Grammar, not {grammar!r:.60}")
 
 
 def check_prompt(prompt: object) -> str | Iterable[str] | IntArray:

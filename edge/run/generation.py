@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from io import StringIO
 
 from edge.backends.counts import ExpertCounts
 from edge.model.model import Model
 from edge.model.prompt import Prompt
+from edge.run.constraint import Constrained
 from edge.run.meters import Watch
 from edge.run.report import Energy, StopReason, Timings, Tokens
 from edge.run.request import Request
@@ -34,11 +36,13 @@ class Generation:
     seed: int | None
     thinking: Thinking
     stops: StopStrings
+    constrained: Constrained | None
     text: StringIO | None  # of the answer; a list of pieces would take ten times the memory. None: it is not kept
     prepared: Made = field(default_factory=Made)  # cache entries that were made before, once for this model
     reused: int = 0
     ran: int = 0  # tokens of the prompt, the last of them at `ran_at`
     generated: int = 0
+    unasked: int = 0  # tokens of the answer that its grammar forced
     prefill_joules: float | None = None
     restored_at: float | None = None
     first_token_at: float | None = None
@@ -52,14 +56,16 @@ class Generation:
     def of(
         cls, request: Request, model: Model, watch: Watch, started: float, on_thought: OnThought | None
     ) -> Generation:
-        """Raises InputError and UnsupportedError, as `Request.encode`."""
+        """Raises InputError and UnsupportedError, as `Request.encode` and `Matcher`, and MissingExtraError."""
         prompt, keep, tokenizer = request.encode(model), request.keep_text, model.tokenizer
         thinking = Thinking(model, prompt, request.think, watch, on_thought, keep)
         banned = tokenizer.suppressed | (tokenizer.end_ids if request.ignore_eos else frozenset())
         sampling = (request.sampling or model.sampling()).with_seed()
+        grammar = request.grammar
         return cls(
             request, model, prompt, started, watch, Sampler(sampling, banned), sampling.seed, thinking,
-            StopStrings(request.stop), StringIO() if keep else None,
+            StopStrings(request.stop), None if grammar is None else Constrained.of(grammar, model, thinking),
+            StringIO() if keep else None,
         )  # fmt: skip
 
     def count_prompt(self, count: int) -> None:
@@ -71,6 +77,37 @@ class Generation:
         self.last_token_at = time.perf_counter()
         self.first_token_at = self.first_token_at or self.last_token_at
 
+    def follow(self, token: int) -> deque[int]:
+        """A token was drawn, and the text that it adds is known. Returns the tokens that follow without a choice."""
+        if self.constrained is not None:
+            self.constrained.accept(token)
+        return self.forced()
+
+    def end_thoughts(self) -> deque[int]:
+        """Tokens that end the thoughts were inserted. Returns those that follow without a choice."""
+        if self.constrained is not None:
+            self.constrained.thoughts_were_cut()
+        return self.forced()
+
+    def forced(self) -> deque[int]:
+        """Tokens that follow without a choice; after them, the grammar has its say in what is drawn."""
+        if self.constrained is None:
+            return deque()
+        tokens = self.constrained.forced()
+        self.unasked += len(tokens)
+        self.sample.mask = self.constrained.mask if self.constrained.holds else None
+        return deque(tokens)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the grammar allows nothing more."""
+        return self.constrained is not None and self.constrained.ended
+
+    @property
+    def incomplete(self) -> StopReason | None:
+        """What ended the answer before its grammar allowed it."""
+        return None if self.constrained is None or self.constrained.complete else self.stop_reason
+
     def most_ahead(self) -> int:
         """Tokens that may be run before budgets are asked."""
         most = self.request.max_tokens
@@ -78,7 +115,7 @@ class Generation:
 
     @property
     def tokens(self) -> Tokens:
-        return Tokens(self.prompt.known, self.generated, self.reused, self.ran, not self.prompt.ended)
+        return Tokens(self.prompt.known, self.generated, self.reused, self.ran, not self.prompt.ended, self.unasked)
 
     @property
     def is_typical(self) -> bool:

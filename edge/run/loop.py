@@ -122,10 +122,12 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
     adds, which may be empty, and what was held back at the end."""
     sample, thinking, stops, watch = run.sample, run.thinking, run.stops, run.watch
     reason: StopReason | None = None
+    forced = run.forced()
     while reason is None:
         if thinking.banned is not None:
             sample.ban(thinking.banned)
-        token = sequence.next_token(sample)
+        drawn = not forced
+        token = sequence.next_token(sample) if drawn else forced.popleft()
         run.time_token()
         if thinking.ends(token):
             reason = "eos"
@@ -133,14 +135,21 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
         run.generated += 1
         sequence.append(token)
         yield stops.feed(thinking.feed(token))
-        if stops.met:
+        if drawn:
+            forced = run.follow(token)
+        if run.constrained is not None and run.constrained.holds:
+            sequence.settle_choices()
+        if stops.met or (run.ended and not forced):
             reason = "stop"
         elif run.generated == run.request.max_tokens:
             reason = "length"
+        elif forced:
+            continue  # they run in one pass, with the token before them
         else:
             reason = watch.ends_now() if sequence.was_run else watch.before_pass(sequence.ran)
         if reason is None and (closing := thinking.closing()):
             sequence.insert(closing)
+            forced = run.end_thoughts()
         while reason is None and sequence.pending:
             if sequence.take_ahead():
                 continue

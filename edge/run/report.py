@@ -21,13 +21,15 @@ Given = Literal["shrink", "chunk", "prompt cache", "snapshots"]
 class Tokens:
     """reused: of the prompt, those whose rows came from the prompt cache. ran: of the prompt, those that were run: all
     the others, unless something ended the run before. unread: the prompt has more tokens than `prompt`: nothing read
-    the rest of its text."""
+    the rest of its text. forced: of those generated, the ones that a grammar left no choice of; they take no pass of
+    their own."""
 
     prompt: int
     generated: int
     reused: int
     ran: int
     unread: bool = False
+    forced: int = 0
 
     @property
     def cut(self) -> bool:
@@ -200,7 +202,8 @@ class Action:
 @dataclass(frozen=True)
 class RunReport:
     """One run. `text` is None if the caller asked not to keep it, `heat` where the device shows no temperature,
-    `thoughts` where the model did not think."""
+    `thoughts` where the model did not think. `incomplete`: the stop reason, if it cut an answer that its grammar did
+    not allow to end there."""
 
     text: str | None
     tokens: Tokens
@@ -217,6 +220,7 @@ class RunReport:
     seed: int | None = None
     lora: tuple[AdapterUse, ...] = ()
     drafted: Drafted | None = None  # where drafts may be verified
+    incomplete: StopReason | None = None
     schema: int = field(default=SCHEMA)
 
     @property

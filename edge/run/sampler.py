@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from edge.backends.base import NOT_FINITE
-from edge.errors import EngineError
+from edge.errors import EngineError, UnsupportedError
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -35,17 +35,23 @@ class Sampler:
         self._params = params
         self._recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
         self._rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
+        self.mask: Callable[[FloatArray], None] | None = None  # writes a grammar's −∞ into the logits
 
     @property
     def greedy(self) -> bool:
         """Whether the token is always the likeliest that is not banned."""
-        return self._rng is None and not self._params.penalizes
+        return self._rng is None and not self._reads_all
+
+    @property
+    def _reads_all(self) -> bool:
+        """Whether the largest logits are not enough to choose by."""
+        return self.mask is not None or self._params.penalizes
 
     @property
     def candidates(self) -> int:
         """The number of largest logits from which `draw_from` draws as from all of them; 0 if it takes all."""
         count = 1 if self._rng is None else self._params.top_k
-        return count + self.banned.size if count and not self._params.penalizes else 0
+        return count + self.banned.size if count and not self._reads_all else 0
 
     def ban(self, token: int) -> None:
         """Never draw this token from here on."""
@@ -59,6 +65,10 @@ class Sampler:
             tokens, counts = np.unique(np.fromiter(self._recent, np.int64), return_counts=True)
             penalize(logits, tokens, self._params.repeat_penalty)
             subtract(logits, tokens, counts, self._params.presence_penalty, self._params.frequency_penalty)
+        if self.mask is not None:
+            self.mask(logits)
+            if logits.max() == -np.inf:  # since NaN is no reason to be silent, this is not `not isfinite`
+                raise UnsupportedError("the grammar allows only tokens that are never drawn: is --ignore-eos in use?")
         token = greedy(logits) if self._rng is None else draw(logits, self._params, self._rng)
         if self._params.penalizes:
             self._recent.append(token)

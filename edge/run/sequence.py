@@ -244,6 +244,11 @@ class TokenSequence:
             self.engine.kv.truncate(self.engine.kv.length - count)
             del self.fed[-count:]
 
+    def settle_choices(self) -> None:
+        """Forget the engine's own choices: the next token is not free. Drafts stay, since their logits are known."""
+        if not self._drafted:
+            self.settle()
+
     def end(self) -> None:
         """The generation is over: only rows of the conversation stay, and go to the prompt cache."""
         self._outcome = np.zeros(0, np.float32)

@@ -15,7 +15,8 @@ from edge.backends.base import Backend, Engine, LoadProgress
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter, memory_root
-from edge.errors import BudgetError, EngineError, InputError
+from edge.errors import BudgetError, EngineError, IncompleteError, InputError, UnsupportedError
+from edge.grammar.grammar import Grammar
 from edge.model.lora import Lora
 from edge.model.lora_file import parse_lora
 from edge.model.model import Model
@@ -28,7 +29,7 @@ from edge.run.loaded import Loaded
 from edge.run.loop import OnPrefill, begin, generate
 from edge.run.meters import EnergyMeter, Watch, find_zone
 from edge.run.report import RunReport, StopReason
-from edge.run.reporting import report_of, why_unanswered
+from edge.run.reporting import report_of, why_incomplete, why_unanswered
 from edge.run.request import Request, Text
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.sequence import Mark, TokenSequence
@@ -144,8 +145,14 @@ class Session:
         return self._sequence.rewind(mark)
 
     def generate(self, prompt: Text, **options: Any) -> str:
-        """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
-        return "".join(self.stream(prompt, **options))
+        """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`.
+
+        Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
+        """
+        answer = "".join(self.stream(prompt, **options))
+        if self.report is not None and self.report.incomplete is not None:
+            raise IncompleteError(why_incomplete(self.report, self.options), self.report.incomplete, answer)
+        return answer
 
     @stepwise
     def stream(
@@ -165,6 +172,7 @@ class Session:
         time_spent: float = 0.0,
         energy_spent: float = 0.0,
         keep_text: bool = True,
+        grammar: Grammar | None = None,
         on_prefill: OnPrefill | None = None,
         on_thought: Callable[[str], None] | None = None,
     ) -> Generator[str, None, None]:
@@ -172,14 +180,15 @@ class Session:
 
         prompt: text (goes through the chat template unless `raw`, which parses control tokens instead) or token ids,
         int [n]; text in parts and a Prompt are read while they are run, so that they may be longer than what fits in
-        memory. max_tokens: None or -1 goes on until something else stops it. stop: a text before which the answer
-        ends, or several. follow_up: continue the conversation in the cache instead of starting anew. think: whether and
-        how long the model thinks before it answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been
-        rendered with it already. Thoughts count in max_tokens, are not searched for `stop`, and go to `report.thoughts`
-        and, piece by piece, to on_thought, which must return quickly. time_limit: seconds, energy_limit: joules,
-        instead of the session's budget; time_spent, energy_spent: what of it is gone already, for the start.
-        keep_text=False leaves the report's texts None, for runs without end. After the last piece, or when the iterator
-        is closed, `report` holds the RunReport, and its figures are in the history of this device (see
+        memory. max_tokens: None or -1 goes on until something else stops it. stop: a text before which the answer ends,
+        or several. follow_up: continue the conversation in the cache instead of starting anew. think: whether and how
+        long the model thinks before it answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been rendered
+        with it already. Thoughts count in max_tokens, are not searched for `stop`, and go to `report.thoughts` and,
+        piece by piece, to on_thought, which must return quickly. time_limit: seconds, energy_limit: joules, instead of
+        the session's budget; time_spent, energy_spent: what of it is gone already, for the start. keep_text=False
+        leaves the report's texts None, for runs without end. grammar: what the answer must match, thoughts excepted;
+        `report.incomplete` says what cut it, if that happened before its end. After the last piece, or when the
+        iterator is closed, `report` holds the RunReport, and its figures are in the history of this device (see
         docs/devices.md), for `edge.forecast`.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
@@ -191,7 +200,7 @@ class Session:
         joules = options.energy if energy_limit is None else energy_limit
         request = Request(
             prompt, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think),
-            limit, joules, time_spent, energy_spent, keep_text,
+            limit, joules, time_spent, energy_spent, keep_text, grammar,
         )  # fmt: skip
         watch = Watch(
             request.limits(options, started), self._meter, self._zone.path if self._zone else None,
@@ -208,7 +217,7 @@ class Session:
         run.experts = self._loaded.expert_counts()
         try:
             yield from generate(sequence, run, on_prefill)
-        except EngineError:
+        except (EngineError, UnsupportedError):
             run.stop_reason = "failed"
             raise
         finally:

@@ -96,9 +96,10 @@ def _answers(speculate: str, **options: object) -> tuple[str, edge.RunReport]:
         return text, session.report
 
 
-@pytest.mark.parametrize("sampling", [
-    SamplingParams(), SamplingParams(temperature=0.3, seed=5, repeat_penalty=1.05), SamplingParams(temperature=1, seed=1)
-])  # fmt: skip
+COLD, WARM = SamplingParams(temperature=0.3, seed=5, repeat_penalty=1.05), SamplingParams(temperature=1, seed=1)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), COLD, WARM])
 def test_an_answer_is_the_same_with_drafts_and_without(sampling: SamplingParams) -> None:
     """Evictions included: the cache is too small for prompt and answer."""
     text, report = _answers("auto", sampling=sampling)

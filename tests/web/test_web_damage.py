@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from browser import Page, browser, find_chromium
-from test_web_page import READY, complaints, until
+from browser import Page, browser, complaints, find_chromium, until
+from test_web_page import READY
 from web_site import served, site_of
 
 from edge.exporting.bundle import MANIFEST, MODEL
@@ -70,6 +70,7 @@ def names() -> list[str]:
     web = Path(__file__).parents[2] / "edge" / "exporting" / "web"
     page = [each.name for each in sorted((web / "page").iterdir()) if each.suffix in (".js", ".css")]
     page.remove(START)
+    page += [f"chat/{each.name}" for each in sorted((web / "chat").iterdir())]
     package = [f"edge/{each.name}" for each in sorted((web / "package").iterdir()) if each.suffix == ".js"]
     return [MANIFEST, *page, *package, *(f"edge/edge-{isa}.wasm" for isa in ("relaxed", "relaxed16", "simd"))]
 
