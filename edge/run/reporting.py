@@ -38,6 +38,7 @@ def report_of(run: Generation, loaded: Loaded, options: Options, zone: Zone | No
         thoughts=run.thinking.report(),
         seed=run.seed,
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
+        tool_calls=run.calls.found if run.calls else (),
         incomplete=run.incomplete,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +30,10 @@ from edge.run.loop import OnPrefill, begin, generate
 from edge.run.meters import EnergyMeter, Watch, find_zone
 from edge.run.report import RunReport, StopReason
 from edge.run.reporting import report_of, why_incomplete, why_unanswered
-from edge.run.request import Request, Text
+from edge.run.request import Messages, Request, Text, Tools, prompt_of
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.sequence import Mark, TokenSequence
+from edge.run.tool_calls import OnCall
 from edge.sampling import SamplingParams
 from edge.storage.making import Made
 from edge.types import FloatArray, IntArray
@@ -144,7 +145,7 @@ class Session:
         again with the next prompt."""
         return self._sequence.rewind(mark)
 
-    def generate(self, prompt: Text, **options: Any) -> str:
+    def generate(self, prompt: Text | None = None, **options: Any) -> str:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`.
 
         Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
@@ -157,8 +158,11 @@ class Session:
     @stepwise
     def stream(
         self,
-        prompt: Text,
+        prompt: Text | None = None,
         *,
+        messages: Messages | None = None,
+        tools: Tools | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
         stop: str | Sequence[str] | None = None,
@@ -175,27 +179,32 @@ class Session:
         grammar: Grammar | None = None,
         on_prefill: OnPrefill | None = None,
         on_thought: Callable[[str], None] | None = None,
+        on_call: OnCall | None = None,
     ) -> Generator[str, None, None]:
         """Pieces of the answer as they are generated, whole characters only.
 
         prompt: text (goes through the chat template unless `raw`, which parses control tokens instead) or token ids,
         int [n]; text in parts and a Prompt are read while they are run, so that they may be longer than what fits in
-        memory. max_tokens: None or -1 goes on until something else stops it. stop: a text before which the answer ends,
-        or several. follow_up: continue the conversation in the cache instead of starting anew. think: whether and how
-        long the model thinks before it answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been rendered
-        with it already. Thoughts count in max_tokens, are not searched for `stop`, and go to `report.thoughts` and,
-        piece by piece, to on_thought, which must return quickly. time_limit: seconds, energy_limit: joules, instead of
-        the session's budget; time_spent, energy_spent: what of it is gone already, for the start. keep_text=False
-        leaves the report's texts None, for runs without end. grammar: what the answer must match, thoughts excepted;
-        `report.incomplete` says what cut it, if that happened before its end. After the last piece, or when the
-        iterator is closed, `report` holds the RunReport, and its figures are in the history of this device (see
-        docs/devices.md), for `edge.forecast`.
+        memory. messages: a whole conversation instead, and tools: functions that the model may call, both as OpenAI's
+        protocol has them; tool_choice: "auto", "none", "required", or the name of one. Rows of an earlier generation
+        with which the conversation begins are kept. Complete calls go to `report.tool_calls`, and while they are
+        generated, events of `edge.tools.parser` to on_call, which must return quickly. max_tokens: None or -1 goes on
+        until something else stops it. stop: a text before which the answer ends, or several. follow_up: continue the
+        conversation in the cache instead of starting anew. think: whether and how long the model thinks before it
+        answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been rendered with it already. Thoughts count in
+        max_tokens, are not searched for `stop`, and go to `report.thoughts` and, piece by piece, to on_thought, which
+        must return quickly. time_limit: seconds, energy_limit: joules, instead of the session's budget; time_spent,
+        energy_spent: what of it is gone already, for the start. keep_text=False leaves the report's texts None, for
+        runs without end. grammar: what the answer must match, thoughts excepted; `report.incomplete` says what cut it,
+        if that happened before its end. After the last piece, or when the iterator is closed, `report` holds the
+        RunReport, and its figures are in the history of this device (see docs/devices.md), for `edge.forecast`.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
         forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
         answer.
         """
         started, options, sequence = time.perf_counter(), self.options, self._sequence
+        prompt = prompt_of(self.model, prompt, messages, tools, tool_choice, system, raw or follow_up, think)
         limit = options.time if time_limit is None else time_limit
         joules = options.energy if energy_limit is None else energy_limit
         request = Request(
@@ -211,7 +220,7 @@ class Session:
         if follow_up and sequence.lost:
             raise InputError("the adapter was changed, and the conversation forgotten: begin a new one")
         self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
-        run = Generation.of(request, self.model, watch, started, on_thought)
+        run = Generation.of(request, self.model, watch, started, on_thought, on_call)
         begin(sequence, run)
         run.prepared, self.prepared, self._loaded.reclaimer.run = self.prepared, Made(), run
         run.experts = self._loaded.expert_counts()
