@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from io import StringIO
 
 from edge.backends.counts import ExpertCounts
+from edge.errors import InputError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.run.constraint import Constrained
+from edge.run.logprobs import Logprobs, OnLogprob
 from edge.run.meters import Watch
 from edge.run.report import Energy, StopReason, Timings, Tokens
 from edge.run.request import Request
@@ -40,6 +42,7 @@ class Generation:
     thinking: Thinking
     stops: StopStrings
     constrained: Constrained | None
+    logprobs: Logprobs | None
     text: StringIO | None  # of the answer; a list of pieces would take ten times the memory. None: it is not kept
     calls: ToolCalls | None = None  # of tools; None if it has none
     prepared: Made = field(default_factory=Made)  # cache entries that were made before, once for this model
@@ -59,6 +62,7 @@ class Generation:
     @classmethod
     def of(
         cls, request: Request, model: Model, watch: Watch, started: float, on_thought: OnThought | None,
+        on_logprob: OnLogprob | None = None,
         on_call: OnCall | None = None,
     ) -> Generation:  # fmt: skip
         """Raises InputError and UnsupportedError, as `Request.encode` and `Matcher`, and MissingExtraError."""
@@ -68,13 +72,22 @@ class Generation:
         thinking = Thinking(model, prompt, request.think, watch, on_thought, keep, marks.values())
         banned = tokenizer.suppressed | (tokenizer.end_ids if request.ignore_eos else frozenset())
         sampling = (request.sampling or model.sampling()).with_seed()
-        grammar = request.grammar
+        grammar, top = request.grammar, request.logprobs
         if use and grammar is None and (lark := use.grammar(marks)) is not None:
             grammar = Grammar(lark=lark)
+        sample = Sampler(sampling, banned, piece=tokenizer.piece, processor=request.logits_processor)
+        outside = [token for token, _ in sampling.logit_bias if token >= tokenizer.size]
+        if outside:
+            raise InputError(f"--logit-bias names token {outside[0]}, and the vocabulary has {tokenizer.size}")
+        logprobs = None if top is None else Logprobs(top, on_logprob, keep=keep)
+        if logprobs is not None:
+            sample.look = logprobs.look
+        constrained = None
+        if grammar is not None:
+            constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None)
         return cls(
-            request, model, prompt, started, watch, Sampler(sampling, banned), sampling.seed, thinking,
-            StopStrings(request.stop), None if grammar is None else Constrained.of(grammar, model, thinking),
-            StringIO() if keep else None, ToolCalls(use, on_call) if use else None,
+            request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
+            constrained, logprobs, StringIO() if keep else None, ToolCalls(use, on_call) if use else None,
         )  # fmt: skip
 
     def count_prompt(self, count: int) -> None:
@@ -104,6 +117,8 @@ class Generation:
             return deque()
         tokens = self.constrained.forced()
         self.unasked += len(tokens)
+        if tokens:
+            self.sample.follow(tokens)
         self.sample.mask = self.constrained.mask if self.constrained.holds else None
         return deque(tokens)
 

@@ -137,7 +137,10 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
             break
         run.generated += 1
         sequence.append(token)
-        yield stops.feed(run.said(thinking.feed(token)))
+        text = stops.feed(run.said(thinking.feed(token)))
+        if drawn and run.logprobs is not None:
+            run.logprobs.tell(token, thought=thinking.thought)
+        yield text
         if drawn:
             forced = run.follow(token)
         if run.constrained is not None and run.constrained.holds:

@@ -22,8 +22,10 @@ from edge.run.arguments import (
     check_sampling,
     check_text,
     check_texts,
+    check_top,
 )
 from edge.run.governor import RunLimits
+from edge.run.sampler import Processor
 from edge.run.snapshots import Outline, changed_opening
 from edge.sampling import SamplingParams
 from edge.types import IntArray
@@ -52,11 +54,16 @@ class Request:
     energy_spent: float
     keep_text: bool
     grammar: Grammar | None = None
+    logprobs: int | None = None
+    logits_processor: Processor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_tokens", check_limit(self.max_tokens))
         check_sampling(self.sampling)
         check_grammar(self.grammar)
+        check_top("logprobs", self.logprobs)
+        if self.logits_processor is not None and not callable(self.logits_processor):
+            raise InputError(f"logits_processor must be a function, not {self.logits_processor!r:.60}")
         check_texts("stop", self.stop)
         check_text("system", self.system)
         numbers = {"time_limit": self.time, "energy_limit": self.energy}

@@ -95,6 +95,7 @@ class Thinking:
         self._family = None if template is None or prompt.thinks is None else template.family
         self._splitter = Splitter(tokenizer, self._family, prompt.thinks or False, shown)
         self._limit, self._watch, self._on_thought = think, watch, on_thought
+        self.thought = False  # whether the last token belongs to a thought, or to a mark around one
         self._thought = False  # it has had thoughts, so none may follow where the answer could begin
         self._text = StringIO() if keep_text else None
         self.tokens, self._added, self._cut = 0, 0, False
@@ -136,7 +137,8 @@ class Thinking:
             self._begin()
         answer = self._pass_on(self._splitter.feed(token))
         now = self._splitter.thinking
-        self._thought = self._thought or before or now
+        self.thought = before or now
+        self._thought = self._thought or self.thought
         if before or now:
             self.tokens, self._open = self.tokens + self._open + 1, 0
         else:
