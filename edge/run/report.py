@@ -80,9 +80,9 @@ class Memory:
     for it; the others are counted by the plan.
 
     weights: resident at a time; streamed: read anew from the file by every pass, where they are more than that, if all
-    experts are chosen equally often; experts: what was read of them, measured. lora: adapters. gpu: of weights, kv and
-    scratch, what lies in buffers of a GPU; on_card: in memory of its own, none of the process's. gpu_used: what the
-    system says of it, measured; None where it does not tell. gpu_budget: stated.
+    experts are chosen equally often; experts: what was read of them, measured. lora: adapters. gpu: of weights, kv,
+    scratch and adapters, what lies in buffers of a GPU; on_card: in memory of its own, none of the process's. gpu_used:
+    what the system says of it, measured; None where it does not tell. gpu_budget: stated.
     """
 
     peak_rss: int
