@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,8 @@ from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 Text = str | Iterable[str] | IntArray | Prompt
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -98,3 +101,36 @@ class Request:
         opening = changed_opening(model, self.think)
         system = model.system_rows(self.system, self.think) if shared and not self.follow_up else 0
         return Outline(system, opening and opening[0])
+
+
+def prompt_of(
+    model: Model,
+    prompt: Text | None,
+    messages: Messages | None,
+    tools: Tools | None,
+    tool_choice: str | Mapping[str, Any] | None,
+    system: str | None,
+    continues: bool,
+    think: Think | str | bool | int | None,
+) -> Text:
+    """The prompt of a generation: as it was given, or from messages. continues: it has no turns of its own.
+
+    Raises InputError and UnsupportedError.
+    """
+    if messages is None and not tools:
+        if prompt is None:
+            raise InputError("there is no prompt: give a text, tokens or messages")
+        return prompt
+    if continues:
+        raise InputError(
+            "messages and tools go through the chat template from the beginning: leave raw and follow_up out"
+        )
+    if messages is None:
+        if not isinstance(prompt, str):
+            raise InputError(f"a prompt with tools must be text or messages, not {prompt!r:.60}")
+        messages = [{"role": "user", "content": prompt}]
+    elif prompt is not None:
+        raise InputError("give a prompt or messages, not both")
+    if system is not None:
+        messages = [{"role": "system", "content": system}, *messages]
+    return model.chat_prompt(messages, tools=tools, think=think, tool_choice=tool_choice)

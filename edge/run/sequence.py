@@ -70,7 +70,7 @@ class TokenSequence:
         self.ran = 1  # tokens of the answer in the last pass
         self._answered = 0  # tokens of the answer
         self.snapshots.drop(0)
-        self.fed = array("i")  # tokens of all rows, if a prompt cache or snapshots need them and none has been evicted
+        self.fed = array("i")  # tokens of all rows, if none has been evicted
         self.evicted = 0  # rows
         self.lost = False  # whether the conversation was forgotten with the adapter that it had
         self._outline = Outline()  # of the last prompt
@@ -273,7 +273,7 @@ class TokenSequence:
         weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
         rows = kv.length - (passes - 1) / 2  # on average
         self._meter.add_bytes(passes * (weights + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
-        if (self.prompt_cache is not None or self.snapshots.most) and not self.evicted:
+        if not self.evicted:
             self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
 
     def make_room(self, count: int) -> bool:
@@ -331,6 +331,22 @@ class TokenSequence:
 
     def _left(self) -> Iterator[IntArray]:
         return chain(self.prompt.rest(), [np.array(self.pending, np.int32)])
+
+    def resume(self, prompt: Prompt) -> int:
+        """Keep the rows with which a conversation begins and forget the others; returns how many are kept. At least one
+        token is run for its logits."""
+        kv = self.engine.kv
+        tokens = prompt.peek(min(len(self.fed), max(0, prompt.waiting - 1)))
+        differ = np.flatnonzero(tokens != np.array(self.fed[: tokens.size], np.int32))
+        rows = int(differ[0]) if differ.size else tokens.size
+        kept = bool(rows) and not self.evicted and (rows == kv.length or self.rewind(Mark(rows)))
+        if not kept:
+            self.reset()
+            return 0
+        self.prompt, self.pending = Prompt(()), []
+        self.fed = self.fed[: kv.length]  # fewer than `rows` where a snapshot was taken before
+        prompt.advance(kv.length)
+        return kv.length
 
     def reuse(self) -> int:
         """Take the prompt's first rows from the prompt cache; returns how many.
