@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ModelFormatError,
         UnsupportedError,
     )  # fmt: skip
+    from edge.exporting.adapter_file import export_adapter
     from edge.exporting.bundle import export
     from edge.exporting.serve import serve_site
     from edge.inventory import models
@@ -54,7 +55,8 @@ _HOMES = {
     "ModelFormatError": "errors",
     "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
-    "divergence": "quality.windows", "export": "exporting.bundle", "fits": "prediction.fits",
+    "divergence": "quality.windows", "export": "exporting.bundle", "export_adapter": "exporting.adapter_file",
+    "fits": "prediction.fits",
     "forecast": "prediction.forecast", "load": "run.loading", "make_plan": "plan.plan", "models": "inventory",
     "open_model": "run.opening", "perplexity": "quality.perplexity", "pull": "pulling",
     "serve_site": "exporting.serve",
@@ -63,8 +65,8 @@ _HOMES = {
 __all__ = [
     "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "InputError", "MissingExtraError",
     "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport", "SamplingParams", "Session",
-    "UnsupportedError", "divergence", "export", "fits", "forecast", "load", "make_plan", "models", "open_model",
-    "perplexity", "pull", "serve_site",
+    "UnsupportedError", "divergence", "export", "export_adapter", "fits", "forecast", "load", "make_plan", "models",
+    "open_model", "perplexity", "pull", "serve_site",
 ]  # fmt: skip
 
 
