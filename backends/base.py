@@ -7,7 +7,7 @@ An engine knows nothing of prompts, budgets or policies. It runs tokens and keep
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -41,6 +41,7 @@ class EngineConfig:
     chunk: int  # most tokens that run at once in prefill
     kv_dtype: str
     threads: int
+    sequences: int = 1  # cpu: that run at once, each with as many rows (`BatchedEngine`)
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
     observes: bool = False  # attention scores can be summed: cpu and onnx need room for them, llamacpp is slower
     per_head: bool = False  # cpu, onnx: room for the bookkeeping of rows that differ from head to head
@@ -98,6 +99,7 @@ class Capabilities:
     any_tokenizer: bool = False  # it runs models whose tokenizer edge does not know
     picks: bool = False  # it chooses tokens itself (`PickingEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
+    sequences: bool = False  # it runs several at once (`BatchedEngine`)
 
 
 class Engine(Protocol):
@@ -131,6 +133,23 @@ class ObservedEngine(Engine, Protocol):
         """Add up what the last `queries` tokens of every pass pay to each row; 0 observes nothing.
 
         votes: count instead how many of them paid it more than the average of what they see.
+        """
+        ...
+
+
+class BatchedEngine(Engine, Protocol):
+    """An engine that keeps `EngineConfig.sequences` sequences apart. Its own `kv` and passes are those of the first."""
+
+    def sequence(self, number: int) -> Engine:
+        """One of the sequences, from 0: its `kv`, and passes of its tokens alone; an `ObservedEngine`. Closed with the
+        engine."""
+        ...
+
+    def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
+        """Run the next token of each of several sequences, int [n]; append a row to each. Returns their logits, float32
+        [n, vocab], the same to the last bit as `forward` of each alone.
+
+        Raises what `forward` raises, and InputError for sequences that are not there, or not different.
         """
         ...
 
@@ -228,6 +247,10 @@ class Backend(ABC):
     def keeps_all(self, spec: ModelSpec) -> str | None:
         """Why the engine can evict no rows of this model, so that policy `full` is the only one; None if it can."""
         return None
+
+    def one_at_a_time(self, spec: ModelSpec) -> str | None:
+        """Why the engine runs only one sequence of this model at a time; None if it runs several."""
+        return None if self.CAPABILITIES.sequences else f"the {self.NAME} engine"
 
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""

@@ -15,6 +15,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import platformdirs
 from machine import machine
 from model_files import make_file
@@ -22,16 +23,29 @@ from quality import DOCUMENTS, perplexity_of
 from turns import EDGE, LLAMA, Row, Setting, Sizes, Team
 
 from edge.cli.terminal.show import table
+from edge.converters.ggml import NEED_IMPORTANCE, quantize_with_llamacpp
 from edge.formats.gguf import read_gguf
 from edge.model.catalog import find_model
 from edge.model.model import open_model
 
-FTYPES = {  # llama_ftype
-    "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "IQ4_NL": 25,
-    "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18,
-}  # fmt: skip
+TYPES = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS", "IQ3_S",
+    "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ2_0", "TQ1_0", "Q2_0", "Q1_0",
+)  # fmt: skip
 SHAPE = (768, 12, 2048)  # of the random Llama: hidden, layers, FFN
 STEPS, PREFILL = 64, 512
+
+
+def file_of(kind: str, origin: Path, target: Path, *, pure: bool) -> Path:
+    """The model in this type. Types that need an importance matrix get one in which all columns count alike."""
+    if not target.exists():
+        importance = {
+            name: np.ones(info.shape[0], np.float32)
+            for name, info in read_gguf(origin).tensors.items() if len(info.shape) == 2
+        }  # fmt: skip
+        needed = importance if kind.startswith(NEED_IMPORTANCE) else None
+        quantize_with_llamacpp(origin, target, kind, pure=pure, importance=needed)
+    return target
 
 
 def types_in(path: Path) -> str:
@@ -50,7 +64,7 @@ def speed_cells(row: Row) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--types", default=",".join(FTYPES), help="some of them, with commas")
+    parser.add_argument("--types", default=",".join(TYPES), help="some of them, with commas")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--tokens", type=int, default=2048, help="of each document, for perplexity; 0 measures none")
@@ -64,7 +78,8 @@ def main() -> None:
     lines = []
     for kind in options.types.split(","):
         for mixture, origin in (("mixed", source), ("pure", random)):
-            model = make_file(setting.cache / f"{origin.stem}.{mixture}-{kind}.gguf", mixture, origin, FTYPES[kind])
+            target = setting.cache / f"{origin.stem}.{mixture}-{kind}.gguf"
+            model = file_of(kind, origin, target, pure=mixture == "pure")
             with Team(setting, model, model.stem) as team:
                 decode = team.speeds(f"{model.stem}: decode", STEPS, op="decode", depth=0)
                 prefill = team.speeds(f"{model.stem}: prefill", PREFILL, op="prefill")

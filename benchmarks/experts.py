@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hybrids import SCALED, SPREAD, Bytes, even, make_file, random_tensor
+from hybrids import Bytes, bytes_of_block, make_file, random_blocks, random_tensor
 from limits import cgroup, limit
 from machine import machine
 from streaming import forget
@@ -103,15 +103,12 @@ def _skewed(info: TensorInfo, random: np.random.Generator) -> Iterator[bytes]:
 
 def _of_topics(info: TensorInfo, random: np.random.Generator) -> Iterator[bytes]:
     """Embeddings: common blocks, those of the topic (token mod TOPICS), and their own."""
-    size, place, spread = SCALED[info.type]
     rows = info.shape[1]
-    blocks = info.nbytes // size // rows
+    blocks = info.nbytes // bytes_of_block(info.type) // rows
     part = max(1, blocks // PART)
 
     def drawn(count: int, width: int) -> Bytes:
-        found = even(info.type, random.integers(0, 256, (count, width, size), np.uint8))
-        found[:, :, place : place + 2] = np.float16(LOUD * SPREAD / spread).reshape(1, 1).view(np.uint8)
-        return found
+        return random_blocks(info.type, random, (count, width), LOUD)
 
     common, topics = drawn(1, part), drawn(TOPICS, part)
     for first in range(0, rows, 4096):

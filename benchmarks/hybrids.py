@@ -3,7 +3,8 @@
     python benchmarks/hybrids.py [NAME[@LAYERS] …] [--rounds 5] [--mixture Q4_0]
 
 NAME: of edge's table of current models whose layers the native engine runs; @LAYERS: with only its first ones. Without
-names: qwen3.5:0.8b, lfm2.5:350m, and two mixtures of 2.3 and 2.7 GiB, which lie on the disk twice. Prints medians
+names: qwen3.5:0.8b, lfm2.5:1.2b, gemma4:e2b, and two mixtures of 2.3 and 2.7 GiB, all of which lie on the disk twice.
+--mixture: Q4_0, Q4_K_M, Q6_K or Q8_0, as llama.cpp mixes their types. Prints medians
 (range) of decoding 64 tokens behind a short text and of a prompt of 512 tokens, KV rows and fixed state, and the
 machine. Both engines hold f16 rows. A random router likes all experts equally.
 """
@@ -25,6 +26,7 @@ from machine import machine
 from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig
 from edge.devices.host import usable_cores
+from edge.formats.blocks import block_size, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.model.known import KnownModel, known_models, outline_model
 from edge.model.reader import read_spec
@@ -32,13 +34,14 @@ from edge.storage.cache import cache_folder
 
 PROMPT, ANSWER, SHORT, CAPACITY = 512, 64, 16, 1024
 ENGINES = ("cpu", "llamacpp")
-NAMES = ("qwen3.5:0.8b", "lfm2.5:350m", "lfm2:8b-a1b@13", "qwen3:30b-a3b@7")
+NAMES = ("qwen3.5:0.8b", "lfm2.5:1.2b", "gemma4:e2b", "lfm2:8b-a1b@13", "qwen3:30b-a3b@7")
 SPREAD = 0.02  # standard deviation of weights
-SCALED = {
-    "Q4_0": (18, 0, 4.6),
-    "Q8_0": (34, 0, 74.0),
-    "Q6_K": (210, 208, 18.5 * 74),
-}  # bytes, place of d, of the codes
+SCALED = {  # places of d and of a minimum's factor, that factor / d, standard deviation of weights / d
+    "Q4_0": (0, None, 0.0, 4.6),
+    "Q8_0": (0, None, 0.0, 74.0),
+    "Q4_K": (0, 2, 7.5, 258.5),
+    "Q6_K": (208, None, 0.0, 18.5 * 74),
+}
 _SLAB = 1 << 20  # blocks written at once
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Drawn = Callable[[TensorInfo, np.random.Generator], Iterator[bytes]]
@@ -96,17 +99,27 @@ def random_tensor(info: TensorInfo, random: np.random.Generator, factor: float =
     if info.type == "F16":
         yield (SPREAD * random.standard_normal(info.elements)).astype("<f2").tobytes()
         return
-    size, place, spread = SCALED[info.type]
-    for first in range(0, info.nbytes // size, _SLAB):
-        blocks = random.integers(0, 256, (min(_SLAB, info.nbytes // size - first), size), np.uint8)
-        blocks = even(info.type, blocks)
-        blocks[:, place : place + 2] = np.float16(factor * SPREAD / spread).reshape(1, 1).view(np.uint8)
-        yield blocks.tobytes()
+    count = info.nbytes // bytes_of_block(info.type)
+    for first in range(0, count, _SLAB):
+        yield random_blocks(info.type, random, (min(_SLAB, count - first),), factor).tobytes()
 
 
-def even(kind: str, blocks: Bytes) -> Bytes:
-    """Without the lowest code of Q4_0, which none balances: weights with a mean make all tokens alike."""
-    return _BALANCED[blocks] if kind == "Q4_0" else blocks
+def bytes_of_block(kind: str) -> int:
+    return nbytes(kind, block_size(kind))
+
+
+def random_blocks(kind: str, random: np.random.Generator, shape: tuple[int, ...], factor: float) -> Bytes:
+    """Blocks of weights with the mean 0 and the standard deviation `factor` · SPREAD: weights with a mean make all
+    tokens alike. Q4_0 goes without its lowest code, which none balances."""
+    place, minimum, share, spread = SCALED[kind]
+    blocks = random.integers(0, 256, (*shape, bytes_of_block(kind)), np.uint8)
+    if kind == "Q4_0":
+        blocks = _BALANCED[blocks]
+    d = factor * SPREAD / spread
+    for at, number in ((place, d), (minimum, share * d)):
+        if at is not None:
+            blocks[..., at : at + 2] = np.array([number], "<f2").view(np.uint8)
+    return blocks
 
 
 def timed(engine: Engine, count: int, steps: bool) -> float:

@@ -23,13 +23,13 @@ from edge.formats.gguf_writer import Planned
 from edge.model.reader import read_spec
 from edge.types import FloatArray
 
-# Names of llama-quantize and numbers of `llama_ftype`. Left out: what edge cannot read (Q2_0), and COPY.
+# Names of llama-quantize and numbers of `llama_ftype`, without COPY.
 FTYPES = FILE_TYPES | {
     "Q2_K_S": 21, "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17,
     "IQ2_M": 29, "IQ3_XS": 22, "IQ3_M": 27,
 }  # fmt: skip
-_NEED_IMPORTANCE = ("IQ1", "IQ2", "IQ3_XXS", "IQ3_XS", "Q2_K_S")  # beginnings of names
-TRAINED = ("TQ1_0", "TQ2_0", "Q1_0")  # two or three values: for models that were trained with such weights
+NEED_IMPORTANCE = ("IQ1", "IQ2", "IQ3_XXS", "IQ3_XS", "Q2_K_S")  # beginnings of names
+TRAINED = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0")  # two or three values: for models that were trained with such weights
 HAVE_NO_CHOICE = (*FLOATS, "Q8_0", *TRAINED)  # types that round in one way, whatever counts more
 _SLAB = 64 << 20  # bytes of rows that llama.cpp holds at once
 
@@ -85,7 +85,7 @@ def quantize_with_llamacpp(
         raise MissingExtraError("llama-cpp-python", "llamacpp")
     file = read_gguf(source)
     read_spec(file)  # llama.cpp trusts what this checks
-    if importance is None and ftype.startswith(_NEED_IMPORTANCE):
+    if importance is None and ftype.startswith(NEED_IMPORTANCE):
         raise InputError(
             f"{ftype} is too small for plain rounding: state a text that tells columns apart by --calibration"
         )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         BusyError,
         DownloadError,
         EdgeError,
+        IncompleteError,
         InputError,
         MissingExtraError,
         ModelFormatError,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from edge.exporting.adapter_file import export_adapter
     from edge.exporting.bundle import export
     from edge.exporting.serve import serve_site
+    from edge.grammar.grammar import Grammar
+    from edge.grammar.matcher import check_grammar
     from edge.inventory import models
     from edge.model.model import Model
     from edge.options import Options
@@ -51,22 +54,22 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BudgetError": "errors", "BusyError": "errors", "Conversation": "run.conversation", "DownloadError": "errors",
-    "EdgeError": "errors", "InputError": "errors", "MissingExtraError": "errors", "Model": "model.model",
-    "ModelFormatError": "errors",
-    "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
+    "EdgeError": "errors", "Grammar": "grammar.grammar", "IncompleteError": "errors", "InputError": "errors",
+    "MissingExtraError": "errors", "Model": "model.model", "ModelFormatError": "errors", "Options": "options",
+    "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
-    "divergence": "quality.windows", "export": "exporting.bundle", "export_adapter": "exporting.adapter_file",
-    "fits": "prediction.fits",
-    "forecast": "prediction.forecast", "load": "run.loading", "make_plan": "plan.plan", "models": "inventory",
-    "open_model": "run.opening", "perplexity": "quality.perplexity", "pull": "pulling",
+    "check_grammar": "grammar.matcher", "divergence": "quality.windows", "export": "exporting.bundle",
+    "export_adapter": "exporting.adapter_file", "fits": "prediction.fits", "forecast": "prediction.forecast",
+    "load": "run.loading", "make_plan": "plan.plan", "models": "inventory", "open_model": "run.opening",
+    "perplexity": "quality.perplexity", "pull": "pulling",
     "serve_site": "exporting.serve",
 }  # fmt: skip
 
 __all__ = [
-    "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "InputError", "MissingExtraError",
-    "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport", "SamplingParams", "Session",
-    "UnsupportedError", "divergence", "export", "export_adapter", "fits", "forecast", "load", "make_plan", "models",
-    "open_model", "perplexity", "pull", "serve_site",
+    "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "Grammar", "IncompleteError",
+    "InputError", "MissingExtraError", "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport",
+    "SamplingParams", "Session", "UnsupportedError", "check_grammar", "divergence", "export", "export_adapter", "fits",
+    "forecast", "load", "make_plan", "models", "open_model", "perplexity", "pull", "serve_site",
 ]  # fmt: skip
 
 

@@ -117,6 +117,17 @@ class DownloadError(EdgeError):
         self.reached = reached
 
 
+class IncompleteError(EdgeError):
+    """An answer was cut before its grammar allowed the end. reason: what cut it, a stop reason; text: the answer so
+    far."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, reason: str = "", text: str = "") -> None:
+        super().__init__(message)
+        self.reason, self.text = reason, text
+
+
 class OutputError(EdgeError):
     """The output cannot be written to stdout: a full disk, a closed stream."""
 

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 from edge.errors import KEYWORDS
 
-PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, OUTPUT = "Prompt", "Budgets", "KV cache", "Sampling", "Engine", "Output"
-GROUPS = (PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, OUTPUT)
+PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT = (
+    "Prompt", "Budgets", "KV cache", "Sampling", "Engine", "Server", "Output"
+)  # fmt: skip
+GROUPS = (PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT)
 """Groups of options in the help of commands, in their order."""
 
 KEYWORDS.update({
@@ -40,6 +42,7 @@ class Flag:
     twin: bool = True  # whether an environment variable stands for the flag
     low: float = -math.inf  # of a number's range
     high: float = math.inf  # of a number's range
+    apps: bool = True  # whether exported models have the option, too
 
     @property
     def name(self) -> str:

@@ -105,6 +105,11 @@ class Options:
     )  # fmt: skip
     threads: int | None = option(None, "--threads", group=ENGINE, help="CPU threads (default: physical cores).")
 
+    sequences: int = option(
+        1, "--sequences", group=ENGINE,
+        help="Conversations that run at the same time, each with KV rows of its own; the cpu engine has several.",
+    )  # fmt: skip
+
     expected_tokens: int | None = option(None, help="Tokens of prompt and answer together, if they are known.")
     logits_rows: int = option(1, help="Most rows of logits that exist at once, for Session.forward of every token.")
 

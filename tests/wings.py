@@ -27,6 +27,7 @@ PARTS = {
     "ONNX Runtime": r"^tests/backends/test_conformance\.py::.*\[onnx-",
     "OpenCL": r"^tests/backends/test_conformance\.py::.*\[gpu@opencl",
     "QNN's emulator": r"^tests/backends/test_conformance\.py::.*\[onnx@qnn",
+    "structured output": r"^tests/run/test_grammar\.py::",
     "SmolLM2 135M": r"^tests/native/test_streaming\.py::test_a_budget_below_the_weights",
     "Vulkan": r"^tests/backends/test_conformance\.py::.*\[gpu@wgpu",
     "WGSL by Dawn": r"^tests/gpu/test_gpu_shaders\.py::test_dawn_",

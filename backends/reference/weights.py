@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from edge.errors import UnsupportedError
+from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
 from edge.model.tensors import Source
 from edge.types import FloatArray
@@ -29,17 +30,13 @@ def read_weights(
     return weights
 
 
-@UNWARNED
 def _dequantize(file: GGUFFile, name: str) -> FloatArray:
-    from gguf.constants import GGMLQuantizationType  # here and not above: gguf costs 6 MB that other engines save
-    from gguf.quants import dequantize
-
     info = file.tensors[name]
     data = file.tensor_bytes(info).reshape(info.elements // info.shape[0], -1)
     try:
-        values = dequantize(data, GGMLQuantizationType(info.type_id))
-    except NotImplementedError:
+        values = dequantize(data, info.type)
+    except UnsupportedError:
         raise UnsupportedError(
             f"the reference engine cannot read {info.type} ({name}): use --backend=llamacpp"
         ) from None
-    return np.asarray(values, np.float32).reshape((-1, info.shape[0]) if info.rows < info.elements else -1)
+    return values.reshape((-1, info.shape[0]) if info.rows < info.elements else -1)

@@ -40,7 +40,14 @@ class CPU(Backend):
 
     NAME = "cpu"
     CAPABILITIES = Capabilities(
-        "head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, tunable=True, lora=True
+        "head",
+        uneven="head",
+        kv_dtypes=KV_DTYPES,
+        attention=True,
+        keys=True,
+        tunable=True,
+        lora=True,
+        sequences=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.93, 4.6, 0.57), "floats": WeightEfficiency(0.93, 1.4)},
@@ -88,6 +95,11 @@ class CPU(Backend):
 
         return supports(core)
 
+    def one_at_a_time(self, spec: ModelSpec) -> str | None:
+        from edge.model.tensors import find_network
+
+        return "a model with recurrent layers" if any(find_network(spec).fixed_values) else None
+
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
         from edge.backends.ring import LayerKinds
@@ -98,12 +110,14 @@ class CPU(Backend):
         from edge.backends.tvm.kv.regions import TILE, make_regions
         from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
         from edge.backends.tvm.packing.cores import round_up
-        from edge.backends.tvm.packing.shape import Shape
+        from edge.backends.tvm.packing.shape import Shape, rope_values
         from edge.backends.tvm.targets import choose_target, with_tuning
         from edge.model.tensors import find_network
 
         shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
         network = find_network(spec)
+        if config.lora_rank and config.sequences > 1:
+            raise UnsupportedError("a model with LoRA adapters runs one sequence at a time: leave --sequences out")
         if config.lora_rank:
             check_cores("cpu engine with adapters", spec, hybrid_cores)
         kinds = LayerKinds.of(network.windows, network.rowless)
@@ -111,13 +125,15 @@ class CPU(Backend):
         regions, rings = make_regions(kinds, core.kv_heads, config, spec.context, apart)
         heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
-        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
+        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank, config.sequences)
         per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
         fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
         per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
-        logits = config.logits_rows * shape.padded_vocab
+        logits = max(config.logits_rows, config.sequences) * shape.padded_vocab
         tables = max(1, len(network.ropes))
-        rope = tables * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
+        sizes = config.chunk, target.gemm_tokens, shape.padded_head
+        batch = rope_values(*sizes, config.sequences) - rope_values(*sizes)
+        rope = tables * (round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head + batch)
         by_head = 0
         if config.per_head:  # keys are read layer by layer, and rotated head by head
             at_once = 2 if config.observes else max(2, core.kv_heads)
@@ -126,13 +142,14 @@ class CPU(Backend):
         streaming = streaming_need(spec, config)
         return Footprint(
             weights=packed_bytes(spec),
-            kv=regions.size * per_whole + fixed,
-            scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head + pinned,
+            kv=config.sequences * (regions.size * per_whole + fixed),
+            scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope)
+            + config.sequences * (by_head + pinned),
             runtime=_RUNTIME_BYTES
             + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
             + _TABLE_BYTES * (shape.layer_inputs > 0),
             streamed=streaming.streamed,
-            fixed_kv=fixed,
+            fixed_kv=config.sequences * fixed,
             least_weights=streaming.least,
             lora=adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
             on_disk=spec.table_bytes if shape.layer_inputs else 0,

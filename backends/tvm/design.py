@@ -34,6 +34,7 @@ class Design:
     target: Target
     timed: bool = False  # each thread records the times of its phases (`cpu/timing.py`)
     lora: bool = False  # matrices may have adapters, of any rank (`cpu/phases/adapt.py`)
+    batches: list[int] = field(default_factory=list)  # tokens of as many sequences, for which a pass has code
     exported: bool = False
     shared: dict[str, str] = field(default_factory=dict)  # units that another pass of the library has, by function
 
@@ -56,7 +57,7 @@ class Design:
     def here(cls, layout: PackedLayout, config: EngineConfig) -> Design:
         """The design of a run on this machine."""
         design = cls.of(layout, config.kv_dtype, with_tuning(choose_target(), config.tuning))
-        return replace(design, lora=config.lora_rank > 0)
+        return replace(design, lora=config.lora_rank > 0, batches=batch_sizes(config.sequences, design))
 
     def to_json(self) -> str:
         fields: dict[str, Any] = asdict(self)
@@ -67,6 +68,12 @@ class Design:
     def from_json(cls, text: str) -> Design:
         fields = json.loads(text)
         return cls(**fields | {"shape": parse(Shape, fields["shape"]), "target": Target(**fields["target"])})
+
+
+def batch_sizes(sequences: int, design: Design) -> list[int]:
+    """For 1 … `sequences` tokens: code for fewer of them has less work, and all registers serve up to as many."""
+    most = min(2, design.target.gemm_tokens) if design.exact else design.target.gemm_tokens
+    return sorted({min(size, most) for size in (2, 4, 8, 16) if size < 2 * sequences})
 
 
 def low_rank_blocks(variants: Sequence[Sequence[str]], *, exact: bool) -> tuple[str, str]:

@@ -18,10 +18,9 @@ from edge.backends.base import EngineConfig, LoadProgress
 from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
 from edge.backends.counts import ExpertCounts
 from edge.backends.fixed_state import FixedState
-from edge.backends.head_kv import HeadKV
 from edge.backends.kv_cache import state_key
 from edge.backends.ring import LayerKinds
-from edge.backends.rope import CacheRope, Rotation
+from edge.backends.rope import CacheRope
 from edge.backends.token_table import TokenTable
 from edge.backends.tvm import ENGINE
 from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
@@ -37,14 +36,15 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import TILE, make_regions
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import HostRows
-from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
+from edge.backends.tvm.kv.store import Arena, choose_normals, make_kv
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout, make_layout
 from edge.backends.tvm.packing.shape import ROPE_AHEAD, padded_head, rope_values
 from edge.backends.tvm.packing.weights import PackedWeights, Ranges, open_weights
+from edge.backends.tvm.sequence import Angles, NativeKV, NativeSequence
 from edge.backends.tvm.sources import source_hash
-from edge.errors import EngineError, UnsupportedError
+from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
 from edge.model.layers import Attention
@@ -68,7 +68,9 @@ class NativeEngine:
         self.spec, self.config, self._file = spec, config, file
         layout = make_layout(file, spec)
         design = replace(Design.here(layout, config), timed=timed)
-        target = design.target
+        target, self._batches = design.target, design.batches
+        if config.sequences > 1 and (reason := ENGINE.one_at_a_time(spec)):
+            raise UnsupportedError(f"{reason} runs one sequence at a time: load it without sequences")
         need = streaming_need(spec, config)
         streams = make_streams(layout, need.kept, config.threads) if config.resident else None
         resident, slots = streams.resident if streams else None, need.slots
@@ -78,20 +80,22 @@ class NativeEngine:
 
         positions = spec.context if config.per_head else config.capacity  # gaps stay open as long as the context allows
         shape = layout.shape
-        # Weights are packed so that pairs are neighbours.
-        rope = CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         name = f"{ENGINE.NAME} {source_hash('kv', 'cpu/kernels', 'cpu/phases')}"
         key = state_key(name, file, spec, config.kv_dtype)
         network = layout.network
         kinds = LayerKinds.of(network.windows, network.rowless)
         apart = shape.ringed.kv_heads if shape.apart else 0
-        regions, rings = make_regions(kinds, shape.attention.kv_heads, config, spec.context, apart)
+        sequences = range(config.sequences)
+        parts = [
+            make_regions(kinds, shape.attention.kv_heads, config, spec.context, apart, number) for number in sequences
+        ]
+        regions, rings = parts[0]
         observed = round_up(regions.longest, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
-        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
+        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank, config.sequences)
         tokens = round_up(config.chunk, target.gemm_tokens)
-        rope_size = rope_values(tokens, target.gemm_tokens, self._head)
+        rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)
         reads = reads_size(layout) if slots else 0
         table = np.array(fill_table(layout, scratch, rope_size, streams, reads), np.int64)
         self._table = aligned_zeros(table.size, "int64")
@@ -120,39 +124,52 @@ class NativeEngine:
             head = padded_head(core.head_dim)
             return HostRows(count, head, config.kv_dtype, normals[:, :head], move_rows)
 
-        here = regions.size + (0 if apart else rings.size)
-        self._arena = Arena(shape, rows_of(shape.attention, here, "move"), observes=config.observes)
+        count = config.sequences
+        here = count * (regions.size + (0 if apart else rings.size))
+        own_rows = rows_of(shape.attention, here, "move")
+        self._arena = Arena(shape, own_rows, observes=config.observes, sequences=count)
         self._rings = (
-            Arena(shape, rows_of(shape.ringed, rings.size, "move_ring"), observes=False, beside=self._arena)
+            Arena(shape, rows_of(shape.ringed, count * rings.size, "move_ring"), observes=False, beside=self._arena)
             if apart else None
         )  # fmt: skip
         self._model_key = key
         self._states = aligned_zeros(sum(network.fixed_values), "float32")
         state = FixedState(network.fixed_values, self._states) if self._states.size else None
-        self._kv = make_kv(self._arena, kinds, regions, rings, rope, key, config, state, self._rings)
-        self._tokens = aligned_zeros(tokens, "int32")
-        self._rotation = rope.rotation  # of the table of angles
-        tables = len(self._rotation.angles)
-        self._rope = aligned_zeros(tables * rope_size, "float32").reshape(tables, rope_size)
-        self._rope_from = self._rope_rows = self._observed = 0
-        self._votes = False
-        self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
+        # Weights are packed so that pairs are neighbours.
+        ropes = [CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head) for _ in sequences]
+        self._tokens = aligned_zeros(max(tokens, 3 * count), "int32")
+        tables = len(ropes[0].rotation.angles)
+        self._rope = aligned_zeros(tables * rope_size, "float32")
+        self._angles = self._rope.reshape(tables, -1, 2 * self._head)
+        self._chunk_angles = Angles(self._angles)
+        first = max(tokens, ROPE_AHEAD) + target.gemm_tokens
+        self._sequences = [
+            NativeSequence(
+                spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
+                Angles(self._angles, first + number * ROPE_AHEAD) if count > 1 else self._chunk_angles, self._run,
+            )
+            for number, own, rope in zip(sequences, parts, ropes, strict=True)
+        ]  # fmt: skip
+        self._batch_angles = first + count * ROPE_AHEAD
+        self._logits = aligned_zeros(max(config.logits_rows, count) * self._padded_vocab, "float32")
         self.times = aligned_zeros(config.threads * thread_words(shape.layers) if timed else 0, "int64")
         self._workers: Workers | None = Workers(image, config.threads, self._pointers())
         weakref.finalize(self, self._workers.close)  # also at exit: threads must not outlive the interpreter
 
         if FORMATS[config.kv_dtype].transformed:
-            choose_normals(self._kv, self.forward, spec.vocab)
+            choose_normals(self.kv, self.forward, spec.vocab)
+            for sequence in self._sequences:
+                sequence.kv.settings = self.kv.settings
+
+    def sequence(self, number: int) -> NativeSequence:
+        """See BatchedEngine. Raises InputError for a number that it was not loaded for."""
+        if not 0 <= number < len(self._sequences):
+            raise InputError(f"the engine was loaded for {len(self._sequences)} sequences: there is no {number}")
+        return self._sequences[number]
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
-        """Accumulate the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.
-
-        0 observes nothing and costs nothing. votes: count the queries that pay a row more than the average instead.
-        Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
-        """
-        if queries and not self.config.observes:
-            raise UnsupportedError("this engine was loaded without EngineConfig.observes")
-        self._observed, self._votes = queries, votes
+        """See ObservedEngine, and `NativeSequence.observe`."""
+        self._sequences[0].observe(queries, votes=votes)
 
     @property
     def normals(self) -> FloatArray:
@@ -165,13 +182,15 @@ class NativeEngine:
         check_lora(lora, self.config)
         if self._workers is None:
             raise EngineError("the engine is closed")
-        self._kv.truncate(0)
+        for sequence in self._sequences:
+            sequence.kv.truncate(0)
         self._set_adapters(0, [])  # none, should packing fail
         if lora:
             self._set_adapters(
                 padded_rank(lora.size.rank), pack_adapters(lora, self._layout, self._adapters, exact=self._exact)
             )
-        self._kv.settings = self._model_key + (f" {lora.key}" if lora else "")
+        for sequence in self._sequences:
+            sequence.kv.settings = self._model_key + (f" {lora.key}" if lora else "")
 
     def _set_adapters(self, rank: int, offsets: Sequence[Offsets]) -> None:
         slots = Table.of(self._layout.shape)
@@ -193,35 +212,36 @@ class NativeEngine:
         return self._experts.trace if self._experts else np.zeros((0, 0, 0), np.int16)
 
     @property
-    def kv(self) -> HeadKV[NativeStore[HostRows]]:
-        return self._kv
+    def kv(self) -> NativeKV:
+        return self._sequences[0].kv
 
     def forward(self, tokens: IntArray) -> FloatArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.announce(tokens.size)
-        for start in range(0, tokens.size, self.config.chunk):
-            part = tokens[start : start + self.config.chunk]
-            self._run(part, wanted=int(start + part.size == tokens.size))
-        return self._logits[: self.spec.vocab]
+        return self._sequences[0].forward(tokens)
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.announce(tokens.size)
-        logits = np.empty((tokens.size, self.spec.vocab), np.float32)
-        step = min(self.config.logits_rows, self.config.chunk)
-        for start in range(0, tokens.size, step):
-            part = tokens[start : start + step]
-            self._run(part, wanted=part.size)
-            rows = self._logits.reshape(-1, self._padded_vocab)
-            logits[start : start + part.size] = rows[: part.size, : self.spec.vocab]
-        return logits
+        return self._sequences[0].forward_all(tokens)
+
+    def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
+        """See BatchedEngine."""
+        found = [self.sequence(number) for number in sequences]
+        if len(set(sequences)) != len(found):
+            raise InputError(f"sequences must be different, not {list(sequences)!r:.60}")
+        tokens = check_tokens(tokens, self.spec.vocab, len(found))
+        if tokens.size != len(found):
+            raise InputError(f"{tokens.size} tokens for {len(found)} sequences")
+        for token, sequence in zip(tokens, found, strict=True):
+            check_tokens(token[None], self.spec.vocab, sequence.kv.free)
+            check_positions(self.spec, sequence.kv.next_position + 1)
+            sequence.kv.announce(1)
+        return self._run_batch(tokens, found) if len(found) > 1 else self._run(found[0], tokens, 1)
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
         if self._workers is not None:
             self._workers.close()
         self._workers = None
-        self._kv.closed = True
+        for sequence in self._sequences:
+            sequence.kv.closed = True
         for arena in filter(None, (self._arena, self._rings)):
             arena.rows.arrays.clear()
         if self._token_table:
@@ -239,30 +259,72 @@ class NativeEngine:
         if isinstance(mapped, mmap.mmap):
             check_whole("a file of packed weights in the cache folder", mapped.size(), self._layout.nbytes)
 
-    def _run(self, tokens: IntArray, *, wanted: int) -> None:
-        if self._workers is None:
-            raise EngineError("the engine is closed")
-        kv, count = self._kv, tokens.size
+    def _run(self, sequence: NativeSequence, tokens: IntArray, wanted: int) -> FloatArray:
+        """Run tokens of one sequence, at most a chunk. Returns the last `wanted` rows of logits."""
+        kv, count = sequence.kv, tokens.size
+        self._begin(tokens)
         check_positions(self.spec, kv.next_position + count)
-        self._check_weights()
-        self._tokens[:count] = tokens
-        self._look_up(tokens)
-        kv.prepare(count)
+        sequence.prepare(count)
         if self._temperature:
             positions = kv.next_position + np.arange(count)
             self._temperatures[:count] = temperatures(self._temperature, positions)
+        angles = sequence.angles if count <= ROPE_AHEAD else self._chunk_angles
+        self._finish(
+            count, kind=Job.STEP if count == 1 else Job.CHUNK, position=kv.next_position,
+            angle=angles.row(kv.rope.rotation, kv.next_rope_position, count), wanted=wanted,
+            observed=min(count, sequence.observed), votes=int(sequence.votes),
+        )  # fmt: skip
+        kv.appended(count)
+        self._end()
+        return self._logits_of(wanted)
+
+    def _run_batch(self, tokens: IntArray, sequences: Sequence[NativeSequence]) -> FloatArray:
+        """Run one token each of several sequences. Returns their logits."""
+        count = tokens.size
+        self._begin(tokens)
+        positions, observed = self._tokens[count : 2 * count], self._tokens[2 * count : 3 * count]
+        for place, sequence in enumerate(sequences):
+            kv = sequence.kv
+            sequence.prepare(1, place)
+            positions[place] = kv.next_position
+            observed[place] = 1 + sequence.votes if sequence.observed else 0
+            row = sequence.angles.row(kv.rope.rotation, kv.next_rope_position, 1)
+            self._angles[:, self._batch_angles + place] = self._angles[:, row]
+        if self._temperature:
+            self._temperatures[:count] = temperatures(self._temperature, positions)
+        fitting = (at for at, size in enumerate(self._batches) if size >= count)
+        self._finish(
+            count, kind=Job.BATCH + next(fitting, len(self._batches) - 1), position=0, angle=self._batch_angles,
+            wanted=count, observed=int(observed.any()), votes=0,
+        )  # fmt: skip
+        for sequence in sequences:
+            sequence.kv.appended(1)
+        self._end()
+        return self._logits_of(count)
+
+    def _begin(self, tokens: IntArray) -> None:
+        if self._workers is None:
+            raise EngineError("the engine is closed")
+        self._check_weights()
+        self._tokens[: tokens.size] = tokens
+        self._look_up(tokens)
+
+    def _finish(self, count: int, **numbers: int) -> None:
+        """Run a pass, whose rows have been prepared."""
+        assert self._workers is not None
         if self._experts:
             self._experts.begin(count)
-        kind = Job.STEP if count == 1 else Job.CHUNK
-        self._workers.run(
-            kind=kind, count=count, position=kv.next_position, angle=self._angle_row(count), wanted=wanted,
-            observed=min(count, self._observed), votes=int(self._votes), disk=self._disk.wanted(),
-        )  # fmt: skip
+        self._workers.run(count=count, disk=self._disk.wanted(), **numbers)
         if self._experts:
             self._experts.check()
-        kv.appended(count)
+
+    def _end(self) -> None:
+        """Rows have been appended."""
         if self._experts:
             self._experts.interrupt()
+
+    def _logits_of(self, count: int) -> FloatArray:
+        return self._logits.reshape(-1, self._padded_vocab)[:count, : self.spec.vocab]
 
     def _look_up(self, tokens: IntArray) -> None:
         """The table's part of the vectors that tokens have for each layer (`PerLayerInput`)."""
@@ -271,19 +333,6 @@ class NativeEngine:
         size, layers = self._layout.shape.layer_inputs, self.spec.layers
         for part, rows in self._token_table.read(tokens):
             self._inputs[part, :, :size] = rows.reshape(-1, layers, size) * np.float32(math.sqrt(size / 2))
-
-    def _angle_row(self, count: int) -> int:
-        """The row of the angle table where the next `count` positions begin."""
-        first = self._kv.next_rope_position
-        if self._rotation is not self._kv.rope.rotation:
-            self._rotation, self._rope_rows = self._kv.rope.rotation, 0
-        if not self._rope_from <= first <= first + count <= self._rope_from + self._rope_rows:
-            self._rope_from, self._rope_rows = first, max(count, ROPE_AHEAD)
-            positions = np.arange(first, first + self._rope_rows)
-            for kind, table in enumerate(self._rope):
-                angles = _angle_table(self._rotation, kind, positions)
-                table[: angles.size] = angles.reshape(-1)
-        return first - self._rope_from
 
     def _pointers(self) -> tuple[Any, ...]:
         """The arguments of a pass, in the order of `generator.POINTERS`."""
@@ -296,12 +345,6 @@ class NativeEngine:
             *(each for each in (self._states, self.times, self._adapters) if each.size),
         )  # fmt: skip
         return tuple(map(pointer, arrays))
-
-
-def _angle_table(rotation: Rotation, kind: int, positions: AnyArray) -> FloatArray:
-    """float32 [positions, 2, head] for kernels: the cosines of all dimensions, then −sin and +sin of each pair."""
-    cos, sin = rotation.tables(kind, positions)
-    return np.stack([np.repeat(cos, 2, axis=1), np.stack([-sin, sin], axis=-1).reshape(len(sin), -1)], axis=1)
 
 
 def _prepare(

@@ -1,8 +1,6 @@
 """Model files for `peers.py` and `block_types.py`, written once.
 
-make_file.py pure SOURCE TARGET [FTYPE]                 every matrix of SOURCE in the block type of this llama_ftype,
-                                                        else in Q4_0, by llama.cpp's own quantizer
-make_file.py mixed SOURCE TARGET FTYPE                  the same in the types that llama.cpp chooses for each
+make_file.py pure SOURCE TARGET                         every matrix of SOURCE in Q4_0, by llama.cpp's own quantizer
 make_file.py random SOURCE TARGET HIDDEN LAYERS FFN     a Llama of that shape with random Q4_0 weights: 64 wide heads,
                                                         4 query heads per KV head, the first tokens of SOURCE
 make_file.py qwen2 SOURCE TARGET                        the shape of Qwen2-0.5B with random Q4_0 weights, the tokens of
@@ -23,15 +21,15 @@ _VOCAB, _HEAD, _CONTEXT = 32768, 64, 8192
 _SPREAD = 0.02 / 4.6  # 4.6 is the standard deviation of a random nibble: weights get one of 0.02
 
 
-def quantize(source: Path, target: Path, ftype: int, pure: bool) -> None:
+def quantize(source: Path, target: Path) -> None:
     import ctypes
 
     from llama_worker import low_level
 
     library = low_level()
     parameters = library.llama_model_quantize_default_params()
-    parameters.ftype = ftype
-    parameters.pure = pure
+    parameters.ftype = _Q4_0
+    parameters.pure = True
     parameters.allow_requantize = True
     status = library.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(parameters))
     if status != 0:
@@ -153,8 +151,8 @@ def main(kind: str, source: str, target: str, *shape: int) -> None:
     """Write to a temporary name first, so that an incomplete file is never used."""
     partial = Path(target).with_suffix(".partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    if kind in ("pure", "mixed"):
-        quantize(Path(source), partial, *(shape or [_Q4_0]), pure=kind == "pure")
+    if kind == "pure":
+        quantize(Path(source), partial)
     elif kind == "qwen2":
         random_model(Path(source), partial, QWEN2)
     else:

@@ -24,6 +24,7 @@ from edge.cli.models import models
 from edge.cli.plan import plan
 from edge.cli.pull import pull
 from edge.cli.run import run
+from edge.cli.serve import serve
 from edge.cli.terminal.help import Command, Group, help
 from edge.errors import speaking
 
@@ -37,7 +38,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run, chat, pull, plan, bench, tune, compile, export, export_adapter, serve_site, convert, quantize, inspect, help,
+    run, chat, serve, pull, plan, bench, tune, compile, export, export_adapter, serve_site, convert, quantize, inspect,
+    help,
 ):  # fmt: skip
     app.command(cls=Command)(command)
 app.add_typer(evaluate, name="eval")

@@ -117,8 +117,8 @@ class Answer:
 Sampling = Annotated[dict[str, Any], SamplingParams]
 """The stated fields of SamplingParams, None for the others, which the model's file may set."""
 
-LIMITS = ("time", "energy", "power", "max_temp", "keep", "prompt_cache", "prompt_cache_size")
-"""Options that measuring commands lack, since limits would distort the measurements."""
+LIMITS = ("time", "energy", "power", "max_temp", "keep", "prompt_cache", "prompt_cache_size", "sequences")
+"""Options that measuring commands lack: limits would distort the measurements, and they run one sequence."""
 MEASURED = without(*LIMITS, "provider")
 
 _MODEL = typer.Argument(

@@ -12,6 +12,7 @@ from edge.cli.terminal.show import print_json, table
 from edge.options import Options
 
 if TYPE_CHECKING:
+    from edge.backends.base import EngineConfig
     from edge.backends.counts import ExpertForecast
     from edge.plan.npu import NpuUse
     from edge.plan.plan import Plan
@@ -111,7 +112,7 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
     rows: list[tuple[str, str, int]] = [
         (*own, count.interpreter),
         ("weights", "in the module's memory" if web else "for the NPU" if npu else _weights(made), count.weights),
-        ("KV cache", f"{config.capacity:,} rows{_fixed(count.fixed_kv)}, {config.kv_dtype}", count.kv),
+        ("KV cache", f"{_kept(config)}{_fixed(count.fixed_kv)}, {config.kv_dtype}", count.kv),
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         *([("snapshots", f"of {made.snapshots} ends of turns", count.snapshots)] if made.snapshots else []),
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),
@@ -184,6 +185,11 @@ def _weights(made: Plan) -> str:
 
 def _on_gpu(made: Plan) -> str:
     return "memory of its own, not in the peak" if made.bytes.on_card else "of the above, in main memory"
+
+
+def _kept(config: EngineConfig) -> str:
+    each = f"{config.sequences} × " if config.sequences > 1 else ""
+    return f"{each}{config.capacity:,} rows"
 
 
 def _fixed(nbytes: int) -> str:

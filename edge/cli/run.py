@@ -24,9 +24,16 @@ def run(
         str | None, o.flag("-p", "--prompt", group=PROMPT, help="The same; piped text goes before it.")
     ] = None,
     file: Annotated[Path | None, o.flag("-f", "--file", group=PROMPT, help="Read the prompt from a file.")] = None,
+    json_schema: Annotated[
+        Path | None, o.flag("--json-schema", group=PROMPT, help="Answer in JSON, by the JSON schema in this file.")
+    ] = None,
+    grammar: Annotated[
+        Path | None, o.flag("--grammar", group=PROMPT, help="Answer by the grammar in this file, in Lark's notation.")
+    ] = None,
+    regex: Annotated[str | None, o.flag("--regex", group=PROMPT, help="Answer so that this matches all of it.")] = None,
     *,
     answer: o.Answer,
-    options: Options,
+    options: Annotated[Options, o.without("sequences")],
     sampling: o.Sampling,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -38,6 +45,7 @@ def run(
       edge run smollm2-135m "Why is the sky blue?" --memory 256MiB
       git diff | edge run smollm2-135m -p "Describe this change." -n 100
       edge run model.gguf -f letter.txt --energy 30J --time 1m --json
+      edge run smollm2-135m "Describe a person." --json-schema person.json
 
     Options can be set in the environment, too: edge help environment.
     """
@@ -54,14 +62,18 @@ def run(
     from edge.cli.terminal.wrap import WordWrap
     from edge.devices.child import room_for_children
     from edge.devices.power import find_meter
-    from edge.errors import BudgetError
+    from edge.errors import BudgetError, IncompleteError
+    from edge.grammar.grammar import read_grammar
+    from edge.grammar.matcher import check_grammar
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
     from edge.run.loading import load
     from edge.run.opening import open_model
+    from edge.run.reporting import why_incomplete
     from edge.storage.making import account
 
     limit, think = check_limit(answer.max_tokens), Think.parse(answer.think)
+    form = read_grammar(json_schema=json_schema, lark=grammar, regex=regex)
     meter = find_meter()
     with (
         progress(enabled=not quiet) as shown,
@@ -72,6 +84,8 @@ def run(
         sampled = opened.sampling(**sampling)
         if opened.template is None and not answer.raw and not quiet:
             note(f"{opened.name} has no chat template: it continues texts, and answers no questions (--raw: no note)")
+        if form is not None:
+            check_grammar(form, opened)
         asked = opened.prompt(said, system=answer.system, raw=answer.raw, think=think)
         thoughts = ThoughtView(not quiet and not json, shown)
         shown.message("reading the prompt")
@@ -97,6 +111,7 @@ def run(
                     stop=answer.stop or (),
                     ignore_eos=answer.ignore_eos,
                     think=think,
+                    grammar=form,
                     time_spent=clock.perf_counter() - started,
                     energy_spent=max(0.0, meter.read().joules - made.joules),
                     keep_text=json,
@@ -128,3 +143,5 @@ def run(
                 raise Terminated
             if session.report is not None and session.report.stop_reason == "interrupted":
                 raise KeyboardInterrupt
+            if session.report is not None and (reason := session.report.incomplete) is not None:
+                raise IncompleteError(why_incomplete(session.report, session.options), reason)

@@ -8,7 +8,8 @@ import numpy as np
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.exporting.c_struct import c_struct, filled
-from edge.model.chat_template import ChatTemplate, Segment
+from edge.model.chat_template import ChatTemplate
+from edge.model.messages import Segment
 from edge.model.model import Model
 from edge.model.thinking import Think
 

@@ -26,7 +26,7 @@ HEADERS = {  # https://web.dev/articles/coop-coep: without them a page has one t
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",  # a page asks each time, and mostly hears that nothing has changed
 }
-_TYPES = {
+TYPES = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
     ".json": "application/json", ".webmanifest": "application/manifest+json", ".wasm": "application/wasm",
     ".svg": "image/svg+xml", ".png": "image/png", ".md": "text/markdown; charset=utf-8", ".ts": "text/plain",
@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._begin(HTTPStatus.NOT_MODIFIED, {"ETag": tag})
                 return
             known = {
-                "Content-Type": _TYPES.get(path.suffix, "application/octet-stream"),
+                "Content-Type": TYPES.get(path.suffix, "application/octet-stream"),
                 "ETag": tag, "Accept-Ranges": "bytes",
                 "Last-Modified": email.utils.formatdate(status.st_mtime, usegmt=True),
             }  # fmt: skip

@@ -1,6 +1,7 @@
 """A bundle for web pages: a static folder with a chat page, a JavaScript package, and WebAssembly modules.
 
 index.html page.js page.css sw.js …   the page
+chat/                                 its conversation, which the page of `edge serve` has as well
 edge/                                 the package, and a module for each instruction set
 model.edge                            weights, tokenizer, chat template and plan
 manifest.json                         with "web": see `describe_site`
@@ -22,6 +23,7 @@ from edge.exporting.module import PAGE, initial_pages, make_modules
 from edge.plan.plan import Plan
 
 _WEB = Path(__file__).parent / "web"
+CHAT = _WEB / "chat"  # scripts and styles that the page shares with the server's
 _PACKAGE, _MODULE = "edge", "edge-{}.wasm"
 PIECE = 4 << 20  # bytes of model.edge that are fetched and checked at once
 
@@ -32,6 +34,7 @@ def write_site(designs: Sequence[Design], trusted: str, folder: Path, tell: Call
     Raises EngineError if a compiler fails, MissingExtraError without TVM or a linker.
     """
     shutil.copytree(_WEB / "page", folder, dirs_exist_ok=True)
+    shutil.copytree(CHAT, folder / CHAT.name)
     package = folder / _PACKAGE
     shutil.copytree(_WEB / "package", package)
     make_modules(designs, package, tables={"trusted.c": trusted}, progress=tell)

@@ -55,6 +55,8 @@ class Field:
 def _sampling() -> Iterator[Field]:
     types = get_type_hints(SamplingParams)
     for name, flag in flags_of(SamplingParams).items():
+        if not flag.apps:
+            continue
         if name == "seed":
             yield Field(name, "seed", _about(flag), "a new one for every answer")
         else:

@@ -37,7 +37,7 @@ BLOCK_TYPES: dict[int, BlockType] = {
     26: BlockType("I32", 1, 4), 27: BlockType("I64", 1, 8), 28: BlockType("F64", 1, 8),
     29: BlockType("IQ1_M", 256, 56, 31), 30: BlockType("BF16", 1, 2, 32), 34: BlockType("TQ1_0", 256, 54, 36),
     35: BlockType("TQ2_0", 256, 66, 37), 39: BlockType("MXFP4", 32, 17), 40: BlockType("NVFP4", 64, 36),
-    41: BlockType("Q1_0", 128, 18, 40),
+    41: BlockType("Q1_0", 128, 18, 40), 42: BlockType("Q2_0", 64, 18, 41),
 }  # fmt: skip
 TYPE_IDS = {each.name: index for index, each in BLOCK_TYPES.items()}
 FILE_TYPES = {each.name: each.file_type for each in BLOCK_TYPES.values() if each.file_type is not None}
@@ -46,6 +46,7 @@ FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values that share a scale in types without super-blocks
 
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # levels, by code
+FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled, by code
 _MIDDLES = [(low + high) / 2 for low, high in pairwise(IQ4_NL)]
 _NEAREST_IQ4_NL = np.searchsorted(_MIDDLES, np.arange(-254, 255) / 2, side="right").astype(np.uint8)  # by half levels
 
@@ -66,6 +67,8 @@ def dequantize(data: AnyArray, kind: str) -> FloatArray:
     """Convert uint8 [rows, bytes] to float32 [rows, n]; a view if the bytes are float32. Raises UnsupportedError."""
     if kind == "F32":
         return np.asarray(data.view(np.float32))
+    if kind in _OF_FEW_BITS:
+        return _of_few_bits(data, kind)
     from gguf.constants import GGMLQuantizationType  # imported late: gguf costs 6 MB that most commands save
     from gguf.quants import dequantize as from_bytes
 
@@ -73,6 +76,20 @@ def dequantize(data: AnyArray, kind: str) -> FloatArray:
         return np.asarray(from_bytes(data, GGMLQuantizationType(_type_id(kind))), np.float32)
     except NotImplementedError:
         raise UnsupportedError(f"{kind} weights cannot be read: quantize the model to another type") from None
+
+
+_OF_FEW_BITS: dict[str, FloatArray] = {  # levels by code, behind a float16 scale; gguf 0.19 does not read them
+    "Q1_0": np.array([-1, 1], np.float32),
+    "Q2_0": np.array([-1, 0, 1, 2], np.float32),
+}
+
+
+def _of_few_bits(data: AnyArray, kind: str) -> FloatArray:
+    blocks, bits = data.reshape(*data.shape[:-1], -1, nbytes(kind, block_size(kind))), int(kind[1])
+    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+    fields = blocks[..., 2:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+    values = _OF_FEW_BITS[kind][fields].reshape(*blocks.shape[:-1], -1) * scales
+    return np.asarray(values.reshape(*data.shape[:-1], -1))
 
 
 @dataclass(frozen=True)
@@ -168,9 +185,13 @@ class Unpacked:
 
 @np.errstate(all="ignore")
 def unpack(raw: AnyArray, kind: str) -> Unpacked:
-    """Unpack rows, uint8 [rows, row bytes], of a type of GRIDS or of Q4_K."""
+    """Unpack rows, uint8 [rows, row bytes], of a type of GRIDS, of Q4_K or MXFP4."""
     if kind == "Q4_K":
         return _unpack_q4_k(raw)
+    if kind == "MXFP4":
+        blocks = raw.reshape(len(raw), -1, nbytes(kind, BLOCK))
+        exponents = np.maximum(blocks[..., 0].astype(np.int32) - 1, 0)  # of 2^(byte − 128); tiny ones are 0
+        return Unpacked(np.array(FP4, np.int8)[_nibbles(blocks[..., 1:])], (exponents << 23).view(np.float32))
     grid = find_grid(kind)
     blocks, count = raw.reshape(len(raw), -1, nbytes(kind, BLOCK)), 1 + grid.minima
     numbers = np.ascontiguousarray(blocks[..., : 2 * count]).view(np.float16).astype(np.float32)

@@ -1,34 +1,31 @@
 """Chat templates: convert a conversation's turns to the text format that a model was trained on.
 
-A template comes from the model file, so it is untrusted code. It is rendered once, when the model is opened: by
-minijinja (Jinja2's language without Python, limited by fuel), in a forked child with limited memory. It never sees the
-user's text: it renders placeholders, which are replaced afterwards. Special tokens are recognized only in the
-template's own text, so a user who types `<|im_end|>` does not end a turn.
+A template comes from the model file, so it is untrusted code. The turns of a chat are rendered once, when the model is
+opened: by minijinja (Jinja2's language without Python, limited by fuel), in a forked child with limited memory. It
+never sees the user's text: it renders placeholders, which are replaced afterwards. Special tokens are recognized only
+in the template's own text, so a user who types `<|im_end|>` does not end a turn. Conversations from messages, with
+tools, are rendered when they come, by a child that stays (`rendering.py`), in the same way.
 
 Templates of thinking models are rendered for each mode that they may support: thinking on, off, or with an effort.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
 import signal
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from minijinja import Environment
-
-from edge.errors import ModelFormatError, UnsupportedError
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.model.messages import THOUGHT_NAMES, Marked, Message, Segment, parse_messages, parse_tools
+from edge.model.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, TOO_MUCH, Compiled, Renderer, limit_process
 from edge.model.thinking import EFFORTS, Think, find_family
+from edge.tools import common_form
 
-_FUEL = 1_000_000  # minijinja instructions; real templates use a few thousand for one exchange
-_CHILD_MEMORY = 64 << 20  # bytes that rendering may allocate
-_CHILD_SECONDS = 5
-_MOST_TEXT = 1 << 20  # characters that a template may put around conversations, in all its forms
 _NAMES = ("user", "assistant", "system", "earlier", "thoughts")
 _USER, _ASSISTANT, _SYSTEM, _EARLIER, _THOUGHTS = (f"\ue000{name}\ue001" for name in _NAMES)
 
@@ -41,7 +38,7 @@ _CONVERSATIONS: dict[str, list[dict[str, str]]] = {
     "next": _EXCHANGE,
 }
 # A reply with thoughts, by the names that templates have for them: whether they stay when the conversation goes on.
-_THOUGHTFUL = _REPLY | dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHTS)
+_THOUGHTFUL = _REPLY | dict.fromkeys(THOUGHT_NAMES, _THOUGHTS)
 
 # What templates call the choice. Modes whose names a template does not contain are not rendered.
 _SWITCHES = ("enable_thinking", "thinking")
@@ -52,19 +49,8 @@ _MODES: dict[str, dict[str, Any]] = {
     **{effort: dict.fromkeys(_SWITCHES, True) | {"reasoning_effort": effort} for effort in EFFORTS},
 }
 
-# Marks around the assistant's words that only training needs, and that Jinja2 knows by an extension of transformers.
-_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
-
 Forms = dict[str, dict[str, str]]
 """By mode and conversation (`on/first`): {"text": …} or {"error": …}."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A part of a prompt. `trusted` text is the template's own: its special tokens are recognized."""
-
-    text: str | Iterable[str]
-    trusted: bool
 
 
 _DEFAULT = Think()
@@ -80,6 +66,13 @@ class ChatTemplate:
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
         self.family = find_family(source)
         self._forms = _in_child(source, bos, eos, thinks=self.family is not None)
+        self._renderer = Renderer(source, bos, eos)
+        self._words = frozenset(re.findall(r"\w+", source))
+        self._guises = {*source}.isdisjoint(GUISES)
+        # What the template cannot write: "tools", "calls", "results"; several calls of one message ("parallel").
+        self._lacks = frozenset(() if "tools" in self._words else ("tools", "calls", "results"))
+        # Gemma 4's first template has results in the message of their calls, and no role for them.
+        self._results_within = "tool_responses" in self._words and not re.search(r"[=!]=\s*['\"]tool['\"]", source)
 
     def first_turn(
         self, user: str | Iterable[str], system: str | None = None, think: Think = _DEFAULT, *, answered: bool = False
@@ -116,6 +109,95 @@ class ChatTemplate:
     def keeps_thoughts(self) -> bool:
         """Whether a turn keeps its thoughts when the next one follows."""
         return _THOUGHTS in self._forms.get("default/thoughtful", {}).get("text", "")
+
+    def conversation(
+        self,
+        messages: object,
+        tools: object = None,
+        think: Think = _DEFAULT,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[list[Segment], bool]:
+        """The prompt of a whole conversation, and whether the answer begins inside a thought.
+
+        messages, tools: as OpenAI's protocol has them. variables: of the template, such as `enable_thinking`, beyond
+        those of `think`. Raises InputError for messages that the template refuses or whose text it drops,
+        UnsupportedError for a mode of thinking that the model lacks.
+        """
+        if think.chosen:
+            self._form("first", think)  # refuses a choice that the model lacks
+        said, known = parse_messages(messages), parse_tools(tools)
+        names = {**_MODES[think.mode], **_checked(variables or {})}
+        lacks = set(self._lacks)
+        while True:
+            marked = Marked(*self._adapted(said, known, lacks), guises=self._guises)
+            answer = self._renderer.render(marked.messages, marked.tools, **names)
+            rendered = answer.get("text")
+            more = self._lacking(said, known, marked, rendered, lacks) - lacks
+            if not more:
+                break
+            lacks |= more
+        if rendered is None:
+            raise InputError(f"the model's chat template refuses these messages: {answer['error']}")
+        for index in marked.dropped(rendered):
+            if not marked.messages[index].get("tool_calls"):
+                raise InputError(f"the model's chat template drops the text of the {marked.messages[index]['role']}")
+        return self._opened(marked.fill(rendered), think)
+
+    def _adapted(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, lacks: set[str]
+    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        """Messages and tools as the template can write them."""
+        if "developer" not in self._words:
+            messages = [replace(each, role="system") if each.role == "developer" else each for each in messages]
+        if self._results_within:
+            messages = _with_responses(messages)
+        if "calls" in lacks:
+            messages = [_spelled_calls(each) for each in messages]
+        if "results" in lacks:
+            messages = _spelled_results(messages)
+        if "parallel" in lacks:
+            messages = _one_call_each(messages)
+        if tools and "tools" in lacks:
+            messages, tools = _spelled_tools(messages, tools), None
+        return messages, tools
+
+    def _lacking(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+        marked: Marked,
+        rendered: str | None,
+        before: set[str],
+    ) -> set[str]:
+        """The parts of a conversation that the template did not write."""
+        calls = [call.name for each in messages for call in each.calls]
+        results = any(each.role == "tool" for each in messages)
+        if rendered is None:
+            several = any(len(each.calls) > 1 for each in messages)
+            if several and "parallel" not in before:
+                return {"parallel"}
+            return ({"calls"} if calls else set()) | ({"results"} if results else set())
+        lacks = set()
+        if marked.tools and not all(
+            marked.shows(rendered, tool["function"]["name"], of_tool=True) for tool in tools or ()
+        ):
+            lacks.add("tools")
+        if calls and "calls" not in before and not all(marked.shows(rendered, name) for name in calls):
+            lacks.add("calls")
+        if any(marked.messages[index]["role"] == "tool" for index in marked.dropped(rendered)):
+            lacks.add("results")
+        return lacks
+
+    def _opened(self, segments: list[Segment], think: Think) -> tuple[list[Segment], bool]:
+        """The prompt with the opening that `think` wants, and whether an answer begins in thoughts."""
+        opening = str(segments[-1].text) if segments and segments[-1].trusted else ""
+        if think.enabled is False:
+            opening, before = self._closed(opening), opening
+            segments = [*segments[: -1 if before else None], Segment(opening, trusted=True)]
+        if self.family is None:
+            return segments, False
+        state = self.family.state(opening)
+        return segments, self.family.headed if state is None else state
 
     def _with_opening(self, rendered: str, think: Think, answered: bool) -> str:
         before, mark, opening = rendered.rpartition(_USER)
@@ -172,51 +254,103 @@ def _render_forms(source: str, bos: str, eos: str, thinks: bool) -> Forms:
         left_out = set(EFFORTS) if "reasoning_effort" not in known else set()
         left_out |= {"on", "off"} if known.isdisjoint(_SWITCHES) else set()
         modes = {mode: names for mode, names in _MODES.items() if mode not in left_out}
-    source = _GENERATION.sub(lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", source)
-    forms, left = {}, _MOST_TEXT
+    template = Compiled(source, bos, eos)
+    forms, left = {}, MOST_TEXT
     for mode, names in modes.items():
         for conversation, messages in conversations.items():
-            form = _render(source, messages, bos_token=bos, eos_token=eos, **names)
+            form = template.render(messages, **names)
             left -= len(form.get("text", ""))
             forms[f"{mode}/{conversation}"] = form if left >= 0 else {"error": "it writes too much"}
     return forms
 
 
-def _render(source: str, messages: list[dict[str, str]], **names: Any) -> dict[str, str]:
-    try:
-        environment: Any = Environment(templates={"chat": source}, pycompat=True, fuel=_FUEL)
-        environment.trim_blocks = environment.lstrip_blocks = True
-        environment.add_function("raise_exception", _raise)
-        environment.add_function("strftime_now", lambda form: datetime.datetime.now().strftime(form))
-        environment.add_filter("tojson", _to_json)
-        environment.add_test("iterable", lambda value: isinstance(value, Iterable))  # none is not iterable
-        text = environment.render_template(
-            "chat",
-            messages=messages,
-            add_generation_prompt=True,
-            tools=None,  # passed as in transformers: many templates test whether they are none
-            documents=None,
-            **names,
+def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables for a template: switches, numbers, words. Raises InputError for others."""
+    for name, value in variables.items():
+        word = isinstance(value, str) and re.fullmatch(r"[a-z_]{0,32}", value)
+        if not (re.fullmatch(r"[a-z_]{1,64}", name) and (value is None or isinstance(value, bool | int) or word)):
+            raise InputError(f"the template's variable {name!r:.40} must be true, false, a number or a word")
+    return dict(variables)
+
+
+def _spelled_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The tools as a part of the system prompt."""
+    system = messages[0] if messages[0].role == "system" else None
+    said = [Segment(f"{system.content}\n\n", trusted=False)] if system and system.content else []
+    text = (
+        *said,
+        Segment(common_form.TOOLS, trusted=True),
+        Segment(common_form.describe(tools), trusted=False, embedded=True),
+        Segment(common_form.TOOLS_END, trusted=True),
+    )
+    return [Message("system", text), *messages[1 if system else 0 :]]
+
+
+def _spelled_calls(message: Message) -> Message:
+    """Calls as text behind the assistant's answer."""
+    if not message.calls:
+        return message
+    parts = [Segment(f"{message.content}\n", trusted=False)] if message.content else []
+    for number, call in enumerate(message.calls):
+        written = common_form.write_call(call.name, call.parsed)
+        parts += [
+            Segment("\n" * (number > 0) + common_form.CALL, trusted=True),
+            Segment(written, trusted=False, embedded=True),
+            Segment(common_form.CALL_END, trusted=True),
+        ]
+    return replace(message, content=tuple(parts), calls=())
+
+
+def _spelled_results(messages: list[Message]) -> list[Message]:
+    """Results of tools as texts of the user, those of one turn together."""
+    found: list[Message] = []
+    for message in messages:
+        if message.role != "tool":
+            found.append(message)
+            continue
+        last = found[-1] if found else message
+        before = last.content if last.role == "user" and isinstance(last.content, tuple) else ()
+        text = (
+            *before,
+            Segment("\n" * bool(before) + common_form.RESULT, trusted=True),
+            Segment(str(message.content), trusted=False),
+            Segment(common_form.RESULT_END, trusted=True),
         )
-        return {"text": text}
-    except Exception as error:  # minijinja's own, and those of the two functions
-        first_line = str(error).strip().partition("\n")[0][:200]
-        return {"error": "".join(filter(str.isprintable, first_line)).strip() or "it gives no reason"}
+        found[len(found) - bool(before) :] = [Message("user", text)]
+    return found
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The JSON filter as transformers defines it; Jinja2's own would escape `<` and the like for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _one_call_each(messages: list[Message]) -> list[Message]:
+    """Each call in a message of its own, followed by its result."""
+    found: list[Message] = []
+    results = {each.call_id: each for each in messages if each.role == "tool" and each.call_id}
+    placed: set[str | None] = set()
+    for message in messages:
+        if len(message.calls) < 2:
+            found += [message] if message.role != "tool" or message.call_id not in placed else []
+            continue
+        for number, call in enumerate(message.calls):
+            found.append(replace(message, calls=(call,)) if number == 0 else Message("assistant", calls=(call,)))
+            if call.id in results:
+                found.append(results[call.id])
+                placed.add(call.id)
+    return found
 
 
-def _raise(message: str) -> None:
-    raise ValueError(message)
+def _with_responses(messages: list[Message]) -> list[Message]:
+    """Results of tools within the message that called them, and the answer that followed them."""
+    found: list[Message] = []
+    for message in messages:
+        last = found[-1] if found else None
+        if last is not None and last.calls and message.role == "tool":
+            found[-1] = replace(last, responses=(*last.responses, message))
+        elif (
+            last is not None and last.responses and message.role == "assistant" and not (last.content or message.calls)
+        ):
+            found[-1] = replace(last, content=message.content)
+        else:
+            found.append(message)
+    return found
 
 
 def _in_child(source: str, bos: str, eos: str, thinks: bool) -> Forms:
@@ -229,7 +363,8 @@ def _in_child(source: str, bos: str, eos: str, thinks: bool) -> Forms:
         child = os.fork()
     if child == 0:
         try:
-            _limit_child()
+            limit_process()
+            signal.alarm(CHILD_SECONDS)
             with open(writer, "w", encoding="utf-8") as pipe:
                 json.dump(_render_forms(source, bos, eos, thinks), pipe)
         finally:
@@ -242,22 +377,4 @@ def _in_child(source: str, bos: str, eos: str, thinks: bool) -> Forms:
         forms: Forms = json.loads(answer)
         return forms
     except json.JSONDecodeError:
-        return {f"default/{name}": {"error": "it takes too much memory or time"} for name in _CONVERSATIONS}
-
-
-def _limit_child() -> None:
-    import faulthandler
-    import resource
-
-    faulthandler.disable()  # a killed child prints no traceback
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_CHILD_SECONDS)
-    with open("/dev/null", "w") as null:
-        os.dup2(null.fileno(), 2)
-    try:
-        with open("/proc/self/statm") as statm:
-            mapped = int(statm.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return  # not Linux: the fuel and the alarm remain
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + _CHILD_MEMORY, mapped + _CHILD_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        return {f"default/{name}": {"error": TOO_MUCH} for name in _CONVERSATIONS}

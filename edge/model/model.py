@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
+from functools import cached_property
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.onnx_folder import read_folder
 from edge.model.catalog import find_model
-from edge.model.chat_template import ChatTemplate, Segment
+from edge.model.chat_template import ChatTemplate
+from edge.model.messages import Segment
 from edge.model.prompt import Prompt, joined
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
@@ -94,6 +96,30 @@ class Model:
         segments = template.next_turn(_some(text), think)
         return Prompt(self._encode_segments(segments), template.begins_thinking(think))
 
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        think: Think | str | bool | int | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """Create a prompt from a whole conversation, up to the beginning of the next answer.
+
+        messages, tools: as OpenAI's protocol has them: roles system, developer, user, assistant (with `tool_calls` and
+        `reasoning_content`) and tool (with `tool_call_id`); contents are text or lists of text parts. tool_choice:
+        "none" leaves the tools out; other choices change the answer, not the prompt. variables: of the template, beyond
+        those of `think`. A template that knows no tools gets them as text.
+
+        Raises InputError for messages that are malformed, or that the template refuses, and UnsupportedError without a
+        chat template or for a mode of thinking that the model lacks.
+        """
+        template = self._needed_template()
+        shown = None if tool_choice == "none" else tools
+        segments, thinks = template.conversation(messages, shown, Think.parse(think), variables)
+        return Prompt(self._with_bos(self._encode_segments(self._merged(segments))), thinks)
+
     def past(self, turns: Sequence[tuple[str, str]], *, system: str | None = None, think: Think = _DEFAULT) -> IntArray:
         """Token ids of earlier turns, (user's text, answer), as the template writes them when another follows, without
         thoughts. int32 [n], up to the end of the last answer."""
@@ -131,9 +157,40 @@ class Model:
         in it are text. int32 [n]; at most the first `most`, without reading more text than they need."""
         return Prompt(self._with_bos(self.tokenizer.encode_blocks(_some(text)))).first(most)
 
-    def _encode_segments(self, segments: list[Segment]) -> Iterator[IntArray]:
+    def _encode_segments(self, segments: Iterable[Segment]) -> Iterator[IntArray]:
         for index, segment in enumerate(segments):
             yield from self.tokenizer.encode_blocks(segment.text, special=segment.trusted, start=index == 0)
+
+    def _merged(self, segments: list[Segment]) -> Iterator[Segment]:
+        """Segments in which texts that are embedded in the template's are joined with it, unless a control token would
+        then be found in them."""
+        for together, group in groupby(segments, lambda segment: segment.trusted or segment.embedded):
+            run = list(group)
+            if together and len(run) > 1 and self._is_plain(run):
+                yield Segment("".join(str(segment.text) for segment in run), trusted=True)
+            else:
+                yield from run
+
+    def _is_plain(self, run: list[Segment]) -> bool:
+        """Whether control tokens lie within trusted segments only."""
+        text, at, trusted = "".join(str(segment.text) for segment in run), 0, list[tuple[int, int]]()
+        for segment in run:
+            if segment.trusted:
+                trusted.append((at, at + len(str(segment.text))))
+            at += len(str(segment.text))
+        found = self._marks.finditer(text) if self._marks else ()
+        return all(any(start <= one.start() and one.end() <= end for start, end in trusted) for one in found)
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str] | None:
+        """Tokens that text of users never becomes."""
+        encode, special = self.tokenizer.encode, self.tokenizer.special_tokens()
+        marks = [
+            text
+            for text, (token, control) in special.items()
+            if text and (control or encode(text, start=False).tolist() != [token])
+        ]
+        return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True)))) if marks else None
 
     def _with_bos(self, blocks: Iterator[IntArray]) -> Iterator[IntArray]:
         """Prepend BOS if the model's prompts begin with it and this one does not."""

@@ -189,9 +189,13 @@ class _Before:
         scratch = need.scratch
         if (cache := run.options.prompt_cache) is not None:
             block = BLOCK * (need.kv - need.fixed_kv) // config.capacity
-            scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * max(block, need.fixed_kv)
+            copied = max(block, need.fixed_kv) // config.sequences
+            scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * copied
         weights = config.resident or need.weights
-        scratch += 4 * (config.capacity + config.chunk)  # token ids of a prompt that are read before they are run
+        # Token ids of prompts that are read before they are run.
+        scratch += 4 * (config.capacity + config.chunk) * config.sequences
+        if config.sequences > 1:  # each keeps those of its rows, by which the next prompt finds what it shares
+            scratch += _TOKEN_BYTES * config.capacity * config.sequences
         reserve = _RESERVE + -self.resident % _GRAIN
         interpreter = self.resident + need.runtime
         on_card = run.gpu is not None and not run.gpu.unified

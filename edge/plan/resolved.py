@@ -56,6 +56,7 @@ class Resolved:
             chunk=1,
             kv_dtype=self.kv_dtype,
             threads=self.threads or usable_cores(),
+            sequences=options.sequences,
             logits_rows=options.logits_rows,
             observes=bool(policy.needs.queries),
             per_head=policy.needs.looks,

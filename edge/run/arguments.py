@@ -9,10 +9,12 @@ from reprlib import repr as brief
 import numpy as np
 
 from edge.errors import InputError
+from edge.grammar.grammar import Grammar
 from edge.run.meters import EnergyMeter
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
+MOST_TOP = 100  # alternatives of a token whose probability is reported
 _PROMPT = "the prompt must be text, pieces of text or an array of token ids"
 
 
@@ -20,6 +22,12 @@ def check_sampling(sampling: object) -> None:
     """None, or SamplingParams. Raises InputError."""
     if not isinstance(sampling, SamplingParams | None):
         raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
+
+
+def check_grammar(grammar: object) -> None:
+    """None, or a Grammar. Raises InputError."""
+    if not isinstance(grammar, Grammar | None):
+        raise InputError(f"grammar must be edge.Grammar, not {grammar!r:.60}")
 
 
 def check_prompt(prompt: object) -> str | Iterable[str] | IntArray:
@@ -78,6 +86,12 @@ def check_texts(name: str, value: object) -> None:
     texts = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(texts, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in texts):
         raise InputError(f"{name} must be text, not {brief(value)}")
+
+
+def check_top(name: str, top: object) -> None:
+    """None, or a number of alternatives. Raises InputError."""
+    if top is not None and (not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MOST_TOP):
+        raise InputError(f"{name} must be a whole number from 0 to {MOST_TOP}, not {brief(top)}")
 
 
 def _pieces(prompt: Iterable[object]) -> Iterator[str]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from io import StringIO
 
 from edge.backends.counts import ExpertCounts
+from edge.errors import InputError
 from edge.model.model import Model
 from edge.model.prompt import Prompt
+from edge.run.constraint import Constrained
+from edge.run.logprobs import Logprobs, OnLogprob
 from edge.run.meters import Watch
 from edge.run.report import Energy, StopReason, Timings, Tokens
 from edge.run.request import Request
@@ -35,11 +39,14 @@ class Generation:
     seed: int | None
     thinking: Thinking
     stops: StopStrings
+    constrained: Constrained | None
+    logprobs: Logprobs | None
     text: StringIO | None  # of the answer; a list of pieces would take ten times the memory. None: it is not kept
     prepared: Made = field(default_factory=Made)  # cache entries that were made before, once for this model
     reused: int = 0
     ran: int = 0  # tokens of the prompt, the last of them at `ran_at`
     generated: int = 0
+    unasked: int = 0  # tokens of the answer that its grammar forced
     prefill_joules: float | None = None
     restored_at: float | None = None
     first_token_at: float | None = None
@@ -51,16 +58,28 @@ class Generation:
 
     @classmethod
     def of(
-        cls, request: Request, model: Model, watch: Watch, started: float, on_thought: OnThought | None
-    ) -> Generation:
-        """Raises InputError and UnsupportedError, as `Request.encode`."""
+        cls, request: Request, model: Model, watch: Watch, started: float, on_thought: OnThought | None,
+        on_logprob: OnLogprob | None = None,
+    ) -> Generation:  # fmt: skip
+        """Raises InputError and UnsupportedError, as `Request.encode` and `Matcher`, and MissingExtraError."""
         prompt, keep, tokenizer = request.encode(model), request.keep_text, model.tokenizer
         thinking = Thinking(model, prompt, request.think, watch, on_thought, keep)
         banned = tokenizer.suppressed | (tokenizer.end_ids if request.ignore_eos else frozenset())
         sampling = (request.sampling or model.sampling()).with_seed()
+        grammar, top = request.grammar, request.logprobs
+        sample = Sampler(sampling, banned, piece=tokenizer.piece, processor=request.logits_processor)
+        outside = [token for token, _ in sampling.logit_bias if token >= tokenizer.size]
+        if outside:
+            raise InputError(f"--logit-bias names token {outside[0]}, and the vocabulary has {tokenizer.size}")
+        logprobs = None if top is None else Logprobs(top, on_logprob, keep=keep)
+        if logprobs is not None:
+            sample.look = logprobs.look
+        constrained = None
+        if grammar is not None:
+            constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None)
         return cls(
-            request, model, prompt, started, watch, Sampler(sampling, banned), sampling.seed, thinking,
-            StopStrings(request.stop), StringIO() if keep else None,
+            request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
+            constrained, logprobs, StringIO() if keep else None,
         )  # fmt: skip
 
     def count_prompt(self, count: int) -> None:
@@ -72,6 +91,39 @@ class Generation:
         self.last_token_at = time.perf_counter()
         self.first_token_at = self.first_token_at or self.last_token_at
 
+    def follow(self, token: int) -> deque[int]:
+        """A token was drawn, and the text that it adds is known. Returns the tokens that follow without a choice."""
+        if self.constrained is not None:
+            self.constrained.accept(token)
+        return self.forced()
+
+    def end_thoughts(self) -> deque[int]:
+        """Tokens that end the thoughts were inserted. Returns those that follow without a choice."""
+        if self.constrained is not None:
+            self.constrained.thoughts_were_cut()
+        return self.forced()
+
+    def forced(self) -> deque[int]:
+        """Tokens that follow without a choice; after them, the grammar has its say in what is drawn."""
+        if self.constrained is None:
+            return deque()
+        tokens = self.constrained.forced()
+        self.unasked += len(tokens)
+        if tokens:
+            self.sample.follow(tokens)
+        self.sample.mask = self.constrained.mask if self.constrained.holds else None
+        return deque(tokens)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the grammar allows nothing more."""
+        return self.constrained is not None and self.constrained.ended
+
+    @property
+    def incomplete(self) -> StopReason | None:
+        """What ended the answer before its grammar allowed it."""
+        return None if self.constrained is None or self.constrained.complete else self.stop_reason
+
     def most_ahead(self) -> int:
         """Tokens that the engine may choose before budgets are asked."""
         most = self.request.max_tokens
@@ -80,7 +132,7 @@ class Generation:
 
     @property
     def tokens(self) -> Tokens:
-        return Tokens(self.prompt.known, self.generated, self.reused, self.ran, not self.prompt.ended)
+        return Tokens(self.prompt.known, self.generated, self.reused, self.ran, not self.prompt.ended, self.unasked)
 
     @property
     def is_typical(self) -> bool:

@@ -46,14 +46,23 @@ def load(
     Raises BudgetError if nothing fits, UnsupportedError for a temperature that nothing here measures, and the errors of
     `open_model`.
     """
-    options = Options.of(options, **keywords)
+    return open_session(model, Options.of(options, **keywords), meter=meter, on_load=on_load)
+
+
+def open_session(
+    model: str | Path | Model, options: Options, *, meter: EnergyMeter | None = None,
+    on_load: LoadProgress | None = None, more: int | None = None,
+) -> Session:  # fmt: skip
+    """`load`, for a caller that counts the process's memory itself. more: bytes that the process does not hold yet, but
+    will; None: by the plans of its open sessions."""
     cache = options.prompt_cache
     if cache is not None and not isinstance(cache, PromptCache):
         options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
     meter = check_meter(meter or find_meter())
     with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
         opened = model if isinstance(model, Model) else _open(model, options)
-        backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=_still_to_come())
+        still_to_come = _still_to_come() if more is None else more
+        backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=still_to_come)
         session = Session(opened, backend, plan, options, on_load, meter)
     session.prepared = made
     session.observers.append(partial(remember_run, session.spec))

@@ -2,12 +2,16 @@
 
 A `TokenSequence` has the tokens and their rows, and alone changes them. A `Generation` is told what happens: it counts,
 its `Watch` holds the budgets, its `Thinking` and `StopStrings` turn tokens into text.
+
+The loop says where passes of several generations may meet (`Turn`): a session runs its only one at once, a `Batch`
+(batch.py) lets others run meanwhile, and runs the pending tokens of all together.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from enum import Enum
 
 from edge.model.prompt import Prompt
 from edge.run.generation import Generation
@@ -17,6 +21,14 @@ from edge.run.sequence import TokenSequence
 from edge.run.snapshots import Outline
 
 OnPrefill = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
+
+
+class Turn(Enum):
+    """Where other generations may run before this one goes on."""
+
+    PROMPT = "prompt"  # another chunk of the prompt follows
+    PENDING = "pending"  # the driver must run the pending tokens, for which there is room, or take back the rows
+
 
 _READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are asked: a few milliseconds of work
 
@@ -35,19 +47,30 @@ def begin(sequence: TokenSequence, run: Generation) -> None:
 
 def generate(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None) -> Iterator[str]:
     """Run the prompt and yield the answer's pieces, until something ends it, which sets `run.stop_reason`."""
+    for piece in turns(sequence, run, on_prefill):
+        if piece is Turn.PENDING:
+            sequence.run_pending(run.sample, run.most_ahead)
+        elif isinstance(piece, str):
+            shown = time.perf_counter()
+            yield piece
+            run.held += time.perf_counter() - shown
+
+
+def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None) -> Iterator[str | Turn]:
+    """The same, which leaves pending tokens to its driver. Logits of its last pass must be there when it goes on."""
     if not (run.request.follow_up or run.watch.ends_now()):
         run.reused = sequence.reuse()
     run.restored_at = time.perf_counter()
     for done, known in prefill(sequence, run):
         if on_prefill:
             on_prefill(done, known)
+        if sequence.prompt.waiting:
+            yield Turn.PROMPT
     for piece in decode(sequence, run) if sequence.prompt_done else ():
+        if isinstance(piece, str) and run.text is not None:
+            run.text.write(piece)
         if piece:
-            if run.text is not None:
-                run.text.write(piece)
-            shown = time.perf_counter()
             yield piece
-            run.held += time.perf_counter() - shown
 
 
 def read_ahead(sequence: TokenSequence, prompt: Prompt, watch: Watch) -> StopReason | None:
@@ -94,33 +117,50 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
     run.prefill_joules = watch.joules()
 
 
-def decode(sequence: TokenSequence, run: Generation) -> Iterator[str]:
+def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
     """Generate tokens until something ends the answer, which sets `run.stop_reason`. Yields the text that each token
     adds, which may be empty, and what was held back at the end."""
-    sample, thinking, stops, watch, kv = run.sample, run.thinking, run.stops, run.watch, sequence.engine.kv
+    sample, thinking, stops, watch = run.sample, run.thinking, run.stops, run.watch
     reason: StopReason | None = None
+    forced = run.forced()
     while reason is None:
         if thinking.banned is not None:
             sample.ban(thinking.banned)
-        token = sequence.next_token(sample)
+        drawn = not forced
+        token = sequence.next_token(sample) if drawn else forced.popleft()
         run.time_token()
         if thinking.ends(token):
             reason = "eos"
             break
         run.generated += 1
         sequence.append(token)
-        yield stops.feed(thinking.feed(token))
-        if stops.met:
+        text = stops.feed(thinking.feed(token))
+        if drawn and run.logprobs is not None:
+            run.logprobs.tell(token, thought=thinking.thought)
+        yield text
+        if drawn:
+            forced = run.follow(token)
+        if run.constrained is not None and run.constrained.holds:
+            sequence.settle()
+        if stops.met or (run.ended and not forced):
             reason = "stop"
         elif run.generated == run.request.max_tokens:
             reason = "length"
+        elif forced:
+            continue  # they run in one pass, with the token before them
         else:
             reason = watch.ends_now() if sequence.ahead else watch.before_pass(sequence.ran)
         if reason is None and (closing := thinking.closing()):
             sequence.insert(closing)
+            forced = run.end_thoughts()
         while reason is None and sequence.pending:
-            if not sequence.run_pending(sample, run.most_ahead):
-                reason = "capacity" if kv.capacity == sequence.plan.config.capacity else "memory"
+            if sequence.take_ahead():
+                continue
+            if not sequence.make_room(sequence.next_pass):
+                shrunk = sequence.engine.kv.capacity < sequence.plan.config.capacity
+                reason = "memory" if shrunk else "capacity"
+            else:
+                yield Turn.PENDING
     run.stop_reason = reason
     if not stops.met:
         yield stops.feed(thinking.rest())

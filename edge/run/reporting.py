@@ -38,6 +38,8 @@ def report_of(run: Generation, loaded: Loaded, options: Options, zone: Zone | No
         thoughts=run.thinking.report(),
         seed=run.seed,
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
+        incomplete=run.incomplete,
+        logprobs=tuple(run.logprobs.kept) if run.logprobs is not None and run.logprobs.kept is not None else None,
     )
 
 
@@ -90,6 +92,22 @@ def why_unanswered(report: RunReport, options: Options) -> str:
     if report.thoughts is not None:
         return f"stopped after {report.thoughts.tokens} tokens of thoughts: no answer (--think N limits them); {why}"
     return f"stopped before the first token of the answer; {why}"
+
+
+def why_incomplete(report: RunReport, options: Options) -> str:
+    """What cut an answer before its grammar allowed the end."""
+    count, reason = report.tokens.generated, report.incomplete
+    why = {
+        "length": "--max-tokens ends it: use more",
+        "stop": "a --stop text is in it: use none with a grammar",
+        "capacity": "the KV cache is full: raise --max-kv-size or use --kv-policy=streaming",
+        "memory": "memory is short: close other programs, or state a smaller --max-kv-size",
+        "time": "--time is over: state more",
+        "energy": "--energy is spent: state more",
+        "power": "--power cannot be held: state more",
+        "thermal": "--max-temp cannot be held: state more",
+    }.get(reason or "", f"it was {reason}")
+    return f"the answer is incomplete after {count} tokens, and does not match its grammar; {why}"
 
 
 def _needed(report: RunReport, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:

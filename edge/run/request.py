@@ -7,13 +7,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.errors import UnsupportedError
+from edge.errors import InputError, UnsupportedError
+from edge.grammar.grammar import Grammar
 from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.options import Options
-from edge.run.arguments import check_limit, check_number, check_prompt, check_sampling, check_text, check_texts
+from edge.run.arguments import (
+    check_grammar,
+    check_limit,
+    check_number,
+    check_prompt,
+    check_sampling,
+    check_text,
+    check_texts,
+    check_top,
+)
 from edge.run.governor import RunLimits
+from edge.run.sampler import Processor
 from edge.run.snapshots import Outline, changed_opening
 from edge.sampling import SamplingParams
 from edge.types import IntArray
@@ -39,10 +50,17 @@ class Request:
     time_spent: float
     energy_spent: float
     keep_text: bool
+    grammar: Grammar | None = None
+    logprobs: int | None = None
+    logits_processor: Processor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_tokens", check_limit(self.max_tokens))
         check_sampling(self.sampling)
+        check_grammar(self.grammar)
+        check_top("logprobs", self.logprobs)
+        if self.logits_processor is not None and not callable(self.logits_processor):
+            raise InputError(f"logits_processor must be a function, not {self.logits_processor!r:.60}")
         check_texts("stop", self.stop)
         check_text("system", self.system)
         numbers = {"time_limit": self.time, "energy_limit": self.energy}

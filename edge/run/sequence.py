@@ -147,19 +147,25 @@ class TokenSequence:
         self.settle()
         self.pending += tokens
 
-    def run_pending(self, sample: Sampler, most_ahead: Callable[[], int]) -> bool:
-        """Run pending tokens, as many as run at once; False if there is no room for their rows.
-
-        most_ahead: returns the number of tokens that the engine may choose in this pass, if it can; 0 for none.
-        """
-        if self.ahead:  # `pending` has been run
+    def take_ahead(self) -> bool:
+        """Go on to the engine's next choice, if it chose ahead: then `pending` has been run."""
+        if self.ahead:
             self._outcome = self.ahead.popleft()
             self.pending.clear()
             return True
-        count = min(len(self.pending), self.pass_size(len(self.pending)))
-        if not self.make_room(count):
-            return False
-        self.ran = count
+        return False
+
+    @property
+    def next_pass(self) -> int:
+        """Pending tokens that run at once."""
+        return min(len(self.pending), self.pass_size(len(self.pending)))
+
+    def run_pending(self, sample: Sampler, most_ahead: Callable[[], int]) -> None:
+        """Run the next pending tokens, for which there is room.
+
+        most_ahead: returns the number of tokens that the engine may choose in this pass, if it can; 0 for none.
+        """
+        self.ran = count = self.next_pass
         tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
         picks = engine.capabilities.picks
         chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
@@ -172,7 +178,6 @@ class TokenSequence:
         else:
             self._outcome = self.forward(tokens, upcoming=1)
         del self.pending[:count]
-        return True
 
     def _run_greedy(self, token: int, most: int, banned: IntArray) -> int:
         """`PickingEngine.run_greedy`; returns the first token that it chose, and puts the others into `ahead`."""

@@ -11,25 +11,30 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
+
 from edge.backends.base import Backend, Engine, LoadProgress
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter, memory_root
-from edge.errors import BudgetError, EngineError, InputError
+from edge.errors import BudgetError, EngineError, IncompleteError, InputError, UnsupportedError
+from edge.grammar.grammar import Grammar
 from edge.model.lora import Lora
 from edge.model.lora_file import parse_lora
 from edge.model.model import Model
 from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
-from edge.run.arguments import check_meter
+from edge.run.arguments import check_meter, check_prompt, check_top
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
+from edge.run.logprobs import OnLogprob, score
 from edge.run.loop import OnPrefill, begin, generate
 from edge.run.meters import EnergyMeter, Watch, find_zone
-from edge.run.report import RunReport, StopReason
-from edge.run.reporting import report_of, why_unanswered
+from edge.run.report import RunReport, StopReason, TokenLogprob
+from edge.run.reporting import report_of, why_incomplete, why_unanswered
 from edge.run.request import Request, Text
+from edge.run.sampler import Processor
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.sequence import Mark, TokenSequence
 from edge.sampling import SamplingParams
@@ -144,8 +149,14 @@ class Session:
         return self._sequence.rewind(mark)
 
     def generate(self, prompt: Text, **options: Any) -> str:
-        """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
-        return "".join(self.stream(prompt, **options))
+        """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`.
+
+        Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
+        """
+        answer = "".join(self.stream(prompt, **options))
+        if self.report is not None and self.report.incomplete is not None:
+            raise IncompleteError(why_incomplete(self.report, self.options), self.report.incomplete, answer)
+        return answer
 
     @stepwise
     def stream(
@@ -165,6 +176,10 @@ class Session:
         time_spent: float = 0.0,
         energy_spent: float = 0.0,
         keep_text: bool = True,
+        grammar: Grammar | None = None,
+        logprobs: int | None = None,
+        logits_processor: Processor | None = None,
+        on_logprob: OnLogprob | None = None,
         on_prefill: OnPrefill | None = None,
         on_thought: Callable[[str], None] | None = None,
     ) -> Generator[str, None, None]:
@@ -172,15 +187,19 @@ class Session:
 
         prompt: text (goes through the chat template unless `raw`, which parses control tokens instead) or token ids,
         int [n]; text in parts and a Prompt are read while they are run, so that they may be longer than what fits in
-        memory. max_tokens: None or -1 goes on until something else stops it. stop: a text before which the answer
-        ends, or several. follow_up: continue the conversation in the cache instead of starting anew. think: whether and
-        how long the model thinks before it answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been
-        rendered with it already. Thoughts count in max_tokens, are not searched for `stop`, and go to `report.thoughts`
-        and, piece by piece, to on_thought, which must return quickly. time_limit: seconds, energy_limit: joules,
-        instead of the session's budget; time_spent, energy_spent: what of it is gone already, for the start.
-        keep_text=False leaves the report's texts None, for runs without end. After the last piece, or when the iterator
-        is closed, `report` holds the RunReport, and its figures are in the history of this device (see
-        docs/devices.md), for `edge.forecast`.
+        memory. max_tokens: None or -1 goes on until something else stops it. stop: a text before which the answer ends,
+        or several. follow_up: continue the conversation in the cache instead of starting anew. think: whether and how
+        long the model thinks before it answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been rendered
+        with it already. Thoughts count in max_tokens, are not searched for `stop`, and go to `report.thoughts` and,
+        piece by piece, to on_thought, which must return quickly. time_limit: seconds, energy_limit: joules, instead of
+        the session's budget; time_spent, energy_spent: what of it is gone already, for the start. keep_text=False
+        leaves the report's texts None, for runs without end. grammar: what the answer must match, thoughts excepted;
+        `report.incomplete` says what cut it, if that happened before its end. logprobs: report each token's
+        log-probability in the model's own distribution, before all options of sampling, and as many of the likeliest
+        tokens; on_logprob is called with each before its text comes. logits_processor: a function of the answer's
+        tokens and the next logits, which changes these or returns others. After the last piece, or when the iterator is
+        closed, `report` holds the RunReport, and its figures are in the history of this device (see docs/devices.md),
+        for `edge.forecast`.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
         forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
@@ -191,7 +210,7 @@ class Session:
         joules = options.energy if energy_limit is None else energy_limit
         request = Request(
             prompt, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think),
-            limit, joules, time_spent, energy_spent, keep_text,
+            limit, joules, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor,
         )  # fmt: skip
         watch = Watch(
             request.limits(options, started), self._meter, self._zone.path if self._zone else None,
@@ -202,13 +221,13 @@ class Session:
         if follow_up and sequence.lost:
             raise InputError("the adapter was changed, and the conversation forgotten: begin a new one")
         self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
-        run = Generation.of(request, self.model, watch, started, on_thought)
+        run = Generation.of(request, self.model, watch, started, on_thought, on_logprob)
         begin(sequence, run)
         run.prepared, self.prepared, self._loaded.reclaimer.run = self.prepared, Made(), run
         run.experts = self._loaded.expert_counts()
         try:
             yield from generate(sequence, run, on_prefill)
-        except EngineError:
+        except (EngineError, UnsupportedError):
             run.stop_reason = "failed"
             raise
         finally:
@@ -220,6 +239,21 @@ class Session:
                 observer(run, self.plan, self.report)
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, options))
+
+    def score(self, tokens: IntArray, *, top: int = 0) -> list[TokenLogprob]:
+        """The log-probability of each token but the first, after those before it that the KV policy kept, and of the
+        `top` likeliest in its place. Forgets the conversation.
+
+        tokens: int [n], as `model.encode_text` or `model.encode_prompt` makes them. Logits exist for as many tokens at
+        a time as the session was loaded with (`logits_rows`). Raises BusyError during a generation, InputError for
+        fewer than two tokens, or for more than fit if the policy may not evict.
+        """
+        self.steps.check_idle()
+        check_top("top", top)
+        found = check_prompt(tokens)
+        if not isinstance(found, np.ndarray):
+            raise InputError("score takes token ids, int [n]: see model.encode_text")
+        return score(self._sequence, found, top)
 
     def trim(self, level: float) -> None:
         """Memory is short: give back what can be spared, and keep it so.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge.model.text import well_formed
+from edge.tools.marks import overlap
 
 
 class StopStrings:
@@ -34,9 +35,3 @@ class StopStrings:
         """The text held back, at the end of a run that met no stop string."""
         held, self._held = self._held, ""
         return held
-
-
-def overlap(held: Sequence[object], mark: Sequence[object]) -> int:
-    """Length of the longest end of `held` that begins `mark`, and is not all of it."""
-    longest = min(len(held), len(mark) - 1)
-    return next((count for count in range(longest, 0, -1) if held[-count:] == mark[:count]), 0)

@@ -12,7 +12,7 @@ from edge.model.thinking import Family, Think
 from edge.model.tokenizer import TokenizerLike
 from edge.run.meters import Watch
 from edge.run.report import Thoughts
-from edge.run.stop_strings import overlap
+from edge.tools.marks import overlap
 
 OnThought = Callable[[str], None]
 Symbol = str | int  # a character, or a special token that is part of a mark
@@ -87,6 +87,8 @@ class Thinking:
         self._family = None if template is None or prompt.thinks is None else template.family
         self._splitter = Splitter(tokenizer, self._family, prompt.thinks or False)
         self._limit, self._watch, self._on_thought = think, watch, on_thought
+        self.thought = False  # whether the last token belongs to a thought, or to a mark around one
+        self._thought = False  # it has had thoughts, so none may follow where the answer could begin
         self._text = StringIO() if keep_text else None
         self.tokens, self._added, self._cut = 0, 0, False
         self.held = 0.0  # seconds that the caller's on_thought took
@@ -94,7 +96,10 @@ class Thinking:
         self._seconds, self._joules = 0.0, 0.0
         self._since: tuple[float, float] | None = None  # time and joules when these thoughts began
         self._end_ids, self._end, self._closing = tokenizer.end_ids, -1, list[int]()
+        self.lead = list[int]()  # tokens between the mark behind a thought and the answer
         if self._family is not None:
+            lead = (self._family.empty or "").rpartition(self._family.closing)[2]
+            self.lead = tokenizer.encode(lead, start=False).tolist() if lead else []
             early_end = self._family.early_end(model.spec.architecture)
             self._closing = tokenizer.encode(early_end, special=True, start=False).tolist()
             if self._family.end is not None:
@@ -103,6 +108,17 @@ class Thinking:
     def ends(self, token: int) -> bool:
         """Whether this token ends the generation; one of them would not within a thought."""
         return token in self._end_ids or (token == self._end and not self._splitter.thinking)
+
+    @property
+    def answering(self) -> bool:
+        """Whether the next token belongs to the answer, and to no mark either."""
+        return self._family is None or (not self._splitter.thinking and self._splitter.between)
+
+    @property
+    def may_open(self) -> int | None:
+        """The special token by which thoughts may begin where the answer could, too."""
+        thought = self._thought or self._limit.enabled is False
+        return None if self._family is None or thought else self._splitter.opening
 
     def feed(self, token: int) -> str:
         """The text that a generated token adds to the answer."""
@@ -113,6 +129,8 @@ class Thinking:
             self._begin()
         answer = self._pass_on(self._splitter.feed(token))
         now = self._splitter.thinking
+        self.thought = before or now
+        self._thought = self._thought or self.thought
         if before or now:
             self.tokens, self._open = self.tokens + self._open + 1, 0
         else:

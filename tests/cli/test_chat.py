@@ -18,7 +18,8 @@ from test_gguf_file import GGUF, STRING
 from edge.backends.llamacpp.library import is_installed
 from edge.devices.memory import memory_use
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
-from edge.model.chat_template import ChatTemplate, Segment
+from edge.model.chat_template import ChatTemplate
+from edge.model.messages import Segment
 from edge.model.model import Model, open_model
 from edge.run.opening import open_model as open_for_runs
 

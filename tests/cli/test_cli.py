@@ -24,7 +24,7 @@ MODEL = "smollm2-135m"
 TINY = str(Path(__file__).parents[1] / "golden" / "llama-gqa-tied.gguf")
 REPORT_KEYS = {
     "text": None,
-    "tokens": {"prompt", "generated", "reused", "ran", "unread"},
+    "tokens": {"prompt", "generated", "reused", "ran", "unread", "forced"},
     "timings": {
         "load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s",
         "prepared_s",
@@ -46,6 +46,8 @@ REPORT_KEYS = {
     "plan": None,
     "versions": None,
     "seed": None,
+    "incomplete": None,
+    "logprobs": None,
     "schema": None,
 }  # fmt: skip
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, examples
 from gguf import GGMLQuantizationType
-from gguf.quants import dequantize, quantize
+from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import UNWRITTEN, Small, random_quants, write_small
 
 from edge.errors import UnsupportedError
+from edge.formats.blocks import dequantize
 from edge.model.layers import DeltaNet, Mamba, ShortConvolution
 from edge.model.model import open_model
 from edge.model.tensors import find_tensors
@@ -120,7 +121,7 @@ class Packed:
         else:
             values = normal(rows, columns, seed=seed) * np.float32(columns**-0.5)
             raw = quantize(values, GGMLQuantizationType[kind]).view(np.uint8).reshape(rows, -1)
-        self.expected.append(np.asarray(dequantize(raw, GGMLQuantizationType[kind]), np.float32).reshape(rows, columns))
+        self.expected.append(dequantize(raw, kind).reshape(rows, columns))
         matrix = Matrix(self.words.size, rows, -(-columns // 32) * 32, kind)
         self.words = np.concatenate([self.words, np.zeros(matrix.words, np.uint32)])
         for at, words, piece in zip(matrix.offsets, matrix.row_words, pack_rows(matrix, raw), strict=False):
@@ -159,7 +160,7 @@ def both(device: Device, product: Product, arrays: dict[str, AnyArray], tuning: 
     [
         ("F32", "Q4_0", "Q6_K"),
         ("Q8_0", "Q5_1", "IQ4_NL"),
-        ("IQ4_XS", "TQ2_0"),
+        ("IQ4_XS", "TQ2_0", "IQ1_M"),
         *(pytest.param((kind,), marks=MORE) for kind in sorted(BLOCKS)),
     ],
     ids="-".join,
@@ -182,7 +183,7 @@ def test_products_are_those_of_dequantized_weights(device: Device, kinds: tuple[
 @pytest.mark.parametrize("kind", sorted(BLOCKS))
 def test_embeddings_are_dequantized_rows(device: Device, kind: str) -> None:
     """Of a piece; tokens of other pieces are left alone."""
-    packed, columns = Packed(), 256 if BLOCKS[kind].values == 256 else 160
+    packed, columns = Packed(), 256 if BLOCKS[kind].values > 32 else 160
     piece = Piece("embed.1", 100, packed.matrix(kind, 7, columns))
     tokens, out = np.array([106, 3, 100, 107, 103], np.int32), normal(5, columns)
     built = embed("edge_embed", piece, 5)
@@ -467,9 +468,9 @@ def test_layers_of_the_same_types_share_a_layout_and_unknown_types_are_refused(t
     assert weights.layers[0] == weights.layers[2] != weights.layers[1]
     assert weights.nbytes <= packed_bytes(model.spec) <= 1.2 * weights.nbytes
     tensors = model.file.tensors | {
-        "blk.1.attn_q.weight": replace(model.file.tensors["blk.1.attn_q.weight"], type="IQ1_S")
+        "blk.1.attn_q.weight": replace(model.file.tensors["blk.1.attn_q.weight"], type="NVFP4")
     }
     with pytest.raises(UnsupportedError, match="a layer has 0 MiB of weights, kernels of this GPU see 0: use"):
         make_weights(model.file, model.spec, 1 << 10)
-    with pytest.raises(UnsupportedError, match=r"no kernels for IQ1_S \(blk.1.attn_q.weight\)"):
+    with pytest.raises(UnsupportedError, match=r"no kernels for NVFP4 \(blk.1.attn_q.weight\)"):
         make_weights(replace(model.file, tensors=tensors), model.spec, 1 << 27)

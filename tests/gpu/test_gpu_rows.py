@@ -314,7 +314,7 @@ def test_neighbouring_rows_move_over_themselves(rows: DeviceRows, source: int, t
 
 def test_what_is_released_is_no_longer_allocated(rows: DeviceRows, device: Device) -> None:
     before, allocated = rows.keys(np.arange(512), 0), device.allocated
-    rows.release(512)
+    rows.release(512, rows.count)
     assert rows.changed
     assert allocated - device.allocated >= (4096 - 512) * 2 * 32 * {"f16": 2, "int8": 1, "f32": 4}[rows.dtype]
     np.testing.assert_array_equal(rows.keys(np.arange(512), 0), before)

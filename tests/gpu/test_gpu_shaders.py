@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import GOLDEN
+from gguf import GGMLQuantizationType
 from shaders import dawn_says, has_dawn
 from small_models import Small, write_small
 
@@ -65,8 +66,8 @@ def program(path: Path, language: str, kv_dtype: str = "f16", tuning: int = 0) -
 
 @pytest.fixture(scope="module")
 def block_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has each block type in two matrices."""
-    return write_blocks(tmp_path_factory.mktemp("blocks") / "two.gguf", layers=4, step=7)
+    """A model that has each block type in a matrix."""
+    return write_blocks(tmp_path_factory.mktemp("blocks") / "each.gguf", layers=4, step=7)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,8 @@ def block_types_everywhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_blocks(path: Path, layers: int, step: int) -> Path:
-    kinds, names = [*BLOCKS], ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    kinds = [kind for kind in BLOCKS if kind in GGMLQuantizationType.__members__]
+    names = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     places = [(f"blk.{layer}.{name}", layer * step + at) for layer in range(layers) for at, name in enumerate(names)]
     types = {place: kinds[number % len(kinds)] for place, number in places}
     return write_small(path, Small(layers, hidden=256, heads=4, head=64, ffn=256, types={**types, "": "Q6_K"}))

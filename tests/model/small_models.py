@@ -10,9 +10,9 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, TokenType
-from gguf.quants import dequantize, quantize
+from gguf.quants import quantize
 
-from edge.formats.blocks import BLOCK_TYPES
+from edge.formats.blocks import BLOCK_TYPES, dequantize
 from edge.types import AnyArray
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -22,20 +22,14 @@ GAIN, HEAD_GAIN, NORM_SPREAD, BIAS_SPREAD = 1.2, 3.0, 0.2, 0.5  # as in golden/m
 NUMBERS = {
     "Q4_0": (0, 1), "Q4_1": (0, 2), "Q5_0": (0, 1), "Q5_1": (0, 2), "Q8_0": (0, 1), "IQ4_NL": (0, 1),
     "Q2_K": (80, 2), "Q3_K": (108, 1), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1),
-    "IQ4_XS": (0, 1), "IQ3_S": (0, 1), "TQ1_0": (52, 1), "TQ2_0": (64, 1), "IQ2_XS": (0, 1),
+    "IQ4_XS": (0, 1), "IQ3_S": (0, 1), "TQ1_0": (52, 1), "TQ2_0": (64, 1), "IQ3_XXS": (0, 1), "IQ2_XXS": (0, 1),
+    "IQ2_XS": (0, 1), "IQ2_S": (0, 1), "IQ1_S": (0, 1), "IQ1_M": (48, 1), "Q1_0": (0, 1), "Q2_0": (0, 1),
 }  # fmt: skip
 CONTEXT = 512
-UNWRITTEN = (
-    "IQ4_NL",
-    "Q2_K",
-    "Q3_K",
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
-    "IQ4_XS",
-    "IQ3_S",
-    "IQ2_XS",
-)  # gguf reads but does not quantize them
+UNWRITTEN = (  # which the gguf package does not quantize
+    "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S",
+    "IQ1_S", "IQ1_M", "Q1_0", "Q2_0",
+)  # fmt: skip
 
 Edit = Callable[[dict[str, AnyArray]], None]
 """Changes the weights, by their names without `.weight`, before they are quantized."""
@@ -137,6 +131,11 @@ def set_numbers(raw: AnyArray, kind: str, numbers: AnyArray) -> None:
     """Write float16 numbers, [rows, blocks, 1 or 2], or fewer that are the same for all."""
     start, count = NUMBERS[kind]
     halves = np.broadcast_to(numbers.astype(np.float16), (*raw.shape[:2], count)).copy()
+    if kind == "IQ1_M":  # four bits of the number at the end of each of four words
+        words = np.ascontiguousarray(raw[:, :, start:]).view("<u2") & 0xFFF
+        fours = halves.view("<u2") >> np.array([0, 4, 8, 12], np.uint16) << 12
+        raw[:, :, start:] = (words | fours).view(np.uint8)
+        return
     raw[:, :, start : start + 2 * count] = halves.view(np.uint8)
 
 
@@ -147,7 +146,7 @@ def random_quants(kind: str, rows: int, columns: int, deviation: float, seed: in
     scaled, minima = [], []
     for found, numbers in ((scaled, [1, 0][: 1 + two]), (minima, [0, 1][: 1 + two])):
         set_numbers(raw, kind, np.array(numbers))
-        found.append(dequantize(raw.reshape(rows, -1), GGMLQuantizationType[kind]))
+        found.append(dequantize(raw.reshape(rows, -1), kind))
     minimum = -np.mean(scaled) / np.mean(minima) if two else 0.0
     scale = deviation / np.std(scaled[0] + minimum * minima[0])
     uneven = np.random.default_rng(seed).uniform(0.5, 1.5, (*raw.shape[:2], 1))

@@ -7,13 +7,37 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PATIENCE = 60.0  # seconds until something is there
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+# Relative luminance and contrast as WCAG 2.2 has them, of every element with text of its own.
+CONTRAST = """(() => {
+  const light = (color) => {
+    const parts = color.match(/[\\d.]+/g).slice(0, 3).map((each) => each / 255);
+    const [r, g, b] = parts.map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = getComputedStyle(at).backgroundColor;
+      if (!/, 0\\)$|transparent/.test(color)) return color;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  return [...document.querySelectorAll('body *')]
+    .filter((each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) && !each.disabled)
+    .map((each) => {
+      const [a, b] = [light(getComputedStyle(each).color), light(ground(each))].sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), each.id || each.className || each.tagName];
+    });
+})()"""
 
 
 def find_chromium() -> str | None:
@@ -141,3 +165,29 @@ def browser(chromium: str, folder: Path) -> Iterator[Page]:
             page.close()
         os.killpg(child.pid, 9)
         child.wait()
+
+
+def show(page: Page, url: str, width: int, *, dark: bool = False) -> None:
+    page.ask("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=width < 600)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    page.ask("Emulation.setEmulatedMedia", features=[scheme])
+    page.visit(url)
+
+
+def until(page: Page, condition: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not page.value(f"(async () => Boolean({condition}))()"):
+        assert time.monotonic() < end, (condition, page.value("document.body.innerText"))
+        time.sleep(0.05)
+
+
+def type_in(page: Page, text: str) -> None:
+    """With the keyboard, as people do: the field has the focus."""
+    page.ask("Input.insertText", text=text)
+    for kind in ("keyDown", "keyUp"):
+        page.ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13)
+
+
+def complaints(page: Page) -> list[Any]:
+    bad = "Runtime.exceptionThrown", "Log.entryAdded"
+    return [each["params"] for each in page.events if each["method"] in bad]

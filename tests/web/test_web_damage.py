@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from browser import Page, browser, find_chromium
-from test_web_page import READY, complaints, until
+from browser import Page, browser, complaints, find_chromium, until
+from test_web_page import READY
 from web_site import served, site_of
 
 from edge.exporting.bundle import MANIFEST, MODEL
@@ -70,6 +70,7 @@ def names() -> list[str]:
     web = Path(__file__).parents[2] / "edge" / "exporting" / "web"
     page = [each.name for each in sorted((web / "page").iterdir()) if each.suffix in (".js", ".css")]
     page.remove(START)
+    page += [f"chat/{each.name}" for each in sorted((web / "chat").iterdir()) if each.suffix != ".svg"]
     package = [f"edge/{each.name}" for each in sorted((web / "package").iterdir()) if each.suffix == ".js"]
     return [MANIFEST, *page, *package, *(f"edge/edge-{isa}.wasm" for isa in ("relaxed", "relaxed16", "simd"))]
 
@@ -143,7 +144,7 @@ def test_half_a_page_says_so_without_its_scripts(page: Page, site: Path, place: 
 
 
 def test_what_a_visit_does_not_need_is_not_asked_for(page: Page, site: Path) -> None:
-    for name in ("README.md", "_headers", "edge/index.d.ts", "edge/package.json", "icon.svg", "site.webmanifest"):
+    for name in ("README.md", "_headers", "edge/index.d.ts", "edge/package.json", "chat/icon.svg", "site.webmanifest"):
         damage(site, name, "truncated")
     with served(site) as (url, _):
         page.visit(url)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-from browser import Page, browser, find_chromium
+from browser import CONTRAST, Page, browser, complaints, find_chromium, show, type_in, until
 from web_site import ROWS, served, site_of
 
 CHROMIUM = find_chromium()
@@ -20,8 +18,6 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
 ]
 
-_PATIENCE = 60.0  # seconds until something is there
-
 LAST = "[...document.querySelectorAll('#turns .theirs')].at(-1)"
 RECORD = """new Promise((done) => {
   indexedDB.open(`edge ${location.pathname}`).onsuccess = ({ target: { result } }) => {
@@ -30,27 +26,6 @@ RECORD = """new Promise((done) => {
   };
 })"""
 READY = "document.getElementById('status')?.textContent.startsWith('On this device')"
-# Relative luminance and contrast as WCAG 2.2 has them, of every element with text of its own.
-CONTRAST = """(() => {
-  const light = (color) => {
-    const parts = color.match(/[\\d.]+/g).slice(0, 3).map((each) => each / 255);
-    const [r, g, b] = parts.map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ground = (element) => {
-    for (let at = element; at; at = at.parentElement) {
-      const color = getComputedStyle(at).backgroundColor;
-      if (!/, 0\\)$|transparent/.test(color)) return color;
-    }
-    return 'rgb(255, 255, 255)';
-  };
-  return [...document.querySelectorAll('body *')]
-    .filter((each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) && !each.disabled)
-    .map((each) => {
-      const [a, b] = [light(getComputedStyle(each).color), light(ground(each))].sort((x, y) => y - x);
-      return [(a + 0.05) / (b + 0.05), each.id || each.className || each.tagName];
-    });
-})()"""
 
 
 @pytest.fixture(scope="module")
@@ -65,38 +40,12 @@ def folder() -> Path:
     return site_of()
 
 
-def show(page: Page, url: str, width: int, *, dark: bool = False) -> None:
-    page.ask("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=width < 600)
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    page.ask("Emulation.setEmulatedMedia", features=[scheme])
-    page.visit(url)
-
-
-def until(page: Page, condition: str) -> None:
-    end = time.monotonic() + _PATIENCE
-    while not page.value(f"(async () => Boolean({condition}))()"):
-        assert time.monotonic() < end, (condition, page.value("document.body.innerText"))
-        time.sleep(0.05)
-
-
-def type_in(page: Page, text: str) -> None:
-    """With the keyboard, as people do: the field has the focus."""
-    page.ask("Input.insertText", text=text)
-    for kind in ("keyDown", "keyUp"):
-        page.ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13)
-
-
 def turns(page: Page) -> list[str]:
     """What was said, without the notes between."""
     said: list[str] = page.value(
         "[...document.querySelectorAll('#turns li:not(.note)')].map((each) => each.textContent)"
     )
     return said
-
-
-def complaints(page: Page) -> list[Any]:
-    bad = "Runtime.exceptionThrown", "Log.entryAdded"
-    return [each["params"] for each in page.events if each["method"] in bad]
 
 
 def test_a_chat_on_a_phone(page: Page, folder: Path) -> None:
@@ -159,10 +108,30 @@ def test_an_answer_is_copied(page: Page, folder: Path) -> None:
         until(page, READY)
         type_in(page, "hello")
         until(page, f"{LAST}?.ariaBusy === 'false'")
-        page.value("document.querySelector('.copy').click()")
-        until(page, "document.querySelector('.copy').ariaLabel === 'Copied'")
+        page.value("document.querySelector('.theirs .actions .copy').click()")
+        until(page, "document.querySelector('.theirs .actions .copy').ariaLabel === 'Copied'")
         copied = page.value("navigator.clipboard.readText()")
         assert copied.split() == turns(page)[1].split()
+
+
+def test_a_question_is_edited_and_its_answer_retried(page: Page, folder: Path) -> None:
+    """The session forgets the turns after it: the same question has the same answer."""
+    with served(folder) as (url, _):
+        show(page, url, 390)
+        until(page, READY)
+        for question in ("hello", "more"):
+            type_in(page, question)
+            until(page, f"{LAST}?.ariaBusy === 'false' && document.getElementById('send').ariaLabel === 'Send'")
+        said = turns(page)
+        page.value("document.querySelector('.theirs .retry').click()")
+        until(page, f"document.querySelectorAll('#turns .theirs').length === 1 && {LAST}.ariaBusy === 'false'")
+        assert turns(page) == said[:2]
+        page.value("document.querySelector('.mine .edit').click()")
+        page.value("document.activeElement.select()")
+        type_in(page, "count")
+        until(page, f"{LAST}?.ariaBusy === 'false' && document.querySelector('.mine').textContent === 'count'")
+        assert turns(page)[1] != said[1]
+        until(page, f"(await {RECORD}).turns[0].content === 'count'")
 
 
 def test_instructions_come_before_a_new_chat(page: Page, folder: Path) -> None:
@@ -172,8 +141,8 @@ def test_instructions_come_before_a_new_chat(page: Page, folder: Path) -> None:
         until(page, READY)
         type_in(page, "hello")
         until(page, f"{LAST}?.ariaBusy === 'false'")
-        until(page, f"(await {RECORD})?.chat.length")
-        first = page.value(f"{RECORD}.then((found) => found.chat[0].answer)")
+        until(page, f"(await {RECORD})?.turns.length")
+        first = page.value(f"{RECORD}.then((found) => found.turns[1].content)")
         page.value("document.getElementById('about').click()")
         facts = page.value("document.getElementById('facts').textContent")
         assert f"the last {ROWS * 3 // 4} words" in facts
@@ -188,14 +157,14 @@ def test_instructions_come_before_a_new_chat(page: Page, folder: Path) -> None:
         assert page.value("document.getElementById('system').value") == "be brief"
         page.value("document.getElementById('panel').close()")
         type_in(page, "hello")
-        until(page, f"(await {RECORD}).chat.length")
+        until(page, f"(await {RECORD}).turns.length")
         answers = page.value(f"""(async () => {{
           const {{ Edge }} = await import("/edge/index.js");
           const session = await Edge.open("/");
           await session.system("be brief");
           const expected = await session.ask("hello", {{ maxTokens: 1000 }});
           await session.close();
-          return [(await {RECORD}).chat[0].answer, expected];
+          return [(await {RECORD}).turns[1].content, expected];
         }})()""")
     assert answers[0] == answers[1] != first
 
@@ -218,7 +187,7 @@ def test_only_changed_pieces_of_a_state_are_written(page: Page, folder: Path) ->
           states[3][7] ^= 1;
           for (const each of states) {
             written = 0;
-            await keepChat({ chat: [] }, each);
+            await keepChat({ turns: [] }, each);
             sums.push(written);
             const { state: kept } = await readChat();
             same.push(kept.length === each.length && kept.every((byte, at) => byte === each[at]));

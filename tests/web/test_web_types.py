@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "edge" / "exporting" / "web"
+SERVED = ROOT / "edge" / "server" / "page"
 TSC = ROOT / "build" / "typescript" / "node_modules" / ".bin" / "tsc"
 FLAGS = (
     "--noEmit", "--strict", "--allowJs", "--checkJs", "--target", "es2024", "--module", "esnext",
@@ -29,6 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scripts as a site has them."""
     folder = tmp_path_factory.mktemp("types")
     shutil.copytree(WEB / "page", folder, dirs_exist_ok=True)
+    shutil.copytree(WEB / "chat", folder / "chat")
     shutil.copytree(WEB / "package", folder / "edge")
     return folder
 
@@ -40,8 +42,14 @@ def complaints(folder: Path, *files: str) -> str:
 
 
 def test_the_scripts_have_their_types(site: Path) -> None:
-    package = [f"edge/{each.name}" for each in sorted((site / "edge").glob("*.js"))]
-    assert complaints(site, "start.js", "page.js", "chats.js", *package) == ""
+    scripts = [f"{part}/{each.name}" for part in ("chat", "edge") for each in sorted((site / part).glob("*.js"))]
+    assert complaints(site, "start.js", "page.js", "chats.js", *scripts) == ""
+
+
+def test_the_scripts_of_the_served_page_have_their_types(tmp_path: Path) -> None:
+    shutil.copytree(SERVED, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(WEB / "chat", tmp_path / "chat")
+    assert complaints(tmp_path, *(each.name for each in sorted(SERVED.glob("*.js")))) == ""
 
 
 def test_the_stated_types_are_those_of_the_package(site: Path) -> None:

@@ -27,11 +27,14 @@ class Job:
     angle: the row of the rotary table for the first token. wanted: rows of logits.
     observed: the number of last tokens whose attention is accumulated. votes: 1 to count instead how often a row gets
     more than the average.
+    kind: BATCH and the numbers behind it are passes of one token each of several sequences (`Design.batches`). Behind
+    the `count` tokens are then as many positions, and as many numbers that say whether a token is observed: 0, 1, or 2
+    for votes. Token t has the t-th lengths and starts of all heads.
     disk: 1 if streamed weights come from a disk (streaming.py).
     """
 
     NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed", "votes", "disk")
-    QUIT, STEP, CHUNK = 0, 1, 2
+    QUIT, STEP, CHUNK, BATCH = 0, 1, 2, 3
 
     @classmethod
     def slot(cls, name: str) -> int:
@@ -197,13 +200,14 @@ def work_offsets(core: Attention, target: Target) -> dict[str, int]:
 
 
 def make_scratch(
-    shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0
-) -> Scratch:
+    shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0,
+    sequences: int = 1,
+) -> Scratch:  # fmt: skip
     """Rows are the tokens of a chunk or, in a step, a copy for each thread.
 
     observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0. lora_rank: padded.
     """
-    tokens = round_up(chunk, target.gemm_tokens)
+    tokens = round_up(max(chunk, sequences), target.gemm_tokens)
     rows = max(tokens, threads)
     cores = [block.core for block in shape.blocks]
     found: dict[str, int] = {}  # of cores, the most of each name
@@ -219,7 +223,7 @@ def make_scratch(
         "x": tokens * shape.padded_hidden,
         "normed": rows * shape.padded_hidden,
         "queries": shape.kv_heads * query_rows * shape.padded_head,
-        "work": threads * part,
+        "work": sequences * threads * part,
         "raw": threads * observed_rows,
         "temperatures": tokens if shape.tempered else 0,
         "scales": blocks,

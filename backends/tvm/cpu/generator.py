@@ -1,6 +1,7 @@
 """The whole pass of a model, tokens to logits: one TVM function that every thread runs, with barriers between phases.
 
-A step runs one token (decode), a chunk several (prefill). Both are this generator.
+A step runs one token (decode), a chunk several (prefill), a batch one token each of several sequences. All are this
+generator.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
 from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, mamba, per_layer_input, short_convolution
-from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.cpu.phases.builder import PassBuilder, PassKind, Unit, pass_kinds
 from edge.backends.tvm.cpu.phases.embed import embed
 from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
@@ -33,11 +34,11 @@ POINTERS = {  # the arguments of `run`, and the types that they point to
     "job": "int64", "lines": "int32",
     "weights": "uint8", "table": "int64", "floats": "float32", "integers": "int32",
     "keys": "", "values": "", "key_scales": "", "value_scales": "",  # types of the KV dtype
-    "lengths": "int32",  # rows in use, [layers, KV heads]: heads may keep different numbers
+    "lengths": "int32",  # rows in use, [tokens of a batch, layers, KV heads]: heads may keep different numbers
     "positions": "int32",  # of every row, for sliding windows
     "tokens": "int32", "logits": "float32", "rope": "float32",
     "attention": "float32",  # that rows received from observed queries
-    "starts": "int32",  # the first row of each head, [layers, KV heads]
+    "starts": "int32",  # the first row of each head, likewise
 }  # fmt: skip
 STATES = {"states": "float32"}  # one more argument of models with fixed states
 RINGS = ("keys", "values", "key_scales", "value_scales", "positions")  # once more, `ring_…`, if these lie apart
@@ -48,7 +49,7 @@ LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
 @dataclass(frozen=True)
 class Program:
     """The functions of a design, ready for TVM's compiler: `run` and `move`, which the engine calls, and
-    the functions that `run` calls: one for every unit of a step and of a chunk, by the names of the units.
+    the functions that `run` calls: one for every unit of each kind of pass, by the names of the units.
 
     `run` of an exported design is a unit, since the C runtime calls it by C's convention.
     """
@@ -71,8 +72,8 @@ def build(design: Design) -> Program:
     """Separate functions, because LLVM takes more than twice the time for one of twice the size."""
     units = {
         name: {
-            design.symbol(_unit_name(single, name)): _unit(design, single, name, unit, number)
-            for single in (True, False) if _unit_name(single, name) not in design.shared
+            design.symbol(_unit_name(kind, name)): _unit(design, kind, name, unit, number)
+            for kind in pass_kinds(design) if _unit_name(kind, name) not in design.shared
         }
         for name, (unit, number) in _units(design).items()
     }  # fmt: skip
@@ -118,18 +119,19 @@ def _then_evict(unit: Unit) -> Unit:
     return run
 
 
-def _unit(design: Design, single: bool, name: str, unit: Unit, number: int | None) -> Any:
+def _unit(design: Design, kind: PassKind, name: str, unit: Unit, number: int | None) -> Any:
     """A unit as a function of its own, which `run` calls."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        symbol = design.symbol(_unit_name(single, name))
+        symbol = design.symbol(_unit_name(kind, name))
         pointers, thread, (layer, wave) = _declare(symbol, pointers_of(design), "layer", "wave")
         with _environment(design):
-            unit(PassBuilder(design, single, pointers, thread, number, wave), layer)
+            unit(PassBuilder(design, kind, pointers, thread, number, wave), layer)
     return builder.get()
 
 
-def _unit_name(single: bool, unit: str) -> str:
-    return f"{'step' if single else 'chunk'}_{unit}"
+def _unit_name(kind: PassKind, unit: str) -> str:
+    """The same for all batches where nothing is multiplied."""
+    return f"{'batch' if kind.apart and unit.rstrip('_0123456789') in _ALIKE else kind.name}_{unit}"
 
 
 def _declare(symbol: str, types: dict[str, str], *of_units: str) -> tuple[dict[str, Any], Value, list[Value]]:
@@ -185,9 +187,9 @@ def run_job(design: Design, threads: int) -> Any:
             job = T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])
             units = _units(design)
 
-            def emit(single: bool, name: str, layer: Value, wave: Value) -> None:
+            def emit(kind: PassKind, name: str, layer: Value, wave: Value) -> None:
                 unit, number = units[name]
-                unit(PassBuilder(design, single, pointers, T.cast(thread, "int64"), number, wave), layer)
+                unit(PassBuilder(design, kind, pointers, T.cast(thread, "int64"), number, wave), layer)
 
             _job(design, pointers, let(job[Job.slot("kind")]), emit)
     return builder.get()
@@ -213,61 +215,61 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
         with when(kind == Job.QUIT):
             busy.value = T.int32(0)
 
-        def call(single: bool, name: str, *numbers: Value) -> None:
+        def call(kind: PassKind, name: str, *numbers: Value) -> None:
             given = [pointers[each] for each in pointers_of(design)]
-            T.evaluate(T.call_extern("int32", design.symbol(_unit_name(single, name)), *given, thread, *numbers))
+            T.evaluate(T.call_extern("int32", design.symbol(_unit_name(kind, name)), *given, thread, *numbers))
 
         _job(design, pointers, kind, call)
 
 
-Emit = Callable[[bool, str, Value, Value], None]
-"""Emits a unit of a step (True) or of a chunk, for a layer and a wave of experts."""
+Emit = Callable[[PassKind, str, Value, Value], None]
+"""Emits a unit of a pass, for a layer and a wave of experts."""
 
 
-def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Emit) -> None:
+def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) -> None:
     """The units of a pass in their order: those of the blocks of each layer."""
     shape, slots = design.shape, Table.of(design.shape)
     table, integers = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("table", "integers"))
 
-    def waves(layer: Value, names: Sequence[str]) -> None:
-        """Units of experts in a chunk, for some of the experts at a time."""
+    def waves(kind: PassKind, layer: Value, names: Sequence[str]) -> None:
+        """Units of experts for several tokens, for some of the experts at a time."""
         with loop(i64(0), T.cast(integers[table[slots.slot("waves")]], "int64")) as wave:
             for name in names:
-                emit(False, name, layer, wave)
+                emit(kind, name, layer, wave)
 
-    for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
-        with when(kind == number):
-            emit(single, "embed", i64(0), i64(0))
+    for kind in pass_kinds(design):
+        with when(number == kind.job):
+            emit(kind, "embed", i64(0), i64(0))
             if shape.layer_inputs:
-                emit(single, "layer_inputs", i64(0), i64(0))
+                emit(kind, "layer_inputs", i64(0), i64(0))
             with loop(i64(0), i64(shape.layers)) as layer:
                 for index, form in enumerate(shape.forms):
                     if len(shape.forms) == 1:
-                        _layer(shape, form, single, layer, emit, waves)
+                        _layer(shape, form, kind, layer, emit, waves)
                         continue
                     with when(table[slots.place(layer, "form")] == index):
-                        _layer(shape, form, single, layer, emit, waves)
-            emit(single, "head", i64(0), i64(0))
+                        _layer(shape, form, kind, layer, emit, waves)
+            emit(kind, "head", i64(0), i64(0))
 
 
 def _layer(
-    shape: Shape, form: tuple[int, ...], single: bool, layer: Value, emit: Emit,
-    waves: Callable[[Value, Sequence[str]], None],
+    shape: Shape, form: tuple[int, ...], kind: PassKind, layer: Value, emit: Emit,
+    waves: Callable[[PassKind, Value, Sequence[str]], None],
 ) -> None:  # fmt: skip
     for beside in shape.side_by_side(form):
         units = []
         for number in beside:
             core = shape.blocks[number].core
             names = list(map(functools.partial(shape.code, number), CORES[type(core)]))
-            units.append((names, isinstance(core, Experts) and not single))
+            units.append((names, isinstance(core, Experts) and not kind.single))
         for names, _ in units:
-            emit(single, names[0], layer, i64(0))
+            emit(kind, names[0], layer, i64(0))
         for names, in_waves in units:
             if in_waves:
-                waves(layer, names[1:])
+                waves(kind, layer, names[1:])
                 continue
             for name in names[1:]:
-                emit(single, name, layer, i64(0))
+                emit(kind, name, layer, i64(0))
 
 
 def _embed(b: PassBuilder, _layer: Value) -> None:
@@ -281,3 +283,4 @@ CORES: dict[type, dict[str, Unit]] = {
     Mamba: mamba.UNITS,    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
+_ALIKE = ("embed", "attend")  # units without products

@@ -115,8 +115,8 @@ class DeviceRows:
             self._device.write(self.buffers["paid"], 0, np.zeros(self.count, np.float32))
             self.observed = False
 
-    def release(self, first: int) -> None:
-        """Free the memory of all rows from `first` on, which begins a tile. Their content is lost."""
+    def release(self, first: int, _last: int) -> None:
+        """See ArenaRows. A GPU has one sequence, whose rows are the arena's last."""
         device, form = self._device, self._form
         sizes = arena_bytes(first, form.head, self.dtype, observes="paid" in self.buffers)
         for name in self.buffers.keys() - {"pairs"}:

@@ -89,16 +89,21 @@ class Regions:
 
 
 def make_regions(
-    kinds: LayerKinds, kv_heads: int, config: EngineConfig, context: int, apart: int = 0
+    kinds: LayerKinds, kv_heads: int, config: EngineConfig, context: int, apart: int = 0, sequence: int = 0
 ) -> tuple[Regions, Regions]:
-    """The regions of layers whose rows a policy chooses, at the end of the arena, and those of rings.
+    """The regions of layers whose rows a policy chooses, and before them those of rings. The parts of the sequences
+    follow each other.
 
     apart: KV heads of layers with rings, if these have an arena of their own; 0: the rings lie in the same one.
     """
-    rows = kinds.ring_rows(config.capacity, config.chunk)
-    rings = Regions(len(kinds.ringed) * (apart or kv_heads), rows, rows, uneven=False)
+    ring_rows = kinds.ring_rows(config.capacity, config.chunk)
     longest = longest_head(config.capacity, context, uneven=config.uneven)
-    heads, first = len(kinds.whole) * kv_heads, 0 if apart else rings.size
+    heads, ring_heads = len(kinds.whole) * kv_heads, len(kinds.ringed) * (apart or kv_heads)
+    size = heads * allocated_rows(config.capacity, uneven=config.uneven)
+    ring_size = ring_heads * allocated_rows(ring_rows, uneven=False)
+    rings_first = sequence * (ring_size if apart else size + ring_size)
+    first = sequence * size if apart else rings_first + ring_size
+    rings = Regions(ring_heads, ring_rows, ring_rows, uneven=False, first=rings_first)
     return Regions(heads, config.capacity, longest, uneven=config.uneven, first=first), rings
 
 

@@ -107,10 +107,10 @@ class HostRows:
     def collect(self, paid: FloatArray) -> None:
         """See ArenaRows. Does nothing: compiled code adds to `paid` directly."""
 
-    def release(self, first: int) -> None:
-        """Return the memory of all rows from `first` on, which begins a tile, to the system. Their content is lost."""
+    def release(self, first: int, last: int) -> None:
+        """Return the memory of rows, which are whole tiles, to the system. Their content is lost."""
         for name, array in self.arrays.items():
-            release(array[first * self.width(name) :])
+            release(array[first * self.width(name) : last * self.width(name)])
 
     def _by_tile(self, name: str) -> AnyArray:
         """The array as [tiles, TILE · width], whatever the order within a tile."""

@@ -60,8 +60,8 @@ class ArenaRows(Protocol):
         """
         ...
 
-    def release(self, first: int) -> None:
-        """Free the memory of all rows from `first` on, which begins a tile. Their content is lost."""
+    def release(self, first: int, last: int) -> None:
+        """Free the memory of rows, which are whole tiles. Their content is lost."""
         ...
 
 
@@ -70,16 +70,19 @@ OwnRows = TypeVar("OwnRows", bound=ArenaRows)
 
 class Arena(Generic[OwnRows]):
     """Memory shared with compiled code: `rows`, and the first row and the number of rows of all heads of all layers,
-    int32 [layers · KV heads], which `NativeStore.prepare` fills in.
+    int32 [layers · KV heads], which `NativeStore.prepare` fills in: for each sequence that may run in one pass.
 
     core: of a layer whose rows are here. positions, paid: each arena row's position (for sliding windows) and received
     attention (for policies); empty unless needed.
     """
 
-    def __init__(self, shape: Shape, rows: OwnRows, *, observes: bool, beside: Arena[OwnRows] | None = None) -> None:
+    def __init__(
+        self, shape: Shape, rows: OwnRows, *, observes: bool, beside: Arena[OwnRows] | None = None, sequences: int = 1
+    ) -> None:
         """beside: the arena of the other layers, if this one is of rings alone."""
         self.shape, self.rows, self.core = shape, rows, shape.ringed if beside else shape.attention
-        heads = shape.layers * shape.kv_heads
+        self.heads = shape.layers * shape.kv_heads
+        heads = sequences * self.heads
         self.starts: IntArray = beside.starts if beside else aligned_zeros(heads, "int32")
         self.lengths: IntArray = beside.lengths if beside else aligned_zeros(heads, "int32")
         self.positions = with_spare(rows.count if self.core.window else 0, "int32")
@@ -90,7 +93,8 @@ class NativeStore(Generic[OwnRows]):
     """The RowStore protocol over some regions of an arena.
 
     heads: the heads with these regions, among those of all layers. windowed: their layers use positions. observes:
-    there is room for their attention.
+    there is room for their attention. place_in_pass: of the sequence, if several
+    run.
     """
 
     level = False
@@ -101,7 +105,7 @@ class NativeStore(Generic[OwnRows]):
         core, self.arena, self.rows, self.regions = arena.core, arena, arena.rows, regions
         self.heads = (np.array(layers)[:, None] * arena.shape.kv_heads + np.arange(core.kv_heads)).reshape(-1)
         self.layers, self.dtype, self.capacity = layers, arena.rows.dtype, regions.capacity
-        self.head, self.observes = padded_head(core.head_dim), observes
+        self.head, self.observes, self.place_in_pass = padded_head(core.head_dim), observes, 0
         self.row_bytes = row_bytes(core, self.dtype) * len(layers)
         self.lengths: IntArray = np.zeros(self.heads.size, np.int32)
         self._windowed = windowed
@@ -121,7 +125,8 @@ class NativeStore(Generic[OwnRows]):
 
     def prepare(self, count: int, position: int) -> None:
         arena = self.arena
-        arena.starts[self.heads], arena.lengths[self.heads] = self.regions.starts, self.lengths
+        heads = self.heads + self.place_in_pass * arena.heads
+        arena.starts[heads], arena.lengths[heads] = self.regions.starts, self.lengths
         if not self._windowed and not self.observes:
             return
         rows = (self.regions.starts + self.lengths)[:, None] + np.arange(count)
@@ -155,13 +160,14 @@ class NativeStore(Generic[OwnRows]):
         self.regions.make_even()
 
     def shrink(self, capacity: int) -> None:
-        """Reduce the capacity; only for the regions at the end of the arena."""
+        """Reduce the capacity, and free the rows at the end of the regions."""
+        before = self.regions.first + self.regions.size
         self._follow(self.regions.shrink(capacity, self.lengths))
         self.capacity, end = capacity, self.regions.first + self.regions.size
-        self.rows.release(end)
+        self.rows.release(end, before)
         for array in (self.arena.positions, self.arena.paid):
             if array.size:
-                release(array[end:])
+                release(array[end:before])
 
     def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
         return self.rows.keys(self._in_arena(rows, head), self.heads if head is None else self.heads[head])
@@ -185,7 +191,7 @@ class NativeStore(Generic[OwnRows]):
         self._paid()[self._in_arena(rows, head)] *= by
 
     def clear_attention(self) -> None:
-        self._paid()[:] = 0
+        self._paid()[self.regions.first : self.regions.first + self.regions.size] = 0
 
     def _in_arena(self, rows: AnyArray, head: int | None = None) -> AnyArray:
         """Arena rows [n] for physical rows of one head, or [heads, n] for all."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.formats.blocks import IQ4_NL, block_size, nbytes
+from edge.formats.blocks import FP4, IQ4_NL, block_size, nbytes
 
 TILE = 16  # rows of a tile
 PART = 32  # values that the kernel multiplies at a time, and for which activations have one scale
@@ -53,6 +53,7 @@ class IntegerBlock:
     exponents: bool = False  # s is a byte instead of a float16: 2^(byte − 128)
     codebook: tuple[int, ...] = ()  # 16 signed bytes, which the bits of q stand for
     has_factors: bool = True  # of super-blocks
+    unit: float = 1.0  # a power of two, by which the float16 numbers are multiplied
 
     @property
     def values(self) -> int:
@@ -268,13 +269,81 @@ def _split_iq3_s(raw: Bytes) -> BlockParts:
 
     The numbers' low bytes come first, then their high bits, then signs, then s.
     """
-    rows, blocks, _ = raw.shape
     high = np.unpackbits(raw[:, :, 66:74], axis=-1, bitorder="little").astype(np.uint16)
-    levels = _grid("IQ3_S")[raw[:, :, 2:66] | high << 8].reshape(rows, blocks, 256)
     signs = np.unpackbits(raw[:, :, 74:106], axis=-1, bitorder="little")
-    codes = plane(levels >> np.uint8(1) | signs << np.uint8(3), 4)
-    scales = np.uint8(1) + np.uint8(2) * bits_of(raw[:, :, 106:110], 4, 1)
-    return BlockParts(codes, numbers_at(raw, 0, 1), _only_scales(scales))
+    codes = _levels("IQ3_S", raw[:, :, 2:66] | high << 8) | signs << np.uint8(3)
+    return BlockParts(plane(codes, 4), numbers_at(raw, 0, 1), _only_scales(_odd(bits_of(raw[:, :, 106:110], 4, 1))))
+
+
+def _split_iq3_xxs(raw: Bytes) -> BlockParts:
+    """d / 4 · (1 + 2 s) · ±level, a byte is 4 levels of a table. Signs and s are words behind the bytes."""
+    signs, scales = _words(raw[:, :, 66:98])
+    codes = _levels("IQ3_XXS", raw[:, :, 2:66]) | signs << np.uint8(3)
+    return BlockParts(plane(codes, 4), numbers_at(raw, 0, 1), _only_scales(scales))
+
+
+def _split_iq2_xxs(raw: Bytes) -> BlockParts:
+    """d / 8 · (1 + 2 s) · ±level, for each of 8 parts: 4 bytes, each 8 levels of a table, and a word of signs and s."""
+    rows, blocks, _ = raw.shape
+    parts = raw[:, :, 2:].reshape(rows, blocks, 8, 2, 4)
+    numbers, words = (parts[:, :, :, which].reshape(rows, blocks, -1) for which in (0, 1))
+    signs, scales = _words(words)
+    return BlockParts(_threes(_levels("IQ2_XXS", numbers), signs), numbers_at(raw, 0, 1), _only_scales(scales))
+
+
+def _split_iq2_xs(raw: Bytes) -> BlockParts:
+    """Like IQ2_XXS, in numbers of 16 bits: 9 of 8 levels, 7 of their signs; s of 4 bits for every 16 values."""
+    numbers = numbers_at(raw, 2, 32)
+    codes = _threes(_levels("IQ2_XS", numbers & np.uint16(511)), _even_signs(numbers >> np.uint16(9)))
+    return BlockParts(codes, numbers_at(raw, 0, 1), _odd(bits_of(raw[:, :, 66:], 4, 1)))
+
+
+def _split_iq2_s(raw: Bytes) -> BlockParts:
+    """Like IQ2_XS, with numbers of 10 bits and signs apart: low bytes, signs, high bits, s."""
+    numbers = raw[:, :, 2:34] | bits_of(raw[:, :, 66:74], 2, 1).astype(np.uint16) << 8
+    signs = np.unpackbits(raw[:, :, 34:66], axis=-1, bitorder="little")
+    return BlockParts(
+        _threes(_levels("IQ2_S", numbers), signs), numbers_at(raw, 0, 1), _odd(bits_of(raw[:, :, 74:], 4, 1))
+    )
+
+
+def _split_iq1_s(raw: Bytes) -> BlockParts:
+    """d / 8 · (1 + 2 s) · (8 level ± 1), levels −1, 0, 1; a number of 11 bits is 8 levels of a table.
+
+    The numbers' low bytes come first. For each of 8 parts, 16 bits have their high ones, then s of 3, then the sign.
+    """
+    high = numbers_at(raw, 34, 8)[..., None] >> np.array([0, 3, 6, 9], np.uint16) & np.uint16(7)
+    last = numbers_at(raw, 34, 8) >> np.uint16(12)
+    levels = _levels("IQ1_S", raw[:, :, 2:34] | high.reshape(*raw.shape[:2], -1) << np.uint16(8))
+    signs = np.repeat((last >> np.uint16(3)).astype(np.uint8), PART, axis=-1)
+    scales = _odd(last.astype(np.uint8) & np.uint8(7))
+    return BlockParts(_threes(levels, signs), numbers_at(raw, 0, 1), _only_scales(scales))
+
+
+def _split_iq1_m(raw: Bytes) -> BlockParts:
+    """Like IQ1_S, with a sign for every 8 values and s for every 16.
+
+    Low bytes of the numbers; 4 bits for each with its high ones and the sign; 4 words of 16 bits, each with s of 3 bits
+    for 64 values and, above them, 4 bits of d.
+    """
+    rows, blocks, _ = raw.shape
+    high = bits_of(raw[:, :, 32:48], 4, 1)
+    levels = _levels("IQ1_S", raw[:, :, :32] | (high & np.uint8(7)).astype(np.uint16) << 8)
+    words = numbers_at(raw, 48, 4)
+    d = np.bitwise_or.reduce(words >> np.uint16(12) << np.array([0, 4, 8, 12], np.uint16), axis=-1, keepdims=True)
+    scales = (words[..., None] >> np.array([0, 3, 6, 9], np.uint16)).astype(np.uint8) & np.uint8(7)
+    codes = _threes(levels, np.repeat(high >> np.uint8(3), 8, axis=-1))
+    return BlockParts(codes, d, _odd(scales.reshape(rows, blocks, -1)))
+
+
+def _split_q1_0(raw: Bytes) -> BlockParts:
+    """±d: a bit for each value, 1 for +."""
+    return BlockParts(plane(bits_of(raw[:, :, 2:], 1, 1), 1), numbers_at(raw, 0, 1))
+
+
+def _split_q2_0(raw: Bytes) -> BlockParts:
+    """d · (q − 1), q of 2 bits, four neighbours in a byte."""
+    return BlockParts(plane(bits_of(raw[:, :, 2:], 2, 1), 2), numbers_at(raw, 0, 1))
 
 
 def _split_tq2_0(raw: Bytes) -> BlockParts:
@@ -301,14 +370,46 @@ def _only_scales(scales: Bytes) -> Bytes:
     return np.stack([scales, np.zeros_like(scales)], axis=-1).reshape(*scales.shape[:2], -1)
 
 
+def _odd(scales: Bytes) -> Bytes:
+    """1 + 2 s."""
+    odd: Bytes = scales << np.uint8(1) | np.uint8(1)
+    return odd
+
+
+def _threes(levels: Bytes, signs: Bytes) -> Bytes:
+    """Codes of 3 bits: of a level 0 … 2, and its sign."""
+    codes: Bytes = np.concatenate([plane(levels, 2), plane(signs, 1)], axis=-1)
+    return codes
+
+
+def _words(raw: Bytes) -> tuple[Bytes, Bytes]:
+    """Signs [rows, blocks, 256] and 1 + 2 s of each part, from words with 7 bits for each 8 signs, and s above them."""
+    words = np.ascontiguousarray(raw).view("<u4")
+    fields = words[..., None] >> np.array([0, 7, 14, 21], np.uint32) & np.uint32(127)
+    return _even_signs(fields.reshape(*raw.shape[:2], -1)), _odd((words >> np.uint32(28)).astype(np.uint8))
+
+
+def _even_signs(numbers: NDArray[Any]) -> Bytes:
+    """8 signs for each number of 7 bits [rows, blocks, n]: the last makes their sum even."""
+    signs = np.unpackbits(numbers.astype(np.uint8)[..., None], axis=-1, bitorder="little")
+    signs[..., 7] = np.bitwise_xor.reduce(signs, axis=-1)
+    return signs.reshape(*numbers.shape[:2], -1)
+
+
+def _levels(kind: str, numbers: NDArray[Any]) -> Bytes:
+    """The levels that numbers [rows, blocks, n] stand for, by their place among the table's levels."""
+    found: Bytes = _grid(kind)[numbers].reshape(*numbers.shape[:2], -1)
+    return found
+
+
 @lru_cache
 def _grid(kind: str) -> Bytes:
-    """The levels that numbers stand for, uint8 [numbers, levels of each]."""
+    """uint8 [numbers, levels of each]."""
     from gguf import quants  # imported late: gguf costs 6 MB
 
     table = getattr(quants, kind)
     table.init_grid()
-    found: Bytes = table.grid.reshape(-1, table.grid.shape[-1]).astype(np.uint8)
+    found: Bytes = np.searchsorted(table.grid_map, table.grid.reshape(-1, table.grid.shape[-1])).astype(np.uint8)
     return found
 
 
@@ -330,9 +431,12 @@ def _factors(raw: Bytes) -> Bytes:
     return factors
 
 
-_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_SIGNS = (-1, 1, *[0] * 14)
 _TERNARY = (-1, 0, 1, 2, *[0] * 12)  # 2 is in no file that ggml writes
 _ODD = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
+_EIGHT = (4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62)
+_THREE = (8, 25, 43, 0, -8, -25, -43, *[0] * 9)
+_SHIFTED = (-7, 1, 9, 0, -9, -1, 7, *[0] * 9)
 _TYPES: tuple[Block, ...] = (
     FloatBlock("F32", "float32"),
     FloatBlock("F16", "uint16"),
@@ -343,7 +447,7 @@ _TYPES: tuple[Block, ...] = (
     IntegerBlock("Q5_1", (4, 1), _split_q5_1, has_minimum=True),
     IntegerBlock("Q8_0", (8,), _split_plain, signed=True),
     IntegerBlock("IQ4_NL", (4,), _split_plain, signed=True, codebook=IQ4_NL),
-    IntegerBlock("MXFP4", (4,), _split_mxfp4, signed=True, codebook=_FP4, exponents=True),
+    IntegerBlock("MXFP4", (4,), _split_mxfp4, signed=True, codebook=FP4, exponents=True),
     IntegerBlock("Q2_K", (2,), _split_q2_k, group_size=16, has_minimum=True),
     IntegerBlock("Q3_K", (2, 1), _split_q3_k, center=4, group_size=16),
     IntegerBlock("Q4_K", (4,), _split_q4_k, has_minimum=True),
@@ -351,6 +455,14 @@ _TYPES: tuple[Block, ...] = (
     IntegerBlock("Q6_K", (4, 2), _split_q6_k, center=32, group_size=16),
     IntegerBlock("IQ4_XS", (4,), _split_iq4_xs, signed=True, codebook=IQ4_NL),
     IntegerBlock("IQ3_S", (4,), _split_iq3_s, signed=True, codebook=_ODD),
+    IntegerBlock("IQ3_XXS", (4,), _split_iq3_xxs, signed=True, codebook=_EIGHT, unit=1 / 4),
+    IntegerBlock("IQ2_XXS", (2, 1), _split_iq2_xxs, signed=True, codebook=_THREE, unit=1 / 8),
+    IntegerBlock("IQ2_XS", (2, 1), _split_iq2_xs, group_size=16, signed=True, codebook=_THREE, unit=1 / 8),
+    IntegerBlock("IQ2_S", (2, 1), _split_iq2_s, group_size=16, signed=True, codebook=_THREE, unit=1 / 8),
+    IntegerBlock("IQ1_S", (2, 1), _split_iq1_s, signed=True, codebook=_SHIFTED, unit=1 / 8),
+    IntegerBlock("IQ1_M", (2, 1), _split_iq1_m, group_size=16, signed=True, codebook=_SHIFTED, unit=1 / 8),
+    IntegerBlock("Q1_0", (1,), _split_q1_0, signed=True, codebook=_SIGNS, has_factors=False),
+    IntegerBlock("Q2_0", (2,), _split_q2_0, signed=True, codebook=_TERNARY, has_factors=False),
     IntegerBlock("TQ1_0", (2,), _split_tq1_0, signed=True, codebook=_TERNARY, has_factors=False),
     IntegerBlock("TQ2_0", (2,), _split_tq2_0, signed=True, codebook=_TERNARY, has_factors=False),
 )

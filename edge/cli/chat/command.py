@@ -22,7 +22,7 @@ def chat(
     model: o.ModelArgument,
     *,
     answer: Annotated[o.Answer, o.without("raw", "ignore_eos")],
-    options: Options,
+    options: Annotated[Options, o.without("sequences")],
     sampling: o.Sampling,
     json: o.Json = False,
     quiet: o.Quiet = False,

@@ -245,6 +245,8 @@ def _read_scale(
     numbers = [
         let(isa.from_f16(load(weights.halves, scales + (index * 16 + lane), lanes))) for index in range(block.numbers)
     ]
+    if block.unit != 1:
+        numbers = [let(each * floats(block.unit, lanes)) for each in numbers]
     if not block.factored:
         return numbers
     factors_at = let((scales + block.numbers * 16) * 2 + remainder(at, block.parts) * PART)

@@ -13,27 +13,28 @@ from edge.backends.tvm.packing.cores import round_up
 
 
 def attend_step(b: PassBuilder, layer: Value) -> None:
-    """The thread's share of the cache's rows, for all heads."""
+    """The thread's share of the cache's rows, for all heads; in a batch, of each sequence's rows."""
     core, head, source = b.attention, b.cache.head, b.rows_of(layer)
     rows, limits = b.target.score_rows, _limits(b, layer)
-    with loop(i64(0), i64(core.kv_heads)) as kv_head:
-        visible = let(b.length(source, kv_head) + 1)
+    with b.each_token() as token, loop(i64(0), i64(core.kv_heads)) as kv_head:
+        visible = let(b.row(source, kv_head, token) + 1)
         mine = b.range(let(quotient(visible + 15, 16)))
-        first = let(b.at("queries") + kv_head * b.at("query_rows") * head)
+        first = let(b.at("queries") + (kv_head * b.at("query_rows") + token * core.group) * head)
+        position, part = b.position_of(token), let(token * b.threads + b.thread)
         for start in range(0, core.group, rows):
             lines = range(start, min(start + rows, core.group))
             queries = [
-                Query(first + line * head, visible, b.position, _sink_of_one(b, layer, kv_head, line)) for line in lines
+                Query(first + line * head, visible, position, _sink_of_one(b, layer, kv_head, line)) for line in lines
             ]
-            work = _work(b, b.thread, let(kv_head * core.group + start))
-            first_row = let(b.cache.first_row(source, kv_head))
+            work = _work(b, part, let(kv_head * core.group + start))
+            first_row = b.first_row(source, kv_head, token)
             attend(b.target, b.cache, b.floats, queries, first_row, mine, work, limits, fetch=True)
 
 
-def merge_parts(b: PassBuilder) -> None:
-    """Every thread merges all threads' parts into its own copy of the heads' outputs."""
-    core, work = b.attention, _work(b, i64(0), i64(0))
-    out = let(b.at("mixed") + b.thread * round_up(core.width, 32))
+def merge_parts(b: PassBuilder, token: Value, row: Value) -> None:
+    """Merge all threads' parts of a token into row `row` of the heads' outputs."""
+    core, work = b.attention, _work(b, let(token * b.threads), i64(0))
+    out = let(b.at("mixed") + row * round_up(core.width, 32))
     with loop(i64(0), i64(core.heads)) as head:
         merge(
             b.cache, b.floats, core.head_dim, b.threads, b.at("part_stride"), head,
@@ -48,20 +49,19 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
     units = let(quotient(rows + (side - 1), side) * core.kv_heads)
     with b.dealt_out(units) as unit:
         kv_head, first = let(remainder(unit, core.kv_heads)), let(quotient(unit, core.kv_heads) * side)
-        length = let(b.length(source, kv_head))
         start = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.head)
         lines = [let(first + index) for index in range(side)]
         tokens = [let(T.min(quotient(line, core.group), b.count - 1)) for line in lines]
         queries = [
             Query(
-                let(start + line * b.cache.head), let(length + token + 1), b.position + token,
+                let(start + line * b.cache.head), let(b.row(source, kv_head, token) + 1), b.position_of(token),
                 _sink(b, layer, kv_head, line),
             )
             for line, token in zip(lines, tokens, strict=True)
         ]  # fmt: skip
         work = _work(b, b.thread, i64(0))
         tiles = (i64(0), let(quotient(queries[-1].visible + 15, 16)))
-        first_row = let(b.cache.first_row(source, kv_head))
+        first_row = b.first_row(source, kv_head, i64(0))
         attend(b.target, b.cache, b.floats, queries, first_row, tiles, work, limits, fetch=False)
         for index, (line, token) in enumerate(zip(lines, tokens, strict=True)):
             with when(line < rows):
@@ -76,12 +76,14 @@ def observe_last(b: PassBuilder, layer: Value) -> None:
     raw = let(b.at("raw") + b.thread * b.at("raw_stride"))
     with b.shared_out(i64(core.kv_heads)) as kv_head:
         first = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.head)
-        first_row, length = let(b.cache.first_row(source, kv_head)), let(b.length(source, kv_head))
-        with loop((b.count - b.observed) * core.group, b.count * core.group) as line:
+        before = i64(0) if b.apart else b.count - b.observed
+        with loop(before * core.group, b.count * core.group) as line:
             token = let(quotient(line, core.group))
-            sink, visible = _sink(b, layer, kv_head, line), let(length + token + 1)
-            query = Query(let(first + line * b.cache.head), visible, b.position + token, sink)
-            observe(b.cache, b.floats, query, first_row, raw, 1 / core.group, b.votes, b.paid, limits)
+            with b.if_observed(token) as votes:
+                sink, visible = _sink(b, layer, kv_head, line), let(b.row(source, kv_head, token) + 1)
+                query = Query(let(first + line * b.cache.head), visible, b.position_of(token), sink)
+                first_row = b.first_row(source, kv_head, token)
+                observe(b.cache, b.floats, query, first_row, raw, 1 / core.group, votes, b.paid, limits)
 
 
 def _sink(b: PassBuilder, layer: Value, kv_head: Value, line: Value | int) -> Value | None:
@@ -104,11 +106,12 @@ def _limits(b: PassBuilder, layer: Value) -> ScoreLimits:
     return ScoreLimits(b.attention.score_cap, window, b.positions)
 
 
-def _work(b: PassBuilder, thread: Value, line: Value) -> Work:
+def _work(b: PassBuilder, part: Value, line: Value) -> Work:
+    """part: of the memory of threads, which a batch has once for each token."""
     sizes = work_offsets(b.attention, b.target)
-    start = let(b.at("work") + thread * b.at("part_stride"))
+    start = let(b.at("work") + part * b.at("part_stride"))
     return Work(
         b.floats, scores=start + sizes["scores"], out=let(start + line * b.cache.head),
         maxima=let(start + sizes["maxima"] + line), sums=let(start + sizes["sums"] + line),
-        block=b.target.step_block if b.single else b.target.chunk_block,
+        block=b.target.step_block if b.single or b.apart else b.target.chunk_block,
     )  # fmt: skip

@@ -25,27 +25,36 @@ def qkv_unit(b: PassBuilder, layer: Value) -> None:
 
 def attend_unit(b: PassBuilder, layer: Value) -> None:
     with b.phase("attend", layer):
-        (attend_step if b.single else attend_chunk)(b, layer)
+        (attend_step if b.single or b.apart else attend_chunk)(b, layer)
     with when(T.And(b.observed > 0, b.layer_at(layer, "observed") > 0)):
         observe_last(b, layer)  # the next phase reads nothing that this changes
 
 
 def output_unit(b: PassBuilder, layer: Value) -> None:
     width = round_up(b.attention.width, 32)
-    if "attn_q_gate" in b.names and not b.single:
+    if b.apart:
+        with b.phase("merge", layer), b.shared_out(b.count) as token:
+            _merge(b, token, token)
+            b.quantize_row("mixed", width, token, token, b.blocks("output"))
+    elif "attn_q_gate" in b.names and not b.single:
         with b.phase("gate", layer), b.shared_out(b.count) as token:
             _apply_gate(b, token, token)
-    project(b, layer, "mixed", width, "output", private=True, first=_merge if b.single else None)
+
+    def merge_step(b: PassBuilder, layer: Value) -> None:
+        _merge(b, i64(0), b.thread)
+        b.mark("merge", layer)
+
+    first = merge_step if b.single else None
+    project(b, layer, "mixed", width, "output", private=True, first=first, quantized=b.apart)
 
 
 UNITS: dict[str, Unit] = {"qkv": qkv_unit, "attend": attend_unit, "output": output_unit}
 
 
-def _merge(b: PassBuilder, layer: Value) -> None:
-    merge_parts(b)
+def _merge(b: PassBuilder, token: Value, row: Value) -> None:
+    merge_parts(b, token, row)
     if "attn_q_gate" in b.names:
-        _apply_gate(b, i64(0), b.thread)
-    b.mark("merge", layer)
+        _apply_gate(b, token, row)
 
 
 def _apply_gate(b: PassBuilder, token: Value, row: Value) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
@@ -29,24 +29,47 @@ from edge.backends.tvm.packing.shape import padded_head
 from edge.model import layers
 
 
+@dataclass(frozen=True)
+class PassKind:
+    """A step (`single`), a chunk, or a batch: the next tokens of several sequences, which are `apart`."""
+
+    name: str  # with which the names of its functions begin
+    job: int  # `Job`
+    batch: int  # tokens that are multiplied with a tile of weights at once
+    single: bool = False
+    apart: bool = False
+
+
+def pass_kinds(design: Design) -> list[PassKind]:
+    """All passes of a design."""
+    # In the exact mode, a batch of 8 tokens would take half a minute to compile.
+    most = min(2, design.target.gemm_tokens) if design.exact else design.target.gemm_tokens
+    batches = enumerate(design.batches, Job.BATCH)
+    return [
+        PassKind("step", Job.STEP, 1, single=True),
+        PassKind("chunk", Job.CHUNK, most),
+        *(PassKind(f"batch{size}", job, size, apart=True) for job, size in batches),
+    ]
+
+
 class PassBuilder:
-    """A step (`single`) or a chunk, as one thread runs it. Its methods return and emit expressions of TVM.
+    """A pass as one thread runs it. Its methods return and emit expressions of TVM.
 
     In a step every thread normalises and quantizes its own copy of the one row, which is cheaper than a barrier; in a
-    chunk the threads divide the rows in a phase of its own.
+    chunk the threads divide the rows in a phase of its own. A batch is a chunk in all but attention, which is computed
+    for each token as in a step: its numbers are the same to the last bit.
     """
 
     def __init__(
-        self, design: Design, single: bool, pointers: dict[str, Any], thread: Value, number: int | None = None,
+        self, design: Design, kind: PassKind, pointers: dict[str, Any], thread: Value, number: int | None = None,
         wave: Value = None,
     ) -> None:  # fmt: skip
         """number: the block that is built, of `Shape.blocks`; None: a unit outside of layers. wave: of experts."""
-        self.design, self.single, self.thread, self._number, self.wave = design, single, thread, number, wave
+        self.design, self.thread, self._number, self.wave = design, thread, number, wave
+        self.single, self.apart, self.batch = kind.single, kind.apart, kind.batch
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
         self._slots = Table.of(design.shape)
-        self.dealt = self.target.step_dealt if single else self.target.chunk_dealt
-        # In the exact mode, a batch of 8 tokens would take half a minute to compile.
-        self.batch = 1 if single else min(2, self.target.gemm_tokens) if design.exact else self.target.gemm_tokens
+        self.dealt = self.target.step_dealt if self.single else self.target.chunk_dealt
 
         def view(name: str, dtype: str) -> Buffer:
             return T.decl_buffer((1 << 48,), dtype, data=pointers[name])
@@ -57,7 +80,7 @@ class PassBuilder:
             let(job[Job.slot(name)])
             for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes", "disk")
         )
-        self.count = i64(1) if single else count
+        self.count = i64(1) if self.single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
         if design.lora:
             self.adapters = Weights(*(view("lora", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
@@ -319,9 +342,40 @@ class PassBuilder:
     def matrix(self, block: str, columns: int, name: str) -> Matrix:
         return Matrix(BLOCKS[block], columns, self.at(name), self.at(f"{name}.scales"))
 
-    def length(self, layer: Value, kv_head: Value) -> Value:
-        """Rows of a head before this pass."""
-        return T.cast(self.lengths[layer * self.shape.kv_heads + kv_head], "int64")
+    def first_row(self, layer: Value, kv_head: Value, token: Value) -> Value:
+        """The first row of the arena that a head of the token's sequence has."""
+        return let(self.cache.first_row(self._of_sequence(layer, token), kv_head))
+
+    def row(self, layer: Value, kv_head: Value, token: Value) -> Value:
+        """The row of a head where a token's key and value belong, and so the number of rows before it."""
+        place = self._of_sequence(layer, token) * self.shape.kv_heads + kv_head
+        before = T.cast(self.lengths[place], "int64")
+        return let(before if self.apart else before + token)
+
+    def position_of(self, token: Value) -> Value:
+        return let(T.cast(self.tokens[self.count + token], "int64") if self.apart else self.position + token)
+
+    def _of_sequence(self, layer: Value, token: Value) -> Value:
+        """Where the layer's lengths and starts are, those of the token's sequence."""
+        return layer + token * self.shape.layers if self.apart else layer
+
+    @contextmanager
+    def each_token(self) -> Iterator[Value]:
+        if self.single:
+            yield i64(0)
+            return
+        with loop(i64(0), self.count) as token:
+            yield token
+
+    @contextmanager
+    def if_observed(self, token: Value) -> Iterator[Value]:
+        """For a token whose attention is accumulated; yields whether its votes are counted instead."""
+        if not self.apart:
+            yield self.votes
+            return
+        observed = let(T.cast(self.tokens[self.count * 2 + token], "int64"))
+        with when(observed > 0):
+            yield let(observed - 1)
 
     def at(self, name: str) -> Value:
         return self.table[self._slots.slot(name)]

@@ -33,6 +33,6 @@ def _add_position(b: PassBuilder, block: str, token: Value, at: Value) -> None:
     shape = b.shape
     learned = let(b.at("normed") + token * shape.padded_hidden)
     matrix = b.matrix(block, shape.hidden, "position_embd")
-    copy_row(b.isa, b.weights, matrix, let(b.position + token), b.floats, learned)
+    copy_row(b.isa, b.weights, matrix, b.position_of(token), b.floats, learned)
     with loop(i64(0), i64(shape.hidden)) as index:
         T.buffer_store(b.floats, b.floats[at + index] + b.floats[learned + index], [at + index])

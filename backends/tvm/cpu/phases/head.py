@@ -34,13 +34,18 @@ def head(b: PassBuilder) -> None:
             stop = let(T.min(start + b.at("head_step"), i64(shape.padded_vocab // 16)))
             with b.shared_out(stop - start) as index:
                 tile = let(start + index)
-                with when(b.wanted == 1):
-                    _logits_tile(b, matrix, tile, inputs, [row], [i64(0)])
+                if not b.apart:
+                    with when(b.wanted == 1):
+                        _logits_tile(b, matrix, tile, inputs, [row], [i64(0)])
                 if not b.single:
-                    with when(b.wanted > 1), loop(i64(0), quotient(b.wanted + (b.batch - 1), b.batch)) as block:
+                    with when(b.wanted > (0 if b.apart else 1)), loop(i64(0), _batches(b)) as block:
                         rows = [let(block * b.batch + index) for index in range(b.batch)]
                         _logits_tile(b, matrix, tile, inputs, rows, rows)
         evict_piece(b, let(part + shape.layers))
+
+
+def _batches(b: PassBuilder) -> Value:
+    return quotient(b.wanted + (b.batch - 1), b.batch)
 
 
 def _logits_tile(

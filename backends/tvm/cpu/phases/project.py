@@ -14,14 +14,16 @@ Part = Callable[[PassBuilder, Value], None]
 
 
 def project(
-    b: PassBuilder, layer: Value, name: str, width: int, group: str, *, private: bool = False, first: Part | None = None
-) -> None:
+    b: PassBuilder, layer: Value, name: str, width: int, group: str, *, private: bool = False,
+    first: Part | None = None, quantized: bool = False,
+) -> None:  # fmt: skip
     """The unit that ends a block: x += output projection · rows `name`, each `width` long, with the norm behind it.
 
     group: of the output's matrix, and the name of the phase. private: in a step, each thread has its own copy of the
-    row. first: what the phase does before the rows are read.
+    row. first: what the phase does before the rows are read. quantized: the rows are, already.
     """
-    b.quantize_chunk(name, width, layer, group)
+    if not quantized:
+        b.quantize_chunk(name, width, layer, group)
     with b.phase(group, layer):
         if first:
             first(b, layer)

@@ -106,8 +106,7 @@ def _store_head(b: PassBuilder, name: str, layer: Value, head: Value, token: Val
     kv_head = quotient(head, core.group) if name == "attn_q" else head
     if name == "attn_v":
         vectors = unit(vectors, core.head_dim, b.shape.norm_eps) if core.unit_values else vectors
-        row = let(b.length(layer, head) + token)
-        b.cache.write_value(let(b.cache.first_row(layer, head)), row, vectors)
+        b.cache.write_value(b.first_row(layer, head, token), b.row(layer, head, token), vectors)
         return
     if f"{name}_norm" in b.names:
         vectors = _norm_head(b, f"{name}_norm", layer, vectors)
@@ -117,8 +116,7 @@ def _store_head(b: PassBuilder, name: str, layer: Value, head: Value, token: Val
         normals = [let(load(b.floats, first + part * 16)) for part in range(len(vectors))]
         vectors = reflect(vectors, normals)
     if name == "attn_k":
-        row = let(b.length(layer, head) + token)
-        b.cache.write_key(let(b.cache.first_row(layer, head)), row, vectors)
+        b.cache.write_key(b.first_row(layer, head, token), b.row(layer, head, token), vectors)
     else:
         for part, vector in enumerate(b.cache.transform(vectors)):
             _store_query(b, head, token, part, vector)

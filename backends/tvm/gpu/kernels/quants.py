@@ -246,6 +246,8 @@ def _read_scales(words: Words, matrix: Matrix, row: Value, part: Value) -> list[
         numbers = [_power(words.w1[number + quotient(index, 4)], remainder(index, 4))]
     else:
         numbers = [hold(half(words.w1[number + quotient(index, 2)], remainder(index, 2)))]
+    if block.unit != 1:
+        numbers = [hold(each * f32(block.unit)) for each in numbers]
     if not block.factored:
         return [Scale(*numbers)]
     word = words.w1[row * matrix.factor_words + (quotient(part, 2) + matrix.factors)]

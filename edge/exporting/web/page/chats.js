@@ -8,7 +8,7 @@ const STORE = "chats";
 const LAST = "last"; // the record, with the hashes of the pieces; these lie under [LAST, 0], …
 
 /**
- * @typedef {{chat: {mine: string, answer: string}[], system?: string, report?: any, pieces?: string[]}} Chat
+ * @typedef {{turns: import("./chat/chat.js").Turn[], system?: string, report?: any, pieces?: string[]}} Chat
  */
 
 /** The last chat with its state, if there is one. @returns {Promise<(Chat & {state: Uint8Array | null}) | null>} */
@@ -21,7 +21,7 @@ export async function readChat() {
     store.get(LAST).onsuccess = ({ target }) => (record = /** @type {IDBRequest} */ (target).result);
     store.getAll(every()).onsuccess = ({ target }) => (pieces = /** @type {IDBRequest} */ (target).result);
   });
-  if (!record?.chat) return null;
+  if (!record?.turns) return null;
   return { ...record, state: pieces.length ? joined(pieces) : null };
 }
 

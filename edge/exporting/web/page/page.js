@@ -1,142 +1,78 @@
 /** The chat page: one conversation with the model of this site, which survives a reload. */
+import { Chat, saidOf } from "./chat/chat.js";
 import { forgetChat, keepChat, readChat } from "./chats.js";
 import { Edge } from "./edge/index.js";
 
 const find = (/** @type {string} */ id) => /** @type {any} */ (document.getElementById(id));
-const [turns, status, progress, text, send, anew, about, panel] = [
-  "turns", "status", "progress", "text", "send", "new", "about", "panel",
-].map(find);
+const [status, progress, anew, about, panel] = ["status", "progress", "new", "about", "panel"].map(find);
 const MOST_TOKENS = 1000; // of an answer
 const READY_WAIT = 3000; // ms, for the service worker
-const COPIED = 1500; // ms that a button says so
 const WORDS = 0.75; // of a token, in English
 
 /** @type {import("./edge/index.js").Session | null} */
 let session = null;
-/** @type {{mine: string, answer: string}[]} what was said */
-let chat = [];
-let system = ""; // instructions before it
-/** @type {AbortController | null} of the answer that is being generated */
-let answering = null;
-/** @type {{mine: string, item: HTMLElement}[]} sent, but not answered yet */
-const waiting = [];
+/** @type {import("./chat/chat.js").Turn[]} that the session has, questions and answers */
+let held = [];
+let system = ""; // instructions before them
+
+const chat = new Chat({ list: find("turns"), live: find("live"), form: find("ask"), answer, changed });
 
 // ---- the conversation -------------------------------------------------------------------------------------------
 
-/** @param {string} kind @param {string} [said] */
-function show(kind, said = "") {
-  const item = document.createElement("li");
-  item.className = kind;
-  item.append(Object.assign(document.createElement("div"), { className: "said" }));
-  if (said) write(item, said);
-  if (kind === "theirs") item.append(copyButton(item));
-  turns.append(item);
-  turns.scrollTop = turns.scrollHeight;
-  return item;
-}
-
-/** Text with its code blocks, and with `code` and **bold** words. @param {HTMLElement} item @param {string} said */
-function write(item, said) {
-  /** @type {any} */ (item.firstElementChild).replaceChildren(
-    ...said.split(/^```[^\n]*\n?/m).flatMap((part, index) => {
-      if (!part.trim()) return [];
-      const block = document.createElement(index % 2 ? "pre" : "p");
-      if (index % 2) block.append(Object.assign(document.createElement("code"), { textContent: part.trimEnd() }));
-      else block.append(...part.trim().split(/(`[^`\n]+`|\*\*[^*\n]+\*\*)/).map(inline));
-      return [block];
-    }),
-  );
-}
-
-/** @param {string} part */
-function inline(part) {
-  const [mark] = /^(\*\*|`)/.exec(part) ?? [""];
-  if (!mark || part.length <= 2 * mark.length) return part;
-  const textContent = part.slice(mark.length, -mark.length);
-  return Object.assign(document.createElement(mark === "`" ? "code" : "strong"), { textContent });
-}
-
-/** Copies an answer as it was written, with its marks. @param {HTMLElement} item */
-function copyButton(item) {
-  const button = Object.assign(document.createElement("button"), { type: "button", className: "copy", ariaLabel: "Copy the answer" });
-  button.onclick = async () => {
-    const theirs = [...turns.querySelectorAll(".theirs")];
-    await navigator.clipboard.writeText(chat[theirs.indexOf(item)]?.answer ?? item.innerText);
-    button.ariaLabel = "Copied";
-    setTimeout(() => (button.ariaLabel = "Copy the answer"), COPIED);
-  };
-  return button;
-}
-
-/** @param {string} mine */
-async function ask(mine) {
-  const item = show("mine", mine);
-  item.classList.add("waiting");
-  waiting.push({ mine, item });
-  await answerAll();
-}
-
-async function answerAll() {
-  while (session && !answering && waiting.length) {
-    const { mine, item } = /** @type {any} */ (waiting.shift());
-    item.classList.remove("waiting");
-    await answer(session, mine);
-  }
-}
-
-/** @param {import("./edge/index.js").Session} session @param {string} mine */
-async function answer(session, mine) {
-  answering = new AbortController();
-  const item = show("theirs");
-  item.ariaBusy = "true"; // it is read aloud when it is whole
-  send.textContent = "■";
-  send.ariaLabel = "Stop";
-  anew.disabled = false;
+/** @param {import("./chat/chat.js").Turn[]} turns @param {AbortSignal} signal */
+async function* answer(turns, signal) {
+  const opened = /** @type {import("./edge/index.js").Session} */ (session);
+  const { content } = turns[turns.length - 1];
+  await align(opened, turns.slice(0, -1));
   let said = "";
-  try {
-    let drawn = 0;
-    const draw = () => {
-      drawn = 0;
-      const follows = turns.scrollHeight - turns.scrollTop - turns.clientHeight < 40;
-      write(item, said);
-      if (follows) turns.scrollTop = turns.scrollHeight;
-      meter(session.report);
-    };
-    for await (const piece of session.stream(mine, { signal: answering.signal, maxTokens: MOST_TOKENS })) {
-      said += piece;
-      drawn ||= requestAnimationFrame(draw); // several tokens at once
-    }
-    cancelAnimationFrame(drawn);
-    draw();
-    const finish = session.report?.finish;
-    if (!said && finish === "eos") show("note", "No answer");
-    else if (finish !== "eos") show("note", finish === "length" ? `Stopped after ${MOST_TOKENS} tokens` : `Stopped: ${finish}`);
-    chat.push({ mine, answer: said });
-    item.ariaBusy = "false";
-    await remember(session);
-  } catch (error) {
-    show("note bad", said_of(error));
-  } finally {
-    item.ariaBusy = "false";
-    answering = null;
-    send.textContent = "↑";
-    send.ariaLabel = "Send";
+  for await (const text of opened.stream(content, { signal, maxTokens: MOST_TOKENS })) {
+    said += text;
+    meter(opened.report);
+    yield { text };
   }
+  meter(opened.report);
+  held = [...turns, { role: "assistant", content: said }];
+  const finish = opened.report?.finish;
+  if (!said && finish === "eos") yield { note: "No answer" };
+  else if (finish !== "eos") yield { note: finish === "length" ? `Stopped after ${MOST_TOKENS} tokens` : `Stopped: ${finish}` };
+}
+
+/** Give the session the turns that it lacks, and take back those that it should not have.
+ * @param {import("./edge/index.js").Session} session @param {import("./chat/chat.js").Turn[]} turns */
+async function align(session, turns) {
+  let same = 0;
+  while (same < turns.length && held[same]?.content === turns[same].content) same++;
+  same -= same % 2;
+  if (held.length > same) {
+    const taken = await session.rewind((held.length - same) / 2).then(() => true, () => false);
+    if (!taken) {
+      await begin(session); // rows were evicted: the turns before are run again
+      same = 0;
+    }
+  }
+  held = turns.slice(0, same);
+  for (; held.length < turns.length; held = turns.slice(0, held.length + 2)) {
+    await session.past(turns[held.length].content, turns[held.length + 1].content);
+  }
+}
+
+async function changed() {
+  anew.disabled = !chat.turns.length;
+  if (session && !chat.busy && chat.turns.length) await remember(session);
 }
 
 async function startAnew() {
-  answering?.abort();
-  while (answering) await new Promise((done) => setTimeout(done, 20));
-  chat = [];
-  turns.replaceChildren();
+  await chat.stop();
+  chat.show([]);
   anew.disabled = true;
   if (session) await begin(session);
   await (session && system ? remember(session) : forgetChat().catch(() => {}));
-  text.focus();
+  chat.composer.focus();
 }
 
 /** A conversation without turns, after the instructions. @param {import("./edge/index.js").Session} session */
 async function begin(session) {
+  held = [];
   await session.rewind();
   if (system) await session.system(system);
 }
@@ -163,17 +99,17 @@ function mib(bytes) {
 /** @param {import("./edge/index.js").Session} session */
 async function remember(session) {
   const state = await session.save();
-  await keepChat({ chat, system, report: session.report }, state).catch(() => {});
+  await keepChat({ turns: chat.turns, system, report: session.report }, state).catch(() => {});
 }
 
 /** @param {import("./edge/index.js").Session} session @param {any} last */
 async function restore(session, last) {
   try {
     await session.load(last.state ?? new Uint8Array(0));
+    held = last.turns.filter((/** @type {any} */ { failed }) => !failed);
     meter(last.report);
   } catch {
-    await begin(session); // the state is of another version of this site
-    for (const { mine, answer } of last.chat) await session.past(mine, answer);
+    await begin(session); // the state is of another version of this site: the next answer runs the turns again
   }
 }
 
@@ -199,7 +135,7 @@ function describe({ name, license, policy, capacity, threads, isolated, stored, 
 
 about.addEventListener("click", () => {
   find("system").value = system;
-  find("save").textContent = chat.length || answering ? "Save and start a new chat" : "Save";
+  find("save").textContent = chat.turns.length || chat.busy ? "Save and start a new chat" : "Save";
   panel.returnValue = "";
   panel.showModal();
 });
@@ -213,17 +149,11 @@ panel.addEventListener("close", async () => {
   } catch (error) {
     system = before; // the model's template has no place for them, or they are too long
     if (session) await begin(session);
-    show("note bad", said_of(error));
+    chat.note(saidOf(error), true);
   }
 });
 
 // ---- the beginning ----------------------------------------------------------------------------------------------
-
-/** @param {any} error */
-function said_of(error) {
-  const said = String(error?.message ?? error);
-  return /^https?:/.test(said) ? said : said.charAt(0).toUpperCase() + said.slice(1);
-}
 
 /** The service worker keeps the page for visits offline, and sets the headers that a server may not set. */
 async function register() {
@@ -258,53 +188,28 @@ async function open() {
     meter({ memory: { bytes: bytes.now, bound: bytes.bound } });
     describe(opened.info);
     const last = await readChat().catch(() => null);
-    if (last && last.chat.length === chat.length) await restore(opened, last);
+    if (last && last.turns.length === chat.turns.length) await restore(opened, last);
     status.textContent = `On this device${kept ? "" : " · not stored"}`;
     session = opened;
+    chat.ready = true;
     about.disabled = false;
     if (kept) navigator.storage?.persist?.();
-    await answerAll();
+    await chat.run();
   } catch (error) {
     progress.hidden = true;
     status.className = "bad";
-    status.textContent = said_of(error);
+    status.textContent = saidOf(error);
     const again = Object.assign(document.createElement("button"), { type: "button", className: "again", textContent: "Try again" });
     again.onclick = () => (again.remove(), open());
     status.append(" ", again);
   }
 }
 
-find("ask").addEventListener("submit", (/** @type {Event} */ event) => {
-  event.preventDefault();
-  const mine = text.value.trim();
-  if (mine) {
-    text.value = "";
-    ask(mine);
-  } else if (answering) {
-    answering.abort();
-  }
-});
-send.addEventListener("click", (/** @type {Event} */ event) => {
-  if (!answering) return;
-  event.preventDefault();
-  answering.abort();
-});
-text.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  find("ask").requestSubmit();
-});
-addEventListener("keydown", (event) => event.key === "Escape" && answering?.abort());
 anew.addEventListener("click", startAnew);
-send.disabled = false;
 
 await register();
 const last = await readChat().catch(() => null);
-for (const { mine, answer } of last?.chat ?? []) {
-  show("mine", mine);
-  show("theirs", answer);
-}
-chat = last?.chat ?? [];
+chat.show(last?.turns ?? []);
 system = last?.system ?? "";
-anew.disabled = !chat.length;
+anew.disabled = !chat.turns.length;
 await open();

@@ -1,0 +1,103 @@
+"""The sequences of a native engine: each with its own KV cache, and its own part of the table of angles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edge.backends.base import EngineConfig
+from edge.backends.checks import check_tokens
+from edge.backends.head_kv import HeadKV
+from edge.backends.rope import Rotation
+from edge.backends.tvm import ENGINE
+from edge.backends.tvm.kv.rows import HostRows
+from edge.backends.tvm.kv.store import NativeStore
+from edge.backends.tvm.packing.shape import ROPE_AHEAD
+from edge.errors import UnsupportedError
+from edge.model.spec import ModelSpec
+from edge.types import AnyArray, FloatArray, IntArray
+
+NativeKV = HeadKV[NativeStore[HostRows]]
+
+
+class Angles:
+    """Rows of the table of rotary angles, from `first` on: those of consecutive positions, computed ahead.
+
+    table: float32 [kinds of layers, rows, 2 · head].
+    """
+
+    def __init__(self, table: FloatArray, first: int = 0) -> None:
+        self._table, self._first = table, first
+        self._rotation: Rotation | None = None
+        self._from = self._count = 0  # positions
+
+    def row(self, rotation: Rotation, position: int, count: int) -> int:
+        """The row of the table where the next `count` positions begin."""
+        if self._rotation is not rotation:
+            self._rotation, self._count = rotation, 0
+        if not self._from <= position <= position + count <= self._from + self._count:
+            self._from, self._count = position, max(count, ROPE_AHEAD)
+            rows = slice(self._first, self._first + self._count)
+            positions = np.arange(position, position + self._count)
+            for kind, table in enumerate(self._table):
+                table[rows] = _angle_table(rotation, kind, positions)
+        return self._first + position - self._from
+
+
+class NativeSequence:
+    """The Engine and ObservedEngine protocols for one sequence. run: runs tokens of it, at most a chunk, and leaves as
+    many rows of logits as wanted, [wanted, vocab]."""
+
+    capabilities = ENGINE.CAPABILITIES
+
+    def __init__(
+        self, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
+        run: Callable[[NativeSequence, IntArray, int], FloatArray],
+    ) -> None:  # fmt: skip
+        self.spec, self.config, self.kv, self.angles, self._run = spec, config, kv, angles, run
+        self.observed, self.votes = 0, False
+
+    def observe(self, queries: int, *, votes: bool = False) -> None:
+        """See ObservedEngine. 0 costs nothing.
+
+        Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
+        """
+        if queries and not self.config.observes:
+            raise UnsupportedError("this engine was loaded without EngineConfig.observes")
+        self.observed, self.votes = queries, votes
+
+    def forward(self, tokens: IntArray) -> FloatArray:
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        self.kv.announce(tokens.size)
+        chunk, logits = self.config.chunk, np.zeros((1, 0), np.float32)
+        for start in range(0, tokens.size, chunk):
+            part = tokens[start : start + chunk]
+            logits = self._run(self, part, int(start + part.size == tokens.size))
+        return np.asarray(logits[0])
+
+    def forward_all(self, tokens: IntArray) -> FloatArray:
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        self.kv.announce(tokens.size)
+        logits = np.empty((tokens.size, self.spec.vocab), np.float32)
+        step = min(self.config.logits_rows, self.config.chunk)
+        for start in range(0, tokens.size, step):
+            part = tokens[start : start + step]
+            logits[start : start + part.size] = self._run(self, part, part.size)
+        return logits
+
+    def close(self) -> None:
+        """The engine is closed as a whole."""
+
+    def prepare(self, count: int, place: int = 0) -> None:
+        """Announce rows of the next pass, whose `place`-th sequence this is."""
+        for store in self.kv.stores:
+            store.place_in_pass = place
+        self.kv.prepare(count)
+
+
+def _angle_table(rotation: Rotation, kind: int, positions: AnyArray) -> FloatArray:
+    """float32 [positions, 2 · head] for kernels: the cosines of all dimensions, then −sin and +sin of each pair."""
+    cos, sin = rotation.tables(kind, positions)
+    pairs = np.stack([-sin, sin], axis=-1).reshape(len(sin), -1)
+    return np.concatenate([np.repeat(cos, 2, axis=1), pairs], axis=1)

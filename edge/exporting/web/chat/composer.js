@@ -1,0 +1,45 @@
+/** Where a message is written: Enter sends it, Shift+Enter begins a line, Escape stops the answer. */
+import { icon } from "./dom.js";
+
+/**
+ * @param {HTMLFormElement} form with a text area and a button
+ * @param {{send: (text: string) => void, stop: () => void}} on
+ */
+export function makeComposer(form, on) {
+  const text = /** @type {HTMLTextAreaElement} */ (form.querySelector("textarea"));
+  const button = /** @type {HTMLButtonElement} */ (form.querySelector("button"));
+  let busy = false;
+
+  /** @param {boolean} answering */
+  function setBusy(answering) {
+    busy = answering;
+    button.ariaLabel = answering ? "Stop" : "Send";
+    button.replaceChildren(icon(answering ? "stop" : "send"));
+  }
+
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const said = text.value.trim();
+    text.value = said ? "" : text.value;
+    if (said) on.send(said);
+  });
+  button.addEventListener("click", (event) => {
+    if (!busy) return;
+    event.preventDefault();
+    on.stop();
+  });
+  text.addEventListener("keydown", (event) => sendOnEnter(event, form));
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !document.querySelector("dialog[open]")) on.stop();
+  });
+  setBusy(false);
+  button.disabled = false;
+  return { setBusy, focus: () => text.focus() };
+}
+
+/** @param {KeyboardEvent} event @param {HTMLFormElement} form */
+export function sendOnEnter(event, form) {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  form.requestSubmit();
+}

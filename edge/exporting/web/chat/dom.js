@@ -1,0 +1,52 @@
+/** Elements, icons and buttons. */
+const COPIED = 1500; // ms that a button says so
+const SVG = "http://www.w3.org/2000/svg";
+const ICONS = {
+  copy: "M9 9h10v12H9zM15 9V3H5v12h4",
+  done: "M5 13l5 5L20 7",
+  menu: "M4 7h16M4 12h16M4 17h16",
+  remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
+  save: "M12 4v11M7 11l5 5 5-5M5 20h14",
+  settings: "M4 7h9M19 7h1M4 17h1M11 17h9M16 4.5v5M8 14.5v5",
+  edit: "M4 20l1-4L16 5l3 3L8 19zM14 7l3 3",
+  retry: "M20 5v5h-5M19.5 10A8 8 0 1 0 20 14",
+  send: "M12 20V5M6 11l6-6 6 6",
+  stop: "M7 7h10v10H7z",
+};
+
+/**
+ * @template {keyof HTMLElementTagNameMap} Name
+ * @param {Name} name @param {Record<string, any>} [properties] @param {(Node | string)[]} [children]
+ * @returns {HTMLElementTagNameMap[Name]}
+ */
+export function element(name, properties = {}, children = []) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+/** @param {keyof typeof ICONS} name */
+export function icon(name) {
+  const svg = document.createElementNS(SVG, "svg");
+  const path = document.createElementNS(SVG, "path");
+  for (const [key, value] of Object.entries({ viewBox: "0 0 24 24", "aria-hidden": "true", class: `icon ${name}` })) svg.setAttribute(key, value);
+  path.setAttribute("d", ICONS[name]);
+  svg.append(path);
+  return svg;
+}
+
+/** @param {keyof typeof ICONS} name @param {string} label @param {() => void} onclick */
+export function iconButton(name, label, onclick) {
+  return element("button", { type: "button", className: `small ${name}`, ariaLabel: label, title: label, onclick }, [icon(name)]);
+}
+
+/** @param {string} label @param {() => string} text */
+export function copyButton(label, text) {
+  const button = iconButton("copy", label, async () => {
+    await navigator.clipboard.writeText(text());
+    button.ariaLabel = "Copied";
+    button.replaceChildren(icon("done"));
+    setTimeout(() => ((button.ariaLabel = label), button.replaceChildren(icon("copy"))), COPIED);
+  });
+  return button;
+}

@@ -1,0 +1,116 @@
+"""The grammar of an answer, as users pass it: a JSON schema, a regular expression, or a grammar in Lark's notation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.errors import InputError
+
+KINDS = ("json_schema", "regex", "lark")
+MOST_TEXT = 1 << 20  # characters of a grammar
+MOST_ALIKE = 12  # patterns that one text must match at once: their product of states doubles with each, unlimited
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer must match, from its first token to its last; exactly one of the fields. Thoughts before the
+    answer are free.
+
+    json_schema: a JSON schema, as a dict or as JSON text; properties come in the order of the schema. regex: a regular
+    expression in Rust's syntax, which the whole answer matches. lark: a grammar in llguidance's variant of Lark, whose
+    `start` the answer matches.
+
+    Raises InputError for anything else. Whether it makes sense shows when an answer begins, or by
+    `edge.check_grammar`.
+    """
+
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    lark: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InputError(f"a grammar is one of {', '.join(KINDS)}, not {' and '.join(given) or 'none of them'}")
+        value = getattr(self, given[0])
+        if self.json_schema is not None:
+            value = _schema_text(value)
+            object.__setattr__(self, "json_schema", value)
+        if not isinstance(value, str):
+            raise InputError(f"the {given[0]} of a grammar must be text, not {value!r:.60}")
+        if not value.strip():
+            raise InputError(f"the {given[0]} of a grammar is empty")
+        if len(value) > MOST_TEXT:
+            raise InputError(f"the {given[0]} has {len(value)} characters, and a grammar at most {MOST_TEXT}")
+        alike = _alike(value) if self.lark is not None else 0 if self.regex is not None else _most_alike(value)
+        if alike > MOST_ALIKE:
+            raise InputError(f"the {given[0]} wants a text to match {alike} patterns at once: at most {MOST_ALIKE} may")
+
+    @property
+    def kind(self) -> str:
+        return next(name for name in KINDS if getattr(self, name) is not None)
+
+
+def read_grammar(*, json_schema: Path | None, lark: Path | None, regex: str | None) -> Grammar | None:
+    """A grammar from a file or a text; None from nothing. Raises InputError."""
+    if (json_schema, lark, regex) == (None, None, None):
+        return None
+    files = {"json_schema": json_schema, "lark": lark}
+    texts = {name: _read(path) for name, path in files.items() if path is not None}
+    return Grammar(**texts, regex=regex)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.is_file() and path.stat().st_size > 4 * MOST_TEXT:
+            raise InputError(f"{path} is larger than {4 * MOST_TEXT >> 20} MiB: that is no grammar")
+        return path.expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not text in UTF-8") from None
+
+
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//.*')
+
+
+def _alike(lark: str) -> int:
+    """At most so many operands `&` joins."""
+    return 1 + _LITERAL.sub("", lark).count("&")
+
+
+def _most_alike(schema: str) -> int:
+    """At most so many patterns allOf joins."""
+    read, most, referred = json.loads(schema), 0, schema.count('"pattern"')
+
+    def count(part: object) -> int:
+        nonlocal most
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        patterns = sum(map(count, inner))
+        if isinstance(part, dict):
+            patterns += "pattern" in part
+            if "$ref" in part:
+                patterns = referred
+            if "allOf" in part:
+                most = max(most, patterns)
+        return patterns
+
+    count(read)
+    return most
+
+
+def _schema_text(schema: object) -> str:
+    """A schema as JSON text. Raises InputError for what is no JSON object."""
+    try:
+        read = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(dict(read), ensure_ascii=False, allow_nan=False) if isinstance(read, Mapping) else None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the JSON schema is not JSON: {error}") from None
+    if text is None:
+        raise InputError(f"a JSON schema must be a JSON object, not {read!r:.60}")
+    return text

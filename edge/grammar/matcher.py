@@ -1,0 +1,155 @@
+"""The tokens that a grammar allows next, by llguidance: an Earley parser over the bytes of a model's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import numpy as np
+
+from edge.errors import InputError, MissingExtraError, UnsupportedError
+from edge.grammar.grammar import Grammar
+from edge.model.model import Model
+from edge.model.tokenizer import MARK, TokenizerLike
+from edge.types import FloatArray
+
+# States of a lexer take 1 to 2 KiB each, and stay; real schemas make some hundreds.
+_MOST_LEXER_STATES = 20_000
+_BUILDING, _STEP, _ITEMS = 1_000_000, 200_000, 50_000  # llguidance's defaults: 20 ms, 15 ms, and 2.5 ms of work
+_ECHOED = 300  # characters of its messages
+
+# Blanks between the parts of a JSON text: a model that writes nothing else would never end its answer.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
+
+_NO_LOGIT = np.float32(-np.inf)
+
+
+def check_grammar(grammar: Grammar, model: Model) -> None:
+    """Try a grammar with a model's vocabulary, whose tables a model keeps from then on: after a check, plans count
+    their memory. Raises InputError for a grammar that makes no sense, MissingExtraError."""
+    Matcher(grammar, model.tokenizer)
+
+
+class Matcher:
+    """The state of one answer in its grammar. Its memory is bounded by the limits above and by the answer's length.
+
+    Raises InputError for a grammar that makes no sense or asks for too much work, MissingExtraError without llguidance.
+    """
+
+    def __init__(self, grammar: Grammar, tokenizer: TokenizerLike) -> None:
+        words = _words(tokenizer)
+        library = _library()
+        limits = library.LLParserLimits(
+            initial_lexer_fuel=_BUILDING, step_lexer_fuel=_STEP, step_max_items=_ITEMS,
+            max_lexer_states=_MOST_LEXER_STATES, verbose_errors=False,
+        )  # fmt: skip
+        self._matcher = library.LLMatcher(words, _definition(grammar), log_level=0, limits=limits)
+        if self._matcher.is_error():
+            raise InputError(f"the {grammar.kind} cannot be used: {_one_line(self._matcher.get_error())}")
+        self._bits = np.zeros((words.vocab_size + 31) // 32, np.uint32)
+
+    def mask(self, logits: FloatArray) -> None:
+        """Put −∞ in place of the logits, float32 [vocab], of tokens that the grammar does not allow next: the end of a
+        turn, too, unless the answer may end here.
+
+        Raises UnsupportedError if the grammar exceeds its limits of work.
+        """
+        bits = self._bits
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._check()
+        np.invert(bits, out=bits)
+        barred = np.unpackbits(bits.view(np.uint8), count=logits.size, bitorder="little")
+        np.copyto(logits, _NO_LOGIT, where=barred.view(np.bool_))
+
+    def accept(self, token: int) -> None:
+        """The answer goes on with a token that `mask` allowed."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def forced(self) -> list[int]:
+        """Tokens that follow in any case, accepted by this call: those of the text that the grammar forces, as the
+        tokenizer writes it, up to where its last token may depend on what follows."""
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        if tokens:
+            self._matcher.consume_tokens(tokens)
+            self._check()
+        return tokens
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete, and nothing can follow."""
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here."""
+        return bool(self._matcher.is_accepting())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise UnsupportedError(f"the grammar failed in this answer: {_one_line(self._matcher.get_error())}")
+
+
+def _definition(grammar: Grammar) -> str:
+    """The grammar in llguidance's own form."""
+    make = _library().LLMatcher
+    if grammar.json_schema is not None:
+        text: str = make.grammar_from_json_schema(grammar.json_schema, overrides={"whitespace_pattern": _WHITESPACE})
+    elif grammar.regex is not None:
+        text = make.grammar_from_regex(grammar.regex)
+    else:
+        text = make.grammar_from_lark(grammar.lark)
+    return text
+
+
+class _Encoder:
+    """What llguidance asks of a tokenizer, which it must not keep alive."""
+
+    def __init__(self, tokenizer: TokenizerLike) -> None:
+        special = {token for token, control in tokenizer.special_tokens().values() if control}
+        special |= {token for text, (token, _) in tokenizer.special_tokens().items() if MARK.fullmatch(text)}
+        ends = sorted(tokenizer.end_ids) or [tokenizer.size]  # behind all others: no logit is its
+        self.ends, self.eos_token_id, self.bos_token_id = ends, ends[0], tokenizer.bos_id
+        self.special_token_ids = sorted(special)
+        self.tokens: Sequence[bytes] = [
+            tokenizer.text(token).encode() if token in special else tokenizer.piece(token)
+            for token in range(tokenizer.size)
+        ]
+        self._tokenizer = ref(tokenizer)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        tokenizer = self._tokenizer()
+        assert tokenizer is not None  # who matches has it
+        text = text if isinstance(text, str) else text.decode(errors="replace")
+        tokens: list[int] = tokenizer.encode(text, start=False).tolist()
+        return tokens
+
+
+_made: WeakKeyDictionary[TokenizerLike, Any] = WeakKeyDictionary()  # llguidance's tokenizers
+
+
+def _words(tokenizer: TokenizerLike) -> Any:
+    """The vocabulary as llguidance has it, made once for a model: some tenths of a second."""
+    if (found := _made.get(tokenizer)) is not None:
+        return found
+    library, encoder = _library(), _Encoder(tokenizer)
+    wrapper = library.TokenizerWrapper(encoder)
+    size = max(tokenizer.size, encoder.ends[-1] + 1)
+    made = library.LLTokenizer(wrapper, n_vocab=size, eos_token=encoder.ends, slices=library.LLTokenizer.json_slices())
+    wrapper.tokens = encoder.tokens = ()  # it has a trie of its own
+    _made[tokenizer] = made
+    return made
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise MissingExtraError("llguidance", "grammar") from None
+    return llguidance
+
+
+def _one_line(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= _ECHOED else f"{line[: _ECHOED - 1]}…"

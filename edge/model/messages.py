@@ -1,0 +1,370 @@
+"""Messages of a conversation and tools, in the form of OpenAI's protocol: checked, and with marks for their texts.
+
+A template is rendered with marks in the place of all texts that users or models wrote (`edge/model/rendering.py`):
+contents, names, descriptions, arguments. Only the words of JSON Schema stay, since templates test them. Equal texts
+have equal marks, and marks sort as the texts do. In the rendered text, contents of messages are segments of their own,
+as in prompts of a single turn; other texts are encoded together with the template's text around them, as in training.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from reprlib import repr as brief
+from typing import Any
+
+from edge.errors import InputError
+from edge.model.rendering import BLANKS, GUISES, MARK, MOST_TEXT, mark, number_of, reveal, written
+from edge.model.text import well_formed
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # templates have all three
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
+_DEEPEST = 64  # of nested JSON
+_MOST_TEXTS = 1_000_000
+_GROWTH = 16  # templates repeat texts no more often than this, on average
+_LONGEST_BLANKS = 64  # at the ends of a text, which stand beside its mark
+_DISGUISE = str.maketrans(BLANKS, GUISES)
+
+# Words of JSON Schema and of the protocol, which templates test and look up.
+_WORDS = frozenset(
+    re.findall(
+        r"\S+",
+        """type function name description parameters properties required items enum nullable default strict anyOf oneOf
+        allOf additionalProperties title format minimum maximum minLength maxLength minItems maxItems pattern const
+        response return arguments id string number integer boolean array object null STRING NUMBER INTEGER BOOLEAN ARRAY
+        OBJECT $ref $defs definitions""",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a prompt. `trusted` text is the template's own: its special tokens are recognized. embedded: text of
+    others that stands within the template's, as names of tools do, and is encoded together with it."""
+
+    text: str | Iterable[str]
+    trusted: bool
+    embedded: bool = False
+
+
+Text = str | tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """arguments: a JSON object as text, or what a model wrote in its place."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def parsed(self) -> Any:
+        """The arguments; their text where it is no JSON object."""
+        try:
+            found = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            return self.arguments
+        return found if isinstance(found, dict) else self.arguments
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str
+    content: Text = ""
+    calls: tuple[Call, ...] = ()
+    thoughts: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    responses: tuple[Message, ...] = ()  # results of its calls, for templates that have them here
+
+
+def parse_messages(messages: object) -> list[Message]:
+    """Check messages. Those of the system that come first become one. Raises InputError."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise InputError(
+            f"messages must be a list such as [{{'role': 'user', 'content': 'Hi'}}], not {brief(messages)}"
+        )
+    parsed = [_message(number, each) for number, each in enumerate(messages, 1)]
+    first = next((at for at, each in enumerate(parsed) if each.role not in ("system", "developer")), len(parsed))
+    if first > 1:
+        text = "\n\n".join(str(each.content) for each in parsed[:first])
+        parsed[:first] = [replace(parsed[0], content=text)]
+    names = {call.id: call.name for each in parsed for call in each.calls}
+    return [replace(each, name=each.name or names.get(each.call_id or "")) if each.call_id else each for each in parsed]
+
+
+def parse_tools(tools: object) -> list[dict[str, Any]] | None:
+    """Check tools; None if there are none. Raises InputError."""
+    if tools is None:
+        return None
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise InputError(f"tools must be a list, not {brief(tools)}")
+    return [_tool(number, each) for number, each in enumerate(tools, 1)] or None
+
+
+def _tool(number: int, tool: object) -> dict[str, Any]:
+    where = f"tool {number}"
+    if not isinstance(tool, Mapping):
+        raise InputError(f"{where} must be an object, not {brief(tool)}")
+    if tool.get("type", "function") != "function":
+        raise InputError(f"{where} is of type {brief(tool['type'])}: only functions are supported")
+    function = tool.get("function", {key: tool[key] for key in tool if key != "type"})
+    if not isinstance(function, Mapping):
+        raise InputError(f"{where}: function must be an object, not {brief(function)}")
+    _checked_name(where, function.get("name"))
+    parameters = function.get("parameters")
+    if not isinstance(function.get("description") or "", str):
+        raise InputError(f"{where}: description must be text, not {brief(function['description'])}")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise InputError(f"{where}: parameters must be a JSON schema, not {brief(parameters)}")
+    _check_json(where, function)
+    empty = {"type": "object", "properties": {}}
+    said = {key: each for key, each in function.items() if key != "strict"}
+    return {"type": "function", "function": {**said, "description": said.get("description") or "",
+                                             "parameters": dict(parameters or empty)}}  # fmt: skip
+
+
+def _message(number: int, message: object) -> Message:
+    where = f"message {number}"
+    if not isinstance(message, Mapping):
+        raise InputError(f"{where} must be an object, not {brief(message)}")
+    role = message.get("role")
+    if role == "function":
+        role = "tool"
+    if role not in ROLES:
+        raise InputError(f"{where}: role must be one of {', '.join(ROLES)}, not {brief(role)}")
+    content = _content(where, message.get("content"))
+    listed = message.get("tool_calls") or []
+    if not isinstance(listed, list | tuple):
+        raise InputError(f"{where}: tool_calls must be a list, not {brief(listed)}")
+    calls = tuple(_call(where, at, each) for at, each in enumerate(listed, 1))
+    if calls and role != "assistant":
+        raise InputError(f"{where}: only the assistant has tool_calls")
+    thoughts = next((said for name in THOUGHT_NAMES if (said := message.get(name))), None)
+    texts = {"reasoning_content": thoughts, **{field: message.get(field) for field in ("tool_call_id", "name")}}
+    for field, value in texts.items():
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"{where}: {field} must be text, not {brief(value)}")
+    if role == "user" and not content:
+        raise InputError(f"{where} is empty")
+    name, call_id = message.get("name"), message.get("tool_call_id")
+    return Message(role, content, calls, thoughts if role == "assistant" else None, call_id, name)
+
+
+def _content(where: str, content: object) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return well_formed(content)
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise InputError(f"{where}: content must be text or a list of text parts, not {brief(content)}")
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise InputError(f"{where}: a part of its content is {brief(kind)}: only text is supported")
+        texts.append(well_formed(text))
+    return "\n".join(texts)
+
+
+def _call(where: str, at: int, call: object) -> Call:
+    where = f"{where}, call {at}"
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise InputError(f"{where} must be an object with a function, not {brief(call)}")
+    arguments, identifier = function.get("arguments", "{}"), call.get("id", "")
+    name = _checked_name(where, function.get("name"))
+    if isinstance(arguments, Mapping):
+        _check_json(where, arguments)
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(arguments, str) or not isinstance(identifier, str):
+        raise InputError(f"{where}: arguments must be a JSON object as text, and its id a text")
+    parsed = Call(identifier, name, well_formed(arguments))
+    _check_json(where, parsed.parsed)
+    return parsed
+
+
+def _checked_name(where: str, name: object) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(
+            f"{where}: the name of a function has letters, digits, _, -, . and the like, not {brief(name)}"
+        )
+    return name
+
+
+def _check_json(where: str, value: object, depth: int = 0) -> None:
+    """Raises InputError for what JSON cannot hold."""
+    if depth > _DEEPEST:
+        raise InputError(f"{where} is nested more deeply than {_DEEPEST} levels")
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise InputError(f"{where}: the name of a field must be text, not {brief(key)}")
+            _check_json(where, each, depth + 1)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_json(where, each, depth + 1)
+    elif value is not None and not isinstance(value, str | int | float | bool):
+        raise InputError(f"{where}: {brief(value)} is no JSON")
+
+
+class Marked:
+    """Messages and tools for a template, with marks. Raises InputError if there are too many texts.
+
+    guises: whether blanks may stand beside marks; not for a template that has such characters itself.
+    """
+
+    def __init__(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, *, guises: bool = True) -> None:
+        self._guises = guises
+        own, others = _sorted(_strings(tools)), _sorted(_texts(messages))  # a name in both has two marks
+        embedded = [*own, *others]
+        if len(embedded) + 2 * len(messages) > _MOST_TEXTS:
+            raise InputError(f"the conversation has more than {_MOST_TEXTS} texts")
+        self._of_tools = {text: number for number, text in enumerate(own)}
+        self._numbers = {text: number for number, text in enumerate(others, len(own))}
+        self._first_content = len(embedded)
+        self._all: list[Text] = list(embedded)
+        self.contents: list[int] = []  # numbers of the contents' marks; -1 where there is none
+        self.messages = [self._message(each) for each in messages]
+        self.tools = self._value(tools, self._of_tools)
+        self._most = MOST_TEXT + _GROWTH * sum(_size(text) for text in self._all)
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        self.contents.append(len(self._all))
+        found: dict[str, Any] = {"role": message.role, "content": self._content(message.content)}
+        if len(self._all) == self.contents[-1]:
+            self.contents[-1] = -1
+        if message.thoughts:
+            found |= dict.fromkeys(THOUGHT_NAMES, self._content(message.thoughts.strip("\r\n")))
+        if message.calls:
+            found["tool_calls"] = [
+                {
+                    "id": self._value(call.id),
+                    "type": "function",
+                    "function": {"name": self._value(call.name), "arguments": self._value(call.parsed)},
+                }
+                for call in message.calls
+            ]
+        if message.responses:
+            found["tool_responses"] = [
+                {"name": self._value(each.name or "unknown"), "response": self._content(each.content)}
+                for each in message.responses
+            ]
+        for name, text in (("tool_call_id", message.call_id), ("name", message.name)):
+            if text is not None:
+                found[name] = self._value(text)
+        return found
+
+    def _content(self, text: Text) -> str:
+        if not isinstance(text, str):
+            self._all.append(text)
+            return mark(len(self._all) - 1)
+        before, core, after = _split_blanks(text) if self._guises else ("", text, "")
+        if core:
+            self._all.append(core)
+            core = mark(len(self._all) - 1)
+        return before.translate(_DISGUISE) + core + after.translate(_DISGUISE)
+
+    def _value(self, value: Any, numbers: Mapping[str, int] | None = None) -> Any:
+        """A JSON value with marks; words of JSON Schema stay."""
+        numbers = self._numbers if numbers is None else numbers
+        if isinstance(value, str):
+            return value if value in _WORDS or not value else mark(numbers[well_formed(value)])
+        if isinstance(value, Mapping):
+            return {self._value(key, numbers): self._value(each, numbers) for key, each in value.items()}
+        return [self._value(each, numbers) for each in value] if isinstance(value, list | tuple) else value
+
+    def shows(self, rendered: str, name: str, *, of_tool: bool = False) -> bool:
+        """Whether a rendered text has the name of a call, or that of a tool."""
+        numbers = self._of_tools if of_tool else self._numbers
+        return (name if name in _WORDS else mark(numbers[name])[1:]) in rendered
+
+    def fill(self, rendered: str) -> list[Segment]:
+        """The segments of a prompt. Raises InputError for a text that the template repeats without end."""
+        segments: list[Segment] = []
+        at, size = 0, 0
+        for found in MARK.finditer(rendered):
+            number = number_of(found[2])
+            if number >= len(self._all):
+                raise InputError("the model's chat template writes a text that is none of the conversation")
+            text = self._all[number]
+            size += _size(text)
+            if size > self._most:
+                raise InputError("the model's chat template repeats the conversation too often")
+            between = rendered[at : found.start()]
+            at = found.end()
+            if number < self._first_content:
+                segments.append(Segment(reveal(between) if self._guises else between, trusted=True))
+                segments.append(Segment(written(str(text), found[1]), trusted=False, embedded=True))
+                continue
+            own, after = "", ""
+            if self._guises:  # blanks beside the mark belong to the content
+                own = between[len(between.rstrip(GUISES)) :]
+                after = rendered[at : _after_guises(rendered, at)]
+                between, at = reveal(between[: len(between) - len(own)]), at + len(after)
+            segments.append(Segment(between, trusted=True))
+            if isinstance(text, str):
+                whole = reveal(own) + written(text, found[1]) + reveal(after)
+                segments.append(Segment(whole, trusted=False))
+            else:
+                segments += text
+        segments.append(Segment(reveal(rendered[at:]) if self._guises else rendered[at:], trusted=True))
+        return [segment for segment in segments if segment.text]
+
+    def dropped(self, rendered: str) -> Iterator[int]:
+        """Indexes of messages whose content the rendered text lacks."""
+        shown = {number_of(found[2]) for found in MARK.finditer(rendered)}
+        for index, number in enumerate(self.contents):
+            if number >= 0 and number not in shown:
+                yield index
+
+
+def _after_guises(text: str, at: int) -> int:
+    while text[at : at + 1] and text[at] in GUISES:
+        at += 1
+    return at
+
+
+def _size(text: Text) -> int:
+    return len(text) if isinstance(text, str) else sum(len(str(segment.text)) for segment in text)
+
+
+def _split_blanks(text: str) -> tuple[str, str, str]:
+    """Blanks before a text, the text, blanks after it."""
+    core = text.strip(BLANKS)
+    start = text.find(core) if core else len(text)
+    before, after = text[:start], text[start + len(core) :]
+    if max(len(before), len(after)) > _LONGEST_BLANKS:
+        return "", text, ""
+    return before, core, after
+
+
+def _sorted(texts: Iterable[str]) -> list[str]:
+    """As Jinja2's dictsort has them."""
+    return sorted({*texts}, key=lambda text: (text.lower(), text))
+
+
+def _texts(messages: Sequence[Message]) -> Iterator[str]:
+    """The texts of calls and names."""
+    for message in messages:
+        yield from _strings([message.call_id, message.name, *(each.name or "unknown" for each in message.responses)])
+        for call in message.calls:
+            yield from _strings([call.id, call.name, call.parsed])
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        if value and value not in _WORDS:
+            yield well_formed(value)
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _strings(key)
+            yield from _strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)

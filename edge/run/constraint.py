@@ -1,0 +1,102 @@
+"""Constraints on an answer: the protocol, and where in a generation one holds."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edge.grammar.grammar import Grammar
+from edge.model.model import Model
+from edge.run.thoughts import Thinking
+from edge.types import FloatArray
+
+
+class Constraint(Protocol):
+    """What says which tokens an answer may consist of, from its first token to its last."""
+
+    def mask(self, logits: FloatArray) -> None:
+        """Put −∞ in place of the logits, float32 [vocab], of tokens that cannot be next."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The answer goes on with this token, which `mask` allowed."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Tokens that follow in any case; this accepts them."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete, and nothing can follow."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here."""
+        ...
+
+
+class Constrained:
+    """A constraint within one generation: it holds from the end of the thoughts, which are free.
+
+    skips: whether forced tokens need no logits of their own.
+    """
+
+    def __init__(self, constraint: Constraint, thinking: Thinking, *, skips: bool) -> None:
+        self._constraint, self._thinking, self._skips = constraint, thinking, skips
+        self._begun = False  # the answer has its first token
+        self._offered: int | None = None  # a token that would open a thought, which was possible beside the grammar's
+        self._lead = list[int]()  # tokens between thoughts and answer that are to follow
+        self.holds = thinking.answering
+
+    @classmethod
+    def of(cls, grammar: Grammar, model: Model, thinking: Thinking, *, skips: bool) -> Constrained:
+        """Raises what `Matcher` raises."""
+        from edge.grammar.matcher import Matcher
+
+        return cls(Matcher(grammar, model.tokenizer), thinking, skips=skips)
+
+    def mask(self, logits: FloatArray) -> None:
+        """As `Constraint.mask`. Before the answer, a token that opens a thought stays possible."""
+        opening = self._offered = self._opening
+        before = None if opening is None else logits[opening]
+        self._constraint.mask(logits)
+        if opening is not None:
+            logits[opening] = before
+
+    def accept(self, token: int) -> None:
+        """A token was drawn, and `thinking` has been fed it."""
+        if self.holds and token != self._offered:
+            self._begun = True
+            self._constraint.accept(token)
+        else:
+            self.holds = self._thinking.answering
+            self._lead = self._thinking.lead if self.holds else []
+
+    def thoughts_were_cut(self) -> None:
+        """Tokens that end the thoughts were inserted, with what stands before an answer."""
+        self.holds = self._thinking.answering
+
+    def forced(self) -> list[int]:
+        """Tokens that follow without a choice."""
+        lead, self._lead = self._lead, []
+        if not self.holds or not self._skips or self._opening is not None:
+            return lead
+        tokens = self._constraint.forced()
+        self._begun = self._begun or bool(tokens)
+        return lead + tokens
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete, and nothing can follow."""
+        return self.holds and self._constraint.ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here."""
+        return self.holds and self._constraint.complete
+
+    @property
+    def _opening(self) -> int | None:
+        """The token that may open a thought where the answer could begin."""
+        return None if self._begun else self._thinking.may_open

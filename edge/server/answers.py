@@ -1,0 +1,118 @@
+"""Whole answers, gathered from events, and the figures that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from edge.run.report import BUDGETS, RunReport
+from edge.server.events import Ended, Event, Piece, Scored
+
+Reason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass
+class Answer:
+    """One choice, as far as it has come."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    scored: Scored | None = None
+    ended: Ended | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def thought(self) -> str:
+        return "".join(self.thoughts)
+
+    @property
+    def reason(self) -> Reason:
+        return reason_of(self.ended)
+
+
+def gather(answers: dict[int, Answer], event: Event) -> None:
+    """Add an event to the answer that it belongs to."""
+    answer = answers.setdefault(event.choice, Answer())
+    if isinstance(event, Piece):
+        (answer.thoughts if event.thought else answer.texts).append(event.text)
+    elif isinstance(event, Scored):
+        answer.scored = event
+    else:
+        answer.ended = event
+
+
+def reason_of(ended: Ended | None) -> Reason:
+    """Why an answer ended, as OpenAI's API has it: a spent budget is `length`; `usage.edge.stop_reason` tells more."""
+    stopped = ended is None or ended.report is None or ended.report.stop_reason in ("eos", "stop")
+    return "stop" if stopped else "length"
+
+
+def reports_of(answers: Iterable[Answer]) -> list[RunReport]:
+    return [each.ended.report for each in answers if each.ended and each.ended.report]
+
+
+def usage_of(answers: Iterable[Answer]) -> dict[str, Any]:
+    """Tokens as OpenAI's API counts them: the prompt once, however many choices it has; and what they cost."""
+    answers = list(answers)
+    reports = reports_of(answers)
+    prompt = max((each.tokens.prompt for each in reports), default=0)
+    scored = [each.scored for each in answers if each.scored]
+    prompt += sum(len(each.tokens) - each.generated for each in scored)
+    generated = sum(each.tokens.generated for each in reports) + sum(each.generated for each in scored)
+    thoughts = sum(each.thoughts.tokens for each in reports if each.thoughts)
+    found: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": min((each.tokens.reused for each in reports), default=0)},
+        "completion_tokens_details": {"reasoning_tokens": thoughts},
+    }
+    if reports:
+        found["edge"] = _edge(answers, reports)
+    return found
+
+
+def _edge(answers: list[Answer], reports: list[RunReport]) -> dict[str, Any]:
+    last = reports[-1]
+    prefix = next((each.ended.prefix for each in answers if each.ended and each.ended.prefix), None)
+    return {
+        "joules": round(sum(each.energy.joules for each in reports), 3),
+        "energy": {"source": last.energy.source, "certainty": last.energy.certainty, "scope": last.energy.scope},
+        "seconds": round(sum(each.timings.total_s for each in reports), 4),
+        "stop_reason": last.stop_reason,
+        "budget": last.stop_reason if last.stop_reason in BUDGETS else None,
+        "memory": {"peak": last.memory.peak_rss, "budget": last.memory.budget, "kv": last.memory.kv},
+        "kv": {
+            "rows": last.kv.rows,
+            "capacity": last.kv.capacity,
+            "evicted": last.kv.evicted,
+            "policy": last.kv.policy,
+        },
+        "prefix": prefix,
+    }
+
+
+def timings_of(answers: Iterable[Answer]) -> dict[str, Any] | None:
+    """As llama-server has them."""
+    reports = reports_of(answers)
+    if not reports:
+        return None
+    report = reports[-1]
+    tokens, timings = report.tokens, report.timings
+    prompt_ms = 1e3 * tokens.ran / timings.prefill_tok_s if timings.prefill_tok_s else 0.0
+    predicted_ms = 1e3 * (tokens.generated - 1) / timings.decode_tok_s if timings.decode_tok_s else 0.0
+    return {
+        "cache_n": tokens.reused,
+        "prompt_n": tokens.ran,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / tokens.ran if tokens.ran else 0.0,
+        "prompt_per_second": timings.prefill_tok_s or 0.0,
+        "predicted_n": tokens.generated,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": predicted_ms / max(1, tokens.generated),
+        "predicted_per_second": timings.decode_tok_s or 0.0,
+    }

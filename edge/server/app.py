@@ -1,0 +1,197 @@
+"""The application: its routes, from bodies to responses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edge.server import chat, completions, native, page
+from edge.server.asked import Asked
+from edge.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from edge.server.events import Event
+from edge.server.guard import Guard
+from edge.server.http import (
+    EXPANDED,
+    ClientGoneError,
+    Json,
+    Stream,
+    check_type,
+    decode,
+    parse_body,
+    read_body,
+    refuse,
+    until_gone,
+)
+from edge.server.hub import Hub
+from edge.server.pool import Lease
+from edge.server.refusal import RefusedError
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(hub: Hub) -> ASGIApp:
+    """The application of a server; it closes the hub's models when it ends."""
+    server = Endpoints(hub)
+    routes = [
+        *(Route(path, page.serve) for path in page.names()),
+        Route("/health", server.about(lambda request: native.health(hub))),
+        Route("/v1/health", server.about(lambda request: native.health(hub))),
+        Route("/metrics", server.about(lambda request: native.metrics(hub))),
+        Route("/props", server.about(server.props)),
+        Route("/v1/models", server.about(lambda request: Json(native.models(hub)))),
+        Route("/models", server.about(lambda request: Json(native.models(hub)))),
+        Route("/v1/models/{name:path}", server.about(server.model)),
+        Route("/v1/chat/completions", server.converse, methods=["POST"]),
+        Route("/chat/completions", server.converse, methods=["POST"]),
+        Route("/v1/completions", server.complete, methods=["POST"]),
+        Route("/tokenize", server.with_model(TokenizeBody, native.tokenize), methods=["POST"]),
+        Route("/detokenize", server.with_model(DetokenizeBody, native.detokenize), methods=["POST"]),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await hub.pool.close()
+
+    handlers: Any = {RefusedError: _refuse, HTTPException: _refuse_route, Exception: _refuse}
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    return Guard(Counting(app, hub.responses), hub.settings, page.names())
+
+
+class Endpoints:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def about(self, respond: Callable[[Request], Response]) -> Handler:
+        """A handler of what is answered at once."""
+
+        async def handle(request: Request) -> Response:
+            return respond(request)
+
+        return handle
+
+    def props(self, request: Request) -> Response:
+        entry, _ = self._hub.pool.find(request.query_params.get("model"))
+        return Json(native.props(self._hub, entry))
+
+    def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        entry, _ = self._hub.pool.find(name)
+        found = native.models(self._hub)["data"]
+        return Json(next((each for each in found if each["id"] == name), None) or next(
+            each for each in found if each["id"] == entry.name
+        ))  # fmt: skip
+
+    def with_model(self, kind: type[T], work: Callable[[T, Any], dict[str, Any]]) -> Handler:
+        """A handler of what needs a loaded model, but no generation."""
+
+        async def handle(request: Request) -> Response:
+            async with self._body(request) as data:
+                body = parse_body(kind, data)
+                lease = await self._hub.lease(getattr(body, "model", None))
+                try:
+                    return Json(work(body, lease.session))
+                finally:
+                    self._hub.pool.release(lease)
+
+        return handle
+
+    async def converse(self, request: Request) -> Response:
+        """POST /v1/chat/completions"""
+        async with self._body(request) as data:
+            body = parse_body(ChatBody, data)
+            asked = chat.translate(body, request.headers, request.scope.get("tenant", ""))
+            writer = chat.Writer(self._name(body.model), usage=body.wants_usage)
+            return await self._answer(request, [asked], lambda lease: writer, streams=bool(body.stream))
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions"""
+        async with self._body(request) as data:
+            body = parse_body(CompletionBody, data)
+            asked = completions.translate(body, request.headers, request.scope.get("tenant", ""))
+            name = self._name(body.model)
+
+            def make(lease: Lease) -> completions.Writer:
+                return completions.Writer(name, body, lease.session.model.tokenizer)
+
+            scores = completions.scores(body)
+            return await self._answer(request, asked, make, streams=bool(body.stream), scores=scores)
+
+    def _name(self, model: str | None) -> str:
+        """Raises RefusedError for an unknown model."""
+        entry, _ = self._hub.pool.find(model)
+        return model or entry.name
+
+    @asynccontextmanager
+    async def _body(self, request: Request, *, lenient: bool = False) -> AsyncIterator[Any]:
+        """The JSON of a request, whose memory is claimed meanwhile."""
+        check_type(request, lenient=lenient)
+        body = await read_body(request, self._hub.settings.most_body)
+        with self._hub.pool.ledger.claim("bodies", EXPANDED * len(body)):
+            yield decode(body)
+
+    async def _answer(
+        self, request: Request, asked: Sequence[Asked], make: Callable[[Lease], Any], *, streams: bool,
+        scores: bool = False, stream: Callable[[Any, AsyncIterator[Event]], AsyncIterator[bytes]] = chat.stream,
+        media_type: str = "text/event-stream", quiet: bytes = b": waiting\n\n",
+    ) -> Response:  # fmt: skip
+        """Generate, and write events as they come or all together. make: makes the protocol's writer."""
+        answering = await until_gone(request.receive, self._hub.ask(asked, scores=scores))
+        try:
+            writer = make(answering.lease)
+            events = answering.events()
+            if not streams:
+                found = await until_gone(request.receive, _all(events))
+                answering.close()
+                return Json(writer.whole(found))
+            first = await until_gone(request.receive, answering.first())
+            events = answering.events(first)
+        except BaseException:
+            answering.close()
+            raise
+        return Stream(stream(writer, events), media_type, quiet, answering.close)
+
+
+async def _all(events: AsyncIterator[Event]) -> list[Event]:
+    return [each async for each in events]
+
+
+class Counting:
+    """Counts responses by path and status."""
+
+    def __init__(self, app: ASGIApp, responses: Counter[tuple[str, int]]) -> None:
+        self._app, self._responses = app, responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = scope.get("route")
+                path = getattr(route, "path", None) or "other"
+                self._responses[path, message["status"]] += 1
+            await send(message)
+
+        await self._app(scope, receive, count)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGoneError):
+        return Response(status_code=499)
+    return refuse(error)
+
+
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    words = {404: f"there is no {request.url.path[:80]}", 405: f"{request.method} does not work here"}
+    headers = dict(getattr(error, "headers", None) or {})
+    refused = RefusedError(status, words.get(status, "bad request"), code={404: "not_found", 405: "method"}.get(status))
+    return Json(refused.body(), status, headers)

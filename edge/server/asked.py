@@ -1,0 +1,45 @@
+"""The internal form of a request, into which each protocol translates its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from edge.model.thinking import Think
+
+Priority = Literal["interactive", "tools", "background"]
+PRIORITIES: tuple[Priority, ...] = ("interactive", "tools", "background")
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Messages as OpenAI's protocol has them."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: Any = None
+
+
+Text = str | tuple[int, ...]
+"""A text without a chat template, in which control tokens are recognized, or token ids."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: a prompt, and how it is to be answered. Fields of `sampling` are those of SamplingParams; omitted ones
+    are the model's. None elsewhere: the server's default."""
+
+    model: str
+    prompt: Chat | Text
+    choices: int = 1
+    max_tokens: int | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    think: Think = Think()  # noqa: RUF009
+    logprobs: int | None = None  # alternatives of each token
+    response_format: Any = None
+    time: float | None = None  # seconds
+    energy: float | None = None  # joules
+    priority: Priority = "interactive"
+    tenant: str = ""  # whose earlier prompts may be reused

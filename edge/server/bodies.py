@@ -1,0 +1,198 @@
+"""Fields of requests, each defined once: what is checked, and what /openapi.json says of it, come from here.
+
+Fields that a protocol has and these lack are ignored, as the protocols' own servers do with later ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from edge.budget import parse_joules, parse_seconds
+from edge.errors import InputError
+from edge.flags import flags_of
+from edge.model.thinking import EFFORTS, Think
+from edge.sampling import SamplingParams
+from edge.server.fields import said, whole
+from edge.server.refusal import RefusedError
+
+MOST_CHOICES = 16
+MOST_STOPS = 16
+MOST_LOGPROBS = 20
+MOST_PROMPTS = 64
+
+
+Count = Annotated[int, whole(-1, 1 << 31)]
+Choices = Annotated[int, whole(1, MOST_CHOICES)]
+Logprobs = Annotated[int, whole(0, MOST_LOGPROBS)]
+TokenId = Annotated[int, whole(0, (1 << 31) - 1)]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one answer may spend. Fields of `edge` in a request."""
+
+    energy: str | float | None = said("Joules, such as 30J: the answer ends before more is spent.")
+    time: str | float | None = said("Seconds, such as 20s: the answer ends then, the wait for its turn included.")
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    include_usage: bool | None = said("End a stream with a chunk that has `usage`, and no choices.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """How tokens are drawn, and limits that all protocols have. Names of SamplingParams are those of edge."""
+
+    model: str | None = said("A name of /v1/models; the first model without it.")
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = said(f"Texts before which the answer ends, {MOST_STOPS} at most.")
+    stream: bool | None = said("Send the answer in pieces, as server-sent events.")
+    edge: Budget | None = said("Budgets of this request.")
+    ignore_eos: bool | None = said("Never end the turn; go on.")
+
+    def sampling(self) -> dict[str, Any]:
+        """The stated fields of SamplingParams. Raises RefusedError for impossible ones."""
+        found: dict[str, Any] = {name: getattr(self, name, None) for name in flags_of(SamplingParams)}
+        found = {name: value for name, value in found.items() if value is not None}
+        if (seed := found.get("seed")) is not None:
+            found["seed"] = None if seed == -1 else seed % 2**64
+        if found.get("top_k") == -1:
+            found["top_k"] = 0
+        for name, value in found.items():
+            try:
+                SamplingParams(**{name: value})
+            except InputError as error:
+                message = str(error).replace(flags_of(SamplingParams)[name].name, name)
+                raise RefusedError(400, message, param=name, code="invalid_value") from None
+        return {name: value for name, value in found.items() if value is not None}
+
+    def stops(self) -> tuple[str, ...]:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if len(stops) > MOST_STOPS:
+            raise RefusedError(
+                400, f"stop has {len(stops)} texts, {MOST_STOPS} are the most", param="stop", code="invalid_value"
+            )
+        return tuple(each for each in stops if each)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenAI(Drawn):
+    """Fields that chats and completions of OpenAI's API share."""
+
+    max_tokens: Count | None = said("Most tokens of the answer; -1 or none: as many as fit.")
+    n: Choices | None = said("The number of answers.")
+    stream_options: StreamOptions | None = None
+    logit_bias: dict[str, float] | None = said("Not supported yet, unless it is empty.")
+    user: str | None = said("Ignored.")
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a message's content. Only text is read."""
+
+    type: str
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+@dataclass(frozen=True)
+class TemplateOptions:
+    enable_thinking: bool | None = said("Think before the answer, or not.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatBody(OpenAI):
+    """POST /v1/chat/completions"""
+
+    messages: list[Message] = field(metadata={"help": "The conversation; the last message is the user's."})
+    max_completion_tokens: Count | None = said("The same as max_tokens, which it goes before.")
+    logprobs: bool | None = said("Say how likely each token was.")
+    top_logprobs: Logprobs | None = said("Alternatives of each token.")
+    response_format: dict[str, Any] | None = said("The form of the answer.")
+    tools: list[dict[str, Any]] | None = said("Functions that the model may call.")
+    tool_choice: str | dict[str, Any] | None = said("none, auto, required, or a function.")
+    parallel_tool_calls: bool | None = said("Whether the model may call several functions.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = said("How long the model thinks.")
+    chat_template_kwargs: TemplateOptions | None = None
+
+    def think(self) -> Think:
+        if self.chat_template_kwargs and self.chat_template_kwargs.enable_thinking is not None:
+            return Think.parse(self.chat_template_kwargs.enable_thinking)
+        return think_of(self.reasoning_effort)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionBody(OpenAI):
+    """POST /v1/completions"""
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]] = field(
+        metadata={"help": "A text, in which control tokens are recognized, or token ids; or several of either."}
+    )
+    echo: bool | None = said("Begin the answer with the prompt.")
+    logprobs: Logprobs | None = said("Say how likely each token was, with as many alternatives.")
+    suffix: str | None = said("Not supported, unless it is empty.")
+    best_of: Choices | None = said("Not supported, unless it is n.")
+
+
+@dataclass(frozen=True)
+class TokenizeBody:
+    """POST /tokenize"""
+
+    content: str = field(metadata={"help": "The text."})
+    model: str | None = None
+    add_special: bool | None = said("With the token that prompts begin with.")
+    parse_special: bool | None = said("Recognize control tokens (default: yes).")
+    with_pieces: bool | None = said("With each token's text.")
+
+
+@dataclass(frozen=True)
+class DetokenizeBody:
+    """POST /detokenize"""
+
+    tokens: list[TokenId] = field(metadata={"help": "Token ids."})
+    model: str | None = None
+
+
+def think_of(effort: str | None) -> Think:
+    """The mode of thinking of an effort."""
+    if effort in ("none", "minimal"):
+        return Think.parse(False)
+    return Think.parse(effort) if effort in EFFORTS else Think()
+
+
+def limits_of(budget: Budget | None, headers: Any) -> dict[str, Any]:
+    """`time` and `energy` of a request, from its body, else from the headers Edge-Time and Edge-Energy. Raises
+    RefusedError."""
+    found: dict[str, Any] = {}
+    for name, parse in (("time", parse_seconds), ("energy", parse_joules)):
+        value = getattr(budget, name, None)
+        value = headers.get(f"edge-{name}") if value is None else value
+        try:
+            found[name] = None if value is None else parse(value)
+        except InputError as error:
+            raise RefusedError(400, str(error), param=f"edge.{name}", code="invalid_value") from None
+    return found

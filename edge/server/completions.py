@@ -1,0 +1,149 @@
+"""POST /v1/completions: texts and token ids without a chat template, and how likely their tokens are."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import uuid4
+
+from edge.model.tokenizer import TokenizerLike
+from edge.server.answers import Answer, gather, timings_of, usage_of
+from edge.server.asked import Asked, Text
+from edge.server.bodies import MOST_PROMPTS, CompletionBody, limits_of
+from edge.server.chat import DONE, limit_of
+from edge.server.events import Ended, Event, Piece, Scored
+from edge.server.http import event
+from edge.server.refusal import RefusedError
+
+
+def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Asked]:
+    """A request for each prompt. Raises RefusedError."""
+    if body.suffix or body.logit_bias:
+        name = "suffix" if body.suffix else "logit_bias"
+        raise RefusedError(400, f"{name} is not supported", param=name, code="unsupported")
+    if body.best_of not in (None, body.n or 1):
+        raise RefusedError(400, "best_of is not supported", param="best_of", code="unsupported")
+    if body.logprobs is not None and not scores(body):
+        raise RefusedError(
+            400, "logprobs needs echo, temperature 0 and max_tokens 0 or 1", param="logprobs", code="unsupported"
+        )
+    prompts = prompts_of(body)
+    if len(prompts) > MOST_PROMPTS:
+        raise RefusedError(
+            400, f"prompt has {len(prompts)} prompts, {MOST_PROMPTS} are the most", param="prompt", code="invalid_value"
+        )
+    limit = body.max_tokens if scores(body) else limit_of(16 if body.max_tokens is None else body.max_tokens)
+    return [
+        Asked(
+            model=body.model or "",
+            prompt=prompt,
+            choices=body.n or 1,
+            max_tokens=limit,
+            sampling=body.sampling(),
+            stop=body.stops(),
+            ignore_eos=bool(body.ignore_eos),
+            logprobs=body.logprobs,
+            tenant=tenant,
+            **limits_of(body.edge, headers),
+        )
+        for prompt in prompts
+    ]
+
+
+def prompts_of(body: CompletionBody) -> list[Text]:
+    """Each prompt. Raises RefusedError for empty ones."""
+    prompt: Any = body.prompt
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        prompt = [prompt]
+    if not prompt or not all(prompt):
+        raise RefusedError(400, "the prompt is empty", param="prompt", code="invalid_value")
+    return [each if isinstance(each, str) else tuple(each) for each in prompt]
+
+
+def scores(body: CompletionBody) -> bool:
+    """Whether one pass over the prompt answers the request: it tells how likely each token is, the next one too."""
+    return (
+        bool(body.echo)
+        and (body.logprobs is not None or body.max_tokens == 0)
+        and body.max_tokens in (0, 1)
+        and (not body.temperature)
+    )
+
+
+class Writer:
+    """Writes one response, whole or in chunks. body: of the request. tokenizer: gives the tokens' texts."""
+
+    def __init__(self, model: str, body: CompletionBody, tokenizer: TokenizerLike) -> None:
+        self._body, self._tokenizer = body, tokenizer
+        self._prompts = prompts_of(body)
+        self._answers: dict[int, Answer] = {}
+        self._head = {
+            "id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model,
+        }  # fmt: skip
+
+    def chunks(self, found: Event) -> list[bytes]:
+        """The chunks that an event makes."""
+        first = found.choice not in self._answers
+        gather(self._answers, found)
+        answer = self._answers[found.choice]
+        echo = self._echoed(found.choice) if first and self._body.echo else ""
+        text, reason = echo, None
+        if isinstance(found, Piece) and not found.thought:
+            text += found.text
+        elif isinstance(found, Ended):
+            reason = answer.reason
+        elif isinstance(found, Scored):
+            text, reason = echo + self._added(found), "length"
+        logprobs = self._logprobs(answer) if isinstance(found, Scored) else None
+        choice = {"index": found.choice, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        more = {"timings": timings_of([answer])} if isinstance(found, Ended) else {}
+        return [event({**self._head, "choices": [choice], **more})]
+
+    def last(self) -> list[bytes]:
+        """What ends a stream."""
+        usage = {**self._head, "choices": [], "usage": usage_of(self._answers.values())}
+        return [*([event(usage)] if self._body.wants_usage else []), DONE]
+
+    def whole(self, events: list[Event]) -> dict[str, Any]:
+        """The response that is no stream."""
+        for each in events:
+            gather(self._answers, each)
+        choices = []
+        for index, answer in sorted(self._answers.items()):
+            echo = self._echoed(index) if self._body.echo else ""
+            text = answer.text if answer.scored is None else self._added(answer.scored)
+            reason = "length" if answer.ended is None else answer.reason
+            logprobs = self._logprobs(answer)
+            choices.append({"index": index, "text": echo + text, "logprobs": logprobs, "finish_reason": reason})
+        usage = usage_of(self._answers.values())
+        return {**self._head, "choices": choices, "usage": usage, "timings": timings_of(self._answers.values())}
+
+    def _echoed(self, index: int) -> str:
+        prompt = self._prompts[index // (self._body.n or 1)]
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+
+    def _added(self, scored: Scored) -> str:
+        return self._tokenizer.decode(scored.tokens[len(scored.tokens) - scored.generated :])
+
+    def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
+        """As OpenAI's older API has them: tokens, their logarithms, and the likeliest in their places."""
+        scored = answer.scored
+        if scored is None or self._body.logprobs is None:
+            return None
+        texts = [self._text(token) for token in scored.tokens]
+        offsets, at = [], 0
+        for text in texts:
+            offsets.append(at)
+            at += len(text)
+        top = [
+            None if each is None else {self._text(token): chance for token, chance in each.items()}
+            for each in scored.top
+        ]
+        return {"tokens": texts, "token_logprobs": list(scored.logprobs), "top_logprobs": top, "text_offset": offsets}
+
+    def _text(self, token: int) -> str:
+        piece = self._tokenizer.piece(token)
+        try:
+            return piece.decode() or self._tokenizer.text(token)
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

@@ -1,0 +1,26 @@
+"""Fields of bodies: their descriptions and ranges, beside their types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge.values import Rule
+
+
+@dataclass(frozen=True)
+class Range(Rule):
+    """A number from `low` to `high`."""
+
+    low: int = 0
+    high: int = 0
+
+
+def whole(low: int, high: int) -> Range:
+    """The rule of a whole number."""
+    return Range(f"a whole number from {low} to {high}", lambda value: low <= value <= high, low, high)
+
+
+def said(help: str, default: Any = None) -> Any:
+    """A field with its description."""
+    return field(default=default, metadata={"help": help})

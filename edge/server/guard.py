@@ -1,0 +1,122 @@
+"""Who may ask: names of hosts, origins of web pages, and keys, before a request is read."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edge.server.http import refuse
+from edge.server.refusal import RefusedError
+from edge.server.settings import Settings
+
+_OPEN = ("/health", "/v1/health", "/")  # what says nothing about the server needs no key
+_OPEN_FOLDER = "/page/"
+_ALLOWED = "Authorization, Content-Type, X-Api-Key, Edge-Energy, Edge-Time"
+
+_log = logging.getLogger("edge.server")
+
+
+class Guard:
+    """Passes on requests that may be answered. `scope["tenant"]` says by which key."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, public: Iterable[str] = ()) -> None:
+        self._app, self._settings = app, settings
+        self._keys = [key.encode() for key in settings.api_key or ()]
+        self._origins = frozenset(settings.cors or ())
+        self._public = frozenset((*_OPEN, *public))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        shared = (
+            {"Access-Control-Allow-Origin": origin, "Vary": "Origin"} if self._is_allowed(origin) and origin else {}
+        )
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found = MutableHeaders(scope=message)
+                found.setdefault("X-Content-Type-Options", "nosniff")
+                for name, value in shared.items():
+                    found[name] = value
+                if self._settings.log:
+                    _log.info("%s %s %s", scope["method"], scope["path"], message["status"])
+            await send(message)
+
+        try:
+            self._check_host(headers.get("host", ""))
+            self._check_origin(origin, headers.get("host", ""))
+            if scope["method"] == "OPTIONS" and shared and "access-control-request-method" in headers:
+                await _preflight()(scope, receive, answer)
+                return
+            if scope["path"] not in self._public:
+                scope["tenant"] = self._check_key(headers)
+        except RefusedError as refused:
+            await refuse(refused)(scope, receive, answer)
+            return
+        await self._app(scope, receive, answer)
+
+    def _check_host(self, host: str) -> None:
+        """On loopback, only names of this machine: a page whose name resolves to it now would otherwise be of the
+        server's own origin (DNS rebinding)."""
+        if self._settings.loopback and not _is_local(_host_name(host), self._settings.host):
+            raise RefusedError(403, f"Host: {host[:80]!r} is no name of this machine", code="host")
+
+    def _check_origin(self, origin: str | None, host: str) -> None:
+        """Pages of other origins ask only if they were allowed to (--cors)."""
+        if origin is not None and not self._is_allowed(origin) and urlsplit(origin).netloc != host:
+            raise RefusedError(
+                403, f"pages of {origin[:80]} may not ask: --cors {origin[:80]} would let them", code="origin"
+            )
+
+    def _is_allowed(self, origin: str | None) -> bool:
+        return origin is not None and (origin in self._origins or "*" in self._origins)
+
+    def _check_key(self, headers: Headers) -> str:
+        """The number of the key, which is compared in constant time. Raises RefusedError."""
+        if not self._keys:
+            return ""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        stated = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        matches = [hmac.compare_digest(key, stated.encode("utf-8", "replace")) for key in self._keys]
+        if not any(matches):
+            raise RefusedError(
+                401, "the key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
+            )
+        return f"{matches.index(True)}"
+
+
+def _preflight() -> Response:
+    return Response(
+        status_code=204,
+        headers={
+            "Access-Control-Allow-Methods": "GET, POST",
+            "Access-Control-Allow-Headers": _ALLOWED,
+            "Access-Control-Max-Age": "600",
+        },
+    )
+
+
+def _host_name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_local(name: str, own: str) -> bool:
+    if name in ("localhost", own):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

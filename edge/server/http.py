@@ -1,0 +1,222 @@
+"""HTTP: bodies in, JSON and streams of events out, and the end of a request whose client went away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from edge.server.refusal import RefusedError, refusal_of
+from edge.values import parse
+
+MOST_VALUES = 1 << 18  # values in a body: each takes many times its text in memory
+DEEPEST = 64  # of lists and tables within each other
+EXPANDED = 6  # bytes of memory for each byte of a body, about, while it is read
+BODY_S = 30.0  # a client that has not sent its request by then is given up
+STALLED_S = 60.0  # without one byte of the answer read
+QUIET_S = 10.0  # after which a stream without text says that it is alive
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """Raises RefusedError for bodies that are too long, or too slow."""
+    stated = request.headers.get("content-length", "0")
+    if stated.isascii() and stated.isdigit() and int(stated[:15]) > most:
+        raise RefusedError(413, f"the request has {stated[:15]} bytes, {most} are the most", code="too_large")
+    parts, size = [], 0
+    try:
+        async with _Deadline(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise RefusedError(413, f"the request has more than {most} bytes", code="too_large")
+                parts.append(part)
+    except asyncio.TimeoutError:
+        raise RefusedError(400, f"the request was not sent within {BODY_S:.0f} s", code="timeout") from None
+    return b"".join(parts)
+
+
+class _Deadline:
+    """`asyncio.timeout`, which Python 3.10 lacks."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._late = seconds, False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def end() -> None:
+            self._late = True
+            task.cancel()
+
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, end)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        self._timer.cancel()
+        if self._late and isinstance(error, asyncio.CancelledError):
+            raise asyncio.TimeoutError
+
+
+def check_type(request: Request, *, lenient: bool) -> None:
+    """Refuse bodies that are not JSON by their type: web pages can send other types to any server unasked. lenient:
+    no type is one, and that of curl's -d."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json" or (lenient and kind in ("", "application/x-www-form-urlencoded")):
+        return
+    raise RefusedError(415, f"the content is {kind[:60]!r}: send Content-Type: application/json", code="media_type")
+
+
+def decode(body: bytes) -> Any:
+    """JSON. Raises RefusedError."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise RefusedError(413, f"the request has more than {MOST_VALUES} values", code="too_large")
+    try:
+        found = json.loads(body, parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        raise RefusedError(400, "the request is not UTF-8", code="json") from None
+    except RecursionError:
+        raise RefusedError(400, f"the request is nested more than {DEEPEST} deep", code="json") from None
+    except ValueError as error:
+        raise RefusedError(400, f"the request is not JSON: {error}"[:200], code="json") from None
+    if _too_deep(found):
+        raise RefusedError(400, f"the request is nested more than {DEEPEST} deep", code="json")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += [part for part in each.values() if isinstance(part, dict | list)]
+            elif isinstance(each, list):
+                inner += [part for part in each if isinstance(part, dict | list)]
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+def parse_body(kind: type[T], data: Any) -> T:
+    """The fields of a body, checked. Raises RefusedError, which names the field."""
+    if not isinstance(data, dict):
+        raise RefusedError(400, "the request must be a JSON object", code="json")
+    try:
+        return parse(kind, data)
+    except ValueError as error:
+        message = str(error)
+        raise RefusedError(400, message, param=message.split(" ", 1)[0][:80], code="invalid_value") from None
+
+
+def dumps(value: Any) -> bytes:
+    """JSON in one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain).encode("utf-8", "replace")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value)
+
+
+class Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return dumps(content)
+
+
+def refuse(error: Exception, body: Callable[[RefusedError], Any] = RefusedError.body) -> Json:
+    """The response to a request that fails. body: the protocol's form of errors."""
+    refused = refusal_of(error)
+    return Json(body(refused), refused.status, refused.headers)
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + (data if isinstance(data, bytes) else dumps(data)) + b"\n\n"
+
+
+async def until_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled if the client goes away: raises ClientGoneError then, and closes the
+    result if there was one nevertheless."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        left = not task.done()
+        for each in (task, gone):
+            each.cancel()
+        found, _ = await asyncio.gather(task, gone, return_exceptions=True)
+        if left and hasattr(found, "close"):
+            found.close()
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection."""
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Stream(Response):
+    """Parts as they come. A client that goes away, or does not read, ends them. quiet: is sent while none comes."""
+
+    def __init__(
+        self, parts: AsyncIterator[bytes], media_type: str, quiet: bytes = b"", end: Callable[[], None] = lambda: None
+    ) -> None:
+        self.parts, self.quiet, self.end, self.status_code, self.background = parts, quiet, end, 200, None
+        self.media_type = media_type
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(ClientGoneError, OSError, asyncio.TimeoutError):
+                await until_gone(receive, self._send(send))
+        finally:
+            self.end()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        coming: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                coming = coming or asyncio.ensure_future(anext(self.parts))
+                done, _ = await asyncio.wait((coming,), timeout=QUIET_S)
+                if done:
+                    try:
+                        part = coming.result()
+                    except StopAsyncIteration:
+                        break
+                    coming = None
+                else:
+                    part = self.quiet
+                if part:
+                    await asyncio.wait_for(
+                        send({"type": "http.response.body", "body": part, "more_body": True}), STALLED_S
+                    )
+        finally:
+            if coming is not None:
+                coming.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

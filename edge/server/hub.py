@@ -1,0 +1,128 @@
+"""From the internal form of a request to jobs of a model's worker, and their events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+
+from edge.run.report import RunReport
+from edge.server.asked import PRIORITIES, Asked
+from edge.server.events import Ended, Event, Flow, Scored
+from edge.server.pool import Lease, Pool
+from edge.server.prompts import make_request, score
+from edge.server.refusal import RefusedError
+from edge.server.settings import Settings
+from edge.server.worker import Job
+
+_SOON_S = 5.0  # after which a stream begins, whether or not there is text
+
+
+class Hub:
+    """The server's models, and figures of the requests so far."""
+
+    def __init__(
+        self, make_pool: Callable[[Callable[[Job, RunReport | Exception], None]], Pool], settings: Settings
+    ) -> None:
+        self.settings = settings
+        self.counts: Counter[str] = Counter()  # of /metrics
+        self.responses: Counter[tuple[str, int]] = Counter()  # by path and status
+        self.started = time.time()
+        self.draining = False
+        self.pool = make_pool(self._count)
+
+    def _count(self, job: Job, result: RunReport | Exception) -> None:
+        """In a worker's thread: the figures of one answer."""
+        if isinstance(result, RunReport):
+            self.counts["prompt_tokens"] += result.tokens.ran
+            self.counts["reused_tokens"] += result.tokens.reused
+            self.counts["generated_tokens"] += result.tokens.generated
+            self.counts["evicted_rows"] += result.kv.evicted
+            self.counts["millijoules"] += round(1e3 * result.energy.joules)
+            self.counts["milliseconds"] += round(1e3 * result.timings.total_s)
+            self.counts["answers"] += 1
+        elif job.cancelled:
+            self.counts["cancelled"] += 1
+        else:
+            self.counts["failed"] += 1
+
+    @property
+    def queued(self) -> int:
+        return sum(worker.queued for worker in self.pool.workers.values())
+
+    async def lease(self, model: str | None) -> Lease:
+        """A loaded model. Raises RefusedError."""
+        if self.draining:
+            raise RefusedError(503, "the server is shutting down", code="draining", retry=5)
+        return await self.pool.acquire(model)
+
+    async def ask(self, wanted: Sequence[Asked], *, scores: bool = False) -> Answering:
+        """Begin to answer requests to one model. Their choices are numbered on. scores: tell how likely the prompts'
+        tokens are, instead of answers.
+
+        Raises RefusedError if the queue is full.
+        """
+        jobs = sum(each.choices for each in wanted)
+        if self.queued and self.queued + jobs > self.settings.queue:
+            raise self.pool.full(wanted[0].model)
+        lease = await self.lease(wanted[0].model)
+        flow, number = Flow(), 0
+        answering = Answering(flow, lease, self)
+        try:
+            for asked in wanted:
+                for choice in range(asked.choices):
+                    job = partial(Job, flow, number, PRIORITIES.index(asked.priority), lease.lora, tenant=asked.tenant)
+                    work = partial(score, asked) if scores else None
+                    lease.worker.submit(job(make=partial(make_request, asked, choice), work=work))
+                    number += 1
+        except BaseException:
+            answering.close()
+            raise
+        answering.expected = number
+        answering.expire_after(self.settings.most_wait)
+        return answering
+
+
+class Answering:
+    """The events of one request. `close` ends what still runs; it must be called."""
+
+    def __init__(self, flow: Flow, lease: Lease, hub: Hub) -> None:
+        self.flow, self.lease, self.expected, self._hub = flow, lease, 0, hub
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def expire_after(self, seconds: float) -> None:
+        """Refuse the request if nothing was heard of it by then."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        if not self.lease.worker.has_begun(self.flow):
+            self.flow.put(self._hub.pool.full(self.lease.entry.name))
+
+    async def first(self) -> Event | None:
+        """The first event, so that a request that is refused has its status; None if that takes long."""
+        try:
+            return await asyncio.wait_for(self.flow.get(), _SOON_S)
+        except asyncio.TimeoutError:
+            return None
+
+    async def events(self, first: Event | None = None) -> AsyncIterator[Event]:
+        """Until the last answer has ended. Raises what went wrong. first: an event that was taken before."""
+        left = self.expected
+        while left:
+            event = first or await self.flow.get()
+            first = None
+            left -= isinstance(event, Ended | Scored)
+            yield event
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.flow.close()
+        self.lease.worker.wake()
+        self._hub.pool.release(self.lease)

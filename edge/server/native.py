@@ -1,0 +1,157 @@
+"""Endpoints about the server and its models, as llama-server has them: models, properties, health, metrics, tokens."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.responses import Response
+
+from edge.flags import flags_of
+from edge.model.lora_file import LoraFile
+from edge.run.session import Session
+from edge.sampling import SamplingParams
+from edge.server.bodies import DetokenizeBody, TokenizeBody
+from edge.server.http import Json
+from edge.server.hub import Hub
+from edge.server.pool import Entry
+from edge.server.refusal import RefusedError
+from edge.storage.versions import edge_version
+
+_HELP = {
+    "prompt_tokens": "Tokens of prompts that were run.",
+    "reused_tokens": "Tokens of prompts whose rows were reused.",
+    "generated_tokens": "Tokens generated, thoughts included.",
+    "evicted_rows": "KV rows evicted.",
+    "answers": "Answers completed.",
+    "cancelled": "Answers whose client went away.",
+    "failed": "Answers that failed.",
+}
+
+
+def models(hub: Hub) -> dict[str, Any]:
+    """GET /v1/models"""
+    found = []
+    for entry in hub.pool.entries.values():
+        found.append(_model(hub, entry, entry.name))
+        found += [_model(hub, entry, f"{entry.name}:{name}", files) for name, files in entry.adapters.items()]
+    return {"object": "list", "data": found}
+
+
+def _model(hub: Hub, entry: Entry, name: str, adapter: tuple[LoraFile, ...] = ()) -> dict[str, Any]:
+    session = session_of(hub, entry)
+    spec = entry.spec
+    return {
+        "id": name,
+        "object": "model",
+        "created": entry.created,
+        "owned_by": "edge",
+        "aliases": [] if adapter else list(entry.aliases),
+        "loaded": session is not None,
+        "parent": entry.name if adapter else None,
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "meta": {
+            "n_ctx": session.plan.config.capacity if session else spec.context, "n_ctx_train": spec.context,
+            "n_vocab": spec.vocab, "n_embd": spec.hidden, "n_params": spec.parameters, "size": entry.size,
+        },
+    }  # fmt: skip
+
+
+def session_of(hub: Hub, entry: Entry) -> Session | None:
+    """Of a model that is loaded."""
+    worker = hub.pool.workers.get(entry.name)
+    return worker.opened.result() if worker is not None else None
+
+
+def props(hub: Hub, entry: Entry) -> dict[str, Any]:
+    """GET /props: of the model, as llama-server has them, and the budgets and the memory of the process."""
+    session, options = session_of(hub, entry), hub.pool.options
+    n_ctx = session.plan.config.capacity if session else entry.spec.context
+    params = {name: getattr(SamplingParams(), name) for name in flags_of(SamplingParams)}
+    if session is not None:
+        chosen = session.model.sampling()
+        params = {name: getattr(chosen, name) for name in params}
+    return {
+        "default_generation_settings": {"n_ctx": n_ctx, "params": params},
+        "total_slots": 1,
+        "model_alias": entry.name,
+        "model_path": entry.path,
+        "chat_template": entry.template or "",
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"edge {edge_version()}",
+        "edge": {
+            "budgets": {
+                "memory": options.memory, "time": options.time, "energy": options.energy, "power": options.power,
+                "max_temp": options.max_temp,
+            },
+            "memory": hub.pool.ledger.figures(),
+            "joules": hub.counts["millijoules"] / 1e3,
+            "plan": session.plan.to_dict() if session else None,
+        },
+    }  # fmt: skip
+
+
+def health(hub: Hub) -> Response:
+    """GET /health"""
+    if hub.draining:
+        return Json({"status": "draining"}, 503)
+    return Json({"status": "ok"})
+
+
+def metrics(hub: Hub) -> Response:
+    """GET /metrics: Prometheus' text format."""
+    pool, lines = hub.pool, list[str]()
+
+    def add(name: str, kind: str, help: str, *values: tuple[str, float]) -> None:
+        lines.extend((f"# HELP edge_{name} {help}", f"# TYPE edge_{name} {kind}"))
+        lines.extend(f"edge_{name}{labels} {value}" for labels, value in values)
+
+    for name, help in _HELP.items():
+        add(f"{name}_total", "counter", help, ("", hub.counts[name]))
+    add("joules_total", "counter", "Joules of answers.", ("", hub.counts["millijoules"] / 1e3))
+    add("answer_seconds_total", "counter", "Seconds of answers.", ("", hub.counts["milliseconds"] / 1e3))
+    responses = sorted(hub.responses.items())
+    add("responses_total", "counter", "Responses by path and status.",
+        *((f'{{path="{path}",status="{status}"}}', count) for (path, status), count in responses))  # fmt: skip
+    add("queued", "gauge", "Answers that wait.", ("", hub.queued))
+    add("running", "gauge", "Answers that are generated.", ("", sum(each.running for each in pool.workers.values())))
+    add("models_loaded", "gauge", "Models in memory.", ("", len(pool.workers)))
+    add("model_loads_total", "counter", "Models loaded so far.", ("", pool.loads))
+    add("model_evictions_total", "counter", "Models unloaded so far.", ("", pool.evictions))
+    figures = pool.ledger.figures()
+    add(
+        "memory_bytes",
+        "gauge",
+        "Memory of the process by use.",
+        *((f'{{use="{use}"}}', n) for use, n in figures.items()),
+    )
+    add("uptime_seconds", "gauge", "Seconds since the start.", ("", round(time.time() - hub.started, 1)))
+    return Response("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def tokenize(body: TokenizeBody, session: Session) -> dict[str, Any]:
+    """POST /tokenize"""
+    tokenizer = session.model.tokenizer
+    tokens = tokenizer.encode(body.content, special=body.parse_special is not False).tolist()
+    if body.add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
+        tokens = [tokenizer.bos_id, *tokens]
+    if body.with_pieces:
+        return {"tokens": [{"id": each, "piece": _piece(tokenizer.piece(each))} for each in tokens]}
+    return {"tokens": tokens}
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def detokenize(body: DetokenizeBody, session: Session) -> dict[str, Any]:
+    """POST /detokenize"""
+    tokenizer = session.model.tokenizer
+    if any(each >= tokenizer.size for each in body.tokens):
+        raise RefusedError(
+            400, f"token ids must be from 0 to {tokenizer.size - 1}", param="tokens", code="invalid_value"
+        )
+    return {"content": tokenizer.decode(body.tokens)}

@@ -1,0 +1,217 @@
+"""The models of a server: loaded when they are first asked for, evicted when another needs their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge.devices.memory import memory_use, release_free_memory
+from edge.errors import BudgetError, InputError
+from edge.model.lora import size_of
+from edge.model.lora_file import parse_lora
+from edge.model.spec import ModelSpec
+from edge.options import Options
+from edge.prompt_cache.cache import PromptCache
+from edge.run.loading import open_session
+from edge.run.opening import open_model
+from edge.run.report import RunReport
+from edge.run.session import Session
+from edge.server.ledger import Ledger
+from edge.server.refusal import RefusedError
+from edge.server.settings import Settings
+from edge.server.worker import Job, Loras, Turns, Worker
+
+SCORED_AT_ONCE = 8  # tokens of a prompt whose probabilities are asked for: rows of logits that exist at once
+_PROMPTS = 64 << 20  # bytes for rows of earlier prompts, without a budget
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model that requests may name."""
+
+    name: str
+    path: str  # as `edge.load` takes it
+    spec: ModelSpec
+    aliases: tuple[str, ...]
+    template: str | None  # of chats
+    size: int  # bytes of the file
+    created: int  # seconds since 1970, of the file
+    adapters: dict[str, Loras]
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A loaded model that is not evicted meanwhile."""
+
+    entry: Entry
+    worker: Worker
+    session: Session
+    lora: Loras | None
+
+
+class Pool:
+    """Raises InputError and the like for models that cannot be opened."""
+
+    def __init__(
+        self, models: Sequence[str], options: Options, settings: Settings, ledger: Ledger | None = None,
+        on_end: Callable[[Job, RunReport | Exception], None] = lambda job, result: None,
+    ) -> None:  # fmt: skip
+        self.options, self.settings, self._on_end = options, settings, on_end
+        self.entries = {entry.name: entry for entry in map(_entry, models)}
+        if len(self.entries) < len(models):
+            raise InputError("two of the models have the same name")
+        self._add_adapters(settings.adapters or ())
+        self.ledger = ledger or Ledger(options.memory)
+        self.workers: dict[str, Worker] = {}
+        self.loads = self.evictions = 0
+        self._turns = Turns()
+        self._loading = asyncio.Lock()
+        self._tasks: dict[str, asyncio.Task[Worker]] = {}
+
+    def find(self, name: str | None) -> tuple[Entry, Loras | None]:
+        """The model that a request names, and its adapter. Raises RefusedError."""
+        if name is None or name == "":
+            return next(iter(self.entries.values())), None
+        for entry in self.entries.values():
+            for known in (entry.name, *entry.aliases):
+                if name == known:
+                    return entry, None
+                adapter = name.removeprefix(f"{known}:")
+                if adapter != name and adapter in entry.adapters:
+                    return entry, entry.adapters[adapter]
+        raise RefusedError(
+            404, f"no model {name[:80]!r}: choose from {', '.join(self.names())}", code="model_not_found", param="model"
+        )
+
+    def names(self) -> Iterator[str]:
+        """All names of models, adapters behind the model that they belong to."""
+        for entry in self.entries.values():
+            yield entry.name
+            yield from (f"{entry.name}:{adapter}" for adapter in entry.adapters)
+
+    async def acquire(self, name: str | None) -> Lease:
+        """A loaded model; `release` gives it back. Raises RefusedError, and BudgetError for one that never fits."""
+        entry, lora = self.find(name)
+        worker = self.workers.get(entry.name)
+        if worker is not None and worker.failed:
+            await self._evict(entry.name)
+            worker = None
+        if worker is None:
+            try:
+                worker = await asyncio.wait_for(asyncio.shield(self._coming(entry)), self.settings.most_wait)
+            except asyncio.TimeoutError:
+                raise self.full(entry.name) from None
+        worker.leases += 1
+        try:
+            session = await asyncio.wrap_future(worker.opened)
+        except BaseException:
+            worker.leases -= 1
+            raise
+        return Lease(entry, worker, session, lora)
+
+    def release(self, lease: Lease) -> None:
+        lease.worker.leases -= 1
+        lease.worker.used = time.monotonic()
+
+    def full(self, name: str) -> RefusedError:
+        """The refusal of a request for which there is no room now."""
+        waiting = sum(worker.queued + worker.running for worker in self.workers.values())
+        pace = max((worker.seconds for worker in self.workers.values()), default=1.0)
+        retry = int(min(60, max(1, waiting * pace)))
+        return RefusedError(429, f"no room for {name} now: other requests are being answered", code="busy", retry=retry)
+
+    async def close(self) -> None:
+        """Unload all models."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        for name in list(self.workers):
+            await self._evict(name)
+
+    def _coming(self, entry: Entry) -> asyncio.Task[Worker]:
+        """The load of a model, which goes on if the request that began it is given up."""
+        task = self._tasks.get(entry.name)
+        if task is None:
+            task = self._tasks[entry.name] = asyncio.create_task(self._loaded(entry))
+            task.add_done_callback(lambda _: self._tasks.pop(entry.name, None))
+        return task
+
+    async def _loaded(self, entry: Entry) -> Worker:
+        async with self._loading:
+            return self.workers.get(entry.name) or await self._load(entry)
+
+    async def _load(self, entry: Entry) -> Worker:
+        """Load a model, and evict the least recently used idle ones until it fits."""
+        while True:
+            worker = Worker(entry.name, lambda: self._open(entry), self._turns, on_end=self._on_end)
+            try:
+                await asyncio.wrap_future(worker.opened)
+            except BudgetError:
+                if not self.workers:
+                    raise
+                await self._make_room()
+            else:
+                self.workers[entry.name] = worker
+                self.loads += 1
+                return worker
+
+    async def _make_room(self) -> None:
+        """Evict one idle model; waits until one is idle."""
+        while self.workers:
+            idle = [worker for worker in self.workers.values() if worker.idle]
+            if idle:
+                await self._evict(min(idle, key=lambda worker: worker.used).name)
+                return
+            await asyncio.sleep(0.02)
+
+    async def _evict(self, name: str) -> None:
+        worker = self.workers.pop(name)
+        self.evictions += 1
+        await asyncio.to_thread(worker.close)
+        self.ledger.leave(name)
+        release_free_memory()
+
+    def _open(self, entry: Entry) -> Session:
+        """In the worker's thread."""
+        options, memory = self.options, self.options.memory
+        prompts = self.settings.prompt_memory or (_PROMPTS if memory is None else memory // 16)
+        cache = PromptCache(options.prompt_cache, size=options.prompt_cache_size, memory=prompts)
+        largest = max(entry.adapters.values(), key=lambda files: size_of(files).rank, default=None)
+        loras = options.lora if largest is None else largest
+        before = memory_use().rss
+        session = open_session(
+            entry.path, replace(options, prompt_cache=cache, logits_rows=SCORED_AT_ONCE, lora=loras),
+            more=self.ledger.to_come,
+        )  # fmt: skip
+        if largest is not None:
+            session.set_lora(options.lora)  # type: ignore[arg-type]
+        self.ledger.enter(entry.name, session.plan.bytes, before, prompts)
+        return session
+
+    def _add_adapters(self, stated: Sequence[str]) -> None:
+        """Raises InputError."""
+        for each in stated:
+            name, _, file = each.partition("=")
+            base, _, adapter = name.rpartition("/")
+            entry = self.entries.get(base) if base else next(iter(self.entries.values()))
+            if not file or not adapter or entry is None or ":" in adapter:
+                raise InputError(
+                    f"--adapter {each}: write it like style=style.gguf, or {next(iter(self.entries))}/style=style.gguf"
+                )
+            entry.adapters[adapter] = parse_lora(file)
+
+
+def _entry(model: str) -> Entry:
+    """Opens the file to check it, and closes it: it is opened again when the model is loaded."""
+    opened = open_model(model)
+    path = Path(opened.path)
+    status = path.stat()
+    name = path.stem if path.exists() and str(path) == str(Path(model)) else str(model)
+    aliases = tuple(dict.fromkeys(each for each in (opened.name, path.name, str(model)) if each != name))
+    template = opened.file.metadata.get("tokenizer.chat_template")
+    return Entry(
+        name, model, opened.spec, aliases, template if isinstance(template, str) else None,
+        opened.spec.weight_bytes, int(status.st_mtime), {},
+    )  # fmt: skip

@@ -1,0 +1,166 @@
+"""From a request to the prompt that a session runs; and how likely the tokens of a prompt are."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.model.model import Model
+from edge.model.prompt import Prompt
+from edge.model.thinking import Think
+from edge.run.request import Request
+from edge.run.sampler import top_k
+from edge.run.session import Session
+from edge.server.asked import Asked, Chat
+from edge.server.events import Scored
+from edge.server.pool import SCORED_AT_ONCE
+from edge.server.refusal import RefusedError
+from edge.server.worker import Job
+from edge.types import FloatArray, IntArray
+
+_BILLING = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)
+_CLOCK = re.compile(r"^Current time is [\d:]+\.? Today's date is [\d-]+\.?\n", re.MULTILINE)
+_TITLES = re.compile(r"### Task:\s*(?:Generate|Suggest) ")
+
+
+def settle_prefix(system: str) -> str:
+    """A system prompt whose first lines are the same in each request: Claude Code's billing line is left out, Home
+    Assistant's time goes behind all that does not change."""
+    system = _BILLING.sub("", system)
+    clock = _CLOCK.search(system)
+    return system if clock is None else f"{_CLOCK.sub('', system, count=1).rstrip()}\n{clock[0].strip()}"
+
+
+def is_background(text: str) -> bool:
+    """Whether a program asks unseen, such as Open WebUI for titles and tags of a chat."""
+    return _TITLES.match(text) is not None
+
+
+def text_of(content: Any, where: str) -> str:
+    """A message's text. Raises RefusedError for other parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(content):
+        kind = part.get("type", "text") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
+            message = f"{where}[{number}] is {str(kind)[:40]!r}: these models read text only"
+            raise RefusedError(400, message, code="unsupported", param=where)
+        texts.append(text)
+    return "".join(texts)
+
+
+def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Request:
+    """What a session is asked. Raises InputError, UnsupportedError, RefusedError."""
+    model = session.model
+    think = asked.think
+    if think.chosen and (model.template is None or model.template.family is None):
+        think = Think()  # programs ask every model for an effort
+    chosen = dict(asked.sampling)
+    if chosen.get("seed") is not None:
+        chosen["seed"] = (chosen["seed"] + choice) % 2**64
+    prompt = prompt_of(model, asked.prompt, think)
+    job.tokens = prompt.first(None)
+    _check_ids(job.tokens, model)
+    room = session.engine.kv.capacity
+    if job.tokens.size >= room and not session.may_evict:
+        raise InputError(f"the prompt has {job.tokens.size} tokens, but there are {room} free KV rows")
+    longest = room - job.tokens.size if job.tokens.size < room else room
+    return Request(
+        prompt=Prompt([job.tokens], prompt.thinks), max_tokens=asked.max_tokens or longest,
+        sampling=model.sampling(**chosen), stop=asked.stop or None, ignore_eos=asked.ignore_eos,
+        system=None, raw=False, follow_up=False, think=think,
+        time=session.options.time if asked.time is None else asked.time,
+        energy=session.options.energy if asked.energy is None else asked.energy,
+        time_spent=time.perf_counter() - job.arrived, energy_spent=0.0, keep_text=False,
+    )  # fmt: skip
+
+
+def prompt_of(model: Model, asked: Chat | str | Sequence[int], think: Think) -> Prompt:
+    """The tokens of a chat, a text or token ids."""
+    if isinstance(asked, Chat):
+        return _chat_prompt(model, asked, think)
+    if isinstance(asked, str):
+        return model.prompt(asked, raw=True)
+    return Prompt([np.array(asked, np.int32)])
+
+
+def _check_ids(tokens: IntArray, model: Model) -> None:
+    if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.tokenizer.size:
+        raise InputError(f"token ids must be from 0 to {model.tokenizer.size - 1}")
+
+
+def _chat_prompt(model: Model, chat: Chat, think: Think) -> Prompt:
+    if model.template is None:
+        raise RefusedError(
+            400, f"{model.name} has no chat template: use /v1/completions", code="unsupported", param="model"
+        )
+    if chat.tools:
+        raise RefusedError(400, "tools are not supported yet", code="unsupported", param="tools")
+    system: list[str] = []
+    turns: list[tuple[str, str]] = []
+    asked: list[str] = []
+    for number, message in enumerate(chat.messages):
+        role, text = message["role"], text_of(message.get("content"), f"messages[{number}].content")
+        if role in ("system", "developer"):
+            if turns or asked:
+                raise RefusedError(400, f"messages[{number}]: the system's message must come first", param="messages")
+            system.append(settle_prefix(text))
+        elif role == "user":
+            asked.append(text)
+        elif role == "assistant" and asked:
+            turns.append(("\n\n".join(asked), text))
+            asked = []
+        else:
+            raise RefusedError(
+                400, f"messages[{number}]: {role!r} cannot follow here", code="unsupported", param="messages"
+            )
+    if not asked:
+        raise RefusedError(400, "the last of the messages must be the user's", param="messages")
+    said, question = "\n\n".join(system) or None, "\n\n".join(asked)
+    if not turns:
+        return model.prompt(question, system=said, think=think)
+    follow_up = model.follow_up(question, think)
+    return Prompt([model.past(turns, system=said, think=think), follow_up.first(None)], follow_up.thinks)
+
+
+def score(asked: Asked, session: Session, job: Job) -> None:
+    """How likely each token of a prompt is after those before it, with the likeliest in its place; and the likeliest
+    token that follows, if one is to be generated."""
+    tokens = prompt_of(session.model, asked.prompt, asked.think).first(None)
+    _check_ids(tokens, session.model)
+    kv, top = session.engine.kv, max(1, asked.logprobs or 0)
+    if tokens.size > kv.capacity:
+        raise InputError(f"the prompt has {tokens.size} tokens, but there are {kv.capacity} free KV rows")
+    logprobs: list[float | None] = [None]
+    likeliest: list[dict[int, float] | None] = [None]
+    generated = [] if not asked.max_tokens else [0]
+    step = min(SCORED_AT_ONCE, session.plan.config.chunk)
+    for first in range(0, tokens.size, step):
+        if job.cancelled:
+            return
+        part = tokens[first : first + step]
+        for number, row in enumerate(session.forward(part, upcoming=step, every=True), first + 1):
+            if number == tokens.size and not generated:
+                continue
+            target = tokens[number] if number < tokens.size else int(row.argmax())
+            if number == tokens.size:
+                generated = [int(target)]
+            chances = log_softmax(row)
+            logprobs.append(float(chances[target]))
+            likeliest.append({int(each): float(chances[each]) for each in top_k(row, top)})
+    found = (*tokens.tolist(), *generated)
+    job.flow.put(Scored(job.choice, found, tuple(logprobs), tuple(likeliest), len(generated)))
+
+
+def log_softmax(row: FloatArray) -> FloatArray:
+    shifted = row.astype(np.float64) - float(row.max())
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))

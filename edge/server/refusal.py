@@ -1,0 +1,53 @@
+"""RefusedError requests: a status and one line of JSON, in the form that OpenAI's clients read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge.errors import BudgetError, EdgeError, EngineError, InputError, UnsupportedError
+
+_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+    500: "server_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+class RefusedError(Exception):
+    """A request that is not carried out. param: the field of the body that is wrong. retry: seconds after which the
+    same request may succeed."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None, retry: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.retry = status, message, code, param, retry
+
+    @property
+    def type(self) -> str:
+        return _TYPES.get(self.status, "invalid_request_error")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        found = {} if self.retry is None else {"Retry-After": str(self.retry)}
+        return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's API has errors."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def refusal_of(error: Exception) -> RefusedError:
+    """The refusal that an error amounts to. Errors that are not the caller's have no details."""
+    if isinstance(error, RefusedError):
+        return error
+    message = " ".join(str(error).split())
+    if isinstance(error, BudgetError):
+        return RefusedError(422, message, code="budget_exceeded")
+    if isinstance(error, InputError):
+        long = "free KV rows" in message
+        return RefusedError(400, message, code="context_length_exceeded" if long else "invalid_value")
+    if isinstance(error, UnsupportedError):
+        return RefusedError(400, message, code="unsupported")
+    if isinstance(error, EdgeError) and not isinstance(error, EngineError):
+        return RefusedError(503, message, code="unavailable", retry=5)
+    return RefusedError(500, "the model failed on this request" if isinstance(error, EngineError) else "internal error")

@@ -1,0 +1,262 @@
+"""A thread that has one model loaded, and runs the jobs of its requests."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from edge.errors import EngineError
+from edge.model.lora_file import LoraFile
+from edge.prompt_cache.tree import agreement
+from edge.run.report import RunReport
+from edge.run.request import Request
+from edge.run.session import Session
+from edge.server.driver import Driver, OneAtATime
+from edge.server.events import Ended, Flow, Piece
+from edge.server.refusal import RefusedError
+from edge.types import IntArray
+
+_REMEMBERED = 8  # prompts, to say where a new one diverged
+
+Loras = tuple[LoraFile, ...]
+
+_log = logging.getLogger("edge")
+
+
+class Turns:
+    """Lets the threads of several models compute one after the other, in the order in which they ask: engines use all
+    cores, and two at once would wait for each other."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._next = self._serving = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            mine, self._next = self._next, self._next + 1
+            self._changed.wait_for(lambda: self._serving == mine)
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._serving += 1
+            self._changed.notify_all()
+
+
+@dataclass(eq=False)
+class Job:
+    """One answer. make: its request, with the session's model. work: instead of a
+    request, something that needs the session alone."""
+
+    flow: Flow
+    choice: int
+    priority: int
+    lora: Loras | None
+    make: Callable[[Job, Session], Request] | None = None
+    work: Callable[[Session, Job], None] | None = None
+    tenant: str = ""
+    arrived: float = field(default_factory=time.perf_counter)
+    prefix: dict[str, Any] | None = None
+    tokens: IntArray | None = None  # of the prompt
+    ticket: Any = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self.flow.closed
+
+
+class Worker:
+    """open: loads the session, in the worker's thread. `opened` has it, or why it could not be loaded."""
+
+    def __init__(
+        self, name: str, load: Callable[[], Session], turns: Turns,
+        driver: Callable[[Session], Driver] = OneAtATime,
+        on_end: Callable[[Job, RunReport | Exception], None] = lambda job, result: None,
+    ) -> None:  # fmt: skip
+        self.name, self._load, self._turns, self._make_driver, self._told = name, load, turns, driver, on_end
+        self.opened: Future[Session] = Future()
+        self._lock = threading.Condition()
+        self._waiting: list[tuple[int, int, Job]] = []
+        self._order = count()
+        self._running: list[Job] = []
+        self._closing = False
+        self._recent: dict[str, deque[IntArray]] = {}
+        self.used = time.monotonic()  # when a request last began or ended
+        self.seconds = 1.0  # that a request takes, about
+        self.leases = 0  # requests that are about to submit jobs, or wait for their events
+        self._lora: Loras | None = None
+        self._thread = threading.Thread(target=self._run, name=f"edge serve {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request needs the model."""
+        return not (self.leases or self._waiting or self._running)
+
+    @property
+    def failed(self) -> bool:
+        """Whether its thread has ended by itself."""
+        return self.opened.done() and not self._thread.is_alive()
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def submit(self, job: Job) -> None:
+        """Run a job when its turn comes. Raises RefusedError if the model is being unloaded."""
+        with self._lock:
+            if self._closing:
+                raise RefusedError(503, f"the model {self.name} is being unloaded", retry=1)
+            heapq.heappush(self._waiting, (job.priority, next(self._order), job))
+            self.used = time.monotonic()
+            self._lock.notify()
+
+    def has_begun(self, flow: Flow) -> bool:
+        """Whether none of a request's jobs waits for the first of them."""
+        with self._lock:
+            return any(job.flow is flow for job in self._running) or all(
+                job.flow is not flow for _, _, job in self._waiting
+            )
+
+    def wake(self) -> None:
+        """A job was cancelled."""
+        session = self.opened.result() if self.opened.done() and not self.opened.exception() else None
+        with self._lock:
+            self._waiting = [each for each in self._waiting if not each[2].cancelled]
+            heapq.heapify(self._waiting)
+            if session is not None and self._running and all(job.cancelled for job in self._running):
+                session.interrupt()  # also while a prompt is run
+            self._lock.notify()
+
+    def close(self) -> None:
+        """End the thread and free the model. Jobs that wait or run are refused."""
+        with self._lock:
+            self._closing = True
+            for _, _, job in self._waiting:
+                job.flow.put(RefusedError(503, "the server is shutting down", retry=5))
+            self._waiting = []
+            self._lock.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            session = self._load()
+        except BaseException as error:
+            self.opened.set_exception(error)
+            return
+        driver = self._make_driver(session)
+        self.opened.set_result(session)
+        try:
+            while True:
+                jobs = self._take(driver)
+                if self._closing:
+                    break
+                for job in jobs:
+                    self._start(session, driver, job)
+                for job in [each for each in self._running if each.cancelled]:
+                    driver.cancel(job.ticket)
+                if self._running:
+                    with self._turns:
+                        driver.step()
+        except Exception:
+            _log.exception("the thread of %s failed", self.name)
+            self._fail(EngineError("the model's thread failed"))
+        finally:
+            for job in list(self._running):
+                driver.cancel(job.ticket)
+            session.close()
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self._closing = True
+            left = [*self._running, *(job for _, _, job in self._waiting)]
+            self._waiting, self._running = [], []
+        for job in left:
+            job.flow.put(error)
+
+    def _take(self, driver: Driver) -> list[Job]:
+        """Jobs to start now; waits for one while nothing runs."""
+        with self._lock:
+            while not (self._waiting or self._running or self._closing):
+                self._lock.wait()
+            taken: list[Job] = []
+            while self._waiting and not self._closing:
+                job = self._waiting[0][2]
+                alone = job.work is not None or job.lora != self._lora
+                if (alone and (self._running or taken)) or (not alone and driver.free <= len(taken)):
+                    break
+                heapq.heappop(self._waiting)
+                if not job.cancelled:
+                    taken.append(job)
+                    if alone:
+                        break
+            self._running += [job for job in taken if job.work is None]
+            return taken
+
+    def _start(self, session: Session, driver: Driver, job: Job) -> None:
+        try:
+            if job.lora != self._lora:
+                session.set_lora(job.lora)  # type: ignore[arg-type]
+                self._lora = job.lora
+            if job.work is not None:
+                with self._turns:
+                    session.reset()
+                    job.work(session, job)
+                return
+            assert job.make is not None
+            request = job.make(job, session)
+            job.ticket = driver.start(
+                request, priority=job.priority,
+                on_piece=lambda text: self._pass_on(job, text), on_thought=lambda text: self._pass_on(job, text, True),
+                on_end=lambda result: self._end(job, result),
+            )  # fmt: skip
+        except Exception as error:
+            self._end(job, error)
+
+    def _pass_on(self, job: Job, text: str, thought: bool = False) -> None:
+        job.flow.put(Piece(job.choice, text, thought))
+
+    def _end(self, job: Job, result: RunReport | Exception) -> None:
+        self.used = time.monotonic()
+        took = time.perf_counter() - job.arrived
+        self.seconds += 0.2 * (took - self.seconds)
+        if isinstance(result, RunReport):
+            job.prefix = self._compared(job, result)
+            job.flow.put(Ended(job.choice, result, job.prefix))
+        else:
+            job.flow.put(result)
+        with self._lock:
+            if job in self._running:
+                self._running.remove(job)
+        self._told(job, result)
+
+    def _compared(self, job: Job, report: RunReport) -> dict[str, Any]:
+        """The reused part of a prompt, and where it diverged from the earlier prompt that is most like it."""
+        found: dict[str, Any] = {"reused": report.tokens.reused, "diverged_at": None}
+        if job.tokens is None:
+            return found
+        recent = self._recent.get(job.tenant, ())
+        common = max((agreement(each, job.tokens) for each in recent), default=0)
+        if recent and common < job.tokens.size - 1 and not any(each.size == common for each in recent):
+            found["diverged_at"] = common
+        others = [each for each in recent if agreement(each, job.tokens) < each.size]  # no turn of this conversation
+        self._recent[job.tenant] = deque([*others, job.tokens], _REMEMBERED)
+        return found
+
+
+def tokens_of(values: tuple[int, ...]) -> IntArray:
+    return np.array(values, np.int32)

@@ -1,0 +1,347 @@
+"""Conversations as messages: rendered as Jinja2 renders them, with tools, and users' words never control tokens."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import signal
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import Special
+from test_chat import CHATML, GEMMA, HOSTILE, USERS, joined
+from test_chat import compiled as jinja2_template
+from test_chat import template as chat_template
+from thinking_models import write_script
+from tool_templates import GEMMA4, LFM2, LLAMA32, MISTRAL, QWEN3, SMOLLM3, TEMPLATES, TOOLS, WEATHER, call
+
+from edge.errors import EdgeError, InputError, UnsupportedError
+from edge.model.chat_template import ChatTemplate
+from edge.model.model import Model, open_model
+from edge.model.thinking import Think
+
+Messages = list[dict[str, Any]]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def calling(*calls: dict[str, Any], content: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, "tool_calls": [*calls], **more}
+
+
+def result(text: str, identifier: str = "call12345") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": identifier, "content": text}
+
+
+def oracle(source: str, messages: Messages, tools: Any = None, **names: Any) -> str:
+    """Jinja2's text, in the environment of transformers' `apply_chat_template`, which takes arguments as mappings."""
+    messages = copy.deepcopy(messages)
+    for message in messages:
+        message["content"] = message["content"] or ""
+        for each in message.get("tool_calls", ()):
+            each["function"]["arguments"] = json.loads(each["function"]["arguments"])
+    text: str = jinja2_template(source).render(
+        messages=messages, tools=tools, documents=None, add_generation_prompt=True, bos_token="<s>", eos_token="</s>",
+        **names,
+    )  # fmt: skip
+    return text
+
+
+def ours(source: str, messages: Messages, tools: Any = None, think: str | None = None, **variables: Any) -> str:
+    return joined(chat_template(source).conversation(messages, tools, Think.parse(think), variables)[0])
+
+
+SYSTEM = {"role": "system", "content": "Be brief.\nBe kind."}
+PLAIN: Messages = [SYSTEM, user("Hi"), {"role": "assistant", "content": "Hello!"}, user(" What's\nup? \n")]
+CALLED: Messages = [
+    SYSTEM,
+    user("Rain in Zürich?"),
+    calling(call("get_weather", '{"city": "Zürich \\"ZH\\"\\n", "days": 2, "x": {"b": [true, null, 1.5], "a": ""}}')),
+    result('{"rain": "no"}'),
+]
+WITH_TEXT: Messages = [user("Rain?"), calling(call("time", '{"zone": "CET"}'), content="Let me look."), result(" 12 ")]
+PARALLEL: Messages = [
+    user("Both?"),
+    calling(call("get_weather", '{"city": "Rome"}', "aaaaaaaaa"), call("time", "{}", "bbbbbbbbb")),
+    result("sunny", "aaaaaaaaa"),
+    result("noon", "bbbbbbbbb"),
+    {"role": "assistant", "content": "Sunny noon."},
+    user("Thanks"),
+]
+# Templates whose limits are repaired, which are shown below.
+REPAIRED = {(SMOLLM3, "called"), (SMOLLM3, "text"), (SMOLLM3, "parallel"), (LLAMA32, "parallel")}
+
+
+@pytest.mark.parametrize("name", ["plain", "called", "text", "parallel"])
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["bare", "tools"])
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_rendered_as_jinja2_renders(family: str, tools: Any, name: str) -> None:
+    source = TEMPLATES[family]
+    messages = {"plain": PLAIN, "called": CALLED, "text": WITH_TEXT, "parallel": PARALLEL}[name]
+    if (source, name) in REPAIRED:
+        return
+    expected = oracle(source, with_responses(messages) if source is GEMMA4 else messages, tools)
+    assert ours(source, messages, tools) == expected
+
+
+def with_responses(messages: Messages) -> Messages:
+    """Results where Gemma 4's template has them: in the message that called, with the answer behind them."""
+    found: Messages = []
+    names = {each["id"]: each["function"]["name"] for message in messages for each in message.get("tool_calls", ())}
+    for message in messages:
+        if message["role"] == "tool":
+            response = {"name": names[message["tool_call_id"]], "response": message["content"]}
+            found[-1] = found[-1] | {"tool_responses": [*found[-1].get("tool_responses", ()), response]}
+        elif message["role"] == "assistant" and found and found[-1].get("tool_responses"):
+            found[-1] = found[-1] | {"content": message["content"]}
+        else:
+            found.append(message)
+    return found
+
+
+@pytest.mark.parametrize("think", [None, "on", "off"])
+def test_thoughts_are_replayed_where_the_template_keeps_them(think: str | None) -> None:
+    messages = [user("Rain?"), calling(call("time", "{}"), reasoning_content="I should\n\nlook.\n"), result("12")]
+    switch = {} if think is None else {"enable_thinking": think == "on"}
+    written = oracle(QWEN3, messages, TOOLS, **switch)
+    assert "<think>\nI should\n\nlook.\n</think>\n\n<tool_call>" in written
+    assert ours(QWEN3, messages, TOOLS, think) == ours(QWEN3, messages, TOOLS, **switch) == written
+    later = [*messages, {"role": "assistant", "content": "No."}, user("Why?")]
+    assert ours(QWEN3, later, TOOLS) == oracle(QWEN3, later, TOOLS)
+    assert "I should" not in ours(QWEN3, later, TOOLS)
+
+
+def test_contents_in_parts_and_several_system_messages() -> None:
+    parts = [{"type": "text", "text": "Hi"}, {"type": "input_text", "text": "there"}]
+    said = [{"role": "developer", "content": "Be brief."}, {"role": "system", "content": "Be kind."}, user(parts)]  # type: ignore[arg-type]
+    expected = [{"role": "system", "content": "Be brief.\n\nBe kind."}, user("Hi\nthere")]
+    assert ours(QWEN3, said) == oracle(QWEN3, expected)
+
+
+# Templates that cannot write all of it
+
+
+def test_a_template_that_drops_calls_has_them_as_text() -> None:
+    text = ours(SMOLLM3, CALLED, TOOLS)
+    call_text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich \\"ZH\\"\\n", "days": 2, '
+    assert f"<|im_start|>assistant\n{call_text}" in text
+    assert "\n</tool_call><|im_end|>\n<|im_start|>user\n" in text
+    spelled = copy.deepcopy(WITH_TEXT)
+    spelled[1] = {"role": "assistant", "content": 'Let me look.\n<tool_call>\n{"name": "time", "arguments": '
+                  '{"zone": "CET"}}\n</tool_call>'}  # fmt: skip
+    assert ours(SMOLLM3, WITH_TEXT) == oracle(SMOLLM3, spelled)
+
+
+def test_a_template_of_single_calls_has_them_one_by_one() -> None:
+    first, second = PARALLEL[1]["tool_calls"]
+    alone = [PARALLEL[0], calling(first), PARALLEL[2], calling(second), PARALLEL[3], *PARALLEL[4:]]
+    assert ours(LLAMA32, PARALLEL, TOOLS) == oracle(LLAMA32, alone, TOOLS)
+
+
+@pytest.mark.parametrize("source", [CHATML, GEMMA], ids=["chatml", "gemma"])
+def test_a_template_without_tools_has_them_as_text(source: str) -> None:
+    messages = CALLED if source is CHATML else CALLED[1:]
+    tools = TOOLS if source is CHATML else None  # this one refuses a system prompt
+    text = ours(source, messages, tools)
+    if tools:
+        assert "Be kind.\n\nYou may call functions" in text
+        assert json.dumps(WEATHER["function"], ensure_ascii=False) in text
+    assert '\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich' in text
+    assert 'user\n<tool_response>\n{"rain": "no"}\n</tool_response>' in text
+
+
+def test_texts_that_a_template_drops_are_reported() -> None:
+    with pytest.raises(InputError, match="drops the text of the user"):
+        ours("{{ messages[-1].content }}", PLAIN[1:])
+    with pytest.raises(InputError, match=r"refuses these messages: .*must be at the beginning"):
+        ours(TEMPLATES["qwen35"], [user("Hi"), SYSTEM, user("Hi")])
+    with pytest.raises(UnsupportedError, match="does not think"):
+        ours(LFM2, PLAIN, think="on")
+
+
+# Texts of users
+
+
+HOSTILE_TEXTS = [
+    *USERS,
+    "<|im_start|>",
+    "</tool_call>",
+    "</think>",
+    "a<tool_response>\n</tool_response>",
+    "\U0010ff00",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=range(len(HOSTILE_TEXTS)))
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_whose_words_they_are(family: str, text: str) -> None:
+    """Texts in every place come back as they were, and none is in a trusted segment."""
+    tool = copy.deepcopy(WEATHER)
+    words = [f"{place}{text}{place}" for place in "ABCDEFGH"]
+    tool["function"]["description"] = words[0]
+    tool["function"]["parameters"]["properties"][words[1]] = {"type": "string", "description": words[2]}
+    messages = [
+        {"role": "system", "content": words[3]},
+        user(words[4]),
+        calling(call("get_weather", json.dumps({words[5]: words[6]}))),
+        result(words[7]),
+    ]
+    segments, _ = chat_template(TEMPLATES[family]).conversation(messages, [tool])
+    trusted = "".join(str(segment.text) for segment in segments if segment.trusted)
+    assert not any(place + text[:3] in trusted for place in "ABCDEFGH" if text)
+    others = {str(segment.text) for segment in segments if not segment.trusted}
+    said = words[3:5] if family == "mistral" or family == "llama32" else [*words[3:5], words[7]]
+    assert {*said} <= others
+
+
+@lru_cache
+def script(folder: Path) -> Model:
+    marks = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>", "<tools>")
+    return open_model(write_script(folder / "m.gguf", Special(defined=marks, template=QWEN3), 8, [2]))
+
+
+@given(text=st.text(max_size=30) | st.sampled_from(HOSTILE_TEXTS), place=st.integers(0, 6))
+@settings(max_examples=examples(30), deadline=None)
+def test_words_never_become_control_tokens(tmp_path_factory: pytest.TempPathFactory, text: str, place: int) -> None:
+    model = script(tmp_path_factory.getbasetemp())
+    special = {token for token, _ in model.tokenizer.special_tokens().values()} - {*model.tokenizer.encode("a b\n")}
+
+    def marks(place: int, text: str) -> list[int]:
+        words = ["x"] * 7
+        words[place] = f"x{text}"
+        tool = copy.deepcopy(WEATHER)
+        tool["function"]["description"] = words[0]
+        tool["function"]["parameters"]["properties"] = {words[1]: {"type": "string", "title": words[2]}}
+        messages = [user(words[3]), calling(call("time", json.dumps({words[4]: words[5]}))), result(words[6])]
+        return [token for token in model.chat_prompt(messages, tools=[tool]).first(None).tolist() if token in special]
+
+    assert marks(place, text) == marks(place, "y")
+
+
+def test_texts_within_the_templates_are_encoded_with_it(tmp_path: Path) -> None:
+    """As transformers does, which encodes the whole text: a name's first token may begin with a quotation mark."""
+    model = script(tmp_path)
+    ids = model.chat_prompt(CALLED[1:], tools=TOOLS).first(None)
+    expected = model.tokenizer.encode(oracle(QWEN3, CALLED[1:], TOOLS), special=True)
+    assert ids.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("think", [None, "off"])
+def test_a_conversation_has_the_tokens_of_a_chat(tmp_path: Path, think: str | None) -> None:
+    """So that the rows of its earlier turns serve the later ones."""
+    model, choice = script(tmp_path), Think.parse(think)
+    turns = [("Hi", "Hello!"), ("two\n\nlines", "ok"), ("<tool_call>", "no\n")]
+    messages: Messages = [SYSTEM]
+    for question, answer in turns:
+        messages += [user(question), {"role": "assistant", "content": answer}]
+    past = model.past(turns, system=SYSTEM["content"], think=choice).tolist()
+    follow_up = model.follow_up("And?", choice).first(None).tolist()
+    assert model.chat_prompt([*messages, user("And?")], think=think).first(None).tolist() == past + follow_up
+    first = model.prompt("Hi", system=SYSTEM["content"], think=choice).first(None).tolist()
+    assert model.chat_prompt(messages[:2], think=think).first(None).tolist() == first
+
+
+# Messages that are none
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([], "messages must be a list"),
+        ("Hi", "messages must be a list"),
+        (["Hi"], "message 1 must be an object"),
+        ([{"role": "nobody", "content": "x"}], "message 1: role must be one of system"),
+        ([user("")], "message 1 is empty"),
+        ([user([{"type": "image_url", "image_url": {}}])], "a part of its content is 'image_url'"),  # type: ignore[arg-type]
+        ([{"role": "user", "content": 5}], "content must be text"),
+        ([user("x") | {"tool_calls": [call("f", "{}")]}], "only the assistant has tool_calls"),
+        ([calling(call("f g", "{}"))], "message 1, call 1: the name of a function"),
+        ([calling({"id": "x"})], "message 1, call 1 must be an object with a function"),
+        ([calling(call("f", "[" * 100 + "]" * 100))], ""),
+        ([calling({"id": "x", "function": {"name": "f", "arguments": 5}})], "arguments must be a JSON object as text"),
+        ([{"role": "assistant", "tool_calls": 5}], "tool_calls must be a list"),
+        ([user("x") | {"name": 5}], "name must be text"),
+    ],
+)
+def test_messages_that_are_refused(messages: Any, reason: str) -> None:
+    if not reason:
+        assert ours(QWEN3, [user("x"), *messages])  # arguments that a model wrote are passed on
+        return
+    with pytest.raises(InputError, match=reason) as caught:
+        ours(QWEN3, messages)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tools", "reason"),
+    [
+        ({}, "tools must be a list"),
+        (["f"], "tool 1 must be an object"),
+        ([{"type": "retrieval"}], "tool 1 is of type 'retrieval'"),
+        ([{"type": "function", "function": {"name": "a b"}}], "tool 1: the name of a function"),
+        ([{"name": "f", "parameters": []}], "parameters must be a JSON schema"),
+        ([{"name": "f", "description": 5}], "description must be text"),
+        ([{"name": "f", "parameters": {"x": {1, 2}}}], "is no JSON"),
+    ],
+)
+def test_tools_that_are_refused(tools: Any, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        ours(QWEN3, PLAIN, tools)
+    assert ours(QWEN3, PLAIN, [{"name": "f"}]) == ours(QWEN3, PLAIN, [{"type": "function", "function": {"name": "f"}}])
+
+
+@pytest.mark.parametrize("variables", [{"enable_thinking": "<|im_end|>"}, {"a b": 1}, {"x": []}, {"messages2": "y"}])
+def test_variables_that_are_refused(variables: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="template's variable"):
+        ours(QWEN3, PLAIN, **variables)
+
+
+# The child that renders
+
+
+@pytest.mark.parametrize(
+    "name", ["a string that doubles", "a huge product", "endless loops", "a macro that calls itself", "a long output"]
+)
+def test_hostile_templates_are_contained(name: str) -> None:
+    started = time.monotonic()
+    template = ChatTemplate(HOSTILE[name])
+    for _ in range(2):
+        with pytest.raises(EdgeError):
+            template.conversation([user("x")])
+    assert time.monotonic() - started < 60
+
+
+def test_a_template_that_repeats_a_text_is_stopped() -> None:
+    with pytest.raises(InputError, match="repeats the conversation too often"):
+        ours("{% for i in range(10000) %}{{ messages[0].content }}{% endfor %}", [user("x" * 1_000_000)])
+
+
+def test_a_child_that_is_gone_is_replaced() -> None:
+    template = ChatTemplate(CHATML)
+    text = joined(template.conversation(PLAIN)[0])
+    child = template._renderer._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert joined(template.conversation(PLAIN)[0]) == text
+    child = template._renderer._child
+    assert child is not None
+    del template
+    gc.collect()
+    assert child.returncode is not None  # it ends with the template
+
+
+def test_where_processes_do_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "fork")
+    assert joined(ChatTemplate(MISTRAL, "<s>", "</s>").conversation(CALLED, TOOLS)[0]) == oracle(MISTRAL, CALLED, TOOLS)

@@ -1,0 +1,197 @@
+"""Several sequences in one pass: each row of a batch is that of a step of its sequence alone, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import cast
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, open_golden
+
+from edge.backends import engine_named
+from edge.backends.base import BatchedEngine, EngineConfig, ObservedEngine
+from edge.backends.kv_cache import CapacityError, HeadKVCache
+from edge.errors import EngineError, InputError, UnsupportedError
+from edge.model.model import Model, open_model
+from edge.options import Options
+from edge.plan.plan import make_plan
+from edge.types import FloatArray, IntArray
+
+SEQUENCES, STEPS = 8, 8
+CPU = engine_named("cpu")
+
+
+def load(model: Model, kv_dtype: str, sequences: int, *, threads: int = 2, observes: bool = False) -> BatchedEngine:
+    config = EngineConfig(48, 16, kv_dtype, threads, logits_rows=1, observes=observes, sequences=sequences)
+    return cast(BatchedEngine, CPU.load(model.file, model.spec, config))
+
+
+def evict(engine: BatchedEngine, number: int) -> None:
+    """Keep sinks and the newest rows, as StreamingLLM does."""
+    kv = engine.sequence(number).kv
+    rows = np.arange(kv.length, dtype=np.int32)
+    kv.keep(np.concatenate([rows[:2], rows[-8:]]), close_gaps=True)
+
+
+class Texts:
+    """Random prompts and next tokens, for every sequence; the second sequence evicts rows in the middle."""
+
+    def __init__(self, vocab: int) -> None:
+        rng = np.random.default_rng(29)
+        sizes = rng.integers(1, 30, SEQUENCES)
+        self.prompts: list[IntArray] = [rng.integers(0, vocab, size).astype(np.int32) for size in sizes]
+        self.prompts[1] = rng.integers(0, vocab, 30).astype(np.int32)
+        self.next: IntArray = rng.integers(0, vocab, (STEPS, SEQUENCES)).astype(np.int32)
+        self.orders = [rng.permutation(SEQUENCES).tolist() for _ in range(STEPS)]
+
+    def alone(self, engine: BatchedEngine, number: int) -> list[FloatArray]:
+        """The logits of every step of a sequence that runs by itself, as the engine's first."""
+        engine.kv.truncate(0)
+        engine.forward(self.prompts[number])
+        found = []
+        for step in range(STEPS):
+            if (step, number) == (STEPS // 2, 1):
+                evict(engine, 0)
+            found.append(np.array(engine.forward(self.next[step, number][None])))
+        return found
+
+    def together(self, engine: BatchedEngine) -> list[list[FloatArray]]:
+        """The same of all, in batches of 1 to 8 of them in any order."""
+        for number, prompt in enumerate(self.prompts):
+            engine.sequence(number).forward(prompt)
+        found: list[list[FloatArray]] = [[] for _ in self.prompts]
+        for step, order in enumerate(self.orders):
+            if step == STEPS // 2:
+                evict(engine, 1)
+            for part in (order[: step + 1], order[step + 1 :]):
+                if part:
+                    logits = engine.forward_batch(self.next[step][part], part)
+                    for number, row in zip(part, logits, strict=True):
+                        found[number].append(np.array(row))
+        return found
+
+
+def check_rows(model: Model, kv_dtype: str, threads: int = 2) -> None:
+    texts = Texts(model.spec.vocab)
+    with closing(load(model, kv_dtype, SEQUENCES, threads=threads)) as engine:
+        found = texts.together(engine)
+    with closing(load(model, kv_dtype, 1, threads=threads)) as engine:
+        for number, rows in enumerate(found):
+            for step, (row, expected) in enumerate(zip(rows, texts.alone(engine, number), strict=True)):
+                assert (row == expected).all(), (number, step)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_of_a_batch_are_those_of_steps(threads: int) -> None:
+    check_rows(open_golden("llama-gqa-tied").model, "f16", threads)
+
+
+_RUN = sorted(
+    path.stem for path in GOLDEN.glob("*.gguf")
+    if path.with_suffix(".npz").exists() and not CPU.one_at_a_time(open_model(path).spec)
+)  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", _RUN)
+def test_rows_of_a_batch_are_those_of_steps_in_every_architecture(name: str) -> None:
+    check_rows(open_model(GOLDEN / f"{name}.gguf"), "f16")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "f32"])
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", "qwen3moe"])
+def test_rows_of_a_batch_are_those_of_steps_in_every_dtype(name: str, kv_dtype: str) -> None:
+    check_rows(open_model(GOLDEN / f"{name}.gguf"), kv_dtype)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kv_dtype", ["f16", "int8", "int4"])
+def test_rows_of_a_batch_of_a_real_model_are_those_of_steps(smollm2: Model, kv_dtype: str) -> None:
+    check_rows(smollm2, kv_dtype)
+
+
+def test_a_batch_observes_each_sequence_as_it_asks() -> None:
+    """Attention and votes, as steps accumulate them, in the same pass; a third sequence observes nothing."""
+    model = open_golden("llama-gqa-tied").model
+    tokens, asked = np.arange(1, 13, dtype=np.int32), ((1, False), (1, True), (0, False))
+
+    def paid(engine: BatchedEngine, number: int, *, alone: bool) -> FloatArray:
+        sequence = cast(ObservedEngine, engine.sequence(number))
+        sequence.observe(asked[number][0], votes=asked[number][1])
+        sequence.forward(tokens)
+        if alone:
+            sequence.forward(tokens[number][None])
+        return np.zeros(0, np.float32)
+
+    def attention(engine: BatchedEngine) -> list[FloatArray]:
+        return [np.array(cast(HeadKVCache, engine.sequence(number).kv).attention) for number in range(3)]
+
+    with closing(load(model, "f16", 3, observes=True)) as engine:
+        for number in range(3):
+            paid(engine, number, alone=True)
+        expected = attention(engine)
+        for number in range(3):
+            engine.sequence(number).kv.truncate(0)
+            paid(engine, number, alone=False)
+        engine.forward_batch(tokens[:3], range(3))
+        found = attention(engine)
+    assert all((one == other).all() for one, other in zip(found, expected, strict=True))
+    assert found[0].any()
+    assert not found[2].any()
+
+
+def test_sequences_shrink_and_forget_apart() -> None:
+    model = open_golden("llama-gqa-tied").model
+    texts = Texts(model.spec.vocab)
+    with closing(load(model, "int8", 3)) as engine:
+        for number in range(3):
+            engine.sequence(number).forward(texts.prompts[number])
+        saved = [engine.sequence(number).kv.save() for number in range(3)]
+        engine.sequence(1).kv.shrink(32)
+        engine.sequence(0).kv.truncate(0)
+        assert engine.sequence(1).kv.save().data == saved[1].data
+        assert engine.sequence(2).kv.save().data == saved[2].data
+        assert [engine.sequence(number).kv.capacity for number in range(3)] == [48, 32, 48]
+
+
+def _refused(engine: BatchedEngine, tokens: Sequence[int], sequences: Sequence[int]) -> None:
+    with pytest.raises(InputError):
+        engine.forward_batch(np.array(tokens, np.int32), sequences)
+
+
+def test_impossible_batches_are_refused() -> None:
+    model = open_golden("llama-gqa-tied").model
+    with closing(load(model, "int8", 3)) as engine:
+        _refused(engine, [1, 2], [0, 0])
+        _refused(engine, [1, 2], [0, 3])
+        _refused(engine, [1], [0, 1])
+        _refused(engine, [1, model.spec.vocab], [0, 1])
+        with pytest.raises(InputError, match="there is no 3"):
+            engine.sequence(3)
+        engine.sequence(1).forward(np.ones(48, np.int32))
+        with pytest.raises(CapacityError):
+            engine.forward_batch(np.array([1, 2], np.int32), [0, 1])
+        assert [engine.sequence(number).kv.length for number in range(3)] == [0, 48, 0]
+    with pytest.raises(EngineError, match="closed"):
+        engine.forward_batch(np.array([1, 2], np.int32), [0, 2])
+
+
+def test_plans_count_the_rows_of_every_sequence() -> None:
+    spec = open_golden("llama-gqa-tied").model.spec
+    one, four = (make_plan(spec, CPU, Options(max_kv_size=64, sequences=count)) for count in (1, 4))
+    assert four.bytes.kv == 4 * one.bytes.kv
+    assert four.config.sequences == 4
+    assert four.bytes.scratch > one.bytes.scratch
+
+
+def test_sequences_are_refused_where_there_is_one() -> None:
+    spec = open_golden("llama-gqa-tied").model.spec
+    with pytest.raises(UnsupportedError, match="llamacpp engine runs one sequence at a time: leave"):
+        make_plan(spec, engine_named("llamacpp"), Options(sequences=2))
+    with pytest.raises(UnsupportedError, match="recurrent layers runs one sequence"):
+        make_plan(open_model(GOLDEN / "lfm2.gguf").spec, CPU, Options(sequences=2))
+    with pytest.raises(InputError, match="sequences must be from 1 to 64"):
+        make_plan(spec, CPU, Options(sequences=0))

@@ -1,0 +1,272 @@
+"""Answers with a grammar: they match it, as other programs judge, or say that they were cut."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from thinking_models import SPECIALS, write_chain
+
+import edge
+from edge.errors import IncompleteError, InputError, MissingExtraError
+from edge.grammar.grammar import Grammar
+from edge.model.model import Model, open_model
+from edge.run.loading import load
+from edge.run.session import Session
+from edge.types import FloatArray
+
+pytest.importorskip("llguidance")
+
+WORD = {"type": "string", "maxLength": 8}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": WORD,
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": WORD, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+MANY = {"type": "array", "items": {"type": "string", "enum": [f"w{i * 7919 % 100_003}" for i in range(300)]}}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "person": PERSON,
+    "choice": {"enum": ["red", "green", 3, None]},
+    "union": {"anyOf": [{"type": "boolean"}, {"type": "number", "minimum": 0, "maximum": 9}, WORD]},
+    "tree": {
+        "$defs": {"node": {"type": "object", "properties": {"v": {"type": "boolean"}, "next": {"$ref": "#/$defs/leaf"}},
+                           "required": ["v"], "additionalProperties": False},
+                  "leaf": {"type": "array", "items": {"type": "null"}, "maxItems": 3}},
+        "$ref": "#/$defs/node",
+    },
+    "pattern": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Model:
+    """A random model, whose tokens are mostly single bytes."""
+    return open_model(GOLDEN / "llama-one-layer.gguf")
+
+
+@pytest.fixture(scope="module")
+def session(tiny: Model) -> Iterator[Session]:
+    with load(tiny, backend="reference", max_kv_size=500) as session:
+        yield session
+
+
+def answer(session: Session, grammar: Grammar, seed: int = 0, **options: Any) -> str:
+    sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+    return session.generate("Hi", grammar=grammar, sampling=sampling, **{"max_tokens": 400, **options})
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_json_is_valid_by_its_schema(session: Session, name: str) -> None:
+    """A random model at temperature 1 writes noise but for its grammar."""
+    jsonschema = pytest.importorskip("jsonschema")
+    for seed in range(4):
+        text = answer(session, Grammar(json_schema=SCHEMAS[name]), seed)
+        jsonschema.validate(json.loads(text), SCHEMAS[name])
+        assert session.report is not None
+        assert session.report.incomplete is None
+        assert session.report.stop_reason in ("stop", "eos")
+
+
+@pytest.mark.parametrize("regex", ["[a-z]{3,9}", "(yes|no)[!.]", r"\d{4}-\d\d-\d\d", "a/b\\\\c", "(ü|日本|🙂){2}"])
+def test_the_whole_answer_matches_a_regex(session: Session, regex: str) -> None:
+    for seed in range(3):
+        assert re.fullmatch(regex, answer(session, Grammar(regex=regex), seed))
+
+
+def test_a_grammar_in_larks_notation(session: Session) -> None:
+    grammar = Grammar(lark='start: item (", " item){2}\nitem: /[a-c]{1,5}/ "=" NUMBER\nNUMBER: /[0-9]{1,2}/')
+    assert re.fullmatch(r"[a-c]+=[0-9]{1,2}(, [a-c]+=[0-9]{1,2}){2}", answer(session, grammar))
+
+
+def test_a_greedy_answer_is_the_best_by_the_grammar(session: Session) -> None:
+    """Each token is the likeliest of those that may follow: the same as by trying all prefixes with a regex."""
+    text = session.generate("Hi", grammar=Grammar(regex="[a-z]{6}"), max_tokens=50)
+    tokenizer, prompt = session.tokenizer, session.model.encode_prompt("Hi")
+    pieces = [tokenizer.piece(token).decode(errors="replace") for token in range(tokenizer.size)]
+    said = ""
+    while len(said) < 6:
+        session.reset()
+        ran = np.concatenate([prompt, tokenizer.encode(said, start=False)])
+        logits = session.forward(ran.astype(np.int32), upcoming=1)
+        may = [re.fullmatch(f"[a-z]{{1,{6 - len(said)}}}", piece) is not None for piece in pieces]
+        said += pieces[int(np.where(may, logits, -np.inf).argmax())]
+    assert text == said
+
+
+def test_forced_text_takes_no_passes(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text without an alternative runs together, in the tokens in which the tokenizer writes it."""
+    text, passes, forward = "The answer, in a word, is ", list[list[int]](), session.engine.forward
+
+    def record(tokens: Any) -> FloatArray:
+        passes.append(tokens.tolist())
+        return forward(tokens)
+
+    monkeypatch.setattr(session.engine, "forward", record)
+    got = session.generate("Hi", grammar=Grammar(lark=f'start: "{text}" /[xy]/ " in the end"'))
+    assert re.fullmatch(f"{text}[xy] in the end", got)
+    assert session.report is not None
+    tokens = session.report.tokens
+    prompt = session.model.encode_prompt("Hi")
+    ran = [token for each in passes for token in each]
+    written = session.tokenizer.encode(text.rstrip(), start=False).tolist()
+    assert ran[: prompt.size + len(written)] == [*prompt.tolist(), *written]
+    assert tokens.forced >= len(written)
+    steps = passes[1:] if len(passes[0]) == prompt.size else passes[prompt.size // session.plan.config.chunk :]
+    assert len(steps) < tokens.generated / 2
+
+
+@pytest.mark.parametrize(("limit", "reason"), [({"max_tokens": 5}, "length"), ({"stop": '"na'}, "stop")])
+def test_a_cut_answer_says_so(session: Session, limit: dict[str, Any], reason: str) -> None:
+    with pytest.raises(IncompleteError, match="incomplete") as caught:
+        answer(session, Grammar(json_schema=PERSON), **limit)
+    assert caught.value.reason == reason
+    assert caught.value.text.lstrip().startswith("{")
+    assert session.report is not None
+    assert session.report.incomplete == reason
+    with pytest.raises(ValueError, match=r".*"):
+        json.loads(caught.value.text)
+
+
+def test_the_turn_ends_only_where_the_grammar_does(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that always wants to end its turn gives the shortest answer."""
+    forward, end = session.engine.forward, session.tokenizer.eos_id
+
+    def eager(tokens: Any) -> FloatArray:
+        logits = forward(tokens)
+        logits[end] = 100
+        return logits
+
+    monkeypatch.setattr(session.engine, "forward", eager)
+    assert re.fullmatch("[a-z]{3,}", session.generate("Hi", grammar=Grammar(regex="[a-z]{3,9}")))
+    assert session.report is not None
+    assert (session.report.stop_reason, session.report.incomplete) == ("eos", None)
+
+
+def test_thoughts_are_free(tmp_path: Path) -> None:
+    """A model that opens its thoughts itself, and then wants to say XYZ."""
+    chain = ["Ċ", "<think>", *"abcdefghij", "</think>", "ĊĊ", *"XYZ", "<|im_end|>"]
+    grammar = Grammar(regex="[W-Z]{2}[0-9]")
+    model = open_model(write_chain(tmp_path / "thinker.gguf", SPECIALS["qwen"], chain))
+    with load(model, backend="reference", max_kv_size=128) as session:
+        assert session.generate("hi", max_tokens=40) == "XYZ"
+        for think, thoughts in ((None, "abcdefghij"), (True, "abcdefghij"), (4, "abc"), (False, None)):
+            text = session.generate("hi", think=think, grammar=grammar, max_tokens=80)
+            assert re.fullmatch("[W-Z]{2}[0-9]", text)
+            assert text.startswith("XY") or thoughts != "abcdefghij"
+            assert session.report is not None
+            assert session.report.thoughts is None if thoughts is None else session.report.thoughts
+            if session.report.thoughts is not None:
+                assert session.report.thoughts.text == thoughts
+        with pytest.raises(IncompleteError):
+            session.generate("hi", grammar=grammar, max_tokens=5)
+
+
+def test_blanks_are_bounded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that only wants to write blanks comes to an end."""
+    forward, tokenizer = session.engine.forward, session.tokenizer
+    blanks = [token for token in range(tokenizer.size) if not tokenizer.piece(token).strip(b" \n\t")]
+
+    def blank(tokens: Any) -> FloatArray:
+        logits = forward(tokens)
+        logits[blanks] += 100
+        return logits
+
+    monkeypatch.setattr(session.engine, "forward", blank)
+    text = session.generate("Hi", grammar=Grammar(json_schema={"type": "array", "items": {"const": 1}, "maxItems": 2}))
+    assert json.loads(text) in ([], [1], [1, 1])
+    assert max(map(len, re.findall(r"\s+", text))) == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "none of them"),
+        ({"regex": "a", "lark": "start: /a/"}, "regex and lark"),
+        ({"json_schema": "{"}, "not JSON"),
+        ({"json_schema": "[1]"}, "must be a JSON object"),
+        ({"json_schema": {"a": {1}}}, "not JSON"),
+        ({"regex": 3}, "must be text"),
+        ({"lark": " "}, "empty"),
+        ({"lark": "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(40))}, "40 patterns at once"),
+        ({"json_schema": {"allOf": [{"pattern": f"^.*a.{{{i}}}b"} for i in range(40)]}}, "40 patterns at once"),
+        (
+            {
+                "json_schema": {
+                    "$ref": "#/a",
+                    "a": {"allOf": [{"$ref": "#/b"}, {"$ref": "#/b"}]},
+                    "b": [{"pattern": f"^.*a.{{{i}}}b"} for i in range(40)],
+                }
+            },
+            "patterns at once",
+        ),
+        ({"regex": "a" * (1 << 20 | 1)}, "at most"),
+    ],
+)
+def test_what_is_no_grammar_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Grammar(**fields)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (Grammar(json_schema={"type": "objekt"}), "objekt"),
+        (Grammar(json_schema={"type": "string", "format": "phone"}), "Unknown format"),
+        (Grammar(json_schema={"$ref": "http://example.com/a"}), "example.com"),
+        (Grammar(json_schema={"type": "string", "pattern": "(a|b"}), "unclosed group"),
+        (Grammar(regex="(a|"), "unclosed group"),
+        (Grammar(lark="start: foo"), "foo"),
+        (Grammar(json_schema={f"p{i}": 0 for i in range(9)} | {"not": {"type": "null"}}), "Unimplemented"),
+        (Grammar(json_schema={"type": "object", "properties": {f"p{i}": MANY for i in range(200)}}), "large"),
+        (Grammar(json_schema={"allOf": [{"type": "string", "pattern": f"^.*a.{{{i}}}b"} for i in range(9)]}), "empty"),
+    ],
+)
+def test_a_grammar_that_makes_no_sense_is_one_line(session: Session, grammar: Grammar, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        edge.check_grammar(grammar, session.model)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match=r"must be edge\.Grammar"):
+        session.generate("Hi", grammar={"type": "object"})
+
+
+def test_without_the_package_the_extra_is_named(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(MissingExtraError, match=r"\[grammar\]"):
+        edge.check_grammar(Grammar(regex="a"), open_model(GOLDEN / "llama-one-layer.gguf"))
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    schema, model = tmp_path / "schema.json", str(GOLDEN / "llama-one-layer.gguf")
+    schema.write_text(json.dumps(PERSON))
+
+    def run(*more: object) -> tuple[int, str, str]:
+        shared = ["run", model, "Hi", "-q", "--backend", "reference", "--temp", "1", "--seed", "3"]
+        command = [sys.executable, "-m", "edge", *shared, *map(str, more)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    code, text, _ = run("--json-schema", schema)
+    assert code == 0
+    assert set(json.loads(text)) == {"name", "age", "tags"}
+    code, _, said = run("--json-schema", schema, "-n", "4")
+    assert code == 4
+    assert "--max-tokens" in said
+    code, _, said = run("--grammar", tmp_path / "none.lark")
+    assert code == 2
+    assert "none.lark: cannot be read" in said
+    code, _, said = run("--regex", "a", "--json-schema", schema)
+    assert code == 2
+    assert "json_schema and regex" in said

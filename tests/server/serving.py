@@ -1,0 +1,62 @@
+"""A server in this process, over tiny models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from conftest import GOLDEN
+from starlette.testclient import TestClient
+
+from edge.options import Options
+from edge.server.app import make_app
+from edge.server.hub import Hub
+from edge.server.running import make_hub
+from edge.server.settings import Settings
+
+MODEL = "llama-gqa-tied"  # its template is ChatML, its tokens are bytes
+OTHER = "qwen2"
+PLAIN = {"backend": "reference", "max_kv_size": 400, "threads": 1}
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@contextmanager
+def served(*models: str, options: dict[str, Any] | None = None, **settings: Any) -> Iterator[TestClient]:
+    """A client of a server of these golden models; `client.hub` has its models."""
+    paths = [str(GOLDEN / f"{name}.gguf") for name in models or (MODEL,)]
+    hub = make_hub(paths, Options.parse(**{**PLAIN, **(options or {})}), Settings.parse(**settings))
+    with TestClient(make_app(hub), base_url="http://127.0.0.1:8080", raise_server_exceptions=False) as client:
+        client.hub = hub  # type: ignore[attr-defined]
+        yield client
+
+
+def hub_of(client: TestClient) -> Hub:
+    hub: Hub = client.hub  # type: ignore[attr-defined]
+    return hub
+
+
+def chat(client: TestClient, messages: list[dict[str, Any]] = HELLO, **fields: Any) -> dict[str, Any]:
+    """The response to a chat. max_tokens and ignore_eos: short answers of one length, since the model is random."""
+    body = {"messages": messages, "max_tokens": 8, "ignore_eos": True, **fields}
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def events_of(text: str) -> list[Any]:
+    """The data of server-sent events; `[DONE]` as text."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def error_of(response: Any) -> dict[str, Any]:
+    """The error of a response, which is one line of JSON."""
+    assert "\n" not in response.text
+    assert response.headers["content-type"] == "application/json"
+    found: dict[str, Any] = response.json()["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    assert found["message"]
+    return found

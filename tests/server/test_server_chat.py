@@ -1,0 +1,242 @@
+"""/v1/chat/completions and /v1/completions: the answers of a session, whole or in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import open_golden
+from serving import HELLO, MODEL, PLAIN, chat, error_of, events_of, served
+from starlette.testclient import TestClient
+
+from edge.run.loading import load
+from edge.sampling import SamplingParams
+
+SHORT: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with served() as client:
+        yield client
+
+
+def text_of(response: dict[str, Any], choice: int = 0) -> str:
+    text: str = response["choices"][choice]["message"]["content"]
+    return text
+
+
+def test_a_chat_has_the_answer_of_a_session(client: TestClient) -> None:
+    with load(open_golden(MODEL).model, **PLAIN) as session:
+        answer = session.generate("Hello", **SHORT)
+        drawn = session.generate("Hello", sampling=SamplingParams(temperature=1.0, seed=7), **SHORT)
+        report = session.report
+    found = chat(client)
+    assert text_of(found) == answer
+    assert found["object"] == "chat.completion"
+    assert found["choices"][0]["finish_reason"] == "length"
+    assert report is not None
+    assert found["usage"]["prompt_tokens"] == report.tokens.prompt
+    assert found["usage"]["completion_tokens"] == 8
+    assert found["timings"]["predicted_n"] == 8
+    assert found["usage"]["edge"]["joules"] > 0
+    assert text_of(chat(client, temperature=1.0, seed=7)) == drawn
+
+
+def test_earlier_turns_go_through_the_template(client: TestClient) -> None:
+    parts = [{"type": "text", "text": "And "}, {"type": "text", "text": "then?"}]
+    messages = [
+        {"role": "system", "content": "Be brief."}, *HELLO, {"role": "assistant", "content": "Hi!"},
+        {"role": "user", "content": parts},
+    ]  # fmt: skip
+    turns = [("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi!"), ("user", "And then?")]
+    text = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in turns) + "<|im_start|>assistant\n"
+    whole = client.post("/v1/completions", json={"prompt": text, **SHORT}).json()
+    found = chat(client, messages)
+    assert text_of(found) == whole["choices"][0]["text"]
+    assert found["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+
+
+def test_a_stream_has_the_same_text_in_pieces(client: TestClient) -> None:
+    whole = chat(client)
+    fields = {"messages": HELLO, **SHORT, "stream": True, "stream_options": {"include_usage": True}}
+    response = client.post("/v1/chat/completions", json=fields)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *chunks, usage, done = events_of(response.text)
+    assert done == "[DONE]"
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 8
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(each["choices"][0]["delta"].get("content", "") for each in chunks) == text_of(whole)
+    assert [each["choices"][0]["finish_reason"] for each in chunks][-1] == "length"
+    assert {each["id"] for each in chunks} == {usage["id"]}
+    without = events_of(client.post("/v1/chat/completions", json={**fields, "stream_options": None}).text)
+    assert all(each == "[DONE]" or each["choices"] for each in without)
+
+
+def test_several_choices_have_seeds_of_their_own(client: TestClient) -> None:
+    found = chat(client, n=3, temperature=1.5, seed=1)
+    assert [each["index"] for each in found["choices"]] == [0, 1, 2]
+    texts = [each["message"]["content"] for each in found["choices"]]
+    assert len(set(texts)) > 1
+    assert texts == [text_of(chat(client, temperature=1.5, seed=1 + number)) for number in range(3)]
+    assert found["usage"]["completion_tokens"] == 24
+
+
+def test_answers_end_before_a_stop_text(client: TestClient) -> None:
+    whole = text_of(chat(client, max_tokens=20))
+    stop = whole[6:8]
+    found = chat(client, max_tokens=20, stop=[stop])
+    assert text_of(found) == whole[: whole.index(stop)]
+    assert found["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_prompt_that_agrees_with_an_earlier_one_is_reused(client: TestClient) -> None:
+    said = [{"role": "user", "content": "Tell me of rivers and seas, " * 4}]
+    chat(client, said)
+    again = chat(client, said)
+    reused = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert reused == again["usage"]["prompt_tokens"] - 1
+    assert again["usage"]["edge"]["prefix"] == {"reused": reused, "diverged_at": None}
+    other = [{"role": "user", "content": "Tell me of rivers and lakes, " * 4}]
+    model = open_golden(MODEL).model
+    one, two = (model.prompt(each[0]["content"]).first(None) for each in (said, other))
+    apart = int(np.flatnonzero(one[: two.size] != two[: one.size])[0])
+    prefix = chat(client, other)["usage"]["edge"]["prefix"]
+    assert prefix == {"reused": apart, "diverged_at": apart}
+
+
+def test_volatile_lines_do_not_destroy_a_prefix(client: TestClient) -> None:
+    def home(clock: str) -> list[dict[str, str]]:
+        system = f"You are a voice.\nCurrent time is {clock}. Today's date is 2026-11-24.\nLamps: {'kitchen, ' * 10}"
+        return [{"role": "system", "content": system}, *HELLO]
+
+    def code(number: int) -> list[dict[str, str]]:
+        system = f"x-anthropic-billing-header: cc_version=2.1; cch={number:05x};\nYou write code. {'Indeed. ' * 10}"
+        return [{"role": "system", "content": system}, *HELLO]
+
+    chat(client, home("10:00:00"))
+    found = chat(client, home("23:59:59"))["usage"]
+    assert found["prompt_tokens_details"]["cached_tokens"] > 100
+    chat(client, code(1))
+    found = chat(client, code(2))["usage"]
+    assert found["prompt_tokens_details"]["cached_tokens"] == found["prompt_tokens"] - 1
+
+
+def test_a_budget_of_the_request_ends_it(client: TestClient) -> None:
+    body = {"messages": HELLO, "edge": {"energy": "1mJ"}}
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 422
+    assert "is spent" in error_of(response)["message"]
+    response = client.post("/v1/chat/completions", json={"messages": HELLO}, headers={"Edge-Energy": "1mJ"})
+    assert response.status_code == 422
+    found = chat(client, edge={"energy": "1000J", "time": 60})
+    assert found["usage"]["edge"]["budget"] is None
+
+
+def test_texts_are_continued_without_a_template(client: TestClient) -> None:
+    with load(open_golden(MODEL).model, **PLAIN) as session:
+        answers = [session.generate(text, raw=True, **SHORT) for text in ("One two", "Three")]
+        tokens = session.tokenizer.encode("One two", special=True).tolist()
+    found = client.post("/v1/completions", json={"prompt": ["One two", "Three"], "n": 1, **SHORT}).json()
+    assert [each["text"] for each in found["choices"]] == answers
+    assert found["object"] == "text_completion"
+    ids = client.post("/v1/completions", json={"prompt": tokens, "echo": True, **SHORT}).json()
+    assert ids["choices"][0]["text"] == "One two" + answers[0]
+    streamed = client.post("/v1/completions", json={"prompt": ["One two", "Three"], "stream": True, **SHORT})
+    chunks = [each["choices"][0] for each in events_of(streamed.text)[:-1]]
+    for index, answer in enumerate(answers):
+        assert "".join(each["text"] for each in chunks if each["index"] == index) == answer
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_echoed_tokens_are_as_likely_as_transformers_says(client: TestClient, count: int) -> None:
+    golden = open_golden(MODEL)
+    tokens = golden.tokens[:40].tolist()
+    body = {"prompt": [tokens, tokens[:5]], "echo": True, "logprobs": 2, "max_tokens": count, "temperature": 0}
+    found = client.post("/v1/completions", json=body).json()
+    assert [len(each["logprobs"]["tokens"]) for each in found["choices"]] == [40 + count, 5 + count]
+    logprobs = found["choices"][0]["logprobs"]
+    logits = golden.logits[:40].astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    follow = np.append(golden.tokens[1:40], expected[39].argmax())[: 39 + count]
+    assert logprobs["token_logprobs"][0] is None
+    chances = expected[np.arange(39 + count), follow]
+    np.testing.assert_allclose(logprobs["token_logprobs"][1:], chances, atol=2e-4)
+    for row, top in zip(expected, logprobs["top_logprobs"][1:], strict=False):
+        np.testing.assert_allclose(sorted(top.values()), np.sort(row)[-len(top) :], atol=2e-4)
+    assert logprobs["text_offset"] == [sum(map(len, logprobs["tokens"][:n])) for n in range(40 + count)]
+    assert found["usage"]["prompt_tokens"] == 45
+
+
+BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
+    ({}, 400, "messages"),
+    ({"messages": []}, 400, "messages"),
+    ({"messages": "Hello"}, 400, "messages"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": ""}]}, 400, None),
+    ({"messages": [*HELLO, {"role": "assistant", "content": "Hi"}]}, 400, "messages"),
+    ({"messages": HELLO, "model": "gpt-4"}, 404, "model"),
+    ({"messages": HELLO, "temperature": -1}, 400, "temperature"),
+    ({"messages": HELLO, "temperature": "hot"}, 400, "temperature"),
+    ({"messages": HELLO, "top_p": 2}, 400, "top_p"),
+    ({"messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
+    ({"messages": HELLO, "max_tokens": -2}, 400, "max_tokens"),
+    ({"messages": HELLO, "max_tokens": 1.5}, 400, "max_tokens"),
+    ({"messages": HELLO, "n": 0}, 400, "n"),
+    ({"messages": HELLO, "n": 1000}, 400, "n"),
+    ({"messages": HELLO, "stop": [""] * 100}, 400, "stop"),
+    ({"messages": HELLO, "stream": "yes"}, 400, "stream"),
+    ({"messages": HELLO, "edge": {"energy": "30 apples"}}, 400, "edge.energy"),
+    ({"messages": HELLO, "edge": {"time": -1}}, 400, "edge.time"),
+    ({"messages": [{"role": "user", "content": "long " * 2000}], "edge": {}}, 200, None),  # rows are evicted
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), BAD_CHATS)
+def test_bad_chats_are_refused_in_a_line(
+    client: TestClient, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    response = client.post("/v1/chat/completions", json={"max_tokens": 2, **body})
+    assert response.status_code == status
+    if status != 200:
+        assert error_of(response)["param"] == param
+        streamed = client.post("/v1/chat/completions", json={"max_tokens": 2, "stream": True, **body})
+        assert streamed.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": [1, "two"]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [1 << 40]}, "prompt"),
+        ({"prompt": [[1]] * 100}, "prompt"),
+        ({"prompt": [100000]}, None),
+        ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+    ],
+)
+def test_bad_completions_are_refused_in_a_line(client: TestClient, body: dict[str, Any], param: str | None) -> None:
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    found = error_of(response)["param"]
+    assert found is None if param is None else found.startswith(param)
+
+
+def test_a_prompt_that_does_not_fit_is_refused() -> None:
+    with served(options={"kv_policy": "full", "max_kv_size": 64}) as client:
+        body = {"messages": [{"role": "user", "content": "long " * 50}]}
+        for streams in (False, True):
+            response = client.post("/v1/chat/completions", json={**body, "stream": streams})
+            assert response.status_code == 400
+            assert error_of(response)["code"] == "context_length_exceeded"
+        assert chat(client)["choices"][0]["finish_reason"] == "length"

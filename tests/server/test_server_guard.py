@@ -1,0 +1,176 @@
+"""Who may ask, and what a request may be: keys, hosts, origins, sizes, and nonsense."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serving import HELLO, error_of, hub_of, served
+from starlette.testclient import TestClient
+
+from edge.errors import InputError
+from edge.server.settings import Settings
+
+KEYS = ["first-key-123", "second-key-45"]
+CHATS = "/v1/chat/completions"
+SHORT = {"messages": HELLO, "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with served(most_body="64KiB") as client:
+        yield client
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
+def test_this_machine_needs_no_key(host: str) -> None:
+    assert Settings.parse(host=host).loopback
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "::", "example.org"])
+def test_other_addresses_need_a_key(host: str) -> None:
+    with pytest.raises(InputError, match="--api-key"):
+        Settings.parse(host=host)
+    assert not Settings.parse(host=host, api_key=KEYS).loopback
+
+
+def test_short_keys_are_refused() -> None:
+    with pytest.raises(InputError, match="8 characters"):
+        Settings.parse(api_key=["short"])
+
+
+def test_only_requests_with_a_key_are_answered() -> None:
+    with served(api_key=KEYS) as client:
+        assert error_of(client.post(CHATS, json=SHORT))["type"] == "authentication_error"
+        for headers in ({"Authorization": "Bearer wrong-key-123"}, {"Authorization": KEYS[0]}, {"X-Api-Key": "é"}):
+            sent = {name: value.encode() for name, value in headers.items()}
+            assert client.post(CHATS, json=SHORT, headers=sent).status_code == 401
+        for path in ("/v1/models", "/metrics", "/props", "/nothing", "/openapi.json"):
+            assert client.get(path).status_code == 401
+        assert client.get("/health").status_code == 200
+        for headers in ({"Authorization": f"Bearer {KEYS[0]}"}, {"x-api-key": KEYS[1]}):
+            assert client.post(CHATS, json=SHORT, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[", "", "10.0.0.1"])
+def test_names_that_are_not_of_this_machine_are_refused(client: TestClient, host: str) -> None:
+    assert client.post(CHATS, json=SHORT, headers={"Host": host}).status_code == 403
+    assert client.get("/v1/models", headers={"Host": host}).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8080", "LOCALHOST"])
+def test_names_of_this_machine_may_ask(client: TestClient, host: str) -> None:
+    assert client.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
+def test_pages_of_other_origins_may_not_ask(client: TestClient) -> None:
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999"):
+        response = client.post(CHATS, json=SHORT, headers={"Origin": origin})
+        assert response.status_code == 403
+        assert "access-control-allow-origin" not in response.headers
+    assert client.post(CHATS, json=SHORT, headers={"Origin": "http://127.0.0.1:8080"}).status_code == 200
+    asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    assert client.options(CHATS, headers=asked).status_code == 403
+
+
+def test_pages_that_were_allowed_ask(client: TestClient) -> None:
+    origin = "app://obsidian.md"
+    with served(cors=[origin], api_key=KEYS) as client:
+        asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        response = client.options(CHATS, headers=asked)
+        assert response.status_code == 204
+        assert response.headers["access-control-allow-origin"] == origin
+        assert "Authorization" in response.headers["access-control-allow-headers"]
+        headers = {"Origin": origin, "Authorization": f"Bearer {KEYS[0]}"}
+        assert client.post(CHATS, json=SHORT, headers=headers).headers["access-control-allow-origin"] == origin
+        assert client.post(CHATS, json=SHORT, headers={"Origin": origin}).status_code == 401
+
+
+def test_other_types_than_json_are_refused(client: TestClient) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        response = client.post(CHATS, content=json.dumps(SHORT), headers={"Content-Type": kind})
+        assert response.status_code == 415
+        error_of(response)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"\xff\xfe\x00", 400),
+        (b'"text"', 400),
+        (b"[]", 400),
+        (b"null", 400),
+        (b'{"messages": NaN}', 400),
+        (b'{"messages": ' + b"9" * 5000 + b"}", 400),
+        (b'{"x": ' + b"[" * 1000 + b"]" * 1000 + b"}", 400),
+        (b'{"x": ' + b'{"a":' * 10000, 400),
+        (b'{"messages": "' + b"x" * (64 << 10) + b'"}', 413),
+    ],
+)
+def test_bodies_that_are_no_requests(client: TestClient, body: bytes, status: int) -> None:
+    response = client.post(CHATS, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == status
+    error_of(response)
+
+
+def test_a_body_of_unknown_length_is_limited(client: TestClient) -> None:
+    response = client.post(
+        CHATS, content=(b"x" * 1024 for _ in range(100)), headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 413
+
+
+def test_many_small_values_are_refused() -> None:
+    with served() as client:
+        body = b'{"messages": [' + b"[]," * (1 << 18) + b"[]]}"
+        response = client.post(CHATS, content=body, headers={"Content-Type": "application/json"})
+        assert response.status_code == 413
+        assert hub_of(client).pool.ledger.claims.total() == 0
+
+
+def test_unknown_paths_and_methods(client: TestClient) -> None:
+    assert error_of(client.get("/v1/nothing"))["code"] == "not_found"
+    response = client.get(CHATS)
+    assert response.status_code == 405
+    assert response.headers["allow"] == "POST"
+    error_of(response)
+    assert client.get("/../../etc/passwd").status_code == 404
+    assert client.get("/v1/models/nothing").status_code == 404
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {}, optional={"role": VALUES | st.sampled_from(["user", "system", "assistant", "tool"]), "content": VALUES}
+    ),
+    max_size=3,
+)
+FIELDS = (
+    "model", "temperature", "top_p", "top_k", "seed", "stop", "n", "stream", "stream_options", "edge", "tools",
+    "tool_choice", "response_format", "logprobs", "top_logprobs", "logit_bias", "chat_template_kwargs",
+)  # fmt: skip
+
+
+@given(st.fixed_dictionaries({}, optional={"messages": VALUES | MESSAGES, **dict.fromkeys(FIELDS, VALUES)}))
+def test_no_body_breaks_the_server(client: TestClient, body: dict[str, object]) -> None:
+    content = json.dumps({**body, "max_tokens": 1})
+    response = client.post(CHATS, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code in (200, 400, 404, 413)
+    if response.status_code != 200:
+        error_of(response)
+
+
+def test_nothing_is_left_behind(client: TestClient) -> None:
+    hub = hub_of(client)
+    assert hub.pool.ledger.claims.total() == 0
+    assert all(worker.idle for worker in hub.pool.workers.values())
+    assert not hub.responses["/v1/chat/completions", 500]

@@ -1,0 +1,127 @@
+"""A server that speaks as much of the protocol as the chat page needs, and says what a test wrote."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from edge.exporting.serve import TYPES
+from edge.server.page import HEADERS, find
+
+MIB = 1 << 20
+_PATIENCE = 30.0  # seconds
+
+
+@dataclass
+class Script:
+    """What the server does. answers: deltas of the next answers, in order; a number stands for a finish reason other
+    than "stop", an exception for an error in the stream. asked: bodies that came. gone: answers that the page ended.
+    go: deltas wait for it after the first one."""
+
+    answers: list[list[dict[str, Any] | str]] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    key: str = ""
+    models: tuple[str, ...] = ("tiny", "other")
+    budget: int = 256 * MIB  # 0: none
+    go: threading.Event = field(default_factory=threading.Event)
+    gone: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.go.set()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    script: Script
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _send(self, status: int, content: bytes, kind: str = "application/json") -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **HEADERS}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _refused(self) -> bool:
+        if not self.script.key or self.headers.get("Authorization") == f"Bearer {self.script.key}":
+            return False
+        self._send(401, json.dumps({"error": {"message": "state the API key"}}).encode())
+        return True
+
+    def do_GET(self) -> None:
+        if path := find(self.path):
+            self._send(200, path.read_bytes(), TYPES[path.suffix])
+        elif not self._refused():
+            found: dict[str, Any] = {
+                "/v1/models": {"data": [{"id": name} for name in self.script.models]},
+                "/props": {"edge": {"memory": {"resident": 141 * MIB, "budget": self.script.budget}}},
+            }
+            self._send(200 if self.path in found else 404, json.dumps(found.get(self.path)).encode())
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self._refused():
+            return
+        self.script.asked.append(json.loads(body))
+        deltas = self.script.answers.pop(0)
+        if deltas and isinstance(refused := deltas[0], dict) and "status" in refused:
+            self._send(refused["status"], json.dumps({"error": {"message": refused["message"]}}).encode())
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        try:
+            self._stream(deltas)
+        except OSError:
+            self.script.gone.set()
+
+    def _stream(self, deltas: list[dict[str, Any] | str]) -> None:
+        reason, failed = "stop", False
+        for number, delta in enumerate(deltas):
+            if number:
+                while not self.script.go.wait(0.05):
+                    self._event(None)
+            if isinstance(delta, dict) and "error" in delta:
+                self._event(delta)
+                failed = True
+            elif isinstance(delta, dict) and "finish" in delta:
+                reason = delta["finish"]
+            else:
+                self._choice({"content": delta} if isinstance(delta, str) else delta)
+        if not failed:
+            timings = {"predicted_per_second": 24.5}
+            self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}], "timings": timings})
+            cost = {"joules": 3.25, "budget": None, "memory": {"peak": 142 * MIB, "budget": self.script.budget}}
+            self._event({"choices": [], "usage": {"completion_tokens": len(deltas), "edge": cost}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _choice(self, delta: dict[str, Any]) -> None:
+        self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+    def _event(self, data: Any) -> None:
+        """None: a comment, by which a client that went away is noticed."""
+        self.wfile.write(b": waiting\n\n" if data is None else f"data: {json.dumps(data)}\n\n".encode())
+        self.wfile.flush()
+
+
+@contextmanager
+def chat_server() -> Iterator[tuple[str, Script]]:
+    """Its address, and what it is to do."""
+    script = Script()
+    handler = type("Handler", (_Handler,), {"script": script})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/", script
+        finally:
+            script.go.set()
+            server.shutdown()
+            thread.join()
