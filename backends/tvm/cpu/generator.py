@@ -158,7 +158,7 @@ def pointers_of(design: Design) -> dict[str, str]:
 def exported_pointers(design: Design) -> dict[str, str]:
     """Those of `run` in exported designs, all of which the C runtime calls alike."""
     found = POINTERS | memory_types(design.kv_dtype)
-    return found | {f"ring_{name}": found[name] for name in RINGS} | STATES
+    return found | {f"ring_{name}": found[name] for name in RINGS} | STATES | LORA
 
 
 @contextmanager
