@@ -1,4 +1,5 @@
-"""The chat page: files of a folder, with a policy that lets it load nothing from elsewhere."""
+"""The chat page: its own files and those that it shares with exported pages, with a policy that lets it load nothing
+from elsewhere and make no markup of text."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge.exporting.serve import TYPES, find_file
+from edge.exporting.site import CHAT
 from edge.server.refusal import RefusedError
 
 FOLDER = Path(__file__).parent / "page"
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "font-src 'self'; connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -24,15 +26,19 @@ _HEADERS = {
 
 async def serve(request: Request) -> Response:
     """GET / and files beside index.html."""
-    path = find_file(FOLDER, request.url.path)
+    path = find(request.url.path)
     if path is None:
         raise RefusedError(404, f"there is no {request.url.path[:80]}", code="not_found")
     kind = TYPES.get(path.suffix, "application/octet-stream")
-    return Response(path.read_bytes(), media_type=kind, headers=_HEADERS)
+    return Response(path.read_bytes(), media_type=kind, headers=HEADERS)
+
+
+def find(target: str) -> Path | None:
+    """The file of a request's target."""
+    return find_file(CHAT.parent if target.startswith(f"/{CHAT.name}/") else FOLDER, target)
 
 
 def names() -> list[str]:
     """Paths of the files."""
-    if not FOLDER.is_dir():
-        return []
-    return ["/", *(f"/{path.relative_to(FOLDER).as_posix()}" for path in sorted(FOLDER.rglob("*")) if path.is_file())]
+    shared = [f"/{CHAT.name}/{path.name}" for path in sorted(CHAT.iterdir())]
+    return ["/", *(f"/{path.name}" for path in sorted(FOLDER.iterdir())), *shared]

@@ -8,18 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
-from edge.exporting.serve import find_file
-from edge.exporting.site import CHAT
+from edge.exporting.serve import TYPES
+from edge.server.page import HEADERS, find
 
-PAGE = Path(__file__).parents[2] / "edge" / "server" / "page"
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
-)
 MIB = 1 << 20
 _PATIENCE = 30.0  # seconds
 
@@ -50,9 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, content: bytes, kind: str = "application/json") -> None:
         self.send_response(status)
-        for name, value in {
-            "Content-Type": kind, "Content-Length": str(len(content)), "Content-Security-Policy": POLICY,
-        }.items():  # fmt: skip
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **HEADERS}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
@@ -64,8 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def do_GET(self) -> None:
-        path = find_file(PAGE, self.path) or (find_file(CHAT.parent, self.path) if "/chat/" in self.path else None)
-        if path is not None:
+        if path := find(self.path):
             self._send(200, path.read_bytes(), TYPES[path.suffix])
         elif not self._refused():
             found: dict[str, Any] = {

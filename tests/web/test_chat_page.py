@@ -275,7 +275,7 @@ def test_conversations_are_kept_and_deleted(page: Page, server: tuple[str, Scrip
 
 def page_id(page: Page, url: str, question: str) -> str:
     """Of a conversation, by its first question."""
-    page.visit(f"{url}icon.svg")
+    page.visit(f"{url}chat/icon.svg")
     kept: dict[str, str] = page.value("({ ...localStorage })")
     chats = [json.loads(text) for key, text in kept.items() if key.startswith("edge chat ")]
     return next(str(each["id"]) for each in chats if each["turns"][0]["content"] == question)

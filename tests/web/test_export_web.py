@@ -102,9 +102,9 @@ def test_the_same_inputs_give_the_same_bytes(site: Path, tmp_path: Path, monkeyp
 
 
 def test_the_readme_names_all_files(site: Path) -> None:
-    """Of this folder; a browser asks for the rest by the names of browsers: icon.svg, site.webmanifest."""
+    """Of this folder; a browser asks for the rest by the name of browsers: site.webmanifest."""
     text = (site / "README.md").read_text()
-    names = {path.name for path in site.iterdir()} - {"README.md", "icon.svg", "site.webmanifest"}
+    names = {path.name for path in site.iterdir()} - {"README.md", "site.webmanifest"}
     assert [name for name in sorted(names) if f"`{name}" not in text] == []
 
 

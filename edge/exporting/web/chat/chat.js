@@ -191,7 +191,8 @@ export class Chat {
   #finish(item, turn) {
     if (!item.isConnected) return;
     drawAnswer(item, turn);
-    this.#live.textContent = [item.querySelector(":scope > .said")?.textContent, turn.note].filter(Boolean).join("\n");
+    const said = /** @type {HTMLElement} */ (item.querySelector(":scope > .said"));
+    this.#live.textContent = [said.innerText, turn.note].filter(Boolean).join("\n");
     if (turn.note) this.#shown.get(turn)?.push(this.note(turn.note));
     this.#offerCalls();
   }
