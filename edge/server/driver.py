@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edge.run.logprobs import OnLogprob
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.scheduler import Pieces
 from edge.run.session import Session
+from edge.run.tool_calls import OnCall
 
-OnPiece = Callable[[str], None]
-OnEnd = Callable[[RunReport | Exception], None]
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a driver tells of a generation: pieces of its text and of its thoughts, tokens' likelihood, parts of calls,
+    and last its report, or what went wrong."""
+
+    piece: Callable[[str], None]
+    thought: Callable[[str], None]
+    logprob: OnLogprob
+    call: OnCall
+    end: Callable[[RunReport | Exception], None]
 
 
 class Driver(Protocol):
@@ -23,7 +35,7 @@ class Driver(Protocol):
         """How many more generations may start now."""
         ...
 
-    def start(self, request: Request, *, priority: int, on_piece: OnPiece, on_thought: OnPiece, on_end: OnEnd) -> Any:
+    def start(self, request: Request, hooks: Hooks, *, priority: int) -> Any:
         """Begin a generation; returns its ticket. Raises InputError and the like for what cannot run."""
         ...
 
@@ -42,22 +54,20 @@ class OneAtATime:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._pieces: Pieces | None = None
-        self._on_piece: OnPiece = lambda text: None
-        self._on_end: OnEnd = lambda result: None
+        self._hooks: Hooks | None = None
 
     @property
     def free(self) -> int:
         return int(self._pieces is None)
 
-    def start(
-        self, request: Request, *, priority: int, on_piece: OnPiece, on_thought: OnPiece, on_end: OnEnd
-    ) -> object:
-        self._on_piece, self._on_end = on_piece, on_end
+    def start(self, request: Request, hooks: Hooks, *, priority: int) -> object:
+        self._hooks = hooks
         self._pieces = self._session.stream(
             request.prompt, max_tokens=request.max_tokens, sampling=request.sampling, stop=request.stop,
             ignore_eos=request.ignore_eos, system=request.system, think=request.think, time_limit=request.time,
             energy_limit=request.energy, time_spent=request.time_spent, keep_text=request.keep_text,
-            grammar=request.grammar, on_thought=on_thought,
+            grammar=request.grammar, logprobs=request.logprobs, on_thought=hooks.thought, on_call=hooks.call,
+            on_logprob=hooks.logprob if request.logprobs is not None else None,
         )  # fmt: skip
         return self._pieces
 
@@ -81,7 +91,8 @@ class OneAtATime:
                 assert report is not before
                 self._end(report)
             else:
-                self._on_piece(piece)
+                assert self._hooks is not None
+                self._hooks.piece(piece)
         return True
 
     def _end(self, result: RunReport | Exception) -> None:
@@ -89,4 +100,5 @@ class OneAtATime:
         if pieces is not None:
             with suppress(Exception):  # it is given up
                 pieces.close()
-        self._on_end(result)
+        if self._hooks is not None:
+            self._hooks.end(result)

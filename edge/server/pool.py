@@ -76,6 +76,7 @@ class Pool:
         """The model that a request names, and its adapter. Raises RefusedError."""
         if name is None or name == "":
             return next(iter(self.entries.values())), None
+        name = name.removesuffix(":latest")  # of programs that know Ollama
         for entry in self.entries.values():
             for known in (entry.name, *entry.aliases):
                 if name == known:

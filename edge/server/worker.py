@@ -21,8 +21,8 @@ from edge.prompt_cache.tree import agreement
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.session import Session
-from edge.server.driver import Driver, OneAtATime
-from edge.server.events import Ended, Flow, Piece
+from edge.server.driver import Driver, Hooks, OneAtATime
+from edge.server.events import Call, Ended, Flow, Likely, Piece
 from edge.server.refusal import RefusedError
 from edge.types import IntArray
 
@@ -218,17 +218,16 @@ class Worker:
                     job.work(session, job)
                 return
             assert job.make is not None
-            request = job.make(job, session)
-            job.ticket = driver.start(
-                request, priority=job.priority,
-                on_piece=lambda text: self._pass_on(job, text), on_thought=lambda text: self._pass_on(job, text, True),
-                on_end=lambda result: self._end(job, result),
-            )  # fmt: skip
+            hooks = Hooks(
+                piece=lambda text: job.flow.put(Piece(job.choice, text)),
+                thought=lambda text: job.flow.put(Piece(job.choice, text, thought=True)),
+                logprob=lambda token: job.flow.put(Likely(job.choice, token)),
+                call=lambda event: job.flow.put(Call(job.choice, event)),
+                end=lambda result: self._end(job, result),
+            )
+            job.ticket = driver.start(job.make(job, session), hooks, priority=job.priority)
         except Exception as error:
             self._end(job, error)
-
-    def _pass_on(self, job: Job, text: str, thought: bool = False) -> None:
-        job.flow.put(Piece(job.choice, text, thought))
 
     def _end(self, job: Job, result: RunReport | Exception) -> None:
         self.used = time.monotonic()
