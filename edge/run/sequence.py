@@ -215,7 +215,7 @@ class TokenSequence:
 
     def _verify(self, tokens: IntArray) -> FloatArray:
         """Run the pending token and a draft, which goes into `ahead`; returns the logits after the first."""
-        first, *others = cast(VerifyingEngine, self.engine).verify(tokens)
+        first, *others = list[FloatArray](cast(VerifyingEngine, self.engine).verify(tokens))
         self._drafted = len(others)
         self.ahead.extend(zip(tokens[1:].tolist(), others, strict=False))
         self._count(tokens[: 1 + len(others)])
