@@ -42,6 +42,7 @@ class Flag:
     twin: bool = True  # whether an environment variable stands for the flag
     low: float = -math.inf  # of a number's range
     high: float = math.inf  # of a number's range
+    apps: bool = True  # whether exported models have the option, too
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
@@ -13,6 +13,26 @@ from edge.errors import InputError, ModelFormatError
 from edge.flags import SAMPLING, flags_of, named_in_errors, option
 
 _STATE_IT = "state it, as in --temp 0.7"
+_MOST_BIASES, _LARGEST_BIAS = 1024, 1e9
+WHOLE = ("top_k", "seed", "dry_allowed_length", "dry_last_n")
+"""Fields that are whole numbers."""
+
+Biases = tuple[tuple[int, float], ...]
+
+
+def parse_bias(value: Mapping[int, float] | str | Iterable[tuple[int, float]] | None) -> Biases:
+    """Biases of logits by token ids: a dict, or text such as `28=-100,31=2.5`. Raises InputError."""
+    try:
+        if isinstance(value, str):
+            pairs: Any = [each.split("=", 1) for each in value.split(",") if each.strip()]
+        else:
+            pairs = value.items() if isinstance(value, Mapping) else value or ()
+        found = {int(token): float(bias) for token, bias in pairs}
+    except (TypeError, ValueError):
+        raise InputError(f"--logit-bias takes TOKEN=BIAS, such as 28=-100, not {value!r:.60}") from None
+    if len(found) > _MOST_BIASES or any(token < 0 or not abs(bias) <= _LARGEST_BIAS for token, bias in found.items()):
+        raise InputError(f"--logit-bias takes at most {_MOST_BIASES} tokens, and numbers, not {value!r:.60}")
+    return tuple(sorted(found.items()))
 
 
 @named_in_errors
@@ -52,16 +72,45 @@ class SamplingParams:
         0.0, "--frequency-penalty", group=SAMPLING, low=-2, high=2,
         help="Subtracted from the logits of the last 64 tokens, as often as each was drawn; 0 is off.",
     )  # fmt: skip
+    logit_bias: tuple[tuple[int, float], ...] = option(
+        "", "--logit-bias", group=SAMPLING, typed=str, parse=parse_bias, metavar="TOKEN=BIAS", apps=False,
+        help="Added to the logits of tokens, such as 28=-100 or, with commas between, several.",
+    )  # fmt: skip
+    dry_multiplier: float = option(
+        0.0, "--dry-multiplier", group=SAMPLING, low=0, high=100, apps=False,
+        help="DRY penalty on tokens that would continue a repetition; 0 is off, 0.8 is usual.",
+    )  # fmt: skip
+    dry_base: float = option(
+        1.75, "--dry-base", group=SAMPLING, low=1, high=100, apps=False,
+        help="By which the DRY penalty grows with each repeated token.",
+    )  # fmt: skip
+    dry_allowed_length: int = option(
+        2, "--dry-allowed-length", group=SAMPLING, low=1, high=1024, apps=False,
+        help="Longest repetition without a DRY penalty, in tokens.",
+    )  # fmt: skip
+    dry_last_n: int = option(
+        1024, "--dry-last-n", group=SAMPLING, low=0, high=65536, apps=False,
+        help="Tokens of the answer in which DRY looks for repetitions.",
+    )  # fmt: skip
+    xtc_probability: float = option(
+        0.0, "--xtc-probability", group=SAMPLING, low=0, high=1, apps=False,
+        help="How often XTC excludes the likeliest tokens; 0 is off.",
+    )  # fmt: skip
+    xtc_threshold: float = option(
+        0.1, "--xtc-threshold", group=SAMPLING, low=0, high=1, apps=False,
+        help="XTC excludes all tokens of this probability but the least likely of them; more than 0.5 is off.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "logit_bias", parse_bias(self.logit_bias))
         for name, flag in flags_of(self).items():
             value = getattr(self, name)
-            if name == "seed" and value is None:
+            if (name == "seed" and value is None) or name == "logit_bias":
                 continue
             is_number, is_whole = isinstance(value, Real), isinstance(value, Integral)
             if not is_number or not flag.low <= value <= flag.high:  # which NaN is not
                 raise InputError(f"{flag.name} must be from {flag.low} to {flag.high}, not {value!r:.40}")
-            if name in ("top_k", "seed") and not is_whole:
+            if name in WHOLE and not is_whole:
                 raise InputError(f"{flag.name} must be a whole number, not {value!r:.40}")
 
     @property

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig
-from edge.backends.checks import usual_cores
 from edge.backends.counts import FixedSizes, Footprint
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
@@ -51,7 +50,9 @@ class Onnx(Backend):
             check_folder(file, spec)
 
     def supports(self, core: Core) -> str | None:
-        return usual_cores(core)
+        from edge.backends.onnx.graph.layout import supports
+
+        return supports(core)
 
     def fixed_sizes(self, spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
         from edge.backends.onnx.npu.form import find_sizes

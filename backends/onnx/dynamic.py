@@ -3,6 +3,7 @@ pointer."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.graph.context import table_names
+from edge.backends.onnx.graph.state import state_shapes
 from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables, Windows
 from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.memory import MOST_AT_ONCE, MOST_OBSERVED
@@ -45,6 +47,7 @@ class DynamicPasses:
         self._which = np.zeros(MOST_OBSERVED, np.int64)
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._qkv = np.zeros((spec.layers, MOST_OBSERVED if self._shows else 0, width), np.float32)
+        self._state = np.zeros_like(kv.state.values) if kv.state else None  # behind a pass
         self._step_binding: tuple[tuple[int, int, int, int], Any] = ((0, 0, 0, 0), None)
         self._session: Any = None
 
@@ -67,6 +70,8 @@ class DynamicPasses:
             self._hidden = self._windows.added(kv.window_positions(count), count, self._float_type)
         with explained("ONNX Runtime failed"):
             self._session.run_with_iobinding(self._binding(count, wanted, shown))
+        if kv.state and self._state is not None:
+            kv.state.values[:] = self._state
 
     def queries(self, count: int) -> FloatArray:
         return self._qkv[:, :count, : self.spec.heads * self.spec.head_dim]
@@ -118,4 +123,15 @@ class DynamicPasses:
                     bind(binding, f"{name}_scales.{layer}", scales, shape=(1, *scales.shape))
             if self._shows:
                 bind(binding, f"qkv.{layer}", self._qkv[layer], shape=(1, shown, self._qkv.shape[-1]), output=True)
+        if self._kv.state and self._state is not None:
+            for values, prefix in ((self._kv.state.values, "past_"), (self._state, "")):
+                self._bind_state(binding, values, prefix)
         return binding
+
+    def _bind_state(self, binding: Any, values: FloatArray, prefix: str) -> None:
+        """All layers' states, before a pass or behind it, to the memory of `values`."""
+        first = 0
+        for name, shape in state_shapes(self._network):
+            end = first + prod(shape)
+            bind(binding, prefix + name, values[first:end], output=not prefix, shape=shape)
+            first = end

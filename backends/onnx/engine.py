@@ -11,6 +11,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig
 from edge.backends.checks import check_positions, check_tokens, check_whole
+from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx import ENGINE
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
@@ -58,7 +59,8 @@ class OnnxEngine:
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         # ONNX Runtime pairs value i of a head with value i + head / 2.
         rope = CacheRope(file, network, positions, halves=True, head=spec.head_dim)
-        kinds, scales_shape = LayerKinds.of(network.windows), (2, spec.layers, spec.kv_heads, 1, spec.head_dim)
+        kinds = LayerKinds.of(network.windows, network.rowless)
+        scales_shape = (2, spec.layers, spec.kv_heads, 1, spec.head_dim)
         self._scales, ring = np.ones(scales_shape, np.float32), None
         dtype, rows = config.kv_dtype, form.rows if form else None
         if kinds.ringed:
@@ -67,7 +69,8 @@ class OnnxEngine:
             ring = Ring(ringed, kinds.ringed, kinds.window)
         store = OnnxStore(spec, dtype, config.capacity, kinds.whole, self._scales, observes=config.observes, rows=rows)
         key = f"{ENGINE.NAME}:{files.key}:{dtype}" + (f":{provider.name}" if form else "")
-        self._kv = HeadKV(store, kinds.whole, spec.kv_heads, rope, key, config.pinned, ring)
+        state = FixedState(network.fixed_values) if any(network.fixed_values) else None
+        self._kv = HeadKV(store, kinds.whole, spec.kv_heads, rope, key, config.pinned, ring, state)
         self._windows = Windows(network.windows, spec.heads, spec.kv_heads)
         self._observed = 0
         self._observer: Observer | None = None

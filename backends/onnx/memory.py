@@ -38,12 +38,15 @@ _EMULATOR_BYTES, _EMULATED_COPIES = 176 << 20, 9
 def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     if is_static(config.provider):
         return _count_static(spec, config, find_form(spec, config))
-    kinds, float_bytes = LayerKinds.of(find_network(spec).windows), 4
+    network, float_bytes = find_network(spec), 4
+    kinds, state = LayerKinds.of(network.windows, network.rowless), 4 * sum(network.fixed_values)
     rows, ring_rows = config.capacity, kinds.ring_rows(config.capacity, config.chunk)
     heads, fixed = len(kinds.whole) * spec.kv_heads, row_bytes(spec, config.kv_dtype) * len(kinds.ringed) * ring_rows
+    fixed += state
     qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     at_once = min(config.chunk, MOST_AT_ONCE)
-    per_token = 3 * spec.ffn + 2 * qkv + 4 * spec.hidden + _SCORES[config.kv_dtype] * spec.heads * rows
+    widest = max(getattr(core, "channels", core.width) for core in network.cores)
+    per_token = 3 * max(spec.ffn, widest) + 2 * qkv + 4 * spec.hidden + _SCORES[config.kv_dtype] * spec.heads * rows
     shows = config.observes or config.kv_dtype in LARGEST
     numbers = at_once * per_token + 2 * config.logits_rows * spec.vocab + max(rows, config.chunk) * spec.head_dim
     numbers += spec.layers * MOST_OBSERVED * qkv if shows else 0
@@ -57,7 +60,7 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     return Footprint(
         weights=_weights(spec),
         kv=row_bytes(spec, config.kv_dtype) * len(kinds.whole) * rows + attention + fixed,
-        scratch=float_bytes * numbers + by_head + pinned_bytes(heads, spec.head_dim, config.pinned),
+        scratch=float_bytes * numbers + by_head + state + pinned_bytes(heads, spec.head_dim, config.pinned),
         runtime=_LIBRARY_BYTES + _LAYER_BYTES * spec.layers,
         fixed_kv=fixed,
     )
@@ -94,6 +97,10 @@ def _weights(spec: ModelSpec) -> int:
     for kind, nbytes in spec.type_bytes:
         values, size = blocks[kind]
         total += nbytes / size * values * _value_bytes(kind)
+    for kind, nbytes in spec.expert_types:
+        if kind not in FORM_TYPES and has_minimum(kind, bits_of(kind)):  # which experts store in 8 bits
+            values, size = blocks[kind]
+            total += nbytes / size * values * (_value_bytes("Q8_0") - _value_bytes(kind))
     on_the_way = 2 * spec.largest_tensor if {"F16", "BF16"} & {kind for kind, _ in spec.type_bytes} else 0
     return int(total) + (spec.largest_tensor if spec.tied_head else 0) + on_the_way
 

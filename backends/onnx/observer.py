@@ -21,7 +21,7 @@ class Observer:
     """At most `most` waiting queries of successive tokens. votes: as in `ObservedEngine.observe`."""
 
     def __init__(self, spec: ModelSpec, kv: HeadKV[OnnxStore], windows: Windows, most: int) -> None:
-        self._cores, self._kv, self._windows = [core for core in find_network(spec).attention if core], kv, windows
+        self._cores, self._kv, self._windows = find_network(spec).attention, kv, windows
         self._queries = np.zeros((spec.layers, most, spec.heads, spec.head_dim), np.float32)
         self._count = self._end = 0  # tokens that wait; rows in use when the last of them had run
         self._votes = False
@@ -51,6 +51,7 @@ class Observer:
         tables = [rotation.tables(kind, positions[0, -count:]) for kind in range(len(rotation.angles))]
         for index, layer in enumerate(kv.layers):
             core, queries = self._cores[layer], self._queries[layer, :count].swapaxes(0, 1)
+            assert core is not None
             queries = rotate(queries, *tables[rotation.kinds[layer]], halves=rotation.halves)
             rows, scales = store.array[0, index, :, : self._end], store.scales[0, layer]
             queries = queries * np.float32(core.scale)

@@ -46,6 +46,7 @@ FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values that share a scale in types without super-blocks
 
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # levels, by code
+FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled, by code
 _MIDDLES = [(low + high) / 2 for low, high in pairwise(IQ4_NL)]
 _NEAREST_IQ4_NL = np.searchsorted(_MIDDLES, np.arange(-254, 255) / 2, side="right").astype(np.uint8)  # by half levels
 
@@ -184,9 +185,13 @@ class Unpacked:
 
 @np.errstate(all="ignore")
 def unpack(raw: AnyArray, kind: str) -> Unpacked:
-    """Unpack rows, uint8 [rows, row bytes], of a type of GRIDS or of Q4_K."""
+    """Unpack rows, uint8 [rows, row bytes], of a type of GRIDS, of Q4_K or MXFP4."""
     if kind == "Q4_K":
         return _unpack_q4_k(raw)
+    if kind == "MXFP4":
+        blocks = raw.reshape(len(raw), -1, nbytes(kind, BLOCK))
+        exponents = np.maximum(blocks[..., 0].astype(np.int32) - 1, 0)  # of 2^(byte − 128); tiny ones are 0
+        return Unpacked(np.array(FP4, np.int8)[_nibbles(blocks[..., 1:])], (exponents << 23).view(np.float32))
     grid = find_grid(kind)
     blocks, count = raw.reshape(len(raw), -1, nbytes(kind, BLOCK)), 1 + grid.minima
     numbers = np.ascontiguousarray(blocks[..., : 2 * count]).view(np.float16).astype(np.float32)

@@ -40,6 +40,14 @@ class Source:
             return [(self.first, self.rows)]
         return [(self.first + number * self.stride, self.run) for number in range(self.rows // self.run)]
 
+    def runs_of(self, first: int, count: int) -> Iterator[tuple[int, int]]:
+        """Start and length of each run among `count` rows from `first` on, of those that this source counts."""
+        for start, length in self.runs:
+            skipped = min(first, length)
+            if taken := min(count, length - skipped):
+                yield start + skipped, taken
+            first, count = first - skipped, count - taken
+
     @property
     def index(self) -> slice | AnyArray:
         """The array index that selects the rows."""

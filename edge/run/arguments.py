@@ -14,6 +14,7 @@ from edge.run.meters import EnergyMeter
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
+MOST_TOP = 100  # alternatives of a token whose probability is reported
 _PROMPT = "the prompt must be text, pieces of text or an array of token ids"
 
 
@@ -85,6 +86,12 @@ def check_texts(name: str, value: object) -> None:
     texts = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(texts, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in texts):
         raise InputError(f"{name} must be text, not {brief(value)}")
+
+
+def check_top(name: str, top: object) -> None:
+    """None, or a number of alternatives. Raises InputError."""
+    if top is not None and (not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MOST_TOP):
+        raise InputError(f"{name} must be a whole number from 0 to {MOST_TOP}, not {brief(top)}")
 
 
 def _pieces(prompt: Iterable[object]) -> Iterator[str]:

@@ -37,21 +37,24 @@ class Constraint(Protocol):
 
 
 class Constrained:
-    """A constraint within one generation: it holds from the end of the thoughts, which are free."""
+    """A constraint within one generation: it holds from the end of the thoughts, which are free.
 
-    def __init__(self, constraint: Constraint, thinking: Thinking) -> None:
-        self._constraint, self._thinking = constraint, thinking
+    skips: whether forced tokens need no logits of their own.
+    """
+
+    def __init__(self, constraint: Constraint, thinking: Thinking, *, skips: bool) -> None:
+        self._constraint, self._thinking, self._skips = constraint, thinking, skips
         self._begun = False  # the answer has its first token
         self._offered: int | None = None  # a token that would open a thought, which was possible beside the grammar's
         self._lead = list[int]()  # tokens between thoughts and answer that are to follow
         self.holds = thinking.answering
 
     @classmethod
-    def of(cls, grammar: Grammar, model: Model, thinking: Thinking) -> Constrained:
+    def of(cls, grammar: Grammar, model: Model, thinking: Thinking, *, skips: bool) -> Constrained:
         """Raises what `Matcher` raises."""
         from edge.grammar.matcher import Matcher
 
-        return cls(Matcher(grammar, model.tokenizer), thinking)
+        return cls(Matcher(grammar, model.tokenizer), thinking, skips=skips)
 
     def mask(self, logits: FloatArray) -> None:
         """As `Constraint.mask`. Before the answer, a token that opens a thought stays possible."""
@@ -77,7 +80,7 @@ class Constrained:
     def forced(self) -> list[int]:
         """Tokens that follow without a choice."""
         lead, self._lead = self._lead, []
-        if not self.holds or self._opening is not None:
+        if not self.holds or not self._skips or self._opening is not None:
             return lead
         tokens = self._constraint.forced()
         self._begun = self._begun or bool(tokens)

@@ -36,7 +36,10 @@ _READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are aske
 def begin(sequence: TokenSequence, run: Generation) -> None:
     """Make room for the prompt of a request. Raises InputError, and has run nothing, if it does not fit."""
     request, kv = run.request, sequence.engine.kv
-    if not request.follow_up:
+    if run.prompt.whole and not request.follow_up:
+        read_ahead(sequence, run.prompt, run.watch)
+        run.reused = sequence.resume(run.prompt)
+    elif not request.follow_up:
         sequence.reset()
     if not read_ahead(sequence, run.prompt, run.watch):
         sequence.check_fits(run.prompt)
@@ -58,7 +61,7 @@ def generate(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | N
 
 def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None) -> Iterator[str | Turn]:
     """The same, which leaves pending tokens to its driver. Logits of its last pass must be there when it goes on."""
-    if not (run.request.follow_up or run.watch.ends_now()):
+    if not (run.request.follow_up or run.reused or run.watch.ends_now()):
         run.reused = sequence.reuse()
     run.restored_at = time.perf_counter()
     for done, known in prefill(sequence, run):
@@ -134,19 +137,22 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
             break
         run.generated += 1
         sequence.append(token)
-        yield stops.feed(thinking.feed(token))
+        text = stops.feed(run.said(thinking.feed(token)))
+        if drawn and run.logprobs is not None:
+            run.logprobs.tell(token, thought=thinking.thought)
+        yield text
         if drawn:
             forced = run.follow(token)
         if run.constrained is not None and run.constrained.holds:
-            sequence.settle()
-        if stops.met or (run.ended and not forced):
+            sequence.settle_choices()
+        if stops.met or (run.ended and not forced) or (run.calls is not None and run.calls.enough):
             reason = "stop"
         elif run.generated == run.request.max_tokens:
             reason = "length"
         elif forced:
             continue  # they run in one pass, with the token before them
         else:
-            reason = watch.ends_now() if sequence.ahead else watch.before_pass(sequence.ran)
+            reason = watch.ends_now() if sequence.was_run else watch.before_pass(sequence.ran)
         if reason is None and (closing := thinking.closing()):
             sequence.insert(closing)
             forced = run.end_thoughts()
@@ -158,8 +164,9 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
                 reason = "memory" if shrunk else "capacity"
             else:
                 yield Turn.PENDING
-    run.stop_reason = reason
+    rest = run.said(thinking.rest())
+    rest += run.end(reason)
     if not stops.met:
-        yield stops.feed(thinking.rest())
+        yield stops.feed(rest)
     yield stops.rest()
     watch.pay()

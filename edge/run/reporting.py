@@ -38,7 +38,10 @@ def report_of(run: Generation, loaded: Loaded, options: Options, zone: Zone | No
         thoughts=run.thinking.report(),
         seed=run.seed,
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
+        drafted=sequence.speculation and sequence.speculation.report(),
+        tool_calls=run.calls.found if run.calls else (),
         incomplete=run.incomplete,
+        logprobs=tuple(run.logprobs.kept) if run.logprobs is not None and run.logprobs.kept is not None else None,
     )
 
 

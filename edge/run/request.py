@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from edge.errors import UnsupportedError
+from edge.errors import InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model
 from edge.model.prompt import Prompt
@@ -21,13 +22,17 @@ from edge.run.arguments import (
     check_sampling,
     check_text,
     check_texts,
+    check_top,
 )
 from edge.run.governor import RunLimits
+from edge.run.sampler import Processor
 from edge.run.snapshots import Outline, changed_opening
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 Text = str | Iterable[str] | IntArray | Prompt
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,16 @@ class Request:
     energy_spent: float
     keep_text: bool
     grammar: Grammar | None = None
+    logprobs: int | None = None
+    logits_processor: Processor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_tokens", check_limit(self.max_tokens))
         check_sampling(self.sampling)
         check_grammar(self.grammar)
+        check_top("logprobs", self.logprobs)
+        if self.logits_processor is not None and not callable(self.logits_processor):
+            raise InputError(f"logits_processor must be a function, not {self.logits_processor!r:.60}")
         check_texts("stop", self.stop)
         check_text("system", self.system)
         numbers = {"time_limit": self.time, "energy_limit": self.energy}
@@ -91,3 +101,36 @@ class Request:
         opening = changed_opening(model, self.think)
         system = model.system_rows(self.system, self.think) if shared and not self.follow_up else 0
         return Outline(system, opening and opening[0])
+
+
+def prompt_of(
+    model: Model,
+    prompt: Text | None,
+    messages: Messages | None,
+    tools: Tools | None,
+    tool_choice: str | Mapping[str, Any] | None,
+    system: str | None,
+    continues: bool,
+    think: Think | str | bool | int | None,
+) -> Text:
+    """The prompt of a generation: as it was given, or from messages. continues: it has no turns of its own.
+
+    Raises InputError and UnsupportedError.
+    """
+    if messages is None and not tools:
+        if prompt is None:
+            raise InputError("there is no prompt: give a text, tokens or messages")
+        return prompt
+    if continues:
+        raise InputError(
+            "messages and tools go through the chat template from the beginning: leave raw and follow_up out"
+        )
+    if messages is None:
+        if not isinstance(prompt, str):
+            raise InputError(f"a prompt with tools must be text or messages, not {prompt!r:.60}")
+        messages = [{"role": "user", "content": prompt}]
+    elif prompt is not None:
+        raise InputError("give a prompt or messages, not both")
+    if system is not None:
+        messages = [{"role": "system", "content": system}, *messages]
+    return model.chat_prompt(messages, tools=tools, think=think, tool_choice=tool_choice)

@@ -1,21 +1,28 @@
 """From logits to the next token: small pure functions over a logits array, composed into one sampler.
 
-The order is llama.cpp's: penalties, top-k, top-p, min-p, temperature. The largest logits are found by blocks,
-so that drawing from 49k or 262k of them costs little more than reading them.
+The order is llama.cpp's: biases, penalties, DRY, top-k, top-p, min-p, XTC, temperature. A caller's processor comes
+before all of them, a grammar's mask behind the penalties, where the order makes no difference to it. The largest logits
+are found by blocks, so that drawing from 49k or 262k of them costs little more than reading them.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from edge.backends.base import NOT_FINITE
-from edge.errors import EngineError, UnsupportedError
+from edge.errors import EngineError, InputError, UnsupportedError
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray, IntArray
+
+Processor = Callable[[IntArray, FloatArray], FloatArray | None]
+"""Is given the tokens of the answer so far, int32 [n], and the next logits, float32 [vocab]; changes them in place, or
+returns others."""
 
 PENALTY_WINDOW = 64  # recent tokens that penalties look at, as in llama.cpp
 COLDEST = 1e-30  # lower temperatures are this one: to divide by less overflows
@@ -28,14 +35,23 @@ class Sampler:
     penalties into the logits it is given.
 
     banned: tokens that are never drawn: those that the model's file suppresses, the end of turn under --ignore-eos.
+    piece: the bytes of a token, by which DRY knows where repetitions begin anew.
     """
 
-    def __init__(self, params: SamplingParams, banned: Iterable[int] = ()) -> None:
+    def __init__(
+        self, params: SamplingParams, banned: Iterable[int] = (), *, piece: Callable[[int], bytes] = lambda _: b"",
+        processor: Processor | None = None,
+    ) -> None:  # fmt: skip
         self.banned: IntArray = np.fromiter(sorted(banned), dtype=np.int32)
         self._params = params
         self._recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
         self._rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
         self.mask: Callable[[FloatArray], None] | None = None  # writes a grammar's −∞ into the logits
+        self.look: Callable[[FloatArray], None] | None = None  # is shown the model's own logits
+        self._processor, self._piece = processor, piece
+        self._biased = np.array([token for token, _ in params.logit_bias], np.int64)
+        self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
+        self._answer = array("i") if processor is not None or params.dry_multiplier else None
 
     @property
     def greedy(self) -> bool:
@@ -45,7 +61,8 @@ class Sampler:
     @property
     def _reads_all(self) -> bool:
         """Whether the largest logits are not enough to choose by."""
-        return self.mask is not None or self._params.penalizes
+        hooked = self.mask is not None or self.look is not None or self._answer is not None
+        return hooked or self._params.penalizes or self._biased.size > 0
 
     @property
     def candidates(self) -> int:
@@ -58,13 +75,27 @@ class Sampler:
         if token not in self.banned:
             self.banned = np.append(self.banned, np.int32(token))
 
+    def follow(self, tokens: Iterable[int]) -> None:
+        """The answer goes on with tokens that were not drawn."""
+        if self._answer is not None:
+            self._answer.extend(tokens)
+
     def __call__(self, logits: FloatArray) -> int:
+        if self.look is not None:
+            self.look(logits)
+        if self._processor is not None:
+            logits = self._process(logits)
+        if self._biased.size:
+            logits[self._biased] += self._biases
         if self.banned.size:
             logits[self.banned] = -np.inf
         if self._recent:
             tokens, counts = np.unique(np.fromiter(self._recent, np.int64), return_counts=True)
             penalize(logits, tokens, self._params.repeat_penalty)
             subtract(logits, tokens, counts, self._params.presence_penalty, self._params.frequency_penalty)
+        if self._params.dry_multiplier and self._answer:
+            recent = self._answer[-self._params.dry_last_n or len(self._answer) :]
+            dry(logits, recent, self._params, self._breaks)
         if self.mask is not None:
             self.mask(logits)
             if logits.max() == -np.inf:  # since NaN is no reason to be silent, this is not `not isfinite`
@@ -72,7 +103,23 @@ class Sampler:
         token = greedy(logits) if self._rng is None else draw(logits, self._params, self._rng)
         if self._params.penalizes:
             self._recent.append(token)
+        self.follow([token])
         return token
+
+    def _process(self, logits: FloatArray) -> FloatArray:
+        """By the caller's processor. Raises InputError if it returns something else than logits."""
+        assert self._processor is not None
+        answer = np.array(self._answer, np.int32)
+        found = self._processor(answer, logits)
+        if found is None:  # it wrote into them
+            return logits
+        if not isinstance(found, np.ndarray) or found.shape != logits.shape or found.dtype.kind != "f":
+            raise InputError(f"logits_processor must return logits, float32 [{logits.size}], or None")
+        return found.astype(np.float32, copy=False)
+
+    def _breaks(self, token: int) -> bool:
+        piece = self._piece(token)
+        return any(each in piece for each in DRY_BREAKERS)
 
     def draw_from(self, tokens: IntArray, logits: FloatArray) -> int:
         """The same token, and the same state of the generator, as from all logits, of which these are the `candidates`
@@ -139,6 +186,9 @@ def _cut(probabilities: AnyArray, params: SamplingParams) -> int:
 
 
 def _choose(tokens: IntArray, logits: AnyArray, params: SamplingParams, rng: np.random.Generator) -> int:
+    if params.xtc_probability and params.xtc_threshold <= 0.5 and rng.random() < params.xtc_probability:
+        kept = xtc(softmax(logits), params.xtc_threshold)
+        tokens, logits = tokens[kept], logits[kept]
     scaled = (logits - logits.max()) / max(params.temperature, COLDEST)
     return int(tokens[rng.choice(tokens.size, p=softmax(scaled))])
 
@@ -169,6 +219,43 @@ def top_p(probabilities: AnyArray, p: float) -> int:
 def min_p(probabilities: AnyArray, p: float) -> int:
     """How many of the sorted probabilities are at least p times the largest."""
     return int(np.count_nonzero(probabilities >= p * probabilities[0]))
+
+
+def xtc(probabilities: AnyArray, threshold: float) -> npt.NDArray[np.bool_]:
+    """Which tokens stay, bool [n]: without those that are at least as likely as the threshold, but for the least likely
+    of them ("Exclude Top Choices", text-generation-webui #6335)."""
+    excluded: npt.NDArray[np.bool_] = probabilities >= threshold
+    likely = np.flatnonzero(excluded)
+    if likely.size:
+        excluded[likely[probabilities[likely].argmin()]] = False
+    return ~excluded
+
+
+DRY_BREAKERS = (b"\n", b":", b'"', b"*")  # text behind which a repetition begins anew, as in llama.cpp
+_LARGEST_EXPONENT = 88.0  # natural logarithm of the largest float32
+_LARGEST_PENALTY = 1e30  # subtracted from any logit it is still finite
+
+
+def dry(logits: FloatArray, recent: array[int], params: SamplingParams, breaks: Callable[[int], bool]) -> None:
+    """Make tokens less likely, in place, that would continue a repetition of `recent`, by multiplier ·
+    base^(length − allowed length) ("Don't Repeat Yourself", text-generation-webui #5677). breaks: whether a token
+    begins a text anew, so that no repetition reaches over it."""
+    allowed, tokens = params.dry_allowed_length, np.array(recent, np.int32)
+    limit = next((back for back, token in enumerate(reversed(recent)) if breaks(token)), len(recent))
+    if len(recent) <= allowed or limit < allowed:
+        return
+    longest: dict[int, int] = {}
+    for end in np.flatnonzero(tokens[:-1] == tokens[-1]).tolist():
+        most = min(end + 1, limit)
+        differ = np.flatnonzero(tokens[end + 1 - most : end + 1] != tokens[tokens.size - most :])
+        length = most if not differ.size else most - 1 - int(differ[-1])
+        following = int(tokens[end + 1])
+        longest[following] = max(length, longest.get(following, 0))
+    base = math.log(params.dry_base)
+    for token, length in longest.items():
+        if length >= allowed and not breaks(token):
+            exponent = min((length - allowed) * base, _LARGEST_EXPONENT)
+            logits[token] -= np.float32(min(params.dry_multiplier * math.exp(exponent), _LARGEST_PENALTY))
 
 
 def penalize(logits: FloatArray, tokens: AnyArray, penalty: float) -> None:

@@ -47,6 +47,7 @@ REPORT_KEYS = {
     "versions": None,
     "seed": None,
     "incomplete": None,
+    "logprobs": None,
     "schema": None,
 }  # fmt: skip
 

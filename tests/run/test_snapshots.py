@@ -38,6 +38,7 @@ HYBRIDS = [
     ("gemma3", "cpu"),
     ("falcon-h1", "llamacpp"),
     ("nemotron_h", "cpu"),
+    ("qwen35", "onnx"),
 ]
 SMALL = 600 << 20
 

@@ -7,6 +7,7 @@ from typing import Any
 from edge.backends.onnx.graph.context import KV_TYPES, Context, mask_name, table_names
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Type
+from edge.backends.onnx.graph.state import split
 from edge.model.layers import Attention
 
 _ROTARY_HEADS = 16  # GroupQueryAttention rotates heads whose size is a multiple of this
@@ -14,7 +15,7 @@ _ROTARY_HEADS = 16  # GroupQueryAttention rotates heads whose size is a multiple
 
 def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
     """Map normalized rows, [1, n, hidden], to the concatenated heads' outputs, [1, n, width]."""
-    qkv = _project(graph, core, layer, x)
+    qkv, gate = _project(graph, core, layer, x)
     if graph.observed:
         graph.output(f"qkv.{layer}", Type.FLOAT, 1, "k", core.width + core.row_values)
         graph.node("Gather", qkv, "observed", output=f"qkv.{layer}", axis=1)
@@ -42,7 +43,10 @@ def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
         hidden = f"window.{layer}"
         graph.input(hidden, graph.float_type, 1, f"seeing.{layer}", "n", f"{ring}seen")
     counts = [f"{ring}last", f"{ring}rows"]
-    inputs = [qkv, "", "", f"past_key.{layer}", f"past_value.{layer}", *counts, *tables, hidden, ""]
+    sinks = graph.weight(f"blk.{layer}.attn_sinks") if core.sinks else ""
+    if sinks and graph.kv_dtype == "f16":
+        sinks = graph.node("Cast", sinks, to=Type.FLOAT16)
+    inputs = [qkv, "", "", f"past_key.{layer}", f"past_value.{layer}", *counts, *tables, hidden, sinks]
     if graph.quantized:
         for name in (f"key_scales.{layer}", f"value_scales.{layer}"):
             graph.input(name, Type.FLOAT, 1, core.kv_heads, 1, core.head_dim)
@@ -51,12 +55,15 @@ def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
         how["kv_cache_bit_width"] = int(graph.kv_dtype.removeprefix("int"))
     mixed = f"blk.{layer}.mixed"
     graph.emit("GroupQueryAttention", inputs, [mixed, f"key.{layer}", f"value.{layer}"], MS, **how)
-    return graph.node("Cast", mixed, to=Type.FLOAT) if graph.kv_dtype == "f16" else mixed
+    if graph.kv_dtype == "f16":
+        mixed = graph.node("Cast", mixed, to=Type.FLOAT)
+    return graph.node("Mul", mixed, graph.node("Sigmoid", gate)) if gate else mixed
 
 
 def static_attention(graph: Context, core: Attention, layer: int, x: str) -> str:
     """Like `attention`, for a fixed number of tokens. Queries before RoPE are appended to `graph.queries`."""
-    queries, keys, values = _split_heads(graph, core, _project(graph, core, layer, x))
+    qkv, _ = _project(graph, core, layer, x)
+    queries, keys, values = _split_heads(graph, core, qkv)
     apart = graph.constant("layers_apart", [1, 1, graph.tokens, core.width])
     graph.queries.append(graph.node("Reshape", queries, apart))
     if graph.network.rotates(layer):
@@ -76,17 +83,19 @@ def static_attention(graph: Context, core: Attention, layer: int, x: str) -> str
     return graph.node("Reshape", graph.node("Transpose", mixed, perm=[0, 2, 1, 3]), together)
 
 
-def _project(graph: Context, core: Attention, layer: int, x: str) -> str:
-    """Concatenated queries, keys and values before RoPE."""
+def _project(graph: Context, core: Attention, layer: int, x: str) -> tuple[str, str]:
+    """Concatenated queries, keys and values before RoPE, and the gate of the output, if it has one."""
     at = f"blk.{layer}."
     graph.begin("qkv", layer)
-    qkv = graph.multiply(f"{at}qkv", x)
+    qkv, gate = graph.multiply(f"{at}qkv", x), ""
+    if core.gated:
+        qkv, gate = split(graph, qkv, [core.width + core.row_values, core.width])
     if core.head_norms:
         qkv = _norm_heads(graph, core, at, qkv)
     if core.temperature:
         queries, *others = _split_heads(graph, core, qkv)
         qkv = graph.node("Concat", graph.node("Mul", queries, "temperatures"), *others, axis=-1)
-    return qkv
+    return qkv, gate
 
 
 def _scores(core: Attention) -> dict[str, Any]:
@@ -96,10 +105,7 @@ def _scores(core: Attention) -> dict[str, Any]:
 
 def _split_heads(graph: Context, core: Attention, qkv: str) -> list[str]:
     """Split into queries, keys and values."""
-    sizes = [core.width, core.row_values // 2, core.row_values // 2]
-    parts = [f"{qkv}.{part}" for part in "qkv"]
-    graph.emit("Split", [qkv, graph.constant("qkv_sizes", sizes)], parts, axis=-1)
-    return parts
+    return split(graph, qkv, [core.width, core.row_values // 2, core.row_values // 2])
 
 
 def _norm_heads(graph: Context, core: Attention, at: str, qkv: str) -> str:

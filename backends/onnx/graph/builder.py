@@ -14,6 +14,7 @@ Inputs, besides `tokens` int64 [1, n]:
   window.N    [1, heads or 1, n, rows]: for layers with a sliding window, 0 for rows that a token sees, −inf for
               others. (ONNX Runtime's own windows count rows, but ours are in any order.)
   key_scales.N, value_scales.N  float32 [1, KV heads, 1, head], for int8 and int4 rows
+  past_inputs.N, past_memory.N  states of recurrent layers, as in `state.py`, with outputs inputs.N, memory.N
   observed    int64 [k]: tokens of which layer N's queries (with their temperatures), keys and values, before RoPE, are
               the output qkv.N
 Outputs: logits float32 [1, m, vocabulary], and those above.
@@ -25,15 +26,25 @@ from collections.abc import Callable
 
 from edge.backends.onnx.graph.attention import attention
 from edge.backends.onnx.graph.context import Context, table_names
+from edge.backends.onnx.graph.delta_net import delta_net
 from edge.backends.onnx.graph.dense import dense
+from edge.backends.onnx.graph.experts import experts
 from edge.backends.onnx.graph.layout import Layout
+from edge.backends.onnx.graph.mamba import mamba
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Type
-from edge.model.layers import Attention, Block, Dense, Network
+from edge.backends.onnx.graph.short_convolution import short_convolution
+from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, Mamba, Network, ShortConvolution
 from edge.model.spec import ModelSpec
 
-CORES: dict[type, Callable[..., str]] = {Attention: attention, Dense: dense}
-OUTPUTS = {Attention: "output", Dense: "down"}  # phases of output projections
+CORES: dict[type, Callable[..., str]] = {
+    Attention: attention,
+    DeltaNet: delta_net,
+    Dense: dense,
+    Experts: experts,
+    Mamba: mamba,
+    ShortConvolution: short_convolution,
+}
 
 
 def make_graph(layout: Layout, spec: ModelSpec, network: Network, kv_dtype: str, observed: bool, data: str) -> bytes:
@@ -48,6 +59,7 @@ class Builder(Context):
     """Builds a graph by a loop over layers and blocks; methods return names of values. `static.py` overrides parts."""
 
     cores = CORES
+    normed = ""  # the rows that the last block's core saw
 
     def build(self) -> bytes:
         spec = self.spec
@@ -84,14 +96,21 @@ class Builder(Context):
     def block(self, layer: int, block: Block, residual: str, added: str) -> tuple[str, str]:
         at, last = f"blk.{layer}.", self.network.last_mixing == (layer, block)
         self.begin("norm", layer)
-        residual, x = self.add_and_norm(residual, added, at + block.norm)
-        inner = self.cores[type(block.core)](self, block.core, layer, x)
-        self.begin(OUTPUTS[type(block.core)], layer)
-        added = self.multiply(at + block.core.output, self.pick(inner) if last else inner)
+        beside = added if block.beside else ""  # what the block before this one adds
+        if not beside:
+            residual, self.normed = self.add_and_norm(residual, added, at + block.norm)
+        inner = self.cores[type(block.core)](self, block.core, layer, self.normed)
+        if isinstance(block.core, Experts):  # which have projected already
+            added = inner
+        else:
+            self.begin("down" if isinstance(block.core, Dense) else "output", layer)
+            added = self.multiply(at + block.core.output, self.pick(inner) if last else inner)
         self.begin("norm", layer)
         if block.post_norm:
             added = self.post_norm(added, at + block.post_norm)
         added = self.scaled(added, block.scale)
+        if beside:
+            added = self.node("Add", self.pick(beside) if last else beside, added)
         return self.pick(residual) if last else residual, added
 
     def head(self, x: str) -> None:

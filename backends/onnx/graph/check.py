@@ -42,20 +42,18 @@ def check_weights(file: GGUFFile, layout: Layout, data: Path) -> None:
 
 
 def _check_matrix(file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, data: Path) -> None:
-    before = 0
-    for part in matrix.parts:
+    for index, part in enumerate(matrix.parts):
         head = len(part.order) or 1
         for first in {0, part.source.rows // head // 2 * head, part.source.rows - head}:
             rows = read_rows(file, source, layout, part, first, head)
             stored = {
-                suffix: _read(data, layout.places[f"{name}.{suffix}"], before + first, head)
+                suffix: _read(data, layout.places[f"{name}.{suffix}"], matrix.row(index, first), head)
                 for suffix in matrix.form.arrays(matrix.rows, matrix.columns)
             }
             values, meant = matrix.form.restored(stored, rows.kind), rows.values()
             slack = _EPSILON * np.abs(meant).max(axis=1, keepdims=True)
             if not (np.abs(values[0] - meant) <= values[1] + slack).all():
                 raise _not_meant(name)
-        before += part.source.rows
 
 
 def _read(data: Path, place: Place, first: int, count: int) -> AnyArray:

@@ -22,7 +22,7 @@ class Context(Nodes):
     ) -> None:  # fmt: skip
         super().__init__(layout, data)
         self.spec, self.network, self.kv_dtype, self.tokens = spec, network, kv_dtype, tokens
-        self.kinds = LayerKinds.of(network.windows)
+        self.kinds = LayerKinds.of(network.windows, network.rowless)
         self.quantized = kv_dtype in ("int8", "int4")
         self.observed = observed or self.quantized
         self.float_type = Type.FLOAT16 if kv_dtype == "f16" else Type.FLOAT

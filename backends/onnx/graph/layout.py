@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
 
-from edge.backends.checks import check_cores, check_heads, usual_cores
+from edge.backends.checks import check_cores, check_heads, hybrid_cores, usual_cores
 from edge.backends.onnx.graph.forms import Array, Blocks, Floats, Form, Int8, NormalFloats
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum, is_exact
 from edge.errors import UnsupportedError
 from edge.formats import nf4
 from edge.formats.blocks import BLOCK, FLOATS
-from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Core, Network
+from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.model.layers import Attention, Core, Experts, Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import FloatArray
@@ -59,12 +59,19 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of the graph: rows of one or more tensors of the file, concatenated."""
+    """A matrix of the graph: rows of one or more tensors of the file, concatenated, or one of each in turn."""
 
     parts: tuple[SourceRows, ...]
     rows: int
     columns: int
     form: Form
+    in_turn: bool = False
+
+    def row(self, part: int, row: int) -> int:
+        """Where a row of a part is."""
+        if self.in_turn:
+            return row * len(self.parts) + part
+        return sum(each.source.rows for each in self.parts[:part]) + row
 
 
 @dataclass(frozen=True)
@@ -114,10 +121,22 @@ class Layout:
         return sorted(found)
 
 
+def supports(core: Core) -> str | None:
+    """Why dynamic graphs cannot express a core."""
+    if isinstance(core, Experts):
+        return None if core.activation == "silu" else f"experts with {core.activation}"
+    return hybrid_cores(replace(core, sinks=False) if isinstance(core, Attention) else core)
+
+
+def check_static(spec: ModelSpec) -> None:
+    """Refuse models that static graphs cannot express. Raises UnsupportedError."""
+    check_heads(check_cores("NPU", spec, usual_cores), everywhere=True)
+
+
 def check_network(spec: ModelSpec) -> Network:
     """The model's layers. Raises UnsupportedError for models that the graph cannot express."""
-    network = check_cores("onnx engine", spec, usual_cores)
-    check_heads(network, everywhere=True)
+    network = check_cores("onnx engine", spec, supports)
+    check_heads(network)
     if spec.head_dim % _HEAD_MULTIPLE:
         raise UnsupportedError(
             f"ONNX Runtime's attention wants heads of a multiple of {_HEAD_MULTIPLE} values, not {spec.head_dim}: "
@@ -142,10 +161,20 @@ def head_order(spec: ModelSpec) -> tuple[int, ...]:
     return () if order == tuple(range(spec.head_dim)) else order
 
 
+def rows_in(info: TensorInfo, source: Source) -> int:
+    """Rows of a whole tensor of the file, as its source counts them: values, of vectors."""
+    if source.is_row:
+        return 1
+    return info.elements if source.rows == info.elements else info.rows
+
+
 def products_of(core: Core) -> dict[str, tuple[str, ...]]:
     """Matrices grouped by product: queries, keys and values share one."""
     if isinstance(core, Attention):
         return {"qkv": core.inputs, core.output: (core.output,)}
+    if isinstance(core, Experts):
+        shared = (*core.inputs[2:], *core.outputs[1:])
+        return {name: (name,) for name in (*core.routers, *shared)}
     return {name: (name,) for name in (*core.inputs, core.output)}
 
 
@@ -177,6 +206,11 @@ def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> L
         for block in blocks:
             for name, parts in products_of(block.core).items():
                 maker.matrix(at + name, *(at + part for part in parts))
+            if isinstance(block.core, Experts):
+                maker.experts(at, block.core)
+            for tensor in block.core.tensors(spec.hidden):
+                if at + tensor.name not in maker.used:  # factors of recurrent cores
+                    maker.vector(at + tensor.name, at + tensor.name)
     maker.norm("output_norm")
     if not spec.tied_head:
         maker.matrix("output", "output")
@@ -211,6 +245,19 @@ class _Maker:
         if all(bias in self._found for bias in biases):
             self.vector(f"{name}.bias", *biases)
 
+    def experts(self, at: str, core: Experts) -> None:
+        """Add the matrices of all experts: gates and ups in turn, and downs."""
+        names = (at + core.inputs[0], at + core.inputs[1], at + core.output)
+        infos = [self._file.tensors[self._found[name].tensor] for name in names]
+        floats = any(info.type in FLOATS or info.shape[0] % BLOCK for info in infos)
+        for chosen, own in ((names[:2], infos[:2]), (names[2:], infos[2:])):
+            kinds = [info.type for info in own]
+            # Means of blocks cannot be appended to what is within the operator, so types with minima are rounded.
+            form = Floats() if floats else form_for(kinds, own[0].shape[0], looked_up=True)
+            self._matrix(chosen[0], self._parts(chosen), form, in_turn=len(chosen) > 1)
+            if core.biases:
+                self.vector(f"{chosen[0]}.bias", *(f"{name}.bias" for name in chosen))
+
     def norm(self, name: str) -> None:
         """Add a norm and its bias, if the model has them."""
         for each in (name, f"{name}.bias"):
@@ -220,12 +267,13 @@ class _Maker:
     def vector(self, name: str, *names: str) -> None:
         """Add a vector, stored as float32."""
         parts = self.vectors[name] = self._parts(names)
-        columns = self._file.tensors[parts[0].source.tensor].shape[:-1]
+        info = self._file.tensors[parts[0].source.tensor]
+        columns = info.shape[:-1] if rows_in(info, parts[0].source) < info.elements else ()
         self._place(name, Array("float32", (sum(part.source.rows for part in parts), *columns)))
 
-    def _matrix(self, name: str, parts: tuple[SourceRows, ...], form: Form) -> None:
+    def _matrix(self, name: str, parts: tuple[SourceRows, ...], form: Form, *, in_turn: bool = False) -> None:
         rows, columns = sum(part.source.rows for part in parts), self._file.tensors[parts[0].source.tensor].shape[0]
-        self.matrices[name] = Matrix(parts, rows, columns, form)
+        self.matrices[name] = Matrix(parts, rows, columns, form, in_turn)
         for suffix, array in form.arrays(rows, columns).items():
             self._place(f"{name}.{suffix}", array)
 

@@ -19,7 +19,7 @@ from edge.formats.blocks import BLOCK, FLOATS, GRIDS
 from edge.types import AnyArray, FloatArray
 
 _FOUR_BITS = (*(kind for kind, grid in GRIDS.items() if grid.uniform and grid.bits == 4), "Q4_K")
-_EXACT = {4: _FOUR_BITS, 8: tuple(kind for kind, grid in GRIDS.items() if not grid.minima)}
+_EXACT = {4: _FOUR_BITS, 8: (*(kind for kind, grid in GRIDS.items() if not grid.minima), "MXFP4")}
 _MIDDLE = {4: 8, 8: 128}  # the zero point where none is stated
 
 

@@ -14,7 +14,7 @@ from edge.formats.blocks import BLOCK
 
 OPSET, IR_VERSION = 23, 11
 MS = "com.microsoft"
-_INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: six times faster than float activations
+INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: six times faster than float activations
 _NF4 = 1  # MatMulBnb4's quant_type
 _TINY = 1e-30  # instead of dividing by 0
 _ONNX_TYPES = {
@@ -65,7 +65,7 @@ class Nodes:
             inputs += ["", self.weight(bias)]
         columns = matrix.columns + form.means(matrix.columns)
         sizes: dict[str, Any] = {"K": columns, "N": matrix.rows, "bits": form.bits, "block_size": BLOCK}
-        how = {**sizes, "accuracy_level": _INT8_ACTIVATIONS}
+        how = {**sizes, "accuracy_level": INT8_ACTIVATIONS}
         return self.node("MatMulNBits", *inputs, domain=MS, output=output, **how)
 
     def with_means(self, x: str) -> str:

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from edge.backends.onnx.graph.forms import RawRows
-from edge.backends.onnx.graph.layout import Layout, Matrix, Place, SourceRows
+from edge.backends.onnx.graph.layout import Layout, Matrix, Place, SourceRows, rows_in
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.types import AnyArray, Progress
@@ -27,12 +27,11 @@ def write_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progre
             if progress:
                 progress(done / len(layout.matrices))
         for name, parts in layout.vectors.items():
-            first = 0
-            for part in parts:
-                for rows in slices(file, source, layout, part):
-                    values = rows.values()
-                    _put(out, layout.places[name], first, values.reshape(-1, *layout.places[name].array.shape[1:]))
-                    first += len(rows.raw)
+            first, of_matrix = 0, layout.matrices.get(name.removesuffix(".bias"))
+            for together in _together(file, source, layout, parts, in_turn=of_matrix is not None and of_matrix.in_turn):
+                values = _in_turn([rows.values() for rows in together])
+                _put(out, layout.places[name], first, values.reshape(-1, *layout.places[name].array.shape[1:]))
+                first += sum(len(rows.raw) for rows in together)
 
 
 def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows, first: int, count: int) -> RawRows:
@@ -41,9 +40,12 @@ def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows
     Raises ModelFormatError if the file ends before them.
     """
     info = file.tensors[part.source.tensor]
-    row_bytes = info.nbytes // info.shape[-1]
-    source.seek(info.offset + (part.source.first + first) * row_bytes)
-    raw = np.frombuffer(source.read(count * row_bytes), np.uint8)
+    row_bytes = info.nbytes // rows_in(info, part.source)
+    pieces = []
+    for start, rows in part.source.runs_of(first, count):
+        source.seek(info.offset + start * row_bytes)
+        pieces.append(source.read(rows * row_bytes))
+    raw = np.frombuffer(b"".join(pieces), np.uint8)
     if raw.size != count * row_bytes:
         raise ModelFormatError(f"{file.path}: the file became shorter while it was read")
     heads = raw.reshape(-1, len(part.order) or 1, row_bytes)
@@ -58,18 +60,31 @@ def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows
 def slices(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows) -> Iterator[RawRows]:
     """Iterate over all rows of a part, in slices that take little memory. Raises as `read_rows`."""
     info, head = file.tensors[part.source.tensor], len(part.order) or 1
-    step = max(1, _SLICE // (head * (info.elements // info.shape[-1]))) * head
+    step = max(1, _SLICE // (head * (info.elements // rows_in(info, part.source)))) * head
     for first in range(0, part.source.rows, step):
         yield read_rows(file, source, layout, part, first, min(step, part.source.rows - first))
 
 
 def _write_matrix(file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, out: BinaryIO) -> None:
     first = 0
-    for part in matrix.parts:
-        for rows in slices(file, source, layout, part):
-            for suffix, array in matrix.form.stored(rows).items():
-                _put(out, layout.places[f"{name}.{suffix}"], first, array)
-            first += len(rows.raw)
+    for together in _together(file, source, layout, matrix.parts, in_turn=matrix.in_turn):
+        stored = [matrix.form.stored(rows) for rows in together]
+        for suffix in stored[0]:
+            _put(out, layout.places[f"{name}.{suffix}"], first, _in_turn([each[suffix] for each in stored]))
+        first += sum(len(rows.raw) for rows in together)
+
+
+def _together(
+    file: GGUFFile, source: BinaryIO, layout: Layout, parts: tuple[SourceRows, ...], *, in_turn: bool
+) -> Iterator[tuple[RawRows, ...]]:
+    """Slices in the order of writing; in turn, one of each part, whose rows alternate."""
+    for group in [parts] if in_turn else [(part,) for part in parts]:
+        yield from zip(*(slices(file, source, layout, part) for part in group), strict=True)
+
+
+def _in_turn(arrays: list[AnyArray]) -> AnyArray:
+    """The rows of arrays of the same shape, one of each in turn."""
+    return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1).reshape(-1, *arrays[0].shape[1:])
 
 
 def _put(out: BinaryIO, place: Place, first: int, values: AnyArray) -> None:

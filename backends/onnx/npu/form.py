@@ -6,6 +6,7 @@ import platform
 
 from edge.backends.base import EngineConfig
 from edge.backends.counts import FixedSizes
+from edge.backends.onnx.graph.layout import check_static
 from edge.backends.onnx.providers import is_static
 from edge.backends.ring import LayerKinds
 from edge.devices.profiles.profile import Npu
@@ -25,6 +26,7 @@ def find_sizes(spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> Fix
     """See `Backend.fixed_sizes`."""
     if provider is None or not is_static(provider):
         return None
+    check_static(spec)
     emulated = not elsewhere and provider.lower() == "qnn" and platform.machine() in _HAVE_NO_NPU
     if (compiled := spec.compiled) is None:
         return FixedSizes(min(ROWS, spec.context), CHUNK, spec.context, KV_DTYPES, False, emulated)
@@ -40,6 +42,8 @@ def find_form(spec: ModelSpec, config: EngineConfig) -> StaticForm:
 
 
 def make_form(spec: ModelSpec, rows: int, chunk: int, kv_dtype: str, *, shards: int = 1) -> StaticForm:
+    """Raises UnsupportedError for models that static graphs cannot express."""
+    check_static(spec)
     ring_rows = LayerKinds.of(find_network(spec).windows).ring_rows(rows, chunk)
     return StaticForm(rows, ring_rows, chunk, "f32" if kv_dtype == "f32" else "f16", shards)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.formats.blocks import IQ4_NL, block_size, nbytes
+from edge.formats.blocks import FP4, IQ4_NL, block_size, nbytes
 
 TILE = 16  # rows of a tile
 PART = 32  # values that the kernel multiplies at a time, and for which activations have one scale
@@ -431,7 +431,6 @@ def _factors(raw: Bytes) -> Bytes:
     return factors
 
 
-_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _SIGNS = (-1, 1, *[0] * 14)
 _TERNARY = (-1, 0, 1, 2, *[0] * 12)  # 2 is in no file that ggml writes
 _ODD = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
@@ -448,7 +447,7 @@ _TYPES: tuple[Block, ...] = (
     IntegerBlock("Q5_1", (4, 1), _split_q5_1, has_minimum=True),
     IntegerBlock("Q8_0", (8,), _split_plain, signed=True),
     IntegerBlock("IQ4_NL", (4,), _split_plain, signed=True, codebook=IQ4_NL),
-    IntegerBlock("MXFP4", (4,), _split_mxfp4, signed=True, codebook=_FP4, exponents=True),
+    IntegerBlock("MXFP4", (4,), _split_mxfp4, signed=True, codebook=FP4, exponents=True),
     IntegerBlock("Q2_K", (2,), _split_q2_k, group_size=16, has_minimum=True),
     IntegerBlock("Q3_K", (2, 1), _split_q3_k, center=4, group_size=16),
     IntegerBlock("Q4_K", (4,), _split_q4_k, has_minimum=True),

@@ -11,7 +11,7 @@ from edge.cli.terminal.show import note
 from edge.errors import InputError
 from edge.flags import flags_of
 from edge.model.thinking import Think
-from edge.sampling import SamplingParams
+from edge.sampling import WHOLE, SamplingParams
 
 if TYPE_CHECKING:
     from edge.run.conversation import Conversation
@@ -162,8 +162,9 @@ def _set(chat: Chat, argument: str) -> None:
 
 
 _NUMBERS = {
-    flag.name[2:]: (field, int if field in ("top_k", "seed") else float)
+    flag.name[2:]: (field, int if field in WHOLE else float)
     for field, flag in flags_of(SamplingParams).items()
+    if field != "logit_bias"
 }
 
 

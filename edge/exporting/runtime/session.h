@@ -23,6 +23,8 @@ enum turn {
 /* Where the conversation was when a turn began: rows, and the tokens that had not been run. */
 typedef struct { uint64_t evicted; uint32_t rows, count; int32_t left[MOST_LEFT]; } turn_mark;
 
+typedef struct { uint8_t hash[32]; double scale; } adapter_name;
+
 struct edge_session {
     edge_model *model;
     void *memory;
@@ -52,6 +54,7 @@ struct edge_session {
     uint32_t chunk;           /* most tokens of a prompt that run at once */
     double needed;            /* the planned peak of the process, in bytes */
     uint64_t ran, all_evicted; /* since edge_begin */
+    adapter_name adapter;     /* the one that is set; zeros: none */
 
     /* The answer, and the prompt before it. */
     edge_options options, next_options;
@@ -91,5 +94,10 @@ void context_give(edge_session *s, double bytes);
 double context_spare(const edge_session *s); /* bytes that can be given back */
 turn_mark context_mark(const edge_session *s);
 bool context_rewind(edge_session *s, const turn_mark *mark);
+
+/* ---- state.c ---------------------------------------------------------------------------------------------------- */
+
+typedef struct { const edge_stream *stream; uint64_t at; hasher sum; } state_stream; /* sum: of all bytes so far */
+bool state_get(void *from, void *bytes, size_t size);
 
 #endif

@@ -1,0 +1,85 @@
+"""Log-probabilities of tokens: of those that are generated, and of a text that is given.
+
+They are those of the model's own distribution, from its logits as they are: before penalties, biases, bans, grammars
+and temperature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from edge.backends.base import NOT_FINITE
+from edge.errors import BudgetError, EngineError, InputError
+from edge.run.report import TokenLogprob
+from edge.run.sampler import top_k
+from edge.run.sequence import TokenSequence
+from edge.types import FloatArray, IntArray
+
+OnLogprob = Callable[[TokenLogprob], None]
+
+
+class Reader:
+    """Reads log-probabilities from logits, float32 [vocab], with the `top` likeliest tokens. Raises EngineError for
+    logits that are not finite."""
+
+    def __init__(self, logits: FloatArray, top: int) -> None:
+        largest = float(logits.max())
+        if not math.isfinite(largest):
+            raise EngineError(NOT_FINITE)
+        self._shift = largest + math.log(float(np.exp(logits - np.float32(largest)).sum(dtype=np.float64)))
+        tokens = top_k(logits, top).tolist() if top else ()
+        self._top = tuple((token, float(logits[token]) - self._shift) for token in tokens)
+        self._logits = logits
+
+    def of(self, token: int, *, thought: bool = False) -> TokenLogprob:
+        """The log-probability of a token, after those before it."""
+        return TokenLogprob(token, float(self._logits[token]) - self._shift, self._top, thought)
+
+
+class Logprobs:
+    """The log-probabilities of one answer. kept: those of all its tokens, if they are to be kept."""
+
+    def __init__(self, top: int, on_logprob: OnLogprob | None, *, keep: bool) -> None:
+        self._top, self._on_logprob = top, on_logprob
+        self._reader: Reader | None = None
+        self.kept: list[TokenLogprob] | None = [] if keep else None
+
+    def look(self, logits: FloatArray) -> None:
+        """The next token will be drawn from these logits."""
+        self._reader = Reader(logits.copy(), self._top)
+
+    def tell(self, token: int, *, thought: bool) -> None:
+        """It has been drawn."""
+        if self._reader is not None:
+            found = self._reader.of(token, thought=thought)
+            if self.kept is not None:
+                self.kept.append(found)
+            if self._on_logprob is not None:
+                self._on_logprob(found)
+
+
+def score(sequence: TokenSequence, tokens: IntArray, top: int) -> list[TokenLogprob]:
+    """As `Session.score`."""
+    if tokens.size < 2:
+        raise InputError("a text that is scored has at least two tokens")
+    kv, config, total = sequence.engine.kv, sequence.plan.config, tokens.size - 1
+    if not sequence.policy.evicts and total > kv.capacity:
+        raise InputError(
+            f"the text has {tokens.size} tokens, but --kv-policy={sequence.policy.name} has {kv.capacity} KV rows: "
+            "raise --max-kv-size or use --kv-policy=streaming"
+        )
+    sequence.reset()
+    kv.announce(total)
+    found, step = list[TokenLogprob](), min(config.chunk, config.logits_rows)
+    for start in range(0, total, step):
+        part = tokens[start : min(start + step, total)].astype(np.int32)
+        if not sequence.make_room(part.size):
+            raise BudgetError("memory is short: close other programs, or state a smaller --max-kv-size")
+        rows = sequence.forward(part, upcoming=step, every=True)
+        targets = tokens[start + 1 : start + 1 + part.size].tolist()
+        found += [Reader(row, top).of(target) for row, target in zip(rows, targets, strict=True)]
+    sequence.reset()
+    return found

@@ -1,0 +1,151 @@
+"""Log-probabilities of generated tokens and of given texts, compared with transformers' logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CAPACITY, CHUNK, open_golden
+
+import edge
+from edge.errors import InputError
+from edge.run.loading import load
+from edge.run.report import TokenLogprob
+from edge.run.session import Session
+from edge.types import AnyArray, FloatArray, IntArray
+
+GOLDEN_MODEL = open_golden("llama-gqa-tied")
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with load(GOLDEN_MODEL.model, backend="reference", max_kv_size=128, logits_rows=8) as session:
+        yield session
+
+
+def log_softmax(logits: FloatArray) -> AnyArray:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_text_is_scored_as_transformers_scores_it(backend: str, rows: int) -> None:
+    tokens = GOLDEN_MODEL.tokens
+    expected = log_softmax(GOLDEN_MODEL.logits)
+    with load(GOLDEN_MODEL.model, backend=backend, max_kv_size=128, logits_rows=rows) as session:
+        for _ in range(2):
+            found = session.score(tokens, top=3)
+            assert [each.token for each in found] == tokens[1:].tolist()
+            for row, each in zip(expected, found, strict=False):
+                assert each.logprob == pytest.approx(row[each.token], abs=2e-2 if backend == "cpu" else 1e-3)
+                assert [token for token, _ in each.top] == row.argsort()[::-1][:3].tolist() or backend == "cpu"
+                assert [value for _, value in each.top] == pytest.approx(np.sort(row)[::-1][:3], abs=2e-2)
+        assert session.engine.kv.length == 0
+
+
+def test_a_text_longer_than_the_cache_is_scored_by_the_rows_that_stay() -> None:
+    tokens, rows = GOLDEN_MODEL.tokens, log_softmax(GOLDEN_MODEL.stream_logits)
+    options = {"max_kv_size": CAPACITY, "prefill_step_size": CHUNK, "logits_rows": CHUNK}
+    with load(GOLDEN_MODEL.model, backend="reference", kv_policy="streaming", **options) as session:
+        found = session.score(tokens)
+        assert len(found) == tokens.size - 1
+        near = [each.logprob for each in found[: CAPACITY - CHUNK]]
+        assert near == pytest.approx([row[token] for row, token in zip(rows, tokens[1:], strict=False)][: len(near)],
+                                     abs=1e-3)  # fmt: skip
+    with (
+        load(GOLDEN_MODEL.model, backend="reference", kv_policy="full", max_kv_size=CAPACITY) as session,
+        pytest.raises(InputError, match=r"kv.policy"),
+    ):
+        session.score(tokens)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        edge.SamplingParams(),
+        edge.SamplingParams(temperature=0.7, top_k=5, seed=3, repeat_penalty=1.5, logit_bias={70: 4.0}),  # type: ignore[arg-type]
+    ],
+)
+def test_generated_tokens_have_those_of_the_model(session: Session, sampling: edge.SamplingParams) -> None:
+    """Whatever was done to the logits before a token was drawn."""
+    told: list[TokenLogprob] = []
+    pieces = session.stream(
+        GOLDEN_MODEL.tokens[:20], max_tokens=12, sampling=sampling, logprobs=4, ignore_eos=True, on_logprob=told.append
+    )
+    counts = [len(told) for _ in pieces]
+    assert counts == sorted(counts)
+    assert session.report is not None
+    assert session.report.logprobs == tuple(told)
+    assert len(told) == 12
+    assert session.report.to_dict()["logprobs"][0]["token"] == told[0].token
+    ran = np.concatenate([GOLDEN_MODEL.tokens[:20], [each.token for each in told]])
+    scored = session.score(ran, top=4)[19:]
+    for drawn, given in zip(told, scored, strict=True):
+        assert (drawn.token, drawn.thought) == (given.token, False)
+        assert drawn.logprob == pytest.approx(given.logprob, abs=1e-4)
+        assert [token for token, _ in drawn.top] == [token for token, _ in given.top]
+
+
+def test_the_same_answer_with_and_without(session: Session) -> None:
+    sampling = edge.SamplingParams(temperature=1.0, seed=11)
+    plain = session.generate("Hi", sampling=sampling, max_tokens=20)
+    assert session.report is not None
+    assert session.report.logprobs is None
+    assert session.generate("Hi", sampling=sampling, max_tokens=20, logprobs=0) == plain
+
+
+@pytest.mark.parametrize("top", [-1, 101, True, 1.5, "3"])
+def test_impossible_numbers_of_alternatives(session: Session, top: Any) -> None:
+    with pytest.raises(InputError, match="from 0 to 100"):
+        session.generate("Hi", logprobs=top)
+    with pytest.raises(InputError, match="from 0 to 100"):
+        session.score(GOLDEN_MODEL.tokens, top=top)
+
+
+def test_what_cannot_be_scored(session: Session) -> None:
+    with pytest.raises(InputError, match="at least two tokens"):
+        session.score(GOLDEN_MODEL.tokens[:1])
+    with pytest.raises(InputError, match="token ids"):
+        session.score("text")  # type: ignore[arg-type]
+
+
+# A caller's function of logits
+
+
+def test_a_processor_sees_the_answer_and_changes_the_logits(session: Session) -> None:
+    seen: list[list[int]] = []
+
+    def only(tokens: IntArray, logits: FloatArray) -> FloatArray:
+        seen.append(tokens.tolist())
+        return np.where(np.arange(logits.size) == 70 + len(tokens), logits, -np.inf)
+
+    text = session.generate("Hi", logits_processor=only, max_tokens=4)
+    assert text == b"".join(session.tokenizer.piece(70 + index) for index in range(4)).decode()
+    assert seen == [[], [70], [70, 71], [70, 71, 72]]
+
+    def in_place(tokens: IntArray, logits: FloatArray) -> None:
+        logits[:] = -1
+        logits[80] = 1
+
+    assert session.generate("Hi", logits_processor=in_place, max_tokens=2) == 2 * session.tokenizer.piece(80).decode()
+    with pytest.raises(InputError, match="must return logits"):
+        session.generate("Hi", logits_processor=lambda tokens, logits: logits[:3])
+    with pytest.raises(InputError, match="must be a function"):
+        session.generate("Hi", logits_processor=3)
+
+
+def test_biases(session: Session) -> None:
+    """One hundred in either direction bans a token, or chooses it always."""
+    first = session.generate("Hi", max_tokens=1, logprobs=0, ignore_eos=True)
+    assert session.report is not None
+    assert session.report.logprobs
+    token = session.report.logprobs[0].token
+    banned = edge.SamplingParams(logit_bias={token: -100})  # type: ignore[arg-type]
+    assert session.generate("Hi", max_tokens=1, sampling=banned, ignore_eos=True) != first
+    chosen = session.model.sampling(logit_bias="81=100")
+    assert session.generate("Hi", max_tokens=3, sampling=chosen) == 3 * session.tokenizer.piece(81).decode()
+    with pytest.raises(InputError, match="vocabulary has 272"):
+        session.generate("Hi", sampling=edge.SamplingParams(logit_bias={272: 1}))  # type: ignore[arg-type]
