@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
 
@@ -57,6 +58,7 @@ class Generation:
     held: float = 0.0  # seconds that pieces of text stayed with the caller before it asked for the next
     experts: ExpertCounts | None = None  # of the engine when it began
     stop_reason: StopReason = "interrupted"  # unless something else ends it
+    at_once: Callable[[], int] | None = None  # tokens of a chunk that run before others do; None: there are none
 
     @classmethod
     def of(
@@ -88,6 +90,11 @@ class Generation:
             request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
             constrained, logprobs, StringIO() if keep else None, ToolCalls(use, on_call) if use else None,
         )  # fmt: skip
+
+    def part_of(self, chunk: int, least: int) -> int:
+        """Tokens of a chunk to run now: `at_once`, but neither these nor the rest are fewer than `least`."""
+        part = chunk if self.at_once is None else max(least, self.at_once())
+        return part if part + least <= chunk else chunk
 
     def count_prompt(self, count: int) -> None:
         """Tokens of the prompt have been run."""
