@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edge.run.batch import Ticket
 from edge.run.logprobs import OnLogprob
 from edge.run.report import RunReport
 from edge.run.request import Request
@@ -30,13 +31,18 @@ class Hooks:
 class Driver(Protocol):
     """Runs the generations of one loaded model. All methods belong to the thread that loaded it."""
 
+    preempts: bool  # a generation of a lower class gives way
+
     @property
     def free(self) -> int:
         """How many more generations may start now."""
         ...
 
-    def start(self, request: Request, hooks: Hooks, *, priority: int) -> Any:
-        """Begin a generation; returns its ticket. Raises InputError and the like for what cannot run."""
+    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str) -> Any:
+        """Begin a generation; returns its ticket. Rows of earlier prompts are reused within a tenant.
+
+        Raises InputError and the like for what cannot run.
+        """
         ...
 
     def cancel(self, ticket: Any) -> None:
@@ -47,21 +53,63 @@ class Driver(Protocol):
         """One pass. False: nothing was left to do."""
         ...
 
+    def close(self) -> None:
+        """Give the session back. Nothing runs."""
+        ...
+
+
+def make_driver(session: Session) -> Driver:
+    """The driver for a session's engine."""
+    return Batched(session) if session.plan.config.sequences > 1 else OneAtATime(session)
+
+
+class Batched:
+    """The driver of a session whose engine has several sequences."""
+
+    preempts = True
+
+    def __init__(self, session: Session) -> None:
+        self._batch = session.batch()
+
+    @property
+    def free(self) -> int:
+        return self._batch.free
+
+    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str) -> Ticket:
+        return self._batch.start(
+            request, priority=priority, tenant=tenant, on_piece=hooks.piece, on_thought=hooks.thought,
+            on_logprob=hooks.logprob if request.logprobs is not None else None, on_call=hooks.call, on_end=hooks.end,
+        )  # fmt: skip
+
+    def cancel(self, ticket: Ticket) -> None:
+        self._batch.cancel(ticket)
+
+    def step(self) -> bool:
+        return self._batch.step()
+
+    def close(self) -> None:
+        self._batch.close()
+
 
 class OneAtATime:
     """The driver of a session whose engine has one sequence."""
+
+    preempts = False
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._pieces: Pieces | None = None
         self._hooks: Hooks | None = None
+        self._tenant = ""  # of the rows
 
     @property
     def free(self) -> int:
         return int(self._pieces is None)
 
-    def start(self, request: Request, hooks: Hooks, *, priority: int) -> object:
-        self._hooks = hooks
+    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str) -> object:
+        if tenant != self._tenant:
+            self._session.reset()
+        self._hooks, self._tenant = hooks, tenant
         self._pieces = self._session.stream(
             request.prompt, max_tokens=request.max_tokens, sampling=request.sampling, stop=request.stop,
             ignore_eos=request.ignore_eos, system=request.system, think=request.think, time_limit=request.time,
@@ -94,6 +142,9 @@ class OneAtATime:
                 assert self._hooks is not None
                 self._hooks.piece(piece)
         return True
+
+    def close(self) -> None:
+        pass
 
     def _end(self, result: RunReport | Exception) -> None:
         pieces, self._pieces = self._pieces, None

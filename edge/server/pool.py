@@ -180,7 +180,8 @@ class Pool:
         """In the worker's thread."""
         options, memory = self.options, self.options.memory
         prompts = self.settings.prompt_memory or (_PROMPTS if memory is None else memory // 16)
-        cache = PromptCache(options.prompt_cache, size=options.prompt_cache_size, memory=prompts)
+        prompts = prompts if self.settings.shares else 0
+        cache = PromptCache(memory=prompts) if prompts else None
         largest = max(entry.adapters.values(), key=lambda files: size_of(files).rank, default=None)
         loras = options.lora if largest is None else largest
         before = memory_use().rss
