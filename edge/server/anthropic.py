@@ -146,7 +146,13 @@ class Writer:
         if not self._began:
             self._began = True
             usage = {"input_tokens": 0, "output_tokens": 0}
-            message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+            message: dict[str, Any] = {
+                **self._head,
+                "content": [],
+                "stop_reason": None,
+                "stop_sequence": None,
+                "usage": usage,
+            }
             sent.append(_event("message_start", message=message))
         if isinstance(found, Piece):
             kind = "thinking" if found.thought else "text"

@@ -102,9 +102,9 @@ def _check_ids(tokens: IntArray, model: Model) -> None:
 
 def _chat_prompt(model: Model, chat: Chat, think: Think) -> Prompt:
     if model.template is None:
-        message = f"{model.name} has no chat template: use /v1/completions"
-        raise RefusedError(400, message, code="unsupported", param="model")
-    messages = []
+        why = f"{model.name} has no chat template: use /v1/completions"
+        raise RefusedError(400, why, code="unsupported", param="model")
+    messages = list[dict[str, Any]]()
     for number, message in enumerate(chat.messages):
         text = text_of(message.get("content"), f"messages[{number}].content")
         settled = settle_prefix(text) if message["role"] in ("system", "developer") else text
