@@ -40,6 +40,7 @@ def report_of(run: Generation, loaded: Loaded, options: Options, zone: Zone | No
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
         tool_calls=run.calls.found if run.calls else (),
         incomplete=run.incomplete,
+        beams=run.beams,
         logprobs=tuple(run.logprobs.kept) if run.logprobs is not None and run.logprobs.kept is not None else None,
     )
 
