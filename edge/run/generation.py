@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
 
@@ -23,8 +24,7 @@ from edge.run.thoughts import OnThought, Thinking
 from edge.run.tool_calls import OnCall, ToolCalls, special_marks
 from edge.storage.making import Made
 
-_MOST_AHEAD = 256  # tokens that an engine is asked to choose at once
-_IN_VAIN = 4  # one token in this many may be run behind the end of the answer
+_MOST_AHEAD = 256  # tokens that an engine is asked to run at once
 _MOST_HELD = 0.1  # of the time of decoding; more, and its speed is the caller's rather than the model's
 
 
@@ -59,6 +59,7 @@ class Generation:
     held: float = 0.0  # seconds that pieces of text stayed with the caller before it asked for the next
     experts: ExpertCounts | None = None  # of the engine when it began
     stop_reason: StopReason = "interrupted"  # unless something else ends it
+    at_once: Callable[[], int] | None = None  # tokens of a chunk that run before others do; None: there are none
 
     @classmethod
     def of(
@@ -90,6 +91,11 @@ class Generation:
             request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
             constrained, logprobs, StringIO() if keep else None, ToolCalls(use, on_call) if use else None,
         )  # fmt: skip
+
+    def part_of(self, chunk: int, least: int) -> int:
+        """Tokens of a chunk to run now: `at_once`, but neither these nor the rest are fewer than `least`."""
+        part = chunk if self.at_once is None else max(least, self.at_once())
+        return part if part + least <= chunk else chunk
 
     def count_prompt(self, count: int) -> None:
         """Tokens of the prompt have been run."""
@@ -146,10 +152,9 @@ class Generation:
         return None if self.constrained is None or self.constrained.complete else self.stop_reason
 
     def most_ahead(self) -> int:
-        """Tokens that the engine may choose before budgets are asked."""
+        """Tokens that may be run before budgets are asked."""
         most = self.request.max_tokens
-        left = _MOST_AHEAD if most is None else min(_MOST_AHEAD, most - self.generated)
-        return min(self.watch.affordable(left), 1 + self.generated // _IN_VAIN)
+        return self.watch.affordable(_MOST_AHEAD if most is None else min(_MOST_AHEAD, most - self.generated))
 
     @property
     def tokens(self) -> Tokens:

@@ -104,6 +104,16 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Drafted:
+    """Tokens copied from earlier text that were verified, several at once, measured. accepted: of them, those that the
+    model chose. gain: how many times as fast as one by one these passes brought the answer; None if none ran so."""
+
+    tokens: int
+    accepted: int
+    gain: float | None
+
+
+@dataclass(frozen=True)
 class AdapterUse:
     """A LoRA adapter that the model ran with. sha256: of its file; rank: the largest of its matrices."""
 
@@ -240,6 +250,7 @@ class RunReport:
     thoughts: Thoughts | None = None
     seed: int | None = None
     lora: tuple[AdapterUse, ...] = ()
+    drafted: Drafted | None = None  # where drafts may be verified
     tool_calls: tuple[ToolCall, ...] = ()
     incomplete: StopReason | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None

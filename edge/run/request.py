@@ -30,6 +30,7 @@ from edge.run.snapshots import Outline, changed_opening
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
+DEFAULT_MAX_TOKENS = 512
 MOST_BEAMS, MOST_PENALTY = 64, 100
 
 Text = str | Iterable[str] | IntArray | Prompt
@@ -42,19 +43,19 @@ class Request:
     """Fields are explained at `Session.stream`. Raises InputError for arguments of the wrong type."""
 
     prompt: Text
-    max_tokens: int | None
-    sampling: SamplingParams | None
-    stop: str | Sequence[str] | None
-    ignore_eos: bool
-    system: str | None
-    raw: bool
-    follow_up: bool
-    think: Think
-    time: float | None  # seconds, of which `time_spent` are gone
-    energy: float | None  # joules, likewise
-    time_spent: float
-    energy_spent: float
-    keep_text: bool
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    sampling: SamplingParams | None = None
+    stop: str | Sequence[str] | None = None
+    ignore_eos: bool = False
+    system: str | None = None
+    raw: bool = False
+    follow_up: bool = False
+    think: Think = Think()  # noqa: RUF009 - frozen
+    time: float | None = None  # seconds, of which `time_spent` are gone
+    energy: float | None = None  # joules, likewise
+    time_spent: float = 0.0
+    energy_spent: float = 0.0
+    keep_text: bool = True
     grammar: Grammar | None = None
     logprobs: int | None = None
     logits_processor: Processor | None = None

@@ -26,6 +26,7 @@ from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_meter, check_prompt, check_top
+from edge.run.batch import Batch
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
 from edge.run.logprobs import OnLogprob, score
@@ -33,7 +34,7 @@ from edge.run.loop import OnPrefill, begin, generate
 from edge.run.meters import EnergyMeter, Watch, find_zone
 from edge.run.report import RunReport, StopReason, TokenLogprob
 from edge.run.reporting import report_of, why_incomplete, why_unanswered
-from edge.run.request import Messages, Request, Text, Tools, prompt_of
+from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Request, Text, Tools, prompt_of
 from edge.run.sampler import Processor
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.sequence import Mark, TokenSequence
@@ -41,8 +42,6 @@ from edge.run.tool_calls import OnCall
 from edge.sampling import SamplingParams
 from edge.storage.making import Made
 from edge.types import FloatArray, IntArray
-
-DEFAULT_MAX_TOKENS = 512
 
 Observer = Callable[[Generation, Plan, RunReport], None]  # is called at the end of each generation
 
@@ -248,11 +247,25 @@ class Session:
             with suppress(EngineError):  # a GPU that is lost cannot even forget rows
                 sequence.end()
             self._loaded.reclaimer.run = None
-            self.report = report_of(run, self._loaded, options, self._zone)
+            self.report = report_of(run, self._loaded, sequence, options, self._zone, watch)
             for observer in self.observers:
                 observer(run, self.plan, self.report)
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, options))
+
+    def batch(self) -> Batch:
+        """Run several generations at once, as many as the `sequences` that the session was loaded with; more wait.
+
+        The conversation is forgotten. Until the batch is closed, the session generates nothing of its own: `stream`
+        raises BusyError.
+        """
+        if self._closed:
+            raise InputError("this session is closed: load the model again")
+
+        def ended_by() -> StopReason | None:
+            return "terminated" if self.terminated else None
+
+        return Batch(self._loaded, self.options, self._meter, self._zone, self.steps, ended_by)
 
     def score(self, tokens: IntArray, *, top: int = 0) -> list[TokenLogprob]:
         """The log-probability of each token but the first, after those before it that the KV policy kept, and of the
