@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,11 @@ from edge.run.snapshots import Outline, changed_opening
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
+DEFAULT_MAX_TOKENS = 512
+
 Text = str | Iterable[str] | IntArray | Prompt
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -37,19 +42,19 @@ class Request:
     """Fields are explained at `Session.stream`. Raises InputError for arguments of the wrong type."""
 
     prompt: Text
-    max_tokens: int | None
-    sampling: SamplingParams | None
-    stop: str | Sequence[str] | None
-    ignore_eos: bool
-    system: str | None
-    raw: bool
-    follow_up: bool
-    think: Think
-    time: float | None  # seconds, of which `time_spent` are gone
-    energy: float | None  # joules, likewise
-    time_spent: float
-    energy_spent: float
-    keep_text: bool
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    sampling: SamplingParams | None = None
+    stop: str | Sequence[str] | None = None
+    ignore_eos: bool = False
+    system: str | None = None
+    raw: bool = False
+    follow_up: bool = False
+    think: Think = Think()  # noqa: RUF009 - frozen
+    time: float | None = None  # seconds, of which `time_spent` are gone
+    energy: float | None = None  # joules, likewise
+    time_spent: float = 0.0
+    energy_spent: float = 0.0
+    keep_text: bool = True
     grammar: Grammar | None = None
     logprobs: int | None = None
     logits_processor: Processor | None = None
@@ -98,3 +103,36 @@ class Request:
         opening = changed_opening(model, self.think)
         system = model.system_rows(self.system, self.think) if shared and not self.follow_up else 0
         return Outline(system, opening and opening[0])
+
+
+def prompt_of(
+    model: Model,
+    prompt: Text | None,
+    messages: Messages | None,
+    tools: Tools | None,
+    tool_choice: str | Mapping[str, Any] | None,
+    system: str | None,
+    continues: bool,
+    think: Think | str | bool | int | None,
+) -> Text:
+    """The prompt of a generation: as it was given, or from messages. continues: it has no turns of its own.
+
+    Raises InputError and UnsupportedError.
+    """
+    if messages is None and not tools:
+        if prompt is None:
+            raise InputError("there is no prompt: give a text, tokens or messages")
+        return prompt
+    if continues:
+        raise InputError(
+            "messages and tools go through the chat template from the beginning: leave raw and follow_up out"
+        )
+    if messages is None:
+        if not isinstance(prompt, str):
+            raise InputError(f"a prompt with tools must be text or messages, not {prompt!r:.60}")
+        messages = [{"role": "user", "content": prompt}]
+    elif prompt is not None:
+        raise InputError("give a prompt or messages, not both")
+    if system is not None:
+        messages = [{"role": "system", "content": system}, *messages]
+    return model.chat_prompt(messages, tools=tools, think=think, tool_choice=tool_choice)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_meter, check_prompt, check_top
+from edge.run.batch import Batch
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
 from edge.run.logprobs import OnLogprob, score
@@ -33,15 +34,14 @@ from edge.run.loop import OnPrefill, begin, generate
 from edge.run.meters import EnergyMeter, Watch, find_zone
 from edge.run.report import RunReport, StopReason, TokenLogprob
 from edge.run.reporting import report_of, why_incomplete, why_unanswered
-from edge.run.request import Request, Text
+from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Request, Text, Tools, prompt_of
 from edge.run.sampler import Processor
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.sequence import Mark, TokenSequence
+from edge.run.tool_calls import OnCall
 from edge.sampling import SamplingParams
 from edge.storage.making import Made
 from edge.types import FloatArray, IntArray
-
-DEFAULT_MAX_TOKENS = 512
 
 Observer = Callable[[Generation, Plan, RunReport], None]  # is called at the end of each generation
 
@@ -148,7 +148,7 @@ class Session:
         again with the next prompt."""
         return self._sequence.rewind(mark)
 
-    def generate(self, prompt: Text, **options: Any) -> str:
+    def generate(self, prompt: Text | None = None, **options: Any) -> str:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`.
 
         Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
@@ -161,8 +161,11 @@ class Session:
     @stepwise
     def stream(
         self,
-        prompt: Text,
+        prompt: Text | None = None,
         *,
+        messages: Messages | None = None,
+        tools: Tools | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
         stop: str | Sequence[str] | None = None,
@@ -182,6 +185,7 @@ class Session:
         on_logprob: OnLogprob | None = None,
         on_prefill: OnPrefill | None = None,
         on_thought: Callable[[str], None] | None = None,
+        on_call: OnCall | None = None,
     ) -> Generator[str, None, None]:
         """Pieces of the answer as they are generated, whole characters only.
 
@@ -201,11 +205,17 @@ class Session:
         closed, `report` holds the RunReport, and its figures are in the history of this device (see docs/devices.md),
         for `edge.forecast`.
 
+        messages: a whole conversation instead of a prompt, and tools: functions that the model may call, both as
+        OpenAI's protocol has them; tool_choice: "auto", "none", "required", or the name of one. Rows of an earlier
+        generation with which the conversation begins are kept. Complete calls go to `report.tool_calls`, and while they
+        are generated, events of `edge.tools.parser` to on_call, which must return quickly.
+
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
         forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
         answer.
         """
         started, options, sequence = time.perf_counter(), self.options, self._sequence
+        prompt = prompt_of(self.model, prompt, messages, tools, tool_choice, system, raw or follow_up, think)
         limit = options.time if time_limit is None else time_limit
         joules = options.energy if energy_limit is None else energy_limit
         request = Request(
@@ -221,7 +231,7 @@ class Session:
         if follow_up and sequence.lost:
             raise InputError("the adapter was changed, and the conversation forgotten: begin a new one")
         self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
-        run = Generation.of(request, self.model, watch, started, on_thought, on_logprob)
+        run = Generation.of(request, self.model, watch, started, on_thought, on_logprob, on_call)
         begin(sequence, run)
         run.prepared, self.prepared, self._loaded.reclaimer.run = self.prepared, Made(), run
         run.experts = self._loaded.expert_counts()
@@ -234,11 +244,25 @@ class Session:
             with suppress(EngineError):  # a GPU that is lost cannot even forget rows
                 sequence.end()
             self._loaded.reclaimer.run = None
-            self.report = report_of(run, self._loaded, options, self._zone)
+            self.report = report_of(run, self._loaded, sequence, options, self._zone, watch)
             for observer in self.observers:
                 observer(run, self.plan, self.report)
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, options))
+
+    def batch(self) -> Batch:
+        """Run several generations at once, as many as the `sequences` that the session was loaded with; more wait.
+
+        The conversation is forgotten. Until the batch is closed, the session generates nothing of its own: `stream`
+        raises BusyError.
+        """
+        if self._closed:
+            raise InputError("this session is closed: load the model again")
+
+        def ended_by() -> StopReason | None:
+            return "terminated" if self.terminated else None
+
+        return Batch(self._loaded, self.options, self._meter, self._zone, self.steps, ended_by)
 
     def score(self, tokens: IntArray, *, top: int = 0) -> list[TokenLogprob]:
         """The log-probability of each token but the first, after those before it that the KV policy kept, and of the

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from edge.server.answers import Answer, gather, timings_of, usage_of
 from edge.server.asked import Asked, Chat, Priority
-from edge.server.bodies import ChatBody, limits_of
+from edge.server.bodies import ChatBody, grammar_of, limits_of
 from edge.server.events import Ended, Event, Piece
 from edge.server.http import dumps, event
 from edge.server.prompts import is_background, text_of
@@ -23,21 +23,23 @@ def translate(body: ChatBody, headers: Any, tenant: str) -> Asked:
     """Raises RefusedError."""
     if not body.messages:
         raise RefusedError(400, "messages is empty", param="messages", code="invalid_value")
-    for name in ("logit_bias", "response_format", "tools", "logprobs"):
+    for name in ("logit_bias", "tools", "logprobs"):
         value = getattr(body, name)
-        if value and value != {"type": "text"}:
+        if value:
             raise RefusedError(400, f"{name} is not supported yet", param=name, code="unsupported")
     messages = tuple({k: v for k, v in asdict(each).items() if v is not None} for each in body.messages)
+    variables = {name: value for name, value in (body.chat_template_kwargs or {}).items() if name != "enable_thinking"}
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return Asked(
         model=body.model or "",
-        prompt=Chat(messages, tuple(body.tools or ()), body.tool_choice),
+        prompt=Chat(messages, tuple(body.tools or ()), body.tool_choice, variables),
         choices=body.n or 1,
         max_tokens=limit_of(limit),
         sampling=body.sampling(),
         stop=body.stops(),
         ignore_eos=bool(body.ignore_eos),
         think=body.think(),
+        grammar=grammar_of(body.response_format),
         priority=priority_of(body),
         tenant=tenant,
         **limits_of(body.edge, headers),

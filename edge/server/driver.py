@@ -57,7 +57,7 @@ class OneAtATime:
             request.prompt, max_tokens=request.max_tokens, sampling=request.sampling, stop=request.stop,
             ignore_eos=request.ignore_eos, system=request.system, think=request.think, time_limit=request.time,
             energy_limit=request.energy, time_spent=request.time_spent, keep_text=request.keep_text,
-            on_thought=on_thought,
+            grammar=request.grammar, on_thought=on_thought,
         )  # fmt: skip
         return self._pieces
 

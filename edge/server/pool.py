@@ -19,6 +19,7 @@ from edge.run.loading import open_session
 from edge.run.opening import open_model
 from edge.run.report import RunReport
 from edge.run.session import Session
+from edge.server.deadline import Deadline
 from edge.server.ledger import Ledger
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
@@ -101,7 +102,8 @@ class Pool:
             worker = None
         if worker is None:
             try:
-                worker = await asyncio.wait_for(asyncio.shield(self._coming(entry)), self.settings.most_wait)
+                async with Deadline(self.settings.most_wait):
+                    worker = await asyncio.shield(self._coming(entry))
             except asyncio.TimeoutError:
                 raise self.full(entry.name) from None
         worker.leases += 1

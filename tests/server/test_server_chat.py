@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,6 +94,17 @@ def test_answers_end_before_a_stop_text(client: TestClient) -> None:
     assert found["choices"][0]["finish_reason"] == "stop"
 
 
+def test_answers_match_a_schema(client: TestClient) -> None:
+    sky = {"sky": {"enum": ["blue", "grey"]}}
+    schema = {"type": "object", "properties": sky, "required": ["sky"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "sky", "schema": schema, "strict": True}}
+    found = chat(client, response_format=form, max_tokens=60, ignore_eos=False)
+    assert json.loads(text_of(found))["sky"] in ("blue", "grey")
+    assert found["choices"][0]["finish_reason"] == "stop"
+    cut = chat(client, response_format=form, max_tokens=3, ignore_eos=False)
+    assert cut["choices"][0]["finish_reason"] == "length"
+
+
 def test_a_prompt_that_agrees_with_an_earlier_one_is_reused(client: TestClient) -> None:
     said = [{"role": "user", "content": "Tell me of rivers and seas, " * 4}]
     chat(client, said)
@@ -179,7 +191,8 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
     ({"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content"),
     ({"messages": [{"role": "user", "content": ""}]}, 400, None),
-    ({"messages": [*HELLO, {"role": "assistant", "content": "Hi"}]}, 400, "messages"),
+    ({"messages": HELLO, "response_format": {"type": "xml"}}, 400, "response_format"),
+    ({"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format"),
     ({"messages": HELLO, "model": "gpt-4"}, 404, "model"),
     ({"messages": HELLO, "temperature": -1}, 400, "temperature"),
     ({"messages": HELLO, "temperature": "hot"}, 400, "temperature"),
