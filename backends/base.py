@@ -58,6 +58,12 @@ class EngineConfig:
     tuning: dict[str, int] = field(default_factory=dict)  # what `edge tune` chose, where it differs from the defaults
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
     lora_bytes: int = 0  # of their files
+    drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
+
+    @property
+    def together(self) -> int:
+        """Most tokens of one pass that are computed as if each ran alone."""
+        return max(self.sequences, 1 + self.drafts)
 
 
 # Parts of a pass, in its order; engines name their operators as they like, but put each into one of these.
@@ -201,6 +207,19 @@ class PickingEngine(Engine, Protocol):
         ...
 
 
+class VerifyingEngine(Engine, Protocol):
+    """An engine that runs several tokens at once with the results of single ones."""
+
+    def verify(self, tokens: IntArray) -> FloatArray:
+        """Run the first n of the tokens, int [at most 1 + `EngineConfig.drafts`], as many as can be forgotten again;
+        append n rows. Returns the logits after each, float32 [n, vocab]. They and the rows are to the last bit those of
+        n calls of `forward` with one token each.
+
+        Raises what `forward` raises.
+        """
+        ...
+
+
 class LoadProgress(Protocol):
     def __call__(self, part: float, doing: str = "", /) -> None:
         """Called with the fraction that is loaded, and the present task if it is more than reading a file."""
@@ -247,6 +266,11 @@ class Backend(ABC):
     def keeps_all(self, spec: ModelSpec) -> str | None:
         """Why the engine can evict no rows of this model, so that policy `full` is the only one; None if it can."""
         return None
+
+    def most_drafts(self, spec: ModelSpec) -> int:
+        """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
+        ones could not be forgotten without a trace."""
+        return 0
 
     def one_at_a_time(self, spec: ModelSpec) -> str | None:
         """Why the engine runs only one sequence of this model at a time; None if it runs several."""

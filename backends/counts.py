@@ -21,7 +21,7 @@ class Footprint:
     least_weights: int | None = None  # the least that `EngineConfig.resident` may be; None: this engine streams nothing
     lora: int = 0  # adapters, never streamed
     on_disk: int = 0  # beside the weights: tables of which a pass reads a row per token, from the file
-    gpu: int = 0  # of weights, kv and scratch: in buffers of a GPU
+    gpu: int = 0  # of weights, kv, scratch and adapters: in buffers of a GPU
 
 
 @dataclass

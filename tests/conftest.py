@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 # Two threads of OpenBLAS in each of two workers wait for each other: small products take ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -31,12 +31,13 @@ from hypothesis import settings
 from wings import Wings
 
 from edge.backends import find_backend
-from edge.backends.base import Engine, EngineConfig
+from edge.backends.base import AdaptedEngine, Engine, EngineConfig
 from edge.backends.kv_cache import KVCache, KVState
 from edge.backends.tvm.compiler.child import evict_library
 from edge.backends.tvm.gpu.hosts import all_adapters
 from edge.devices.memory.pressure import Pressure, read_pressure
 from edge.errors import speaking
+from edge.model.lora import Lora
 from edge.model.model import Model, open_model
 from edge.storage import cache
 from edge.storage.completion import record_path
@@ -94,6 +95,7 @@ def load_engine(
     chunk: int = CHUNK,
     logits_rows: int = 8,
     observes: bool = False,
+    lora: Lora | None = None,
 ) -> Engine:
     """An engine on one thread, without a plan or a session around it. backend: such as `cpu`, `gpu@wgpu:0` or
     `onnx@qnn`, a provider."""
@@ -104,9 +106,12 @@ def load_engine(
         module = find_backend(name, model.file, model.spec)
         config = EngineConfig(
             capacity, chunk, kv_dtype, threads=1, logits_rows=min(logits_rows, chunk), observes=observes,
-            provider=place if name == "onnx" and place else "cpu",
+            provider=place if name == "onnx" and place else "cpu", lora_rank=lora.size.rank if lora else 0,
         )  # fmt: skip
-        return module.load(model.file, model.spec, config)
+        engine = module.load(model.file, model.spec, config)
+        if lora:
+            cast(AdaptedEngine, engine).set_lora(lora)
+        return engine
 
 
 @contextmanager
@@ -154,7 +159,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     named = tuple(each.partition("::")[2] for each in arguments if "::" in each)  # they run, whatever their marks
 
     def is_wanted(item: pytest.Item) -> bool:
-        if item.get_closest_marker("train") and config.option.markexpr != "train":
+        if any(item.get_closest_marker(name) and config.option.markexpr != name for name in ("train", "evaluations")):
             return False
         exhaustive = item.get_closest_marker("exhaustive") is not None
         if chosen in ("no", "all"):

@@ -8,6 +8,8 @@ zero-padded to whole vectors. TVM is not needed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +26,39 @@ from edge.types import AnyArray, FloatArray
 
 Offsets = dict[str, int]
 """Bytes from the start of the adapters' memory, by the names of `Table.lora`; 0 stands for no adapter."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The bytes that an adapter of a matrix takes: of A, of A's scales and of B for each padded rank; and of the
+    scales of B."""
+
+    layer: int
+    name: str
+    kind: str  # of B, as `low_rank_blocks` names it
+    a: int
+    a_scales: int
+    b: int
+    b_scales: int
+
+    def nbytes(self, rank: int) -> int:
+        """Of a padded rank, with what parts are aligned by."""
+        parts = (self.a * rank, self.a_scales * rank, self.b * rank + self.b_scales)
+        return sum(round_up(each, ALIGNMENT) for each in parts)
+
+
+def adaptable(layout: PackedLayout, *, exact: bool) -> Iterator[Room]:
+    """All matrices that may have an adapter."""
+    for layer in range(layout.shape.layers):
+        for code, names in _groups(layout, layer):
+            kind_a, kind_b = low_rank_blocks(layout.variants[code], exact=exact)
+            for name in names:
+                place = layout.places[f"blk.{layer}.{name}"]
+                a, a_scales = (size // TILE for size in BLOCKS[kind_a].packed_bytes(TILE, place.columns))
+                if kind_b == "I8":
+                    yield Room(layer, name, kind_b, a, a_scales, place.rows, 4 * place.rows)
+                else:
+                    yield Room(layer, name, kind_b, a, a_scales, BLOCKS[kind_b].packed_bytes(place.rows, 1)[0], 0)
 
 
 def padded_rank(rank: int) -> int:
@@ -63,10 +98,15 @@ def pack_adapters(lora: Lora, layout: PackedLayout, out: AnyArray, *, exact: boo
             out[at : at + part.size] = part
             offsets[slot], at = at, round_up(at + part.size, ALIGNMENT)
         found.append(offsets)
+    check_packed(lora, packed)
+    return found
+
+
+def check_packed(lora: Lora, packed: AbstractSet[str]) -> None:
+    """Raise UnsupportedError if adapters change other tensors than these."""
     for adapter in lora.adapters:
         for name in sorted(adapter.pairs.keys() - packed):
             raise UnsupportedError(f"{adapter.file.path}: it changes {name}, and edge runs no adapters of convolutions")
-    return found
 
 
 def _groups(layout: PackedLayout, layer: int) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -90,7 +130,7 @@ def _pack_a(a: FloatArray, kind: str, rank: int) -> tuple[AnyArray, AnyArray]:
     block, padded = BLOCKS[kind], np.zeros((rank, a.shape[1]), np.float32)
     padded[: len(a)] = a
     if kind != "Q8_0":
-        data = _floats(padded, kind)
+        data = floats(padded, kind)
     else:
         blocks = padded.reshape(rank, -1, BLOCK)
         scales = half(np.abs(blocks).max(axis=-1) / np.float32(127))
@@ -105,7 +145,7 @@ def _pack_b(b: FloatArray, kind: str, rank: int, place: Place) -> AnyArray:
     padded = np.zeros((len(b), rank), np.float32)
     padded[:, : b.shape[1]] = b
     if kind != "I8":
-        rows, block = pad_rows(_floats(padded, kind), place.unit, place.interleaved), BLOCKS[kind]
+        rows, block = pad_rows(floats(padded, kind), place.unit, place.interleaved), BLOCKS[kind]
         return block.pack(rows.reshape(len(rows), rank, block.raw_bytes))[0].view(np.uint8).reshape(-1)
     scales = np.abs(padded).max(axis=1, keepdims=True) / np.float32(127)
     codes = np.rint(padded / np.where(scales > 0, scales, np.float32(1))).astype(np.int8)
@@ -115,8 +155,8 @@ def _pack_b(b: FloatArray, kind: str, rank: int, place: Place) -> AnyArray:
     return np.concatenate([columns, tiles[1].reshape(len(columns), -1)], axis=1).reshape(-1)
 
 
-def _floats(values: FloatArray, kind: str) -> AnyArray:
-    """Values as bytes, uint8 [rows, bytes of a row]."""
+def floats(values: FloatArray, kind: str) -> AnyArray:
+    """Values as bytes, uint8 [rows, bytes of a row]. Raises ModelFormatError if `kind` has no finite value for one."""
     with np.errstate(over="ignore"):
         stored = values if kind == "F32" else values.astype(np.float16)
     return np.ascontiguousarray(_finite(stored)).view(np.uint8)

@@ -56,7 +56,7 @@ class PlanBytes:
     streamed: int = 0  # weights that every pass reads anew from the file
     lora: int = 0  # adapters
     fixed_kv: int = 0  # the part of `kv` that does not depend on the number of rows (`KVCache.fixed`)
-    gpu: int = 0  # the part of weights, kv and scratch in buffers of a GPU
+    gpu: int = 0  # the part of weights, kv, scratch and adapters in buffers of a GPU
     on_card: bool = False  # that part is memory of a card's own, and none of the process's
     snapshots: int = 0  # of the ends of turns, to which a conversation can return
 
@@ -136,6 +136,7 @@ def first_fit(
     before = _Before(resident, peak, first_run)
     for run, config, counted in before.count(runs):
         if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
+            config, counted = _with_drafts(run, config, counted, limit, before)
             config = replace(config, frugal=before.needs_first(config) > limit.bytes)
             if before.needs_first(config) > limit.bytes:
                 card = None  # it is the process that has no room
@@ -158,13 +159,17 @@ def plan_with_lora(plan: Plan, spec: ModelSpec, backend: Backend, size: LoraSize
     config = replace(plan.config, lora_rank=size.rank, lora_bytes=size.nbytes)
     before, need = backend.footprint(spec, plan.config), backend.footprint(spec, config)
     scratch = plan.bytes.scratch + need.scratch - before.scratch
-    counted = replace(plan.bytes, scratch=scratch, lora=need.lora)
-    if counted.total + counted.reserve > plan.limit:
-        needed = format_bytes(counted.total + counted.reserve)
-        raise BudgetError(
-            f"with this adapter the model needs {needed}, the {plan.limit_source} limit is {format_bytes(plan.limit)}: "
-            "load it with the model (lora=…), so that the plan makes room"
-        )
+    counted = replace(plan.bytes, scratch=scratch, lora=need.lora, gpu=need.gpu)
+    limits = [(counted.total + counted.reserve, plan.limit, plan.limit_source)]
+    if plan.gpu_limit is not None:
+        stated = plan.gpu_limit_source == "budget"
+        limits.append((counted.gpu, plan.gpu_limit, "--gpu-memory" if stated else plan.gpu_limit_source))
+    for needed, limit, source in limits:
+        if needed > limit:
+            raise BudgetError(
+                f"with this adapter the model needs {format_bytes(needed)}, the {source} limit is "
+                f"{format_bytes(limit)}: load it with the model (lora=…), so that the plan makes room"
+            )
     return replace(
         plan, config=config, bytes=counted, predicted_peak=plan.predicted_peak + counted.total - plan.bytes.total
     )
@@ -239,6 +244,16 @@ def _plan(
         tuned=run.tuned.about if run.tuned else "default",
         snapshots=snapshots,
     )
+
+
+def _with_drafts(
+    run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before
+) -> tuple[EngineConfig, PlanBytes]:
+    """With room to verify drafts, if it fits beside everything else."""
+    slots = config.resident and run.spec.experts  # several tokens choose more experts than are read for one
+    more = replace(config, drafts=0 if slots else run.drafts)
+    larger = before.bytes_of(run, more)
+    return (more, larger) if before.needs(larger) <= limit.bytes else (config, counted)
 
 
 def _snapshots(run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from enum import Enum
 
 from edge.model.prompt import Prompt
+from edge.run.beams import search
 from edge.run.generation import Generation
 from edge.run.meters import Watch
 from edge.run.report import StopReason
@@ -40,7 +41,10 @@ def begin(sequence: TokenSequence, run: Generation, shared: int = 0) -> None:
     shared: rows of the sequence's last prompt that are those of this one, too (`TokenSequence.shared`).
     """
     request, kv = run.request, sequence.engine.kv
-    if not request.follow_up:
+    if run.prompt.whole and not request.follow_up and not shared:
+        read_ahead(sequence, run.prompt, run.watch)
+        shared = sequence.keep_beginning(run.prompt)
+    elif not request.follow_up:
         sequence.reset(shared)
     if not read_ahead(sequence, run.prompt, run.watch):
         sequence.check_fits(run.prompt, shared)
@@ -62,7 +66,7 @@ def generate(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | N
 
 def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None) -> Turns:
     """The same, which leaves pending tokens to its driver. Logits of its last pass must be there when it goes on."""
-    if not (run.request.follow_up or run.watch.ends_now()):
+    if not run.request.follow_up and (sequence.engine.kv.length or not run.watch.ends_now()):
         run.reused = sequence.reuse()
     run.restored_at = time.perf_counter()
     for done, known in prefill(sequence, run):
@@ -70,7 +74,8 @@ def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None
             on_prefill(done, known)
         if sequence.prompt.waiting:
             yield Turn.PROMPT
-    for piece in decode(sequence, run) if sequence.prompt_done else ():
+    answer = decode if run.request.beams is None else search
+    for piece in answer(sequence, run) if sequence.prompt_done else ():
         if isinstance(piece, str) and run.text is not None:
             run.text.write(piece)
         if piece:
@@ -142,22 +147,22 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
             break
         run.generated += 1
         sequence.append(token)
-        text = stops.feed(thinking.feed(token))
+        text = stops.feed(run.said(thinking.feed(token)))
         if drawn and run.logprobs is not None:
             run.logprobs.tell(token, thought=thinking.thought)
         yield text
         if drawn:
             forced = run.follow(token)
         if run.constrained is not None and run.constrained.holds:
-            sequence.settle()
-        if stops.met or (run.ended and not forced):
+            sequence.settle_choices()
+        if stops.met or (run.ended and not forced) or (run.calls is not None and run.calls.enough):
             reason = "stop"
         elif run.generated == run.request.max_tokens:
             reason = "length"
         elif forced:
             continue  # they run in one pass, with the token before them
         else:
-            reason = watch.ends_now() if sequence.ahead else watch.before_pass(sequence.ran)
+            reason = watch.ends_now() if sequence.was_run else watch.before_pass(sequence.ran)
         if reason is None and (closing := thinking.closing()):
             sequence.insert(closing)
             forced = run.end_thoughts()
@@ -169,8 +174,9 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
                 reason = "memory" if shrunk else "capacity"
             else:
                 yield Turn.PENDING
-    run.stop_reason = reason
+    rest = run.said(thinking.rest())
+    rest += run.end(reason)
     if not stops.met:
-        yield stops.feed(thinking.rest())
+        yield stops.feed(rest)
     yield stops.rest()
     watch.pay()

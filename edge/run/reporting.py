@@ -42,7 +42,10 @@ def report_of(
         thoughts=run.thinking.report(),
         seed=run.seed,
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
+        drafted=sequence.speculation.report() if sequence.speculation else None,
+        tool_calls=run.calls.found if run.calls else (),
         incomplete=run.incomplete,
+        beams=run.beams,
         logprobs=tuple(run.logprobs.kept) if run.logprobs is not None and run.logprobs.kept is not None else None,
     )
 

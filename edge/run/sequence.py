@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from edge.backends.base import Engine, ObservedEngine, PickingEngine
+from edge.backends.base import Engine, ObservedEngine, PickingEngine, VerifyingEngine
 from edge.backends.kv_cache import KVState, RewindError, end_of
 from edge.errors import InputError
 from edge.kv import make_policy
@@ -27,8 +27,10 @@ from edge.run.eviction import keep_heads, queries_to_observe, rows_per_head, uno
 from edge.run.meters import EnergyMeter
 from edge.run.sampler import Sampler
 from edge.run.snapshots import Outline, Snapshots
+from edge.run.speculation import Speculation
 from edge.types import FloatArray, IntArray
 
+_IN_VAIN = 4  # of tokens that the engine chooses, one in so many may be run behind the end of the answer
 _BURST_S = 0.05  # of tokens at once: text still flows, and budgets and callers are heard as soon
 
 Outcome = FloatArray | tuple[IntArray, FloatArray] | int  # all logits, those of the likeliest, or the engine's choice
@@ -50,26 +52,27 @@ class TokenSequence:
     by the plan's policy; those of prompts are shared by the prompt cache. Only its methods change its fields."""
 
     def __init__(
-        self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter, *,
-        among: bool = False,
-    ) -> None:  # fmt: skip
-        """lora: the adapters that the engine runs. meter: counts the bytes that passes read. among: several, for which
-        it remembers the tokens of its rows: later prompts may share them, and they may have to run again."""
+        self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter
+    ) -> None:
+        """lora: the adapters that the engine runs. meter: counts the bytes that passes read."""
         self.engine, self.plan, self.lora, self.prompt_cache = engine, plan, lora, prompt_cache
         self.policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
         self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
-        self._meter, self._among = meter, among
+        self.speculation = Speculation(plan.config.drafts) if plan.config.drafts else None
+        self._meter = meter
         self._changes = engine.kv.foresight > 0  # rows of a short text are not those of a long one
         self._forget()
 
     def _forget(self) -> None:
         self.prompt = Prompt(())  # the last one, however far it was run; a follow-up first runs the rest of it
         self.pending = list[int]()  # tokens of the answer that have not been run
-        self.ahead = deque[int]()  # tokens after the next, by the engine's choice; each has a row of the one before it
+        self.ahead = deque[tuple[int, Outcome]]()  # tokens after the next that have been run, and their outcomes
+        self._drafted = 0  # of `ahead` when it was run, if these tokens are not the engine's own choice
         self.ran = 1  # tokens of the answer in the last pass
+        self._answered = 0  # tokens of the answer
         self.snapshots.drop(0)
-        self.fed = array("i")  # tokens of all rows, if something needs them and none has been evicted
+        self.fed = array("i")  # tokens of all rows, if none has been evicted
         self.lost = False  # whether the conversation was forgotten with the adapter that it had
         self._again = array("i")  # tokens whose rows were given up, and have to run again
         self.evicted = 0  # rows
@@ -151,6 +154,8 @@ class TokenSequence:
             prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks)
         self.prompt, self.pending, self._prompts_end, self._outline = prompt, [], None, outline
         self.ran, self._pace = 1, _BURST_S
+        if self.speculation:
+            self.speculation.begin()
         return prompt
 
     def pass_size(self, count: int) -> int:
@@ -167,13 +172,15 @@ class TokenSequence:
     def run_prompt(self, count: int, *, upcoming: int) -> None:
         """Run the next `count` tokens of the prompt, for which there is room; `upcoming` will follow them at once."""
         self.engine.kv.announce(self.prompt.waiting)
-        self._outcome = self.forward(self.prompt.peek(count), upcoming=upcoming)
+        tokens = self.prompt.peek(count)
+        self._outcome = self.forward(tokens, upcoming=upcoming)
         self.prompt.advance(count)
+        self._note(tokens)
         self._keep_place()
 
     def end_prompt(self) -> None:
         """All of the prompt has been run; the answer follows."""
-        self._prompts_end = len(self.fed)
+        self._prompts_end, self._answered = len(self.fed), 0
 
     @property
     def prompt_done(self) -> bool:
@@ -187,21 +194,57 @@ class TokenSequence:
             return outcome
         return sample.draw_from(*outcome) if isinstance(outcome, tuple) else sample(outcome)
 
+    @property
+    def logits(self) -> FloatArray:
+        """Of the last pass, float32 [vocab], if the engine left the choice to others."""
+        assert isinstance(self._outcome, np.ndarray)
+        return self._outcome
+
+    def branch(self, rows: int, end: KVState | None, tokens: list[int]) -> FloatArray:
+        """Forget what follows the first `rows`, and run these tokens. Returns logits after the last. end: the saved end
+        by which the cache goes back to those rows, if it has a tail."""
+        self.continue_from(rows, end, tokens)
+        while count := self.next_pass:
+            logits = self.forward(np.array(self.pending[:count], np.int32), upcoming=1)
+            del self.pending[:count]
+        return logits
+
+    def continue_from(self, rows: int, end: KVState | None, tokens: list[int]) -> None:
+        """Forget what follows the first `rows`; these tokens are to run next."""
+        self.engine.kv.truncate(rows, end)
+        self.snapshots.drop(rows + 1)
+        self.fed = self.fed[:rows]
+        self.pending = tokens
+
     def append(self, token: int) -> None:
         """Continue with the token that `next_token` returned."""
         self.pending.append(token)
+        self._answered += 1
+        self._note(np.array([token], np.int32))
 
     def insert(self, tokens: list[int]) -> None:
         """Continue with tokens that the model has not chosen."""
         self.settle()
         self.pending += tokens
+        self._note(np.array(tokens, np.int32))
+
+    def _note(self, tokens: IntArray) -> None:
+        """The text goes on with these tokens."""
+        if self.speculation:
+            self.speculation.drafts.add(tokens)
+
+    @property
+    def was_run(self) -> bool:
+        """Whether the pending token was run ahead."""
+        return bool(self.ahead) and [self.ahead[0][0]] == self.pending
 
     def take_ahead(self) -> bool:
-        """Go on to the engine's next choice, if it chose ahead: then `pending` has been run."""
-        if self.ahead:
-            self._outcome = self.ahead.popleft()
+        """Go on behind the pending token if it was run ahead; else forget what was run ahead."""
+        if self.was_run:
+            _, self._outcome = self.ahead.popleft()
             self.pending.clear()
             return True
+        self.settle()
         return False
 
     @property
@@ -210,23 +253,42 @@ class TokenSequence:
         return min(len(self.pending), self.pass_size(len(self.pending)))
 
     def run_pending(self, sample: Sampler, most_ahead: Callable[[], int]) -> None:
-        """Run the next pending tokens, for which there is room.
+        """Run the next pending tokens, for which there is room, and perhaps what may follow them.
 
-        most_ahead: returns the number of tokens that the engine may choose in this pass, if it can; 0 for none.
+        most_ahead: returns the number of tokens that may be run in this pass, the pending one among them; 0 for one.
         """
+        started = time.perf_counter()
         self.ran = count = self.next_pass
         tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
         picks = engine.capabilities.picks
         chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
-        if chooses and (most := most_ahead()):
+        if chooses and (most := min(most_ahead(), 1 + self._answered // _IN_VAIN)):
             self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
         elif picks and 0 < sample.candidates <= engine.most_candidates:
             self._observe(count, upcoming=1)
             self._outcome = engine.forward_top(tokens, sample.candidates)
             self._count(tokens)
+        elif len(self.pending) == 1 and (draft := self._draft(most_ahead)).size:
+            self._outcome = self._verify(np.concatenate([tokens, draft]))
         else:
             self._outcome = self.forward(tokens, upcoming=1)
+        if self.speculation and len(self.pending) == 1:
+            self.speculation.time(1 + self._drafted, time.perf_counter() - started)
         del self.pending[:count]
+
+    def _draft(self, most_ahead: Callable[[], int]) -> IntArray:
+        """Tokens that may follow the pending one, as many as are worth a try. Nothing is evicted for their rows."""
+        if self.speculation is None:
+            return np.zeros(0, np.int32)
+        return self.speculation.propose(min(most_ahead(), self.engine.kv.free) - 1)
+
+    def _verify(self, tokens: IntArray) -> FloatArray:
+        """Run the pending token and a draft, which goes into `ahead`; returns the logits after the first."""
+        first, *others = list[FloatArray](cast(VerifyingEngine, self.engine).verify(tokens))
+        self._drafted = len(others)
+        self.ahead.extend(zip(tokens[1:].tolist(), others, strict=False))
+        self._count(tokens[: 1 + len(others)])
+        return first
 
     def observe_next(self) -> int:
         """Announce that the next pending token runs in a pass of several sequences. Returns the token."""
@@ -246,17 +308,26 @@ class TokenSequence:
         self._observe(1, upcoming=1)
         first, *others = cast(PickingEngine, self.engine).run_greedy(token, max(1, count), banned).tolist()
         self.ran = 1 + len(others)
-        self.ahead.extend(others)
+        self.ahead.extend(zip([first, *others], others, strict=False))
         self._count(np.array([token, first, *others][:-1], np.int32), passes=self.ran)
         self._pace = (time.perf_counter() - started) / self.ran
         return int(first)
 
     def settle(self) -> None:
         """Forget the rows of tokens that the answer has not come to."""
-        if count := len(self.ahead):
+        count = len(self.ahead)
+        if self.speculation and self._drafted:
+            self.speculation.judge(self._drafted, self._drafted - count)
+        self._drafted = 0
+        if count:
             self.ahead.clear()
             self.engine.kv.truncate(self.engine.kv.length - count)
             del self.fed[-count:]
+
+    def settle_choices(self) -> None:
+        """Forget the engine's own choices: the next token is not free. Drafts stay, since their logits are known."""
+        if not self._drafted:
+            self.settle()
 
     def end(self) -> None:
         """The generation is over: only rows of the conversation stay, and go to the prompt cache."""
@@ -282,7 +353,7 @@ class TokenSequence:
         weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
         rows = kv.length - (passes - 1) / 2  # on average
         self._meter.add_bytes(passes * (weights / sharing + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
-        if (self._among or self.prompt_cache is not None or self.snapshots.most) and not self.evicted:
+        if not self.evicted:
             self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
 
     def make_room(self, count: int) -> bool:
@@ -341,6 +412,21 @@ class TokenSequence:
     def _left(self) -> Iterator[IntArray]:
         return chain(self.prompt.rest(), [np.array(self.pending, np.int32)])
 
+    def keep_beginning(self, prompt: Prompt) -> int:
+        """Keep the rows with which a conversation begins and forget the others; returns how many are kept. At least one
+        token is run for its logits."""
+        kv = self.engine.kv
+        tokens = prompt.peek(min(len(self.fed), max(0, prompt.waiting - 1)))
+        differ = np.flatnonzero(tokens != np.array(self.fed[: tokens.size], np.int32))
+        rows = int(differ[0]) if differ.size else tokens.size
+        kept = bool(rows) and not self.evicted and (rows == kv.length or self.rewind(Mark(rows)))
+        if not kept:
+            self.reset()
+            return 0
+        self.prompt, self.pending = Prompt(()), []
+        self.fed = self.fed[: kv.length]  # fewer than `rows` where a snapshot was taken before
+        return kv.length
+
     def reuse(self) -> int:
         """Take the prompt's first rows from the prompt cache; returns how many.
 
@@ -361,6 +447,7 @@ class TokenSequence:
         tokens = prompt.peek(kv.capacity)
         reused = self.prompt_cache.restore(kv, tokens, most)
         prompt.advance(reused)
+        self._note(tokens[:reused])
         self.fed = array("i", tokens[:reused].tolist())
         self._keep_place()
         return reused

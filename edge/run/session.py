@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +34,11 @@ from edge.run.loop import OnPrefill, begin, generate
 from edge.run.meters import EnergyMeter, Watch, find_zone
 from edge.run.report import RunReport, StopReason, TokenLogprob
 from edge.run.reporting import report_of, why_incomplete, why_unanswered
-from edge.run.request import DEFAULT_MAX_TOKENS, Request, Text
+from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Request, Text, Tools, prompt_of
 from edge.run.sampler import Processor
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.sequence import Mark, TokenSequence
+from edge.run.tool_calls import OnCall
 from edge.sampling import SamplingParams
 from edge.storage.making import Made
 from edge.types import FloatArray, IntArray
@@ -147,7 +148,7 @@ class Session:
         again with the next prompt."""
         return self._sequence.rewind(mark)
 
-    def generate(self, prompt: Text, **options: Any) -> str:
+    def generate(self, prompt: Text | None = None, **options: Any) -> str:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`.
 
         Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
@@ -160,8 +161,11 @@ class Session:
     @stepwise
     def stream(
         self,
-        prompt: Text,
+        prompt: Text | None = None,
         *,
+        messages: Messages | None = None,
+        tools: Tools | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
         stop: str | Sequence[str] | None = None,
@@ -179,8 +183,11 @@ class Session:
         logprobs: int | None = None,
         logits_processor: Processor | None = None,
         on_logprob: OnLogprob | None = None,
+        beams: int | None = None,
+        length_penalty: float = 1.0,
         on_prefill: OnPrefill | None = None,
         on_thought: Callable[[str], None] | None = None,
+        on_call: OnCall | None = None,
     ) -> Generator[str, None, None]:
         """Pieces of the answer as they are generated, whole characters only.
 
@@ -196,20 +203,27 @@ class Session:
         `report.incomplete` says what cut it, if that happened before its end. logprobs: report each token's
         log-probability in the model's own distribution, before all options of sampling, and as many of the likeliest
         tokens; on_logprob is called with each before its text comes. logits_processor: a function of the answer's
-        tokens and the next logits, which changes these or returns others. After the last piece, or when the iterator is
-        closed, `report` holds the RunReport, and its figures are in the history of this device (see docs/devices.md),
-        for `edge.forecast`.
+        tokens and the next logits, which changes these or returns others. beams: search the likeliest answer among so
+        many, and yield it in one piece; `report.beams` has all. length_penalty: their scores are divided by their
+        length to this power. After the last piece, or when the iterator is closed, `report` holds the RunReport, and
+        its figures are in the history of this device (see docs/devices.md), for `edge.forecast`. messages: a whole
+        conversation instead of a prompt, and tools: functions that the model may call, both as OpenAI's protocol has
+        them; tool_choice: "auto", "none", "required", or the name of one. Rows of an earlier generation with which the
+        conversation begins are kept. Complete calls go to `report.tool_calls`, and while they are generated, events of
+        `edge.tools.parser` to on_call, which must return quickly.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
         forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
         answer.
         """
         started, options, sequence = time.perf_counter(), self.options, self._sequence
+        prompt = prompt_of(self.model, prompt, messages, tools, tool_choice, system, raw or follow_up, think)
         limit = options.time if time_limit is None else time_limit
         joules = options.energy if energy_limit is None else energy_limit
         request = Request(
             prompt, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think),
-            limit, joules, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor,
+            limit, joules, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor, beams,
+            length_penalty,
         )  # fmt: skip
         watch = Watch(
             request.limits(options, started), self._meter, self._zone.path if self._zone else None,
@@ -220,7 +234,7 @@ class Session:
         if follow_up and sequence.lost:
             raise InputError("the adapter was changed, and the conversation forgotten: begin a new one")
         self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
-        run = Generation.of(request, self.model, watch, started, on_thought, on_logprob)
+        run = Generation.of(request, self.model, watch, started, on_thought, on_logprob, on_call)
         begin(sequence, run)
         run.prepared, self.prepared, self._loaded.reclaimer.run = self.prepared, Made(), run
         run.experts = self._loaded.expert_counts()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from conftest import GOLDEN, run_child
+from lora_files import write_adapter
 
 from edge.backends import find_backend
 from edge.backends.counts import GPUMemory
@@ -14,9 +17,11 @@ from edge.backends.tvm.gpu import GPU
 from edge.backends.tvm.gpu.hosts import host_named
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, UnsupportedError
+from edge.model.lora import size_of
+from edge.model.lora_file import parse_lora
 from edge.model.model import open_model
 from edge.options import Options
-from edge.plan.plan import Plan, make_plan
+from edge.plan.plan import Plan, make_plan, plan_with_lora
 from edge.run.loading import load
 
 MIB = 1 << 20
@@ -96,6 +101,20 @@ def test_models_that_are_too_large_are_refused(gpu: GPUMemory, options: dict[str
             plan_on(gpu, gpu_memory=less)
 
 
+def test_adapters_count_on_the_gpu(tmp_path: Path) -> None:
+    """Also those for which a session is loaded again."""
+    files = parse_lora(write_adapter(tmp_path / "a.gguf", SMOLLM2, 16, only=("attn_q",)))
+    card = GPUMemory("card", unified=False, free=2048 * MIB)
+    without, made = plan_on(card), plan_on(card, lora=files)
+    assert made.bytes.lora > 5 * MIB
+    assert made.bytes.gpu - without.bytes.gpu >= made.bytes.lora
+    later = plan_with_lora(without, SMOLLM2.spec, GPU(), size_of(files))
+    assert later.bytes.gpu == made.bytes.gpu
+    tight = replace(without, gpu_limit=without.bytes.gpu, gpu_limit_source="budget")
+    with pytest.raises(BudgetError, match=r"with this adapter .* the --gpu-memory limit is .* load it with the model"):
+        plan_with_lora(tight, SMOLLM2.spec, GPU(), size_of(files))
+
+
 def test_other_engines_have_nothing_on_a_gpu() -> None:
     reference = find_backend("reference", SMOLLM2.file, SMOLLM2.spec)
     with pytest.raises(UnsupportedError, match="--gpu-memory is for the gpu engine, not for reference"):
@@ -104,10 +123,12 @@ def test_other_engines_have_nothing_on_a_gpu() -> None:
 
 @pytest.mark.usefixtures("wgpu")
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35moe", pytest.param("gemma4", marks=pytest.mark.exhaustive)])
-def test_two_sessions_at_once_and_what_they_allocate(name: str) -> None:
+def test_two_sessions_at_once_and_what_they_allocate(name: str, tmp_path: Path) -> None:
     """The count is the buffers' bytes, or little more: padding of weights is counted at its most."""
     path = GOLDEN / f"{name}.gguf"
-    with load(path, backend="gpu", max_kv_size=64) as one, load(path, backend="gpu", max_kv_size=64) as other:
+    adapter = write_adapter(tmp_path / "a.gguf", open_model(path), 3) if name == "qwen35moe" else None
+    options: dict[str, Any] = {"backend": "gpu", "max_kv_size": 64, "lora": adapter}
+    with load(path, **options) as one, load(path, **options) as other:
         for session in (one, other):
             allocated = cast(Any, session.engine)._device.allocated
             assert allocated <= session.plan.bytes.gpu <= 1.05 * allocated

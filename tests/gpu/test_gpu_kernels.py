@@ -26,6 +26,7 @@ from edge.types import AnyArray, FloatArray
 pytest.importorskip("tvm")
 
 from edge.backends.reference import read_weights
+from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.hosts import Device, host_named, open_device
 from edge.backends.tvm.gpu.kernels import mamba
@@ -43,6 +44,7 @@ from edge.backends.tvm.gpu.weights import (
     Piece,
     Vector,
     make_weights,
+    pack_floats,
     pack_rows,
     pack_weights,
     packed_bytes,
@@ -178,6 +180,32 @@ def test_products_are_those_of_dequantized_weights(device: Device, kinds: tuple[
     expected[:, 21:] += np.concatenate([zeros(0), *(normal(count, seed=9) for count in rows[1 : len(kinds)])])
     product = Product("edge_product", tuple(factors), Epilogue("store", at))
     both(device, product, {"out": zeros(tokens, at), "x": x, "w": packed.words, "expected": expected})
+
+
+@pytest.mark.parametrize("kind", ["F16", pytest.param("F32", marks=MORE)])
+def test_products_add_what_adapters_change(device: Device, kind: str) -> None:
+    """Behind the biases of matrices side by side, of which one has no adapter; and inside an activation."""
+    packed, rows, rank, tokens = Packed(), (21, 8, 16), 24, 9
+    a = packed.matrix(kind, rank, 64)
+    factors, expected, x, low = [], [], normal(tokens, 64), normal(tokens, 3 * rank, seed=4)
+    for number, count in enumerate(rows):
+        matrix, bias = packed.matrix("Q4_0", count, 64), normal(count, seed=9)
+        factors.append(Factor(matrix, packed.vector(bias), sum(rows[:number])))
+        expected.append(x @ packed.expected[-1].T + bias)
+    store, floats = np.zeros(0, np.uint32), np.float32 if kind == "F32" else np.float16
+    for number in (0, 2):
+        values = normal(rows[number], rank, seed=number + 5).astype(floats)
+        expected[number] += low[:, number * rank :][:, :rank] @ values.astype(np.float32).T
+        place = LowRank("", a, store.size, rows[number])
+        words = pack_floats(values.view(np.uint8), place.row_words, BLOCKS[kind])
+        factors[number], store = replace(factors[number], low=place), np.concatenate([store, words.reshape(-1)])
+    arrays = {"x": x, "w": packed.words, "low": low, "lora4": store}
+    product = Product("edge_product", tuple(factors), Epilogue("store", sum(rows)))
+    both(device, product, {**arrays, "out": zeros(tokens, sum(rows)), "expected": np.concatenate(expected, axis=1)})
+    alone = Product("edge_product", (replace(factors[0], at=0),), Epilogue("activate", rows[0], activation="silu"))
+    activated = expected[0] / (1 + np.exp(-expected[0]))
+    low = np.ascontiguousarray(low[:, :rank])
+    both(device, alone, {**arrays, "low": low, "out": zeros(tokens, rows[0]), "expected": activated})
 
 
 @pytest.mark.parametrize("kind", sorted(BLOCKS))

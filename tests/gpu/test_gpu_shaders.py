@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from conftest import GOLDEN
 from gguf import GGMLQuantizationType
+from lora_files import write_adapter
 from shaders import dawn_says, has_dawn
 from small_models import Small, write_small
 
@@ -52,15 +53,19 @@ TUNINGS: tuple[dict[str, int], ...] = (
 )
 
 
+# Products with adapters bind most buffers where they have experts, vectors for each layer, or a norm behind them.
+ADAPTED = ("gemma3", "qwen35moe", "gemma4")
+
+
 @cache
-def program(path: Path, language: str, kv_dtype: str = "f16", tuning: int = 0) -> Program:
+def program(path: Path, language: str, kv_dtype: str = "f16", tuning: int = 0, rank: int = 0) -> Program:
     from edge.backends.tvm.cpu.lowering import import_compiler
 
     import_compiler()
     from edge.backends.tvm.gpu.generator import generate
 
     model = open_model(path)
-    config = replace(CONFIG, kv_dtype=kv_dtype, tuning=TUNINGS[tuning])
+    config = replace(CONFIG, kv_dtype=kv_dtype, tuning=TUNINGS[tuning], lora_rank=rank)
     return generate(Design.of(model.file, model.spec, config, replace(ADAPTER, language=language)))
 
 
@@ -93,6 +98,8 @@ def sources(programs: Mapping[str, Program]) -> dict[str, str]:
 def families(language: str) -> Iterator[tuple[str, Program]]:
     for name, kv_dtype in FAMILIES.items():
         yield name, program(GOLDEN / f"{name}.gguf", language, kv_dtype)
+    for name in ADAPTED:
+        yield f"{name} with adapters", program(GOLDEN / f"{name}.gguf", language, FAMILIES[name], rank=8)
 
 
 @dawn
@@ -141,6 +148,18 @@ def test_kernels_keep_to_portable_limits() -> None:
             assert all(part.offset % 256 == 0 for part in dispatch.slices)
 
 
+def test_without_an_adapter_programs_are_those_without_room_for_any() -> None:
+    for name in ADAPTED:
+        path, kv_dtype = GOLDEN / f"{name}.gguf", FAMILIES[name]
+        plain, adapted = (program(path, "wgsl", kv_dtype, rank=rank) for rank in (0, 8))
+        for each in plain.passes:
+            ours, theirs = (
+                [(made.kernels[one.kernel].source.replace(one.kernel, ""), one.slices) for one in made.dispatches(each)]
+                for made in (plain, adapted)
+            )
+            assert ours == theirs
+
+
 @pytest.mark.parametrize(("language", "entry"), [("metal", "kernel void {}("), ("cuda", 'extern "C" __global__ void')])
 def test_other_languages_have_the_same_kernels(language: str, entry: str) -> None:
     """No compiler of Metal is at hand."""
@@ -178,24 +197,27 @@ def test_nvrtc_compiles_kernels(which: str, request: pytest.FixtureRequest) -> N
         path: Path = request.getfixturevalue("block_types")
         programs = {"blocks": program(path, "cuda"), **dict(families("cuda"))}
     else:
-        programs = {which: program(GOLDEN / f"{which}.gguf", "cuda", "f32")}
+        programs = {which: program(GOLDEN / f"{which}.gguf", "cuda", "f32", rank=8)}
     for source, name in {source: name for name, source in sources(programs).items()}.items():
         assert compile_source(name.partition(": ")[2], source, "sm_70")
 
 
 @pytest.mark.skipif(not shutil.which("oclgrind") or not find_spec("pyopencl"), reason="no oclgrind with pyopencl")
-@pytest.mark.parametrize(("name", "kv_dtype"), [
-    ("llama-one-layer", "f16"),
+@pytest.mark.parametrize(("name", "kv_dtype", "rank"), [
+    ("llama-one-layer", "f16", 0),
+    pytest.param("llama-one-layer", "f16", 3, marks=pytest.mark.exhaustive),
+    pytest.param("gemma3", "f32", 8, marks=pytest.mark.exhaustive),
     *(
-        pytest.param(name, kv_dtype, marks=pytest.mark.exhaustive)
+        pytest.param(name, kv_dtype, 0, marks=pytest.mark.exhaustive)
         for name in ("llama-one-layer", "gemma3", "gpt2", "qwen35", "lfm2") for kv_dtype in ("f16", "int8")
         if (name, kv_dtype) != ("llama-one-layer", "f16")
     ),
 ])  # fmt: skip
-def test_kernels_neither_race_nor_leave_their_buffers(name: str, kv_dtype: str) -> None:
-    """oclgrind interprets a chunk and a step, with eviction between them."""
+def test_kernels_neither_race_nor_leave_their_buffers(name: str, kv_dtype: str, rank: int, tmp_path: Path) -> None:
+    """oclgrind interprets a chunk and a step, with eviction between them. rank: of an adapter; 0 for none."""
     script = Path(__file__).parent / "shaders" / "under_oclgrind.py"
-    command = ["oclgrind", "--data-races", sys.executable, str(script), name, kv_dtype]
+    adapter = write_adapter(tmp_path / "a.gguf", open_model(GOLDEN / f"{name}.gguf"), rank) if rank else ""
+    command = ["oclgrind", "--data-races", sys.executable, str(script), name, kv_dtype, *([str(adapter)] * bool(rank))]
     done = subprocess.run(
         command, env={**os.environ, "EDGE_GPU": "Oclgrind"}, capture_output=True, text=True, timeout=900
     )

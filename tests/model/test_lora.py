@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, on_gpu
 from lora_files import write_adapter
 from small_models import Small, write_small
 from test_architectures import require_native
@@ -48,6 +49,17 @@ NATIVE = [
     pytest.param("granite", 16, marks=pytest.mark.exhaustive),
 ]
 ALL = [pytest.param(*each.values) for each in NATIVE]
+ON_GPU = [  # norms behind products, experts with a shared one, a state, biases, vectors for each layer
+    pytest.param("wgpu:0", "llama-gqa-tied", 3),
+    *(
+        pytest.param(place, name, rank, marks=pytest.mark.exhaustive)
+        for place, name, rank in [
+            ("opencl:0", "llama-gqa-tied", 3), ("wgpu:0", "gemma3", 8), ("wgpu:0", "phi3", 16), ("wgpu:0", "gpt2", 20),
+            ("wgpu:0", "qwen35moe", 3), ("wgpu:0", "falcon-h1", 3), ("wgpu:0", "lfm2", 20), ("wgpu:0", "gpt-oss", 5),
+            ("wgpu:0", "gemma4", 3),
+        ]
+    ),
+]  # fmt: skip
 HYBRIDS = [  # whose rows llama.cpp does not evict
     pytest.param("qwen35", 3),
     pytest.param("falcon-h1", 3),
@@ -66,9 +78,12 @@ def lora_of(model: Model, *files: Path | str) -> Lora:
 
 
 def load(model: Model, backend: str, kv_dtype: str = "f32", lora: Lora | None = None, threads: int = 1) -> Engine:
+    """backend: such as `cpu` or `gpu@wgpu:0`."""
     rank, nbytes = (lora.size.rank, lora.size.nbytes) if lora else (0, 0)
     config = EngineConfig(CAPACITY, CHUNK, kv_dtype, threads, logits_rows=CHUNK, lora_rank=rank, lora_bytes=nbytes)
-    engine = find_backend(backend, model.file, model.spec).load(model.file, model.spec, config)
+    name, _, place = backend.partition("@")
+    with on_gpu(place) if place else nullcontext():
+        engine = find_backend(name, model.file, model.spec).load(model.file, model.spec, config)
     if lora:
         cast(AdaptedEngine, engine).set_lora(lora)
     return engine
@@ -145,34 +160,58 @@ def test_native_logits_are_those_of_merged_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "convolution"), [("qwen35", "ssm_conv1d"), ("lfm2", "shortconv.conv.")])
-def test_adapters_of_convolutions_are_refused(
-    name: str, convolution: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+@pytest.mark.parametrize(("place", "name", "rank"), ON_GPU)
+def test_logits_on_a_gpu_are_those_of_merged_weights(
+    place: str, name: str, rank: int, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
-    """And the engine goes on without one."""
     require_native()
-    model = golden(name)
-    good, bad = (write_adapter(tmp_path / each, model, 3, only=(each,)) for each in ("ffn_up", convolution))
-    engine = cast(AdaptedEngine, engines(load(model, "cpu", lora=lora_of(model, good))))
-    with pytest.raises(UnsupportedError, match=f"changes blk.0.{convolution}.*runs no adapters of convolutions"):
-        engine.set_lora(lora_of(model, bad))
-    np.testing.assert_array_equal(answers(engine), answers(engines(load(model, "cpu"))))
+    model, path = golden(name), tmp_path / "a.gguf"
+    lora = lora_of(model, f"{write_adapter(path, model, rank)}:0.7")
+    engine = engines(load(model, f"gpu@{place}", lora=lora))
+    np.testing.assert_allclose(answers(engine), answers(merged(model, (path, 0.7))), rtol=0, atol=5e-4)
 
 
 @pytest.mark.slow
-def test_adapters_are_exchanged_in_place(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+@pytest.mark.exhaustive
+def test_adapters_in_float16_beside_rows_of_float16(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    require_native()
+    model, path = golden("llama-gqa-tied"), tmp_path / "a.gguf"
+    engine = engines(load(model, "gpu@wgpu:0", "f16", lora_of(model, write_adapter(path, model, 12))))
+    np.testing.assert_allclose(answers(engine), answers(merged(model, (path, 1.0))), rtol=0, atol=8e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu@wgpu:0", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("name", "convolution"), [("qwen35", "ssm_conv1d"), ("lfm2", "shortconv.conv.")])
+def test_adapters_of_convolutions_are_refused(
+    backend: str, name: str, convolution: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    """And the engine goes on without one, or with that before."""
+    require_native()
+    model = golden(name)
+    good, bad = (write_adapter(tmp_path / each, model, 3, only=(each,)) for each in ("ffn_up", convolution))
+    engine = cast(AdaptedEngine, engines(load(model, backend, lora=lora_of(model, good))))
+    before = answers(engine) if backend != "cpu" else answers(engines(load(model, "cpu")))
+    with pytest.raises(UnsupportedError, match=f"changes blk.0.{convolution}.*runs no adapters of convolutions"):
+        engine.set_lora(lora_of(model, bad))
+    np.testing.assert_array_equal(answers(engine), before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "gpu@wgpu:0"])
+def test_adapters_are_exchanged_in_place(backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     """Without one, logits are the model's own to the bit; larger ones are refused; ranks and matrices may differ."""
     require_native()
     model, name = golden("llama-gqa-tied"), "llama-gqa-tied"
     large = write_adapter(tmp_path / "large.gguf", model, 16)
     small = write_adapter(tmp_path / "small.gguf", model, 3, only=("attn_v", "1.ffn_down"), seed=2)
     mixed = write_adapter(tmp_path / "mixed.gguf", model, 5, seed=3, edit=halve_some_ranks)
-    engine = cast(AdaptedEngine, engines(load(model, "cpu", lora=lora_of(model, large), threads=THREADS)))
-    plain = answers(load(model, "cpu", threads=THREADS))
+    engine = cast(AdaptedEngine, engines(load(model, backend, lora=lora_of(model, large), threads=THREADS)))
+    plain = answers(engines(load(model, backend, threads=THREADS)))
     for path in (large, small, mixed, large):
         engine.set_lora(lora_of(model, path))
         assert engine.kv.length == 0
-        assert_merged(answers(engine), answers(merged(model, (path, 1.0))), "cpu", name)
+        assert_merged(answers(engine), answers(merged(model, (path, 1.0))), backend, name)
     engine.set_lora(None)
     np.testing.assert_array_equal(answers(engine), plain)
     with pytest.raises(InputError, match="rank 20"):
@@ -380,14 +419,19 @@ def adapters(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize(
     ("backend", "options"),
-    [("reference", {}), ("llamacpp", {}), pytest.param("cpu", {"kv_dtype": "f32"}, marks=pytest.mark.slow)],
-)
+    [
+        ("reference", {}), ("llamacpp", {}), pytest.param("cpu", {"kv_dtype": "f32"}, marks=pytest.mark.slow),
+        pytest.param("gpu", {"kv_dtype": "f32"}, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ],
+)  # fmt: skip
 def test_a_session_changes_its_adapter(
-    backend: str, options: dict[str, Any], open_session: Open, adapters: list[Path]
-) -> None:
+    backend: str, options: dict[str, Any], open_session: Open, adapters: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Also to one of a larger rank than it was loaded with, and of none."""
-    if backend == "cpu":
+    if backend in ("cpu", "gpu"):
         require_native()
+        monkeypatch.setenv("EDGE_GPU", "wgpu:0")
     options = {"backend": backend, **options}
     small, large = adapters
     fresh = {lora: open_session(lora=lora, **options).generate("Hello", **SHORT) for lora in (None, small, large)}

@@ -38,6 +38,7 @@ class GPU(Backend):
         tunable=True,
         picks=True,
         gpu=True,
+        lora=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.5, 1.0), "floats": WeightEfficiency(0.5, 1.0)},
@@ -83,6 +84,7 @@ class GPU(Backend):
         """Computed from the buffers that the engine allocates."""
         from edge.backends.ring import LayerKinds
         from edge.backends.row_lists import pinned_bytes
+        from edge.backends.tvm.gpu.adapters import Adapters, adapter_bytes
         from edge.backends.tvm.gpu.design import Tables, scratch_sizes
         from edge.backends.tvm.gpu.kv import arena_bytes
         from edge.backends.tvm.gpu.weights import packed_bytes
@@ -101,7 +103,8 @@ class GPU(Backend):
         windowed = rings.size + (regions.size if shape.windowed and not layers.ringed else 0)
         heads = len(layers.whole) * core.kv_heads
         tables = Tables.of(shape.layers, shape.kv_heads, max(1, len(network.ropes)), config.chunk, shape.head // 2)
-        scratch = scratch_sizes(shape, tables, config.chunk, config.logits_rows, windowed)
+        rank = Adapters.of(config.lora_rank, config.kv_dtype).rank
+        scratch = scratch_sizes(shape, tables, config.chunk, config.logits_rows, windowed, rank)
         by_head = 0
         if config.per_head:
             at_once = 2 if config.observes else max(2, shape.kv_heads)
@@ -109,6 +112,7 @@ class GPU(Backend):
         rows = regions.size + (0 if apart else rings.size)
         on_host = 4 * config.logits_rows * shape.vocab + 4 * config.observes * rows  # logits and attention, once more
         weights, kv = packed_bytes(spec), regions.size * per_row + fixed
+        lora = adapter_bytes(network, config.lora_rank, config.kv_dtype)
         staging = sum(arena_bytes(0, padded_head(core.head_dim), config.kv_dtype, observes=config.observes).values())
         if apart:
             staging += sum(arena_bytes(0, padded_head(shape.ringed.head_dim), config.kv_dtype).values())
@@ -119,7 +123,8 @@ class GPU(Backend):
             scratch=on_device + on_host + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
             runtime=_DRIVER_BYTES,
             fixed_kv=fixed,
-            gpu=weights + kv + on_device,
+            lora=lora,
+            gpu=weights + kv + lora + on_device,
             on_disk=spec.table_bytes if shape.layer_inputs else 0,
         )
 
@@ -130,12 +135,12 @@ class GPU(Backend):
 
     def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
         """Of the compiler, beside the driver that lists GPUs."""
-        from edge.backends.tvm.gpu.compiled import COMPILER_BYTES, is_made
+        from edge.backends.tvm.gpu.compiled import compiler_bytes, is_made
         from edge.backends.tvm.gpu.design import Design
         from edge.backends.tvm.gpu.hosts import choose_adapter
 
         design = Design.of(file, spec, config, choose_adapter(config.adapter or None))
-        return 0 if is_made(design) else COMPILER_BYTES
+        return 0 if is_made(design) else compiler_bytes(adapters=config.lora_rank > 0)
 
     def gpu_memory(self) -> GPUMemory:
         """Of the GPU that `load` takes. Raises UnsupportedError if there is none."""

@@ -24,7 +24,13 @@ from edge.storage import cache
 _SOURCES = ("gpu", "packing/blocks.py", "packing/cores.py", "packing/layout.py")
 _TIMEOUT_S = 300.0
 COMPILER_BYTES = 200 << 20  # of the child, measured: 168 to 180 MiB
+_FOR_ADAPTERS = 24 << 20  # more, for the products with LoRA adapters beside those without
 _IMPORTED = 0.5  # share of the work that importing TVM is
+
+
+def compiler_bytes(*, adapters: bool) -> int:
+    """Of the child. adapters: the program has room for them."""
+    return COMPILER_BYTES + _FOR_ADAPTERS * adapters
 
 
 def program_of(design: Design, progress: Callable[[float], None] | None = None) -> Program:
@@ -49,7 +55,7 @@ def _make(design: Design, progress: Callable[[float], None] | None, out: Path) -
     run_child(
         "edge.backends.tvm.gpu.compiled", request, lambda said: progress(said["done"]) if progress else None,
         timeout=_TIMEOUT_S, failure="TVM's compiler failed (--backend=cpu runs the model on the CPU)",
-        takes=COMPILER_BYTES, purpose="makes kernels",
+        takes=compiler_bytes(adapters=design.adapters.rank > 0), purpose="makes kernels",
     )  # fmt: skip
 
 

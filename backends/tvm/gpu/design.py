@@ -9,6 +9,7 @@ from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import find_rotation
 from edge.backends.tvm.gpu import ENGINE
+from edge.backends.tvm.gpu.adapters import Adapters
 from edge.backends.tvm.gpu.hosts import Adapter
 from edge.backends.tvm.gpu.picking import found_bytes
 from edge.backends.tvm.gpu.weights import WeightsLayout, make_weights
@@ -149,6 +150,7 @@ class Design:
     whole: tuple[int, ...]  # layers whose rows a policy keeps or evicts
     states: tuple[int, ...]  # [layers]: the first value of a layer's fixed state
     learned: bool
+    adapters: Adapters  # LoRA's, that matrices may have
 
     @classmethod
     def of(cls, file: GGUFFile, spec: ModelSpec, config: EngineConfig, adapter: Adapter) -> Design:
@@ -159,6 +161,8 @@ class Design:
         chosen = {name: value for name, value in config.tuning.items() if name in known}
         tuning = replace(Tuning.of(adapter.kind), **chosen)
         shape, weights = Shape.of(spec, ENGINE.NAME, ENGINE.supports), make_weights(file, spec, adapter.limits.binding)
+        adapters = Adapters.of(config.lora_rank, config.kv_dtype)
+        adapters.check(weights, adapter.limits.binding)
         return cls(
             shape, weights, adapter.language, tuning, config.kv_dtype, config.chunk, config.logits_rows,
             config.observes, rotation.pairs, network.halves,
@@ -168,7 +172,7 @@ class Design:
                 for layer, core in enumerate(network.attention)
             ),
             LayerKinds.of(network.windows, network.rowless).whole,
-            tuple(accumulate(network.fixed_values[:-1], initial=0)), network.learned_positions,
+            tuple(accumulate(network.fixed_values[:-1], initial=0)), network.learned_positions, adapters,
         )  # fmt: skip
 
     def blocks(self, layer: int) -> list[Block]:
@@ -185,14 +189,17 @@ class Design:
 
     def buffers(self, positions: int) -> dict[str, int]:
         """Bytes of all buffers except the KV cache's. positions: rows of the arena, if there are windows."""
-        return self.weights.buffers | scratch_sizes(self.shape, self.tables, self.chunk, self.logits_rows, positions)
+        scratch = scratch_sizes(self.shape, self.tables, self.chunk, self.logits_rows, positions, self.adapters.rank)
+        return self.weights.buffers | self.adapters.buffers(self.weights) | scratch
 
     def about(self) -> str:
         return f"{self.shape.layers} layers, {self.kv_dtype} KV, {self.language}"
 
 
-def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int) -> dict[str, int]:
-    """Bytes of the buffers besides weights and KV cache."""
+def scratch_sizes(
+    shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int, rank: int = 0
+) -> dict[str, int]:
+    """Bytes of the buffers besides weights, adapters and KV cache. rank: of adapters, padded."""
     mixtures = shape.cores(Experts)
     convolved = [block.core.convolved for block in shape.blocks if isinstance(block.core, DeltaNet | Mamba)]
     shared = [round_up(core.shared, PART) for core in mixtures]
@@ -214,6 +221,7 @@ def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, po
         "chosen": chunk * max((core.used for core in mixtures), default=0),
         "shares": chunk * max((core.used + 1 for core in mixtures), default=0),
         "inner": chunk * max((core.used * round_up(core.ffn, PART) for core in mixtures), default=0),
+        "low": chunk * shape.most_matrices * rank,
         "logits": logits_rows * shape.vocab,
     }
     return {name: 4 * size for name, size in words.items() if size} | {"found": found_bytes(shape.vocab)}

@@ -8,13 +8,14 @@ import weakref
 import numpy as np
 
 from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress
-from edge.backends.checks import check_positions, check_tokens
+from edge.backends.checks import check_lora, check_positions, check_tokens
 from edge.backends.head_kv import HeadKV
 from edge.backends.kv_cache import state_key
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.token_table import TokenTable
 from edge.backends.tvm.gpu import ENGINE, picking
+from edge.backends.tvm.gpu.adapters import Adapted, pack_adapters
 from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, RING, RING_MOVE, Design, State, input_stride
 from edge.backends.tvm.gpu.hosts import Buffer, Recording, card_of, choose_adapter, open_device
@@ -30,15 +31,17 @@ from edge.backends.tvm.sources import source_hash
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
+from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_network
+from edge.model.tensors import find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 _COMPILED, _PREPARED = 0.3, 0.5  # of the time of loading
 
 
 class GPUEngine:
-    """The ObservedEngine and PickingEngine protocols over a program on a device. All memory is allocated at load."""
+    """The ObservedEngine, PickingEngine and AdaptedEngine protocols over a program on a device. All memory is allocated
+    at load."""
 
     capabilities = ENGINE.CAPABILITIES
     most_candidates, most_banned = picking.TOP, State.MOST_BANS
@@ -46,7 +49,7 @@ class GPUEngine:
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
     ) -> None:
-        self.spec, self.config, self._network = spec, config, find_network(spec)
+        self.spec, self.config, self._network, self._file = spec, config, find_network(spec), file
         report = progress or (lambda _part, _doing="": None)
         adapter = choose_adapter(config.adapter or None)
         self.card = card_of(adapter)
@@ -68,6 +71,7 @@ class GPUEngine:
                 done += words.nbytes
                 report(_PREPARED + (1 - _PREPARED) * done / design.weights.nbytes)
             self._program, self._passes = program, dict[str, Recording]()
+            self._adapted = design.adapters.all_of(design.weights)
             self._record()
             self._tables = np.zeros(design.tables.angles, np.uint32)  # the state, starts and lengths
             self._sent = np.zeros(self._placed.positions.size, np.int32)  # positions as the device has them
@@ -81,13 +85,16 @@ class GPUEngine:
 
     def _warm_up(self) -> None:
         """Run every decode kernel once: some drivers compile on the first run, whose time, energy and memory belong to
-        loading."""
+        loading. With adapters that are zero, if there is room for any."""
         for count in sorted({1, min(2, self.config.chunk, self._kv.free)}):
             self.forward(np.zeros(count, np.int32))
             self._kv.truncate(0)
         for name in ("picked", "top"):
             self._device.run(self._passes[name])
         self._device.read(self._buffers["tokens"], 0, 4)
+        if self._adapted:
+            self._adapted = frozenset()
+            self._record()
 
     def _make_cache(self, file: GGUFFile) -> HeadKV[NativeStore[DeviceRows]]:
         spec, config, shape, network = self.spec, self.config, self.design.shape, self._network
@@ -108,6 +115,7 @@ class GPUEngine:
         size = sum(network.fixed_values)
         self._state = DeviceState(self._device, size) if size else None
         key = state_key(f"{ENGINE.NAME} {source_hash('gpu', 'kv')}", file, spec, config.kv_dtype)
+        self._model_key = key
         return make_kv(self._arena, kinds, regions, rings, rope, key, config, self._state, self._rings)
 
     def _make_buffers(self) -> dict[str, Buffer]:
@@ -123,10 +131,31 @@ class GPUEngine:
         for arena in filter(None, (self._arena, self._rings)):
             arena.rows.record()
         self._buffers |= self._row_buffers()
-        passes = dict(self._program.passes)
+        passes = {name: self._program.dispatches(name, self._adapted) for name in self._program.passes}
         passes |= {name.replace("step", "greedy"): passes[name] + passes["picked"] for name in passes if "step" in name}
         for name, dispatches in passes.items():
             self._passes[name] = self._device.record(dispatches, self._buffers)
+
+    def set_lora(self, lora: Lora | None) -> None:
+        """See AdaptedEngine. Products that no adapter changes run as they do without any."""
+        check_lora(lora, self.config)
+        if self._closed:
+            raise EngineError("the engine is closed")
+        self._adapted = self._write_adapters(lora) if lora else frozenset()
+        self._kv.truncate(0)
+        self._kv.settings = self._model_key + (f" {lora.key}" if lora else "")
+        self._record()
+
+    def _write_adapters(self, lora: Lora) -> Adapted:
+        """Returns what they change. Packs twice, since the adapters before stay if this fails."""
+        tensors, design = find_tensors(self._file, self.spec), self.design
+        for _ in pack_adapters(lora, tensors, design.weights, design.adapters):
+            pass
+        changed: Adapted = frozenset()
+        for (name, offset, words), more in pack_adapters(lora, tensors, design.weights, design.adapters):
+            self._device.write(self._buffers[name], offset, words)
+            changed |= more
+        return changed
 
     @property
     def kv(self) -> HeadKV[NativeStore[DeviceRows]]:
@@ -208,7 +237,7 @@ class GPUEngine:
                 names.append("last")
             for name in names:
                 seconds = self._device.time(self._passes[name], part.size)
-                found += zip(self._program.passes[name], seconds, strict=True)
+                found += zip(self._program.dispatches(name, self._adapted), seconds, strict=True)
             self._kv.appended(part.size)
         return found
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,6 +47,8 @@ class Dispatch:
     phase: str  # of `backends.base.PHASES`
     layer: int | None = None  # None outside of layers
     per: int = 0  # if not 0: tokens of a workgroup in y, of which there are ceil(tokens / per), not groups[1]
+    product: tuple[str, ...] = ()  # matrices that LoRA adapters may change …
+    adapted: bool | None = None  # … and whether the dispatch runs if they do, or if not; None: always
 
     def workgroups(self, tokens: int) -> tuple[int, int]:
         return (self.groups[0], -(-tokens // self.per)) if self.per else self.groups
@@ -59,6 +62,15 @@ class Program:
     kernels: dict[str, Kernel]  # by name
     buffers: dict[str, int]  # bytes by name
     passes: dict[str, tuple[Dispatch, ...]]  # dispatches in order, by name of the pass
+
+    def dispatches(self, name: str, changed: AbstractSet[tuple[int, str]] = frozenset()) -> tuple[Dispatch, ...]:
+        """Those of a pass with adapters that change these matrices, each a layer and a name."""
+
+        def runs(each: Dispatch) -> bool:
+            found = any((each.layer, matrix) in changed for matrix in each.product)
+            return each.adapted is None or each.adapted == found
+
+        return tuple(filter(runs, self.passes[name]))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -82,6 +94,5 @@ def _kernel(fields: Mapping[str, Any]) -> Kernel:
 
 def _dispatch(fields: dict[str, Any]) -> Dispatch:
     slices = tuple(Slice(**each) for each in fields["slices"])
-    return Dispatch(
-        **fields | {"slices": slices, "scalars": tuple(fields["scalars"]), "groups": tuple(fields["groups"])}
-    )
+    tuples = {name: tuple(fields[name]) for name in ("scalars", "groups", "product")}
+    return Dispatch(**fields | {"slices": slices} | tuples)

@@ -397,8 +397,7 @@ def pack_rows(matrix: Matrix, raw: AnyArray) -> list[AnyArray]:
     """Pack rows from the file, uint8 [rows, row bytes], to words [rows, n], in the order of `row_words`."""
     rows, block = len(raw), matrix.block
     if isinstance(block, FloatBlock):
-        words = _words(raw, matrix.row_words[0])
-        return [words if block.raw_bytes == 4 else _in_pairs(words)]
+        return [pack_floats(raw, matrix.row_words[0], block)]
     split = block.split(raw.reshape(rows, -1, block.raw_bytes))
     ends = list(accumulate((4 * bits for bits in block.planes), initial=0))
     planes = [split.quants[:, :, start:stop] for start, stop in pairwise(ends)]
@@ -407,6 +406,12 @@ def pack_rows(matrix: Matrix, raw: AnyArray) -> list[AnyArray]:
     if split.factors is not None:
         pieces.append(split.factors)
     return [_words(each, words) for each, words in zip(pieces, matrix.row_words, strict=False)]
+
+
+def pack_floats(raw: AnyArray, row_words: int, block: Block) -> AnyArray:
+    """Pack rows of floats, uint8 [rows, row bytes], to words [rows, row_words]."""
+    words = _words(raw, row_words)
+    return words if block.raw_bytes == 4 else _in_pairs(words)
 
 
 def _in_pairs(words: AnyArray) -> AnyArray:

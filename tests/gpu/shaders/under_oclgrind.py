@@ -1,4 +1,4 @@
-"""A chunk, a step, an eviction and a step on the GPU engine, against the reference engine: MODEL KV-DTYPE."""
+"""A chunk, a step, an eviction and a step on the GPU engine, against the reference engine: MODEL KV-DTYPE [ADAPTER]."""
 
 import sys
 from pathlib import Path
@@ -10,14 +10,18 @@ from conftest import CHUNK, GOLDEN, load_engine
 
 from edge.backends.tvm.gpu import compiled
 from edge.backends.tvm.gpu.hosts import choose_adapter
+from edge.model.lora import open_lora
+from edge.model.lora_file import parse_lora
 from edge.model.model import open_model
 
 compiled.COMPILER_BYTES += 64 << 20  # the interpreter lies in the child's memory, too
-_, name, kv_dtype = sys.argv
+name, kv_dtype, *adapter = sys.argv[1:]
 model = open_model(GOLDEN / f"{name}.gguf")
 tokens = np.arange(3, 3 + CHUNK + 2, dtype=np.int32)
-expected = load_engine(model, "reference", "f32").forward_all(tokens)
-engine = load_engine(model, "gpu", kv_dtype, capacity=32, observes=True)
+lora = open_lora(parse_lora(adapter[0]), model.file, model.spec) if adapter else None
+reference = load_engine(model, "reference", "f32", lora=lora)
+engine = load_engine(model, "gpu", kv_dtype, capacity=32, observes=True, lora=lora)
+expected = reference.forward_all(tokens)
 for start, stop in ((0, CHUNK), (CHUNK, CHUNK + 1)):
     assert np.abs(engine.forward(tokens[start:stop]) - expected[stop - 1]).max() < 0.8
 engine.kv.keep(np.r_[0:4, 7:9], close_gaps=True)

@@ -81,7 +81,10 @@ def convolve(name: str, core: ShortConvolution, taps: Vector) -> Built:
             own = let(T.min(channel, core.hidden - 1))
             weights = [let(as_float(scope.w1[own * core.kernel + tap + taps.at])) for tap in range(core.kernel)]
             states = [let(scope.state + own + row * core.hidden) for row in range(core.kernel - 1)]
-            past = [Register(scope.states[at]) for at in states]
+            past = [Register(f32(0.0)) for _ in states]
+            with when(channel < core.hidden):  # other threads write their last channel's state
+                for at, each in zip(states, past, strict=True):
+                    each.value = scope.states[at]
             with loop(0, to_int(scope.tables[State.COUNT])) as token:
                 at = let(token * core.channels + own)
                 new = let(scope.channels[at] * scope.channels[at + 2 * core.hidden])

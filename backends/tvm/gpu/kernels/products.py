@@ -15,10 +15,11 @@ from itertools import accumulate
 
 from tvm.tirx.script.builder import ir as T
 
+from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.kernels.functions import ACTIVATIONS, soft_cap
 from edge.backends.tvm.gpu.kernels.norms import Norm, Statistics, apply, inverse_root, row_statistics
-from edge.backends.tvm.gpu.kernels.quants import QUADS, Sum, Words, as_floats, needs_sums, sum_halves
+from edge.backends.tvm.gpu.kernels.quants import QUADS, Sum, Words, as_floats, floats_of, needs_sums, sum_halves
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
     Built,
@@ -50,11 +51,13 @@ from edge.backends.tvm.packing.shape import Shape
 
 @dataclass(frozen=True)
 class Factor:
-    """A matrix of a product. at: its first column in the results."""
+    """A matrix of a product. at: its first column in the results. low: its LoRA adapter, B of which is multiplied by
+    the matrix's A · x in `low`."""
 
     matrix: Matrix
     bias: Vector | None = None
     at: int = 0
+    low: LowRank | None = None
 
     @classmethod
     def of(cls, layout: LayerLayout, name: str, at: int = 0) -> Factor:
@@ -90,7 +93,7 @@ class Product:
     name: str
     factors: tuple[Factor, ...]  # have the same columns
     epilogue: Epilogue
-    norm: Norm | None = None  # of the inputs, in the matrices' buffer, or in `rest` for the head's
+    norm: Norm | None = None  # of the inputs, in the matrices' buffer, or in `rest`
     norm_in_rest: bool = False
     after: Norm | None = None  # norm of the results, added by add_normed or as the next product's `residual`
     residual: Residual | None = None
@@ -106,9 +109,14 @@ class Product:
 
     @property
     def reads(self) -> dict[str, str]:
-        """Buffers that the epilogue reads, with their dtypes."""
+        """Buffers that the end of a product reads, with their dtypes."""
         found = {"inputs": self.epilogue.inputs, "shares": self.epilogue.share}
-        return {name: "float32" for name, is_read in found.items() if is_read}
+        low = {"low": "float32x4", "lora4": "uint32x4"} if self.adapted else {}
+        return {name: "float32" for name, is_read in found.items() if is_read} | low
+
+    @property
+    def adapted(self) -> bool:
+        return any(factor.low for factor in self.factors)
 
     @property
     def bundles(self) -> list[tuple[Factor, ...]]:
@@ -178,6 +186,11 @@ class Band:
                 for value, factor in zip(values, bundle, strict=True):
                     if factor.bias:
                         value.value = value.value + words.value(factor.bias, row)
+        if self.product.adapted:
+            for bundle in self.each():
+                for value, factor in zip(values, bundle, strict=True):
+                    if factor.low:
+                        self._add_low_rank(value, factor, factor.low, row, token)
         at = let(token * epilogue.stride + row + self.at)
         value = values[0].value
         if epilogue.kind == "activate":
@@ -194,6 +207,17 @@ class Band:
             value = soft_cap(value, epilogue.cap)
         store(self.scope.out, at, self.scope.out[at] + value if epilogue.kind == "add" else value)
 
+    def _add_low_rank(self, value: Register, factor: Factor, low: LowRank, row: Value, token: Value) -> None:
+        """value += row of B · A x, which `low` has for all matrices of the product."""
+        factors, quads = self.product.factors, low.row_words // 4
+        x_at = let((token * len(factors) + factors.index(factor)) * (low.rank // 4))
+        b_at, found = let(row * quads + low.at // 4), Register(spread(f32(0.0)), "float32x4")
+        with loop(0, quads) as quad:
+            weights = floats_of(let(self.scope.lora4[b_at + quad]), low.a.kind)
+            for index, each in enumerate(weights):
+                found.value = found.value + each * self.scope.low[x_at + quad * len(weights) + index]
+        value.value = value.value + total(found.value)
+
 
 def workgroups(product: Product, height: int) -> int:
     """The number of workgroups with `height` rows each."""
@@ -207,7 +231,8 @@ def _starts(product: Product, height: int) -> tuple[int, ...]:
 def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     """Build the kernel for one token: row 0 of `x`, or the last row of a pass (`last`).
 
-    Buffers: out float32; x float32x4 [rows, columns]; w4, w1 the weights; rest, for the head's norm; tables for `last`.
+    Buffers: out float32; x float32x4 [rows, columns]; w4, w1 the weights; rest, for a norm that lies elsewhere; tables
+    for `last`; low, lora4 for adapters.
     With a residual: raw float32x4, which is normalized with weights in residual_w4 and added to x; sums float32x4
     receives the sum, since other workgroups still read x.
     """

@@ -141,14 +141,18 @@ def _read_floats(words: Words, matrix: Matrix, row: Value, part: Value) -> list[
     count = matrix.planes[0] // 4
     at = let(row * matrix.plane_quads[0] + part * count + matrix.at // 4)
     quads = [let(words.w4[at + index]) for index in range(count)]
-    if matrix.kind == "F32":
-        return [as_floats(quad) for quad in quads]
-    if matrix.kind == "F16":
-        return [join([half(lane(quad, index), which) for index in range(4)]) for quad in quads for which in (0, 1)]
-    assert matrix.kind == "BF16"
+    return [each for quad in quads for each in floats_of(quad, matrix.kind)]
+
+
+def floats_of(quad: Value, kind: str) -> list[Value]:
+    """The values in 4 words of F32, F16 or BF16, in vectors of 4."""
+    if kind == "F32":
+        return [as_floats(quad)]
+    if kind == "F16":
+        return [join([half(lane(quad, index), which) for index in range(4)]) for which in (0, 1)]
+    assert kind == "BF16"
     high, by = spread(u32(0xFFFF0000)), spread(u32(16))
-    both = (each for quad in quads for each in (T.shift_left(quad, by), T.bitwise_and(quad, high)))
-    return [as_floats(hold(each, "uint32x4")) for each in both]
+    return [as_floats(hold(each, "uint32x4")) for each in (T.shift_left(quad, by), T.bitwise_and(quad, high))]
 
 
 def _read_quants(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:

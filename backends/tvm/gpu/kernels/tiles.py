@@ -46,7 +46,7 @@ def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False
     """Build the kernel for at most `tokens` tokens, whose inputs are normalized.
 
     wanted: the first State.WANTED rows of `x`, not State.COUNT.
-    Buffers: out float32; x float32x4 [tokens, columns]; w4, w1 the weights; tables.
+    Buffers: out float32; x float32x4 [tokens, columns]; w4, w1 the weights; tables; low, lora4 for adapters.
     """
     tile_rows, tile_tokens = _tile(product, tuning)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import Design
 from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
 from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual, step
@@ -60,14 +61,17 @@ class PassBuilder:
     def add(
         self, phase: str, layer: int | None, key: tuple[object, ...], make: Callable[[str], Built],
         buffers: Mapping[str, str | Slice], scalars: Mapping[str, int] | None = None,
+        names: tuple[str, ...] = (), adapted: bool | None = None,
     ) -> None:  # fmt: skip
         """Add a dispatch. key, make: as in `Kernels.find`. buffers: names of buffers where they differ from the
-        parameters'."""
+        parameters'. names, adapted: `Dispatch.product`, `Dispatch.adapted`."""
         built = self._kernels.find(key, make)
         found = (buffers.get(name, name) for name in built.buffers)
         slices = tuple(each if isinstance(each, Slice) else Slice(each) for each in found)
         values = tuple((scalars or {})[name] for name in built.scalars)
-        self.dispatches.append(Dispatch(built.name, slices, values, built.groups, phase, layer, built.per))
+        self.dispatches.append(
+            Dispatch(built.name, slices, values, built.groups, phase, layer, built.per, names, adapted)
+        )
 
     def multiply_hidden(
         self, phase: str, layer: int, block: Block, name: str, factors: tuple[Factor, ...], epilogue: Epilogue,
@@ -128,6 +132,43 @@ class PassBuilder:
 
     def multiply(self, phase: str, layer: int | None, product: Product, buffers: Mapping[str, str | Slice]) -> None:
         """Add a product with matrices of the layer or, without one, of `rest`."""
+        lows = self._low_ranks(layer, product)
+        names = tuple(low.name for low in lows)
+        self._multiply(phase, layer, product, buffers, names, False if lows else None)
+        if lows:
+            self._multiply_adapted(phase, layer, product, lows, buffers)
+
+    def _low_ranks(self, layer: int | None, product: Product) -> list[LowRank]:
+        """The adapters that the factors may have."""
+        if layer is None:
+            return []
+        layout, adapters = self.layout(layer), self.design.adapters
+        places = {layout.matrix(name): low for name, low in adapters.layer(layout).items()}
+        return [places[factor.matrix] for factor in product.factors if places]
+
+    def _multiply_adapted(
+        self, phase: str, layer: int | None, product: Product, lows: Sequence[LowRank],
+        buffers: Mapping[str, str | Slice],
+    ) -> None:  # fmt: skip
+        """The product with A x added by B, and before it the product A x of all its matrices, which adds a pending
+        residual in its stead."""
+        names, rank = tuple(low.name for low in lows), self.design.adapters.rank
+        factors = tuple(Factor(low.a, at=number * rank) for number, low in enumerate(lows))
+        first = replace(
+            product, name="edge_adapt", factors=factors, epilogue=Epilogue("store", rank * len(lows)),
+            norm_in_rest=product.norm is not None, after=None,
+        )  # fmt: skip
+        in_first = {**weights_in(f"lora.{layer}"), "rest": f"layer.{layer}", **buffers, "out": "low"}
+        self._multiply(phase, layer, first, in_first, names, True)
+        adapted = tuple(replace(factor, low=low) for factor, low in zip(product.factors, lows, strict=True))
+        x = buffers["sums"] if product.residual else buffers["x"]
+        second = replace(product, factors=adapted, residual=None)
+        self._multiply(phase, layer, second, {**buffers, "x": x, "lora4": f"lora.{layer}"}, names, True)
+
+    def _multiply(
+        self, phase: str, layer: int | None, product: Product, buffers: Mapping[str, str | Slice],
+        names: tuple[str, ...], adapted: bool | None,
+    ) -> None:  # fmt: skip
         design = self.design
 
         def make(name: str) -> Built:
@@ -136,7 +177,7 @@ class PassBuilder:
 
         key = (product.name if self.single else f"{product.name}_chunk", product)
         weights = weights_in("rest" if layer is None else f"layer.{layer}")
-        self.add(phase, layer, key, make, {**weights, **buffers})
+        self.add(phase, layer, key, make, {**weights, **buffers}, names=names, adapted=adapted)
 
 
 def weights_in(buffer: str) -> dict[str, str]:
