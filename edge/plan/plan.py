@@ -191,8 +191,8 @@ class _Before:
 
     def bytes_of(self, run: Resolved, config: EngineConfig) -> PlanBytes:
         need = run.backend.footprint(run.spec, config)
-        scratch = need.scratch
-        if (cache := run.options.prompt_cache) is not None:
+        scratch, cache = need.scratch, run.options.prompt_cache
+        if cache is not None or config.sequences > 1:  # which copy rows from each other
             block = BLOCK * (need.kv - need.fixed_kv) // config.capacity
             copied = max(block, need.fixed_kv) // config.sequences
             scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * copied
