@@ -75,6 +75,8 @@ def chat(
         session = sessions.enter_context(load(opened, fitting))
         thoughts = ThoughtView(not quiet and not json, shown)
 
+        chat: Chat
+
         def switch(name: str) -> None:
             """Go on with another model, or with the one before if the other cannot be loaded."""
             fetch_missing(name, options, shown, quiet=quiet)
