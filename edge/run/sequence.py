@@ -194,6 +194,28 @@ class TokenSequence:
             return outcome
         return sample.draw_from(*outcome) if isinstance(outcome, tuple) else sample(outcome)
 
+    @property
+    def logits(self) -> FloatArray:
+        """Of the last pass, float32 [vocab], if the engine left the choice to others."""
+        assert isinstance(self._outcome, np.ndarray)
+        return self._outcome
+
+    def branch(self, rows: int, end: KVState | None, tokens: list[int]) -> FloatArray:
+        """Forget what follows the first `rows`, and run these tokens. Returns logits after the last. end: the saved end
+        by which the cache goes back to those rows, if it has a tail."""
+        self.continue_from(rows, end, tokens)
+        while count := self.next_pass:
+            logits = self.forward(np.array(self.pending[:count], np.int32), upcoming=1)
+            del self.pending[:count]
+        return logits
+
+    def continue_from(self, rows: int, end: KVState | None, tokens: list[int]) -> None:
+        """Forget what follows the first `rows`; these tokens are to run next."""
+        self.engine.kv.truncate(rows, end)
+        self.snapshots.drop(rows + 1)
+        self.fed = self.fed[:rows]
+        self.pending = tokens
+
     def append(self, token: int) -> None:
         """Continue with the token that `next_token` returned."""
         self.pending.append(token)

@@ -183,6 +183,8 @@ class Session:
         logprobs: int | None = None,
         logits_processor: Processor | None = None,
         on_logprob: OnLogprob | None = None,
+        beams: int | None = None,
+        length_penalty: float = 1.0,
         on_prefill: OnPrefill | None = None,
         on_thought: Callable[[str], None] | None = None,
         on_call: OnCall | None = None,
@@ -201,14 +203,14 @@ class Session:
         `report.incomplete` says what cut it, if that happened before its end. logprobs: report each token's
         log-probability in the model's own distribution, before all options of sampling, and as many of the likeliest
         tokens; on_logprob is called with each before its text comes. logits_processor: a function of the answer's
-        tokens and the next logits, which changes these or returns others. After the last piece, or when the iterator is
-        closed, `report` holds the RunReport, and its figures are in the history of this device (see docs/devices.md),
-        for `edge.forecast`.
-
-        messages: a whole conversation instead of a prompt, and tools: functions that the model may call, both as
-        OpenAI's protocol has them; tool_choice: "auto", "none", "required", or the name of one. Rows of an earlier
-        generation with which the conversation begins are kept. Complete calls go to `report.tool_calls`, and while they
-        are generated, events of `edge.tools.parser` to on_call, which must return quickly.
+        tokens and the next logits, which changes these or returns others. beams: search the likeliest answer among so
+        many, and yield it in one piece; `report.beams` has all. length_penalty: their scores are divided by their
+        length to this power. After the last piece, or when the iterator is closed, `report` holds the RunReport, and
+        its figures are in the history of this device (see docs/devices.md), for `edge.forecast`. messages: a whole
+        conversation instead of a prompt, and tools: functions that the model may call, both as OpenAI's protocol has
+        them; tool_choice: "auto", "none", "required", or the name of one. Rows of an earlier generation with which the
+        conversation begins are kept. Complete calls go to `report.tool_calls`, and while they are generated, events of
+        `edge.tools.parser` to on_call, which must return quickly.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
         forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
@@ -220,7 +222,8 @@ class Session:
         joules = options.energy if energy_limit is None else energy_limit
         request = Request(
             prompt, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think),
-            limit, joules, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor,
+            limit, joules, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor, beams,
+            length_penalty,
         )  # fmt: skip
         watch = Watch(
             request.limits(options, started), self._meter, self._zone.path if self._zone else None,
