@@ -426,6 +426,9 @@ class TokenSequence:
         tokens = prompt.peek(min(len(self.fed), max(0, prompt.waiting - 1)))
         differ = np.flatnonzero(tokens != np.array(self.fed[: tokens.size], np.int32))
         rows = int(differ[0]) if differ.size else tokens.size
+        cache = self.prompt_cache
+        if cache is not None and cache.known(kv, prompt.peek(kv.capacity)[:-1]) > rows:
+            rows = 0  # the prompt cache has more of it
         kept = bool(rows) and not self.evicted and (rows == kv.length or self.rewind(Mark(rows)))
         if not kept:
             self.reset()
