@@ -250,7 +250,7 @@ class NativeEngine:
         self._begin(tokens)
         sequence.prepare(count)
         self._arena.follow(count)
-        positions = kv.next_position + np.arange(count)
+        positions = kv.next_position + np.arange(count, dtype=np.int32)
         angle = sequence.angles.row(kv.rope.rotation, kv.next_rope_position, count)
         return self._run_together(positions, np.zeros(count, np.int32), angle, [(sequence, count)])
 

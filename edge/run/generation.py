@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
 
@@ -15,7 +16,7 @@ from edge.model.prompt import Prompt
 from edge.run.constraint import Constrained
 from edge.run.logprobs import Logprobs, OnLogprob
 from edge.run.meters import Watch
-from edge.run.report import Energy, StopReason, Timings, Tokens
+from edge.run.report import Beam, Energy, StopReason, Timings, Tokens
 from edge.run.request import Request
 from edge.run.sampler import Sampler
 from edge.run.stop_strings import StopStrings
@@ -49,6 +50,7 @@ class Generation:
     ran: int = 0  # tokens of the prompt, the last of them at `ran_at`
     generated: int = 0
     unasked: int = 0  # tokens of the answer that its grammar forced
+    beams: tuple[Beam, ...] | None = None  # of a beam search, the best first
     prefill_joules: float | None = None
     restored_at: float | None = None
     first_token_at: float | None = None
@@ -57,6 +59,7 @@ class Generation:
     held: float = 0.0  # seconds that pieces of text stayed with the caller before it asked for the next
     experts: ExpertCounts | None = None  # of the engine when it began
     stop_reason: StopReason = "interrupted"  # unless something else ends it
+    at_once: Callable[[], int] | None = None  # tokens of a chunk that run before others do; None: there are none
 
     @classmethod
     def of(
@@ -88,6 +91,11 @@ class Generation:
             request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
             constrained, logprobs, StringIO() if keep else None, ToolCalls(use, on_call) if use else None,
         )  # fmt: skip
+
+    def part_of(self, chunk: int, least: int) -> int:
+        """Tokens of a chunk to run now: `at_once`, but neither these nor the rest are fewer than `least`."""
+        part = chunk if self.at_once is None else max(least, self.at_once())
+        return part if part + least <= chunk else chunk
 
     def count_prompt(self, count: int) -> None:
         """Tokens of the prompt have been run."""

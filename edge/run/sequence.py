@@ -22,6 +22,7 @@ from edge.model.prompt import Prompt, joined
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.plan import Plan
 from edge.prompt_cache.cache import SNAPSHOT_STEP, PromptCache
+from edge.prompt_cache.tree import BLOCK, agreement
 from edge.run.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
 from edge.run.meters import EnergyMeter
 from edge.run.sampler import Sampler
@@ -60,6 +61,7 @@ class TokenSequence:
         self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
         self.speculation = Speculation(plan.config.drafts) if plan.config.drafts else None
         self._meter = meter
+        self._changes = engine.kv.foresight > 0  # rows of a short text are not those of a long one
         self._forget()
 
     def _forget(self) -> None:
@@ -71,28 +73,73 @@ class TokenSequence:
         self._answered = 0  # tokens of the answer
         self.snapshots.drop(0)
         self.fed = array("i")  # tokens of all rows, if none has been evicted
-        self.evicted = 0  # rows
         self.lost = False  # whether the conversation was forgotten with the adapter that it had
+        self._again = array("i")  # tokens whose rows were given up, and have to run again
+        self.evicted = 0  # rows
         self._outline = Outline()  # of the last prompt
         self._ends = list[int]()  # rows at which the prompt cache wants the prompt
         self._prompts_end: int | None = None  # how many of `fed` end with a prompt; None while one is run
         self._outcome: Outcome = np.zeros(0, np.float32)  # of the last pass, during a generation
         self._pace = _BURST_S  # seconds per token that the engine chose
 
-    def reset(self) -> None:
-        """Forget the conversation: empty the KV cache."""
-        self.engine.kv.truncate(0)
+    def reset(self, shared: int = 0) -> None:
+        """Forget the conversation: empty the KV cache, but for the first rows that the next prompt shares."""
+        self.engine.kv.truncate(shared)
+        fed = self.fed[:shared] if shared else array("i")
         self._forget()
+        self.fed = fed
+
+    def shared(self, tokens: IntArray) -> int:
+        """The number of first rows that a prompt, whose first tokens these are, has in common with this sequence."""
+        kv = self.engine.kv
+        fits = len(self.fed) == kv.length and tokens.size <= kv.capacity  # else evictions would come at other times
+        if not fits or self.evicted or self._changes or self.policy.needs.queries:
+            return 0
+        most = min(kv.length, tokens.size - 1)  # the last token is run for its logits
+        count = agreement(np.frombuffer(self.fed, np.int32)[:most], tokens) if most > 0 else 0
+        return count if count >= kv.earliest else 0
+
+    def take_rows(self, other: TokenSequence, count: int) -> None:
+        """Copy the rows that another sequence has beyond these, up to `count`: both have the same tokens so far."""
+        kv = self.engine.kv
+        for first in range(kv.length, count, BLOCK):
+            last = min(first + BLOCK, count)
+            kv.append(other.engine.kv.save(first, last))
+            self.fed.extend(other.fed[first:last])
+
+    def give_up(self) -> None:
+        """Give up the rows, none of which has been evicted; `resume` and `run_again` bring them back."""
+        self._again, self.fed = self.fed + self._again, array("i")
+        self.engine.kv.truncate(0)
+        self.snapshots.drop(0)
+
+    def resume(self, engine: Engine) -> None:
+        """Go on with an engine whose cache is empty."""
+        self.engine = engine
+
+    def run_again(self, most: int) -> bool:
+        """Run at most `most` tokens whose rows were given up. False: none is left."""
+        if self._again:
+            count = min(most, self.chunk, len(self._again))
+            tokens = np.array(self._again[:count], np.int32)
+            self.engine.kv.announce(len(self._again))
+            del self._again[:count]
+            self.forward(tokens, upcoming=1)
+        return bool(self._again)
 
     def adopt(self, lora: Lora | None, lost: bool) -> None:
         """Forget the conversation; the engine runs these adapters from here on. lost: whether there was one."""
         self.reset()
         self.lora, self.lost = lora, lost
 
-    def check_fits(self, prompt: Prompt) -> None:
-        """Raises InputError for a prompt that is empty, or whose rows do not fit beside those of the conversation."""
-        free = self.engine.kv.free
-        held = self.prompt.first(free + 1).size + len(self.pending)
+    def check_fits(self, prompt: Prompt, shared: int = 0, *, alone: bool = False) -> None:
+        """Raises InputError for a prompt that is empty, or whose rows do not fit beside those of the conversation.
+
+        shared: its rows that are there. alone: the conversation will be forgotten.
+        """
+        kv = self.engine.kv
+        free = kv.capacity if alone else kv.free + shared
+        held = 0 if alone else self.prompt.first(free + 1).size + len(self.pending)
         if not prompt.waiting and not held:
             raise InputError("the prompt is empty")
         if not self.policy.evicts and prompt.waiting + held > free:
@@ -146,6 +193,28 @@ class TokenSequence:
         if isinstance(outcome, int):
             return outcome
         return sample.draw_from(*outcome) if isinstance(outcome, tuple) else sample(outcome)
+
+    @property
+    def logits(self) -> FloatArray:
+        """Of the last pass, float32 [vocab], if the engine left the choice to others."""
+        assert isinstance(self._outcome, np.ndarray)
+        return self._outcome
+
+    def branch(self, rows: int, end: KVState | None, tokens: list[int]) -> FloatArray:
+        """Forget what follows the first `rows`, and run these tokens. Returns logits after the last. end: the saved end
+        by which the cache goes back to those rows, if it has a tail."""
+        self.continue_from(rows, end, tokens)
+        while count := self.next_pass:
+            logits = self.forward(np.array(self.pending[:count], np.int32), upcoming=1)
+            del self.pending[:count]
+        return logits
+
+    def continue_from(self, rows: int, end: KVState | None, tokens: list[int]) -> None:
+        """Forget what follows the first `rows`; these tokens are to run next."""
+        self.engine.kv.truncate(rows, end)
+        self.snapshots.drop(rows + 1)
+        self.fed = self.fed[:rows]
+        self.pending = tokens
 
     def append(self, token: int) -> None:
         """Continue with the token that `next_token` returned."""
@@ -215,11 +284,22 @@ class TokenSequence:
 
     def _verify(self, tokens: IntArray) -> FloatArray:
         """Run the pending token and a draft, which goes into `ahead`; returns the logits after the first."""
-        first, *others = cast(VerifyingEngine, self.engine).verify(tokens)
+        first, *others = list[FloatArray](cast(VerifyingEngine, self.engine).verify(tokens))
         self._drafted = len(others)
         self.ahead.extend(zip(tokens[1:].tolist(), others, strict=False))
         self._count(tokens[: 1 + len(others)])
         return first
+
+    def observe_next(self) -> int:
+        """Announce that the next pending token runs in a pass of several sequences. Returns the token."""
+        self._observe(1, upcoming=1)
+        return self.pending[0]
+
+    def take(self, logits: FloatArray, sharing: int) -> None:
+        """The same token has run, together with those of `sharing` − 1 other sequences."""
+        self.ran, self._outcome = 1, logits
+        self._count(np.array(self.pending[:1], np.int32), sharing=sharing)
+        del self.pending[0]
 
     def _run_greedy(self, token: int, most: int, banned: IntArray) -> int:
         """`PickingEngine.run_greedy`; returns the first token that it chose, and puts the others into `ahead`."""
@@ -267,12 +347,12 @@ class TokenSequence:
             queries = queries_to_observe(needs, self.engine.kv.free, incoming, upcoming)
             cast(ObservedEngine, self.engine).observe(queries, votes=needs.votes)
 
-    def _count(self, tokens: IntArray, passes: int = 1) -> None:
-        """Tokens have been run: what was read of memory for them, and `fed`."""
+    def _count(self, tokens: IntArray, passes: int = 1, sharing: int = 1) -> None:
+        """Tokens have been run: what was read of memory for them, and `fed`. sharing: sequences of the same pass."""
         kv = self.engine.kv
         weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
         rows = kv.length - (passes - 1) / 2  # on average
-        self._meter.add_bytes(passes * (weights + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
+        self._meter.add_bytes(passes * (weights / sharing + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
         if not self.evicted:
             self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
 
@@ -332,7 +412,7 @@ class TokenSequence:
     def _left(self) -> Iterator[IntArray]:
         return chain(self.prompt.rest(), [np.array(self.pending, np.int32)])
 
-    def resume(self, prompt: Prompt) -> int:
+    def keep_beginning(self, prompt: Prompt) -> int:
         """Keep the rows with which a conversation begins and forget the others; returns how many are kept. At least one
         token is run for its logits."""
         kv = self.engine.kv
@@ -345,7 +425,6 @@ class TokenSequence:
             return 0
         self.prompt, self.pending = Prompt(()), []
         self.fed = self.fed[: kv.length]  # fewer than `rows` where a snapshot was taken before
-        prompt.advance(kv.length)
         return kv.length
 
     def reuse(self) -> int:
@@ -355,6 +434,10 @@ class TokenSequence:
         come back have no attention. A policy that counts all attention there ever was has to see the whole prompt.
         """
         kv, prompt, queries = self.engine.kv, self.prompt, self.policy.needs.queries
+        if kv.length:  # rows that the last prompt shared with this one
+            prompt.advance(kv.length)
+            self._keep_place()
+            return kv.length
         kv.announce(prompt.waiting)  # which decides whose rows are those of this text
         if self.prompt_cache is None or queries == EVERY:
             return 0

@@ -26,6 +26,7 @@ from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_meter, check_prompt, check_top
+from edge.run.batch import Batch
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
 from edge.run.logprobs import OnLogprob, score
@@ -33,7 +34,7 @@ from edge.run.loop import OnPrefill, begin, generate
 from edge.run.meters import EnergyMeter, Watch, find_zone
 from edge.run.report import RunReport, StopReason, TokenLogprob
 from edge.run.reporting import report_of, why_incomplete, why_unanswered
-from edge.run.request import Messages, Request, Text, Tools, prompt_of
+from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Request, Text, Tools, prompt_of
 from edge.run.sampler import Processor
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.sequence import Mark, TokenSequence
@@ -41,8 +42,6 @@ from edge.run.tool_calls import OnCall
 from edge.sampling import SamplingParams
 from edge.storage.making import Made
 from edge.types import FloatArray, IntArray
-
-DEFAULT_MAX_TOKENS = 512
 
 Observer = Callable[[Generation, Plan, RunReport], None]  # is called at the end of each generation
 
@@ -184,6 +183,8 @@ class Session:
         logprobs: int | None = None,
         logits_processor: Processor | None = None,
         on_logprob: OnLogprob | None = None,
+        beams: int | None = None,
+        length_penalty: float = 1.0,
         on_prefill: OnPrefill | None = None,
         on_thought: Callable[[str], None] | None = None,
         on_call: OnCall | None = None,
@@ -202,14 +203,14 @@ class Session:
         `report.incomplete` says what cut it, if that happened before its end. logprobs: report each token's
         log-probability in the model's own distribution, before all options of sampling, and as many of the likeliest
         tokens; on_logprob is called with each before its text comes. logits_processor: a function of the answer's
-        tokens and the next logits, which changes these or returns others. After the last piece, or when the iterator is
-        closed, `report` holds the RunReport, and its figures are in the history of this device (see docs/devices.md),
-        for `edge.forecast`.
-
-        messages: a whole conversation instead of a prompt, and tools: functions that the model may call, both as
-        OpenAI's protocol has them; tool_choice: "auto", "none", "required", or the name of one. Rows of an earlier
-        generation with which the conversation begins are kept. Complete calls go to `report.tool_calls`, and while they
-        are generated, events of `edge.tools.parser` to on_call, which must return quickly.
+        tokens and the next logits, which changes these or returns others. beams: search the likeliest answer among so
+        many, and yield it in one piece; `report.beams` has all. length_penalty: their scores are divided by their
+        length to this power. After the last piece, or when the iterator is closed, `report` holds the RunReport, and
+        its figures are in the history of this device (see docs/devices.md), for `edge.forecast`. messages: a whole
+        conversation instead of a prompt, and tools: functions that the model may call, both as OpenAI's protocol has
+        them; tool_choice: "auto", "none", "required", or the name of one. Rows of an earlier generation with which the
+        conversation begins are kept. Complete calls go to `report.tool_calls`, and while they are generated, events of
+        `edge.tools.parser` to on_call, which must return quickly.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
         forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
@@ -221,7 +222,8 @@ class Session:
         joules = options.energy if energy_limit is None else energy_limit
         request = Request(
             prompt, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think),
-            limit, joules, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor,
+            limit, joules, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor, beams,
+            length_penalty,
         )  # fmt: skip
         watch = Watch(
             request.limits(options, started), self._meter, self._zone.path if self._zone else None,
@@ -245,11 +247,25 @@ class Session:
             with suppress(EngineError):  # a GPU that is lost cannot even forget rows
                 sequence.end()
             self._loaded.reclaimer.run = None
-            self.report = report_of(run, self._loaded, options, self._zone)
+            self.report = report_of(run, self._loaded, sequence, options, self._zone, watch)
             for observer in self.observers:
                 observer(run, self.plan, self.report)
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, options))
+
+    def batch(self) -> Batch:
+        """Run several generations at once, as many as the `sequences` that the session was loaded with; more wait.
+
+        The conversation is forgotten. Until the batch is closed, the session generates nothing of its own: `stream`
+        raises BusyError.
+        """
+        if self._closed:
+            raise InputError("this session is closed: load the model again")
+
+        def ended_by() -> StopReason | None:
+            return "terminated" if self.terminated else None
+
+        return Batch(self._loaded, self.options, self._meter, self._zone, self.steps, ended_by)
 
     def score(self, tokens: IntArray, *, top: int = 0) -> list[TokenLogprob]:
         """The log-probability of each token but the first, after those before it that the KV policy kept, and of the

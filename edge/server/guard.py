@@ -82,7 +82,7 @@ class Guard:
         return origin is not None and (origin in self._origins or "*" in self._origins)
 
     def _check_key(self, headers: Headers) -> str:
-        """The number of the key, which is compared in constant time. Raises RefusedError."""
+        """Whose rows may be reused: the number of the key, which is compared in constant time. Raises RefusedError."""
         if not self._keys:
             return ""
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -92,7 +92,7 @@ class Guard:
             raise RefusedError(
                 401, "the key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
             )
-        return f"{matches.index(True)}"
+        return "" if self._settings.shares else f"{matches.index(True)}"
 
 
 def _preflight() -> Response:

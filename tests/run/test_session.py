@@ -504,6 +504,10 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "versions": {"edge", "python", "numpy", "apache-tvm", "apache-tvm-ffi"},
     "seed": None,
     "lora": None,
+    "logprobs": None,
+    "incomplete": None,
+    "tool_calls": None,
+    "drafted": None,
     "schema": None,
 }  # fmt: skip
 
