@@ -152,6 +152,24 @@ def test_structured_output(url: str) -> None:
     assert found["cut"]
 
 
+@installed
+def test_tools(url: str) -> None:
+    found = program("openai_tools.py", url, MODEL, "Paint the wall red.")
+    assert found["finish"] == ["tool_calls", "tool_calls"]
+    assert found["whole"] == found["streamed"]
+    name, arguments = found["whole"][0]
+    assert name == "paint"
+    assert json.loads(arguments)["colour"] in ("red", "green", "blue")
+    assert found["after"]
+
+
+@installed
+def test_a_loop_with_tools(url: str) -> None:
+    found = program("agents_loop.py", url, MODEL, "Paint the wall red.")
+    assert found["painted"]
+    assert found["answer"]
+
+
 @pytest.mark.evaluations
 def test_instructor(url: str) -> None:
     found = program("instructor_person.py", url, MODEL, "Ada Lovelace died at 36.", environment=EVALUATIONS)
