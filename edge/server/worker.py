@@ -238,6 +238,7 @@ class Worker:
                 logprob=lambda token: job.flow.put(Likely(job.choice, token)),
                 call=lambda event: job.flow.put(Call(job.choice, event)),
                 end=lambda result: self._end(job, result),
+                wanted=lambda: not job.cancelled,
             )
             job.ticket = driver.start(job.make(job, session), hooks, priority=job.priority, tenant=job.tenant)
         except Exception as error:
