@@ -43,11 +43,8 @@ class Hub:
             self.counts["evicted_rows"] += result.kv.evicted
             self.counts["millijoules"] += round(1e3 * result.energy.joules)
             self.counts["milliseconds"] += round(1e3 * result.timings.total_s)
-            self.counts["answers"] += 1
-        elif job.cancelled:
-            self.counts["cancelled"] += 1
-        else:
-            self.counts["failed"] += 1
+        ended = "answers" if isinstance(result, RunReport) else "failed"
+        self.counts["cancelled" if job.cancelled else ended] += 1
 
     @property
     def queued(self) -> int:
