@@ -77,6 +77,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/endless.py
 	$(BIN)/python benchmarks/eviction.py
 	$(BIN)/python benchmarks/bundle.py
+	$(BIN)/python benchmarks/serving.py
+	$(BIN)/python benchmarks/soak.py
 	$(BIN)/edge bench smollm2-135m -p 512 -n 128 -d 0,4096 -r 5
 
 # The golden files come from transformers, which stays out of `make test`: make golden GOLDEN_PYTHON=…/python

@@ -17,10 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.errors import EdgeError
 from edge.model.thinking import Think
-from edge.server import anthropic, chat, completions, native, ollama, openapi, page, responses
+from edge.run.session import Session
+from edge.server import anthropic, chat, completions, embeddings, native, ollama, openapi, page, responses
 from edge.server.anthropic import MessagesBody
 from edge.server.asked import Asked
 from edge.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from edge.server.embeddings import EmbeddingsBody
 from edge.server.events import Event
 from edge.server.guard import Guard
 from edge.server.http import (
@@ -39,9 +41,10 @@ from edge.server.http import (
 from edge.server.hub import Hub
 from edge.server.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
 from edge.server.pool import Lease
-from edge.server.prompts import prompt_of
+from edge.server.prompts import prompt_of, score
 from edge.server.refusal import RefusedError
 from edge.server.responses import ResponsesBody
+from edge.server.worker import Job
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -64,6 +67,8 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/chat/completions", server.converse, methods=["POST"]),
         Route("/v1/completions", server.complete, methods=["POST"]),
         Route("/v1/responses", server.respond, methods=["POST"]),
+        Route("/v1/embeddings", server.embed, methods=["POST"]),
+        Route("/embeddings", server.embed, methods=["POST"]),
         Route("/v1/messages", server.message, methods=["POST"]),
         Route("/v1/messages/count_tokens", server.count, methods=["POST"]),
         Route("/api/chat", server.of_ollama(ApiChatBody), methods=["POST"]),
@@ -149,8 +154,8 @@ class Endpoints:
             def make(lease: Lease) -> completions.Writer:
                 return completions.Writer(name, body, lease.session.model.tokenizer)
 
-            scores = completions.scores(body)
-            return await self._answer(request, asked, make, streams=bool(body.stream), scores=scores)
+            work = score if completions.scores(body) else None
+            return await self._answer(request, asked, make, streams=bool(body.stream), work=work)
 
     async def respond(self, request: Request) -> Response:
         """POST /v1/responses"""
@@ -161,6 +166,14 @@ class Endpoints:
             return await self._answer(
                 request, [asked], lambda lease: writer, streams=bool(body.stream), stream=responses.stream
             )
+
+    async def embed(self, request: Request) -> Response:
+        """POST /v1/embeddings"""
+        async with self._body(request) as data:
+            body = parse_body(EmbeddingsBody, data)
+            asked = embeddings.translate(body, request.scope.get("tenant", ""))
+            writer = embeddings.Writer(self._name(body.model), body)
+            return await self._answer(request, asked, lambda lease: writer, streams=False, work=embeddings.embed)
 
     async def message(self, request: Request) -> Response:
         """POST /v1/messages"""
@@ -233,12 +246,19 @@ class Endpoints:
             yield decode(body)
 
     async def _answer(
-        self, request: Request, asked: Sequence[Asked], make: Callable[[Lease], Any], *, streams: bool,
-        scores: bool = False, stream: Callable[[Any, AsyncIterator[Event]], AsyncIterator[bytes]] = chat.stream,
-        media_type: str = "text/event-stream", quiet: bytes = b": waiting\n\n",
-    ) -> Response:  # fmt: skip
+        self,
+        request: Request,
+        asked: Sequence[Asked],
+        make: Callable[[Lease], Any],
+        *,
+        streams: bool,
+        work: Callable[[Asked, Session, Job], None] | None = None,
+        stream: Callable[[Any, AsyncIterator[Event]], AsyncIterator[bytes]] = chat.stream,
+        media_type: str = "text/event-stream",
+        quiet: bytes = b": waiting\n\n",
+    ) -> Response:
         """Generate, and write events as they come or all together. make: makes the protocol's writer."""
-        answering = await until_gone(request.receive, self._hub.ask(asked, scores=scores))
+        answering = await until_gone(request.receive, self._hub.ask(asked, work=work))
         try:
             writer = make(answering.lease)
             events = answering.events()

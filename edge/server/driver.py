@@ -19,13 +19,14 @@ from edge.run.tool_calls import OnCall
 @dataclass(frozen=True)
 class Hooks:
     """What a driver tells of a generation: pieces of its text and of its thoughts, tokens' likelihood, parts of calls,
-    and last its report, or what went wrong."""
+    and last its report, or what went wrong. wanted: whether a client still waits for it."""
 
     piece: Callable[[str], None]
     thought: Callable[[str], None]
     logprob: OnLogprob
     call: OnCall
     end: Callable[[RunReport | Exception], None]
+    wanted: Callable[[], bool]
 
 
 class Driver(Protocol):
@@ -110,11 +111,17 @@ class OneAtATime:
         if tenant != self._tenant:
             self._session.reset()
         self._hooks, self._tenant = hooks, tenant
+
+        def after_pass(*_: int) -> None:
+            if not hooks.wanted():
+                self._session.interrupt()
+
         self._pieces = self._session.stream(
             request.prompt, max_tokens=request.max_tokens, sampling=request.sampling, stop=request.stop,
             ignore_eos=request.ignore_eos, system=request.system, think=request.think, time_limit=request.time,
             energy_limit=request.energy, time_spent=request.time_spent, keep_text=request.keep_text,
-            grammar=request.grammar, logprobs=request.logprobs, on_thought=hooks.thought, on_call=hooks.call,
+            grammar=request.grammar, logprobs=request.logprobs, on_thought=hooks.thought,
+            on_call=hooks.call, on_prefill=after_pass,
             on_logprob=hooks.logprob if request.logprobs is not None else None,
         )  # fmt: skip
         return self._pieces

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from edge.run.report import RunReport
+from edge.run.session import Session
 from edge.server.asked import PRIORITIES, Asked
 from edge.server.deadline import Deadline
-from edge.server.events import Ended, Event, Flow, Scored
+from edge.server.events import Embedded, Ended, Event, Flow, Scored
 from edge.server.pool import Lease, Pool
-from edge.server.prompts import make_request, score
+from edge.server.prompts import make_request
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
 from edge.server.worker import Job
@@ -43,11 +44,8 @@ class Hub:
             self.counts["evicted_rows"] += result.kv.evicted
             self.counts["millijoules"] += round(1e3 * result.energy.joules)
             self.counts["milliseconds"] += round(1e3 * result.timings.total_s)
-            self.counts["answers"] += 1
-        elif job.cancelled:
-            self.counts["cancelled"] += 1
-        else:
-            self.counts["failed"] += 1
+        ended = "answers" if isinstance(result, RunReport) else "failed"
+        self.counts["cancelled" if job.cancelled else ended] += 1
 
     @property
     def queued(self) -> int:
@@ -59,9 +57,10 @@ class Hub:
             raise RefusedError(503, "the server is shutting down", code="draining", retry=5)
         return await self.pool.acquire(model)
 
-    async def ask(self, wanted: Sequence[Asked], *, scores: bool = False) -> Answering:
-        """Begin to answer requests to one model. Their choices are numbered on. scores: tell how likely the prompts'
-        tokens are, instead of answers.
+    async def ask(
+        self, wanted: Sequence[Asked], *, work: Callable[[Asked, Session, Job], None] | None = None
+    ) -> Answering:
+        """Begin to answer requests to one model. Their choices are numbered on. work: is done instead of answering.
 
         Raises RefusedError if the queue is full.
         """
@@ -75,8 +74,8 @@ class Hub:
             for asked in wanted:
                 for choice in range(asked.choices):
                     job = partial(Job, flow, number, PRIORITIES.index(asked.priority), lease.lora, tenant=asked.tenant)
-                    work = partial(score, asked) if scores else None
-                    lease.worker.submit(job(make=partial(make_request, asked, choice), work=work))
+                    todo = None if work is None else partial(work, asked)
+                    lease.worker.submit(job(make=partial(make_request, asked, choice), work=todo))
                     number += 1
         except BaseException:
             answering.close()
@@ -116,7 +115,7 @@ class Answering:
         while left:
             event = first or await self.flow.get()
             first = None
-            left -= isinstance(event, Ended | Scored)
+            left -= isinstance(event, Ended | Scored | Embedded)
             yield event
 
     def close(self) -> None:

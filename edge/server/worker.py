@@ -238,6 +238,7 @@ class Worker:
                 logprob=lambda token: job.flow.put(Likely(job.choice, token)),
                 call=lambda event: job.flow.put(Call(job.choice, event)),
                 end=lambda result: self._end(job, result),
+                wanted=lambda: not job.cancelled,
             )
             job.ticket = driver.start(job.make(job, session), hooks, priority=job.priority, tenant=job.tenant)
         except Exception as error:
@@ -252,10 +253,10 @@ class Worker:
             job.flow.put(Ended(job.choice, result, job.prefix))
         else:
             job.flow.put(result)
+        self._told(job, result)
         with self._lock:
             if job in self._running:
                 self._running.remove(job)
-        self._told(job, result)
 
     def _compared(self, job: Job, report: RunReport) -> dict[str, Any]:
         """The reused part of a prompt, and where it diverged from the earlier prompt that is most like it."""

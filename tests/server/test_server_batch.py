@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from conftest import open_golden
 from serving import HELLO, MODEL, chat, events_of, hub_of, served
 from starlette.testclient import TestClient
+
+from edge.run.loading import load
 
 SEVERAL: dict[str, Any] = {"backend": "cpu", "max_kv_size": 256, "threads": 1, "sequences": 3}
 
@@ -81,6 +86,22 @@ def test_tools_are_called(client: TestClient) -> None:
     assert chat(client, **body)["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "now"
     chunks = events_of(client.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **body}).text)
     assert any("tool_calls" in each["choices"][0]["delta"] for each in chunks[:-1])
+
+
+def test_embeddings_are_those_of_a_session(client: TestClient) -> None:
+    texts = ["Rivers and seas", "Stones"]
+    with load(open_golden(MODEL).model, **SEVERAL) as session:
+        expected = [session.embed(text) for text in texts]
+        tokens = session.model.encode_text(texts[0]).tolist()
+    found = client.post("/v1/embeddings", json={"input": texts}).json()
+    for each, wanted in zip(found["data"], expected, strict=True):
+        np.testing.assert_allclose(each["embedding"], wanted, atol=1e-6)
+    coded = client.post("/v1/embeddings", json={"input": tokens, "encoding_format": "base64"}).json()
+    values = np.frombuffer(base64.b64decode(coded["data"][0]["embedding"]), np.float32)
+    np.testing.assert_allclose(values, expected[0], atol=1e-6)
+    assert coded["usage"]["prompt_tokens"] == len(tokens)
+    for body in ({}, {"input": []}, {"input": [""]}, {"input": "x", "dimensions": 7}, {"input": [1 << 20]}):
+        assert client.post("/v1/embeddings", json=body).status_code == 400
 
 
 def test_nothing_is_left_behind(client: TestClient) -> None:

@@ -7,12 +7,17 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-from serving import HELLO, MODEL, OTHER, chat, error_of, hub_of, served
+from conftest import open_golden
+from serving import HELLO, MODEL, OTHER, PLAIN, chat, error_of, hub_of, served
 from starlette.testclient import TestClient
 
 from edge.errors import BudgetError, InputError
 from edge.plan.plan import PlanBytes
+from edge.run.loading import load
+from edge.run.request import Request
+from edge.server.driver import Hooks, OneAtATime
 from edge.server.events import Flow, Piece
 from edge.server.ledger import Ledger
 from edge.server.refusal import RefusedError
@@ -189,6 +194,20 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
         flow.close()
 
     asyncio.run(read())
+
+
+def test_a_prompt_is_not_run_to_its_end_for_nobody() -> None:
+    found: list[Any] = []
+    ignore = [lambda *_: None] * 4
+    hooks = Hooks(*ignore, end=found.append, wanted=lambda: len(found) > 0)
+    with load(open_golden(MODEL).model, prefill_step_size=8, **PLAIN) as session:
+        driver = OneAtATime(session)
+        driver.start(Request(np.arange(64, dtype=np.int32), 5), hooks, priority=0, tenant="")
+        while driver.step():
+            pass
+    [report] = found
+    assert report.tokens.ran == 8
+    assert report.tokens.cut
 
 
 def test_threads_compute_in_the_order_in_which_they_ask() -> None:

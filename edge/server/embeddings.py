@@ -1,0 +1,87 @@
+"""POST /v1/embeddings: vectors of texts and token ids, from the states of a model that also answers."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from edge.run.session import Session
+from edge.server.asked import Asked
+from edge.server.bodies import MOST_PROMPTS, TokenId
+from edge.server.events import Embedded, Event
+from edge.server.fields import said
+from edge.server.refusal import RefusedError
+from edge.server.worker import Job
+from edge.types import FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingsBody:
+    """POST /v1/embeddings"""
+
+    input: str | list[TokenId] | list[str] | list[list[TokenId]] = field(
+        metadata={"help": "A text or token ids, or several of either."}
+    )
+    model: str | None = said("A name of /v1/models; the first model without it.")
+    encoding_format: Literal["float", "base64"] | None = said("Numbers (the default), or float32 in base64.")
+    dimensions: int | None = said("Not supported, unless it is the model's.")
+
+
+def translate(body: EmbeddingsBody, tenant: str) -> list[Asked]:
+    """A request for each text. Raises RefusedError."""
+    given: Any = body.input
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        given = [given]
+    if not given or not all(given):
+        raise RefusedError(400, "the input is empty", param="input", code="invalid_value")
+    if len(given) > MOST_PROMPTS:
+        message = f"input has {len(given)} texts, {MOST_PROMPTS} are the most"
+        raise RefusedError(400, message, param="input", code="invalid_value")
+    return [
+        Asked(model=body.model or "", prompt=each if isinstance(each, str) else tuple(each), tenant=tenant)
+        for each in given
+    ]
+
+
+def embed(asked: Asked, session: Session, job: Job) -> None:
+    """In the worker's thread."""
+    assert isinstance(asked.prompt, str | tuple)
+    if isinstance(asked.prompt, str):
+        tokens = session.model.encode_text(asked.prompt)
+    else:
+        tokens = np.array(asked.prompt, np.int32)
+        if int(tokens.max()) >= session.model.tokenizer.size:
+            most = session.model.tokenizer.size - 1
+            raise RefusedError(400, f"token ids must be from 0 to {most}", param="input", code="invalid_value")
+    job.flow.put(Embedded(job.choice, int(tokens.size), session.embed(tokens)))
+
+
+class Writer:
+    """Writes the response."""
+
+    def __init__(self, model: str, body: EmbeddingsBody) -> None:
+        self._model, self._body = model, body
+
+    def whole(self, events: list[Event]) -> dict[str, Any]:
+        """Raises RefusedError for other dimensions than the model has."""
+        found = sorted((each for each in events if isinstance(each, Embedded)), key=lambda each: each.choice)
+        size = found[0].values.size
+        if self._body.dimensions not in (None, size):
+            raise RefusedError(400, f"this model has {size} dimensions", param="dimensions", code="invalid_value")
+        tokens = sum(each.tokens for each in found)
+        return {
+            "object": "list",
+            "model": self._model,
+            "data": [
+                {"object": "embedding", "index": each.choice, "embedding": self._write(each.values)} for each in found
+            ],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+    def _write(self, values: FloatArray) -> Any:
+        if self._body.encoding_format == "base64":
+            return base64.b64encode(values.astype("<f4").tobytes()).decode()
+        return values.tolist()
