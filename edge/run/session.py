@@ -282,6 +282,8 @@ class Session:
         fewer than two tokens, or for more than fit if the policy may not evict.
         """
         self.steps.check_idle()
+        if self._closed:
+            raise InputError("this session is closed: load the model again")
         check_top("top", top)
         found = check_prompt(tokens)
         if not isinstance(found, np.ndarray):

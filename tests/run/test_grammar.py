@@ -20,6 +20,7 @@ from edge.errors import IncompleteError, InputError, MissingExtraError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
 from edge.run.loading import load
+from edge.run.request import Request
 from edge.run.session import Session
 from edge.types import FloatArray
 
@@ -172,6 +173,28 @@ def test_thoughts_are_free(tmp_path: Path) -> None:
                 assert session.report.thoughts.text == thoughts
         with pytest.raises(IncompleteError):
             session.generate("hi", grammar=grammar, max_tokens=5)
+
+
+def test_generations_side_by_side_have_grammars_of_their_own() -> None:
+    """In a batch, whose passes have a token of each, answers are those of a session."""
+    model = open_model(GOLDEN / "llama-gqa-tied.gguf")
+    regexes = ("[a-z]{9}", "(one|two) and then some[0-9]", None)
+    with load(model, sequences=5, max_kv_size=128, threads=2) as session, session.batch() as batch:
+        ends: list[list[Any]] = [[] for _ in regexes]
+        requests = [
+            Request("Hi", 24, grammar=None if regex is None else Grammar(regex=regex), ignore_eos=regex is None)
+            for regex in regexes
+        ]
+        for request, end in zip(requests, ends, strict=True):
+            batch.start(request, on_piece=lambda _: None, on_end=end.append)
+        while batch.step():
+            pass
+        answers = [end.text for (end,) in ends]
+        assert all(re.fullmatch(regex or ".*", text, re.DOTALL) for regex, text in zip(regexes, answers, strict=True))
+    with load(model, max_kv_size=128, threads=2) as session:
+        for request, text in zip(requests, answers, strict=True):
+            options = {"max_tokens": 24, "grammar": request.grammar, "ignore_eos": request.ignore_eos}
+            assert session.generate("Hi", **options) == text
 
 
 def test_blanks_are_bounded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
