@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from edge.backends.base import Engine, ObservedEngine, PickingEngine, VerifyingEngine
+from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, VerifyingEngine
 from edge.backends.kv_cache import KVState, RewindError, end_of
 from edge.errors import InputError
 from edge.kv import make_policy
@@ -341,6 +341,13 @@ class TokenSequence:
         logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
         self._count(tokens)
         return logits
+
+    def hidden(self, engine: HiddenEngine, tokens: IntArray) -> FloatArray:
+        """`HiddenEngine.hidden`, by this sequence's engine."""
+        self._observe(tokens.size, tokens.size)
+        states = engine.hidden(tokens)
+        self._count(tokens)
+        return states
 
     def _observe(self, incoming: int, upcoming: int) -> None:
         if (needs := self.policy.needs).queries:

@@ -27,6 +27,7 @@ from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_meter, check_prompt, check_top
 from edge.run.batch import Batch
+from edge.run.embedding import Pooling, check_pooling, embed
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
 from edge.run.logprobs import OnLogprob, score
@@ -286,6 +287,20 @@ class Session:
         if not isinstance(found, np.ndarray):
             raise InputError("score takes token ids, int [n]: see model.encode_text")
         return score(self._sequence, found, top)
+
+    def embed(self, text: str | IntArray, *, pooling: Pooling = "mean", normalize: bool = True) -> FloatArray:
+        """The embedding of a text or of token ids, float32 [hidden]: the mean of the model's last hidden states, or the
+        state after the last token. Forgets the conversation.
+
+        normalize: scale to length 1. Raises BusyError during a generation, InputError for an empty text, or one that
+        is longer than the cache if the policy may not evict; UnsupportedError where an engine has no hidden states.
+        """
+        self.steps.check_idle()
+        if self._closed:
+            raise InputError("this session is closed: load the model again")
+        found = check_prompt(text)
+        tokens = found if isinstance(found, np.ndarray) else self.model.encode_text(found)
+        return embed(self._sequence, tokens, check_pooling(pooling), normalize=normalize)
 
     def trim(self, level: float) -> None:
         """Memory is short: give back what can be spared, and keep it so.
