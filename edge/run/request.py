@@ -89,6 +89,7 @@ class Request:
             )
         given = {
             "--stop": self.stop, "a grammar": self.grammar, "logprobs": self.logprobs is not None or None,
+            "tools": isinstance(self.prompt, Prompt) and self.prompt.tools,
             "logits_processor": self.logits_processor, "thinking": self.think.enabled or None,
         }  # fmt: skip
         if others := [name for name, value in given.items() if value]:

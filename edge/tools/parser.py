@@ -120,6 +120,7 @@ class ToolParser:
         form = self._form
         openings = [mark for mark in (form.opening, *form.also) if mark]
         starts = {"json": "{[", "tags": "", "call": "", "python": "[", "named": ""}[form.body] if form.bare else ""
+        firsts = {mark[0] for mark in openings}
         self._next = yield from self._char()
         while self._next:
             if self._plain and self._next in starts:
@@ -128,6 +129,13 @@ class ToolParser:
             held = ""
             while self._next:
                 held += self._next
+                if len(held) == 1 and held not in firsts:  # most characters
+                    self._say(held)
+                    held = ""
+                    self._next = yield from self._char()
+                    if self._plain and self._next and self._next in starts:
+                        break
+                    continue
                 mark = next((mark for mark in openings if held.endswith(mark)), None)
                 if mark is not None:
                     self._say(held[: -len(mark)])
@@ -162,6 +170,8 @@ class ToolParser:
         before = self.calls
         try:
             yield from self._calls(mark)
+            if self.calls == before:
+                raise _OtherFormError  # an empty list
         except _OtherFormError:
             if self._open is not None:
                 self._events.append(CallCut(self._open))

@@ -508,6 +508,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "incomplete": None,
     "tool_calls": None,
     "drafted": None,
+    "beams": None,
     "schema": None,
 }  # fmt: skip
 

@@ -92,11 +92,30 @@ def test_calls_that_are_forced_are_complete(tmp_path: Path, name: str) -> None:
                 assert [call.name for call in calls] == ["mix"]
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_strict_tools_leave_text_free(tmp_path: Path, name: str) -> None:
+    """Any text may be the answer, and may end anywhere outside a call."""
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS[name])
+    with load(path, backend="reference", max_kv_size=3000) as session:
+        options: dict[str, Any] = {"think": "off"} if session.model.template.family else {}  # type: ignore[union-attr]
+        sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
+        prompt = session.model.chat_prompt(HI, tools=strict, **options)
+        text = "".join(session.stream(prompt, sampling=sampling, max_tokens=60))
+        report = session.report
+    assert report is not None
+    assert text or report.tool_calls or report.incomplete
+    for call in report.tool_calls:
+        assert fits(json.loads(call.arguments), SCHEMAS[call.name])
+
+
 @pytest.mark.parametrize("choice", ["nobody", {"type": "function"}, 5, {"function": {"name": 5}}])
 def test_choices_that_are_refused(tmp_path: Path, choice: Any) -> None:
     path = write_small(tmp_path / "m.gguf", Small(), special=MODELS["hermes"])
     with load(path, backend="reference", max_kv_size=64) as session:
         with pytest.raises(InputError, match="tool_choice must be auto, none, required, or the name of a tool"):
             session.generate("Hi", tools=TOOLS, tool_choice=choice)
+        with pytest.raises(InputError, match="beams goes without tools"):
+            session.generate("Hi", tools=TOOLS, beams=2, max_tokens=4)
         with pytest.raises(InputError, match="there are none"):
             session.generate(messages=HI, tool_choice="required")
