@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif not self._refused():
             found: dict[str, Any] = {
                 "/v1/models": {"data": [{"id": name} for name in self.script.models]},
-                "/props": {"edge": {"memory": {"resident": 141 * MIB, "budget": self.script.budget}}},
+                "/props": {"edge": {"memory": {"resident": 141 * MIB, "budget": self.script.budget}, "budgets": {"energy": 40.0}}},
             }
             self._send(200 if self.path in found else 404, json.dumps(found.get(self.path)).encode())
 
