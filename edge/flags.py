@@ -20,8 +20,9 @@ GROUPS = (PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT)
 
 KEYWORDS.update({
     "--at": "contexts", "--beams": "beams", "--device": "device", "--force": "force=True", "--host": "host",
-    "--length-penalty": "length_penalty", "--max-tokens": "max_tokens", "--port": "port", "--quant": "quant",
-    "--raw": "raw=True", "--stop": "stop", "--system": "system", "--think": "think", "--tokens": "max_tokens",
+    "--length-penalty": "length_penalty", "--max-tokens": "max_tokens", "--pooling": "pooling", "--port": "port",
+    "--quant": "quant", "--raw": "raw=True", "--stop": "stop", "--system": "system", "--think": "think",
+    "--tokens": "max_tokens",
 })  # fmt: skip
 """Flags whose Python twins are no options, but keywords of single functions."""
 

@@ -137,8 +137,10 @@ def prompt_of(
     tools: Tools | None,
     tool_choice: str | Mapping[str, Any] | None,
     system: str | None,
-    continues: bool,
     think: Think | str | bool | int | None,
+    *,
+    parallel: bool,
+    continues: bool,
 ) -> Text:
     """The prompt of a generation: as it was given, or from messages. continues: it has no turns of its own.
 
@@ -160,4 +162,4 @@ def prompt_of(
         raise InputError("give a prompt or messages, not both")
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]
-    return model.chat_prompt(messages, tools=tools, think=think, tool_choice=tool_choice)
+    return model.chat_prompt(messages, tools=tools, think=think, tool_choice=tool_choice, parallel_tool_calls=parallel)

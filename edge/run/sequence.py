@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from edge.backends.base import Engine, ObservedEngine, PickingEngine, VerifyingEngine
+from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, VerifyingEngine
 from edge.backends.kv_cache import KVState, RewindError, end_of
 from edge.errors import InputError
 from edge.kv import make_policy
@@ -342,6 +342,13 @@ class TokenSequence:
         self._count(tokens)
         return logits
 
+    def hidden(self, engine: HiddenEngine, tokens: IntArray) -> FloatArray:
+        """`HiddenEngine.hidden`, by this sequence's engine."""
+        self._observe(tokens.size, tokens.size)
+        states = engine.hidden(tokens)
+        self._count(tokens)
+        return states
+
     def _observe(self, incoming: int, upcoming: int) -> None:
         if (needs := self.policy.needs).queries:
             queries = queries_to_observe(needs, self.engine.kv.free, incoming, upcoming)
@@ -419,6 +426,9 @@ class TokenSequence:
         tokens = prompt.peek(min(len(self.fed), max(0, prompt.waiting - 1)))
         differ = np.flatnonzero(tokens != np.array(self.fed[: tokens.size], np.int32))
         rows = int(differ[0]) if differ.size else tokens.size
+        cache = self.prompt_cache
+        if cache is not None and cache.known(kv, prompt.peek(kv.capacity)[:-1]) > rows:
+            rows = 0  # the prompt cache has more of it
         kept = bool(rows) and not self.evicted and (rows == kv.length or self.rewind(Mark(rows)))
         if not kept:
             self.reset()

@@ -199,7 +199,7 @@ class Pool:
                 raise
             session = open_session(entry.path, replace(options, sequences=1), more=self.ledger.to_come)
         if largest is not None:
-            session.set_lora(options.lora)  # type: ignore[arg-type]
+            session.set_lora(self.options.lora)  # type: ignore[arg-type]
         self.ledger.enter(entry.name, session.plan.bytes, before, prompts)
         return session
 

@@ -23,6 +23,7 @@ from edge.run.request import Request
 from edge.run.session import Session
 from edge.server.driver import Driver, Hooks, make_driver
 from edge.server.events import Call, Ended, Flow, Likely, Piece
+from edge.server.guard import where
 from edge.server.refusal import RefusedError
 from edge.types import IntArray
 
@@ -177,8 +178,8 @@ class Worker:
                 if self._running:
                     with self._turns:
                         driver.step()
-        except Exception:
-            _log.exception("the thread of %s failed", self.name)
+        except Exception as error:
+            _log.error("the thread of %s failed: %s", self.name, where(error))
             self._fail(EngineError("the model's thread failed"))
         finally:
             for job in list(self._running):
