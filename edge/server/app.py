@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -17,10 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.errors import EdgeError
 from edge.model.thinking import Think
-from edge.server import anthropic, chat, completions, native, ollama, openapi, page, responses
+from edge.server import anthropic, chat, completions, embeddings, native, ollama, openapi, page, responses
 from edge.server.anthropic import MessagesBody
 from edge.server.asked import Asked
-from edge.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from edge.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
 from edge.server.events import Event
 from edge.server.guard import Guard
 from edge.server.http import (
@@ -36,10 +37,10 @@ from edge.server.http import (
     refuse,
     until_gone,
 )
-from edge.server.hub import Hub
+from edge.server.hub import Hub, Work
 from edge.server.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
 from edge.server.pool import Lease
-from edge.server.prompts import prompt_of
+from edge.server.prompts import prompt_of, score
 from edge.server.refusal import RefusedError
 from edge.server.responses import ResponsesBody
 
@@ -63,6 +64,8 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/v1/chat/completions", server.converse, methods=["POST"]),
         Route("/chat/completions", server.converse, methods=["POST"]),
         Route("/v1/completions", server.complete, methods=["POST"]),
+        Route("/v1/embeddings", server.embed, methods=["POST"]),
+        Route("/embeddings", server.embed, methods=["POST"]),
         Route("/v1/responses", server.respond, methods=["POST"]),
         Route("/v1/messages", server.message, methods=["POST"]),
         Route("/v1/messages/count_tokens", server.count, methods=["POST"]),
@@ -149,8 +152,17 @@ class Endpoints:
             def make(lease: Lease) -> completions.Writer:
                 return completions.Writer(name, body, lease.session.model.tokenizer)
 
-            scores = completions.scores(body)
-            return await self._answer(request, asked, make, streams=bool(body.stream), scores=scores)
+            work = score if completions.scores(body) else None
+            return await self._answer(request, asked, make, streams=bool(body.stream), work=work)
+
+    async def embed(self, request: Request) -> Response:
+        """POST /v1/embeddings"""
+        async with self._body(request) as data:
+            body = parse_body(EmbeddingBody, data)
+            asked = embeddings.translate(body, request.scope.get("tenant", ""))
+            writer = embeddings.Writer(self._name(body.model), body.encoding_format or "float")
+            work = partial(embeddings.embed, body.pooling or "mean")
+            return await self._answer(request, asked, lambda lease: writer, streams=False, work=work)
 
     async def respond(self, request: Request) -> Response:
         """POST /v1/responses"""
@@ -234,11 +246,11 @@ class Endpoints:
 
     async def _answer(
         self, request: Request, asked: Sequence[Asked], make: Callable[[Lease], Any], *, streams: bool,
-        scores: bool = False, stream: Callable[[Any, AsyncIterator[Event]], AsyncIterator[bytes]] = chat.stream,
+        work: Work | None = None, stream: Callable[[Any, AsyncIterator[Event]], AsyncIterator[bytes]] = chat.stream,
         media_type: str = "text/event-stream", quiet: bytes = b": waiting\n\n",
     ) -> Response:  # fmt: skip
         """Generate, and write events as they come or all together. make: makes the protocol's writer."""
-        answering = await until_gone(request.receive, self._hub.ask(asked, scores=scores))
+        answering = await until_gone(request.receive, self._hub.ask(asked, work=work))
         try:
             writer = make(answering.lease)
             events = answering.events()

@@ -161,6 +161,20 @@ class CompletionBody(OpenAI):
     best_of: Choices | None = said("Not supported, unless it is n.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingBody:
+    """POST /v1/embeddings"""
+
+    input: str | list[TokenId] | list[str] | list[list[TokenId]] = field(
+        metadata={"help": "A text or token ids, or several of either."}
+    )
+    model: str | None = said("A name of /v1/models; the first model without it.")
+    encoding_format: Literal["float", "base64"] | None = said("Numbers, or the bytes of little-endian 32-bit floats.")
+    pooling: Literal["mean", "last"] | None = said("The mean of the last hidden states (default), or the last token's.")
+    dimensions: int | None = said("Not supported.")
+    user: str | None = said("Ignored.")
+
+
 @dataclass(frozen=True)
 class TokenizeBody:
     """POST /tokenize"""

@@ -12,6 +12,7 @@ from typing import Any
 from edge.run.report import RunReport, TokenLogprob
 from edge.server.refusal import RefusedError
 from edge.tools.parser import Event as CallEvent
+from edge.types import FloatArray
 
 MOST_WAITING = 1 << 20  # characters that a client has not fetched, and
 _EACH = 64  # more for each event
@@ -55,6 +56,15 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class Embedded:
+    """The embedding of a text of so many tokens."""
+
+    choice: int
+    vector: FloatArray  # float32 [hidden]
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Ended:
     """An answer is complete."""
 
@@ -63,7 +73,7 @@ class Ended:
     prefix: dict[str, Any] | None = None
 
 
-Event = Piece | Likely | Call | Scored | Ended
+Event = Piece | Likely | Call | Scored | Ended | Embedded
 
 
 class Flow:

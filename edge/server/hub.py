@@ -9,16 +9,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from edge.run.report import RunReport
+from edge.run.session import Session
 from edge.server.asked import PRIORITIES, Asked
 from edge.server.deadline import Deadline
-from edge.server.events import Ended, Event, Flow, Scored
+from edge.server.events import Embedded, Ended, Event, Flow, Scored
 from edge.server.pool import Lease, Pool
-from edge.server.prompts import make_request, score
+from edge.server.prompts import make_request
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
 from edge.server.worker import Job
 
 _SOON_S = 5.0  # after which a stream begins, whether or not there is text
+
+Work = Callable[[Asked, Session, Job], None]
 
 
 class Hub:
@@ -59,9 +62,9 @@ class Hub:
             raise RefusedError(503, "the server is shutting down", code="draining", retry=5)
         return await self.pool.acquire(model)
 
-    async def ask(self, wanted: Sequence[Asked], *, scores: bool = False) -> Answering:
-        """Begin to answer requests to one model. Their choices are numbered on. scores: tell how likely the prompts'
-        tokens are, instead of answers.
+    async def ask(self, wanted: Sequence[Asked], *, work: Work | None = None) -> Answering:
+        """Begin to answer requests to one model. Their choices are numbered on. work: what is done with
+        each instead of an answer.
 
         Raises RefusedError if the queue is full.
         """
@@ -75,8 +78,8 @@ class Hub:
             for asked in wanted:
                 for choice in range(asked.choices):
                     job = partial(Job, flow, number, PRIORITIES.index(asked.priority), lease.lora, tenant=asked.tenant)
-                    work = partial(score, asked) if scores else None
-                    lease.worker.submit(job(make=partial(make_request, asked, choice), work=work))
+                    instead = partial(work, asked) if work else None
+                    lease.worker.submit(job(make=partial(make_request, asked, choice), work=instead))
                     number += 1
         except BaseException:
             answering.close()
@@ -116,7 +119,7 @@ class Answering:
         while left:
             event = first or await self.flow.get()
             first = None
-            left -= isinstance(event, Ended | Scored)
+            left -= isinstance(event, Ended | Scored | Embedded)
             yield event
 
     def close(self) -> None:

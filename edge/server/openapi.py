@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from edge.flags import flags_of
 from edge.sampling import SamplingParams
 from edge.server.anthropic import MessagesBody
-from edge.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from edge.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
 from edge.server.fields import Range
 from edge.server.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
 from edge.server.responses import ResponsesBody
@@ -19,6 +19,7 @@ from edge.storage.versions import edge_version
 BODIES: dict[str, type] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
+    "/v1/embeddings": EmbeddingBody,
     "/v1/responses": ResponsesBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": MessagesBody,

@@ -70,7 +70,7 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Reque
     prompt = prompt_of(model, asked.prompt, think)
     job.tokens = prompt.first(None)
     prompt.read()  # notes that it has ended
-    _check_ids(job.tokens, model)
+    check_ids(job.tokens, model)
     room = session.engine.kv.capacity
     if job.tokens.size >= room and not session.may_evict:
         raise InputError(f"the prompt has {job.tokens.size} tokens, but there are {room} free KV rows")
@@ -95,7 +95,7 @@ def prompt_of(model: Model, asked: Chat | str | Sequence[int], think: Think) -> 
     return Prompt([np.array(asked, np.int32)])
 
 
-def _check_ids(tokens: IntArray, model: Model) -> None:
+def check_ids(tokens: IntArray, model: Model) -> None:
     if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.tokenizer.size:
         raise InputError(f"token ids must be from 0 to {model.tokenizer.size - 1}")
 
@@ -119,7 +119,7 @@ def score(asked: Asked, session: Session, job: Job) -> None:
     """How likely each token of a prompt is after those before it, with the likeliest in its place; and the likeliest
     token that follows, if one is to be generated."""
     tokens = prompt_of(session.model, asked.prompt, asked.think).first(None)
-    _check_ids(tokens, session.model)
+    check_ids(tokens, session.model)
     kv, top = session.engine.kv, max(1, asked.logprobs or 0)
     if tokens.size > kv.capacity:
         raise InputError(f"the prompt has {tokens.size} tokens, but there are {kv.capacity} free KV rows")
