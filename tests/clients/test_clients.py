@@ -84,6 +84,7 @@ def test_openai(url: str, expected: str, completed: str) -> None:
     assert (found["choices"], found["models"], found["error"]) == ([0, 1], [MODEL], "model_not_found")
     assert found["completion"] == completed
     assert found["joules"] > 0
+    assert 1 > found["near"] > found["far"]  # embeddings
 
 
 @installed

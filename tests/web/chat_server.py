@@ -58,9 +58,10 @@ class _Handler(BaseHTTPRequestHandler):
         if path := find(self.path):
             self._send(200, path.read_bytes(), TYPES[path.suffix])
         elif not self._refused():
+            memory = {"resident": 141 * MIB, "budget": self.script.budget}
             found: dict[str, Any] = {
                 "/v1/models": {"data": [{"id": name} for name in self.script.models]},
-                "/props": {"edge": {"memory": {"resident": 141 * MIB, "budget": self.script.budget}}},
+                "/props": {"edge": {"memory": memory, "budgets": {"energy": 40.0}}},
             }
             self._send(200 if self.path in found else 404, json.dumps(found.get(self.path)).encode())
 

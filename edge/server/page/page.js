@@ -13,6 +13,7 @@ const WATCH = 2000; // ms between looks at the server's memory, while it answers
 /** @type {import("./store.js").Kept} */
 let current = blank();
 let chosen = readSettings();
+let budget = 0; // joules of an answer, as the server was started; 0: no limit
 
 const chat = new Chat({
   list: find("turns"), live: find("live"), form: find("ask"), changed, answersCalls: true,
@@ -95,26 +96,27 @@ function meter({ speed, usage }) {
   if (speed) find("speed").textContent = speed.toFixed(speed < 10 ? 1 : 0);
   const cost = usage?.edge;
   if (!cost) return;
-  bar("joules", cost.joules, joulesText, Number(chosen.energy) || null);
+  bar("joules", cost.joules, joulesText, Number(chosen.energy) || budget);
   if (cost.memory) memory(cost.memory.peak, cost.memory.budget);
 }
 
-/** @param {number} bytes @param {number | null} budget */
-function memory(bytes, budget) {
-  bar("memory", bytes, (each) => String(Math.round(each / 2 ** 20)), budget);
+/** @param {number} bytes @param {number} bound */
+function memory(bytes, bound) {
+  bar("memory", bytes, (each) => String(Math.round(each / 2 ** 20)), bound);
 }
 
-/** A figure, and a bar against its budget if it has one.
- * @param {string} name @param {number} value @param {(value: number) => string} say @param {number | null} [budget] */
-function bar(name, value, say, budget) {
-  find(name).textContent = budget ? `${say(value)} of ${say(budget)}` : say(value);
-  find(`${name}-bar`).hidden = !budget;
-  if (budget) find(`${name}-bar`).firstElementChild.style.width = `${Math.min(100, (100 * value) / budget)}%`;
+/** A figure, and a bar against its bound if there is one.
+ * @param {string} name @param {number} value @param {(value: number) => string} say @param {number} bound */
+function bar(name, value, say, bound) {
+  find(name).textContent = bound ? `${say(value)} of ${say(bound)}` : say(value);
+  find(`${name}-bar`).hidden = !bound;
+  if (bound) find(`${name}-bar`).firstElementChild.style.width = `${Math.min(100, (100 * value) / bound)}%`;
 }
 
 /** The server's memory, now and while it answers. */
 async function watch() {
   const props = await call("props").then((response) => response.json(), () => null);
+  budget = props?.edge?.budgets?.energy ?? 0;
   if (props?.edge?.memory) memory(props.edge.memory.resident, props.edge.memory.budget);
   if (chat.busy) setTimeout(watch, WATCH);
 }

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from operator import mul
 
 import openai
 
@@ -13,6 +14,8 @@ chunks = list(client.chat.completions.create(**asked, stream=True, stream_option
 pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
 several = client.chat.completions.create(**asked | {"temperature": 1, "seed": 7, "n": 2})
 text = client.completions.create(model=model, prompt="One, two,", temperature=0, max_tokens=4)
+vectors = client.embeddings.create(model=model, input=["A red wall.", "A crimson wall.", "Two and two is four."]).data
+near, far = (sum(map(mul, vectors[0].embedding, each.embedding)) for each in vectors[1:])
 try:
     client.chat.completions.create(**asked | {"model": "missing"})
     error = None
@@ -23,5 +26,6 @@ print(json.dumps({
     "streamed": "".join(pieces), "pieces": len(pieces), "finish_streamed": chunks[-2].choices[0].finish_reason,
     "usage": [whole.usage.completion_tokens, chunks[-1].usage.completion_tokens, chunks[-1].choices],
     "choices": [each.index for each in several.choices], "models": [each.id for each in client.models.list()],
+    "near": near, "far": far,
     "completion": text.choices[0].text, "error": error, "joules": whole.usage.model_extra["edge"]["joules"],
 }))  # fmt: skip
