@@ -10,6 +10,8 @@ DAWN   := build/dawn
 KOTLIN := build/kotlin
 TYPESCRIPT := build/typescript
 TRAIN  := build/train
+CLIENTS := build/clients
+EVALUATIONS := build/evaluations
 NPM    := PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --prefix
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode every `edge` that tests start takes twice as long
@@ -19,7 +21,7 @@ QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_
 # make test-share SHARE=2/12: the second twelfth of the exhaustive tests
 SHARE  ?= 1/12
 
-.PHONY: run test quick test-all test-share test-train coverage lint bench golden clean
+.PHONY: run test quick test-all test-share test-train test-evaluations coverage lint bench golden clean
 
 run: $(VENV)/.run
 	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
@@ -43,6 +45,10 @@ test-share: $(VENV)/.dev
 # Distillation with torch and transformers, which `make test` does without.
 test-train: $(TRAIN)/.dev
 	$(TRAIN)/bin/python -m pytest -m train tests/converters/test_prune.py
+
+# lm-eval and instructor against edge serve, which want an older openai than the other clients.
+test-evaluations: $(VENV)/.dev $(EVALUATIONS)/.dev
+	$(BIN)/python -m pytest -m evaluations tests/clients
 
 coverage: $(VENV)/.dev
 	$(PYTEST) --cov --cov-report=term
@@ -77,6 +83,7 @@ bench: $(VENV)/.dev
 # with torch, transformers, gguf and sentencepiece installed there.
 golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/make.py
+	$(GOLDEN_PYTHON) tests/golden/beams.py
 	$(BIN)/python tests/golden/tokens.py
 	$(GOLDEN_PYTHON) tests/golden/folders.py
 	$(BIN)/python tests/golden/back.py build/folders
@@ -86,6 +93,17 @@ golden: $(VENV)/.dev
 $(TRAIN)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(TRAIN)
 	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[train]' pytest pytest-timeout hypothesis
+	touch $@
+
+# Programs that speak to `edge serve` in tests: their pins contradict ours, and each other's.
+$(CLIENTS)/.dev: tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+$(EVALUATIONS)/.dev: tests/clients/evaluations.txt
+	$(PYTHON) -m venv $(EVALUATIONS)
+	$(EVALUATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 clean:
@@ -129,7 +147,7 @@ $(VENV)/.dev: $(VENV)/.run
 		|| $(call debian,jq pkg-config cmake llvm) \
 		|| $(call without,jq pkg-config cmake and llvm-objdump four tests of exported bundles are skipped)
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
-	$(PIP) -e '.[tvm,llamacpp,onnx,coreml,demo,tracker,grammar,dev]'
+	$(PIP) -e '.[tvm,llamacpp,onnx,coreml,demo,tracker,grammar,serve,dev]'
 	@$(PIP) -e '.[demo-gemma]' || $(call without,gemma3-270m (240 MB) the tests of a second real model are skipped)
 	@$(PIP) -e '.[gpu,opencl]' || $(call without,wgpu and pyopencl the tests of the GPU engine are skipped)
 	@$(PIP) -e '.[cuda]' || $(call without,NVRTC (100 MB) the tests that compile CUDA are skipped)
@@ -145,6 +163,8 @@ $(VENV)/.dev: $(VENV)/.run
 		|| $(call without,npm and its package webgpu the tests that compile WGSL with Dawn are skipped)
 	@$(NPM) $(KOTLIN) kotlin-compiler@2.4.20 \
 		|| $(call without,npm and its package kotlin-compiler the tests of the Kotlin API are skipped)
+	@$(MAKE) $(CLIENTS)/.dev && $(NPM) $(CLIENTS) openai@7.57.0 \
+		|| $(call without,litellm langchain-openai and others (500 MB) the tests with clients are skipped)
 	@$(NPM) $(TYPESCRIPT) typescript@7.0.2 \
 		|| $(call without,npm and its package typescript the types of the JavaScript package are not checked)
 	touch $@

@@ -58,6 +58,12 @@ class EngineConfig:
     tuning: dict[str, int] = field(default_factory=dict)  # what `edge tune` chose, where it differs from the defaults
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
     lora_bytes: int = 0  # of their files
+    drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
+
+    @property
+    def together(self) -> int:
+        """Most tokens of one pass that are computed as if each ran alone."""
+        return max(self.sequences, 1 + self.drafts)
 
 
 # Parts of a pass, in its order; engines name their operators as they like, but put each into one of these.
@@ -98,6 +104,7 @@ class Capabilities:
     lora: bool = False  # it runs adapters (`AdaptedEngine`)
     any_tokenizer: bool = False  # it runs models whose tokenizer edge does not know
     picks: bool = False  # it chooses tokens itself (`PickingEngine`)
+    hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
     sequences: bool = False  # it runs several at once (`BatchedEngine`)
 
@@ -166,6 +173,15 @@ class AdaptedEngine(Engine, Protocol):
         ...
 
 
+class HiddenEngine(Engine, Protocol):
+    """An engine that hands out hidden states, from which embeddings are made."""
+
+    def hidden(self, tokens: IntArray) -> FloatArray:
+        """As `forward`, with the normalised state behind the last layer after every token, float32 [n, hidden], of
+        which logits are made."""
+        ...
+
+
 class CardEngine(Engine, Protocol):
     """An engine that may run on a graphics card. card: one whose own counter tells its joules; None: there is none."""
 
@@ -198,6 +214,19 @@ class PickingEngine(Engine, Protocol):
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """As `forward`, but returns only the `count` largest logits (all, if there are fewer): ids int32 [n] and logits
         float32 [n], the largest first, equal ones by their ids, NaN before all others. −0 may come as 0."""
+        ...
+
+
+class VerifyingEngine(Engine, Protocol):
+    """An engine that runs several tokens at once with the results of single ones."""
+
+    def verify(self, tokens: IntArray) -> FloatArray:
+        """Run the first n of the tokens, int [at most 1 + `EngineConfig.drafts`], as many as can be forgotten again;
+        append n rows. Returns the logits after each, float32 [n, vocab]. They and the rows are to the last bit those of
+        n calls of `forward` with one token each.
+
+        Raises what `forward` raises.
+        """
         ...
 
 
@@ -247,6 +276,11 @@ class Backend(ABC):
     def keeps_all(self, spec: ModelSpec) -> str | None:
         """Why the engine can evict no rows of this model, so that policy `full` is the only one; None if it can."""
         return None
+
+    def most_drafts(self, spec: ModelSpec) -> int:
+        """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
+        ones could not be forgotten without a trace."""
+        return 0
 
     def one_at_a_time(self, spec: ModelSpec) -> str | None:
         """Why the engine runs only one sequence of this model at a time; None if it runs several."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ModelFormatError,
         UnsupportedError,
     )  # fmt: skip
+    from edge.exporting.adapter_file import export_adapter
     from edge.exporting.bundle import export
     from edge.exporting.serve import serve_site
     from edge.grammar.grammar import Grammar
@@ -58,16 +59,17 @@ _HOMES = {
     "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
     "check_grammar": "grammar.matcher", "divergence": "quality.windows", "export": "exporting.bundle",
-    "fits": "prediction.fits", "forecast": "prediction.forecast", "load": "run.loading", "make_plan": "plan.plan",
-    "models": "inventory", "open_model": "run.opening", "perplexity": "quality.perplexity", "pull": "pulling",
+    "export_adapter": "exporting.adapter_file", "fits": "prediction.fits", "forecast": "prediction.forecast",
+    "load": "run.loading", "make_plan": "plan.plan", "models": "inventory", "open_model": "run.opening",
+    "perplexity": "quality.perplexity", "pull": "pulling",
     "serve_site": "exporting.serve",
 }  # fmt: skip
 
 __all__ = [
     "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "Grammar", "IncompleteError",
     "InputError", "MissingExtraError", "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport",
-    "SamplingParams", "Session", "UnsupportedError", "check_grammar", "divergence", "export", "fits", "forecast",
-    "load", "make_plan", "models", "open_model", "perplexity", "pull", "serve_site",
+    "SamplingParams", "Session", "UnsupportedError", "check_grammar", "divergence", "export", "export_adapter", "fits",
+    "forecast", "load", "make_plan", "models", "open_model", "perplexity", "pull", "serve_site",
 ]  # fmt: skip
 
 

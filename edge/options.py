@@ -105,6 +105,10 @@ class Options:
     )  # fmt: skip
     threads: int | None = option(None, "--threads", group=ENGINE, help="CPU threads (default: physical cores).")
 
+    speculate: str = option(
+        AUTO, "--speculate", group=ENGINE,
+        help="auto: verify drafts of repeated text, with the same answer; or off.",
+    )  # fmt: skip
     sequences: int = option(
         1, "--sequences", group=ENGINE,
         help="Conversations that run at the same time, each with KV rows of its own; the cpu engine has several.",

@@ -159,7 +159,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     named = tuple(each.partition("::")[2] for each in arguments if "::" in each)  # they run, whatever their marks
 
     def is_wanted(item: pytest.Item) -> bool:
-        if item.get_closest_marker("train") and config.option.markexpr != "train":
+        if any(item.get_closest_marker(name) and config.option.markexpr != name for name in ("train", "evaluations")):
             return False
         exhaustive = item.get_closest_marker("exhaustive") is not None
         if chosen in ("no", "all"):

@@ -47,6 +47,7 @@ class CPU(Backend):
         keys=True,
         tunable=True,
         lora=True,
+        hidden=True,
         sequences=True,
     )
     EFFICIENCY = Efficiency(
@@ -95,6 +96,13 @@ class CPU(Backend):
 
         return supports(core)
 
+    def most_drafts(self, spec: ModelSpec) -> int:
+        """One fewer than the tokens for which products read weights once."""
+        from edge.backends.tvm.compiler.compiled import is_installed
+        from edge.backends.tvm.targets import choose_target
+
+        return 0 if self.one_at_a_time(spec) or not is_installed() else choose_target().gemm_tokens - 1
+
     def one_at_a_time(self, spec: ModelSpec) -> str | None:
         from edge.model.tensors import find_network
 
@@ -125,11 +133,11 @@ class CPU(Backend):
         regions, rings = make_regions(kinds, core.kv_heads, config, spec.context, apart)
         heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
-        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank, config.sequences)
+        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank, config.together)
         per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
         fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
         per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
-        logits = max(config.logits_rows, config.sequences) * shape.padded_vocab
+        logits = max(config.logits_rows, config.together) * shape.padded_vocab
         tables = max(1, len(network.ropes))
         sizes = config.chunk, target.gemm_tokens, shape.padded_head
         batch = rope_values(*sizes, config.sequences) - rope_values(*sizes)

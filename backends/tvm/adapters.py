@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +26,39 @@ from edge.types import AnyArray, FloatArray
 
 Offsets = dict[str, int]
 """Bytes from the start of the adapters' memory, by the names of `Table.lora`; 0 stands for no adapter."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The bytes that an adapter of a matrix takes: of A, of A's scales and of B for each padded rank; and of the
+    scales of B."""
+
+    layer: int
+    name: str
+    kind: str  # of B, as `low_rank_blocks` names it
+    a: int
+    a_scales: int
+    b: int
+    b_scales: int
+
+    def nbytes(self, rank: int) -> int:
+        """Of a padded rank, with what parts are aligned by."""
+        parts = (self.a * rank, self.a_scales * rank, self.b * rank + self.b_scales)
+        return sum(round_up(each, ALIGNMENT) for each in parts)
+
+
+def adaptable(layout: PackedLayout, *, exact: bool) -> Iterator[Room]:
+    """All matrices that may have an adapter."""
+    for layer in range(layout.shape.layers):
+        for code, names in _groups(layout, layer):
+            kind_a, kind_b = low_rank_blocks(layout.variants[code], exact=exact)
+            for name in names:
+                place = layout.places[f"blk.{layer}.{name}"]
+                a, a_scales = (size // TILE for size in BLOCKS[kind_a].packed_bytes(TILE, place.columns))
+                if kind_b == "I8":
+                    yield Room(layer, name, kind_b, a, a_scales, place.rows, 4 * place.rows)
+                else:
+                    yield Room(layer, name, kind_b, a, a_scales, BLOCKS[kind_b].packed_bytes(place.rows, 1)[0], 0)
 
 
 def padded_rank(rank: int) -> int:

@@ -57,7 +57,13 @@ class Design:
     def here(cls, layout: PackedLayout, config: EngineConfig) -> Design:
         """The design of a run on this machine."""
         design = cls.of(layout, config.kv_dtype, with_tuning(choose_target(), config.tuning))
-        return replace(design, lora=config.lora_rank > 0, batches=batch_sizes(config.sequences, design))
+        return replace(design, lora=config.lora_rank > 0, batches=batch_sizes(config, design))
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that are multiplied with a tile of weights at once, at most."""
+        # In the exact mode, 8 would take half a minute to compile.
+        return min(2, self.target.gemm_tokens) if self.exact else self.target.gemm_tokens
 
     def to_json(self) -> str:
         fields: dict[str, Any] = asdict(self)
@@ -70,10 +76,11 @@ class Design:
         return cls(**fields | {"shape": parse(Shape, fields["shape"]), "target": Target(**fields["target"])})
 
 
-def batch_sizes(sequences: int, design: Design) -> list[int]:
-    """For 1 … `sequences` tokens: code for fewer of them has less work, and all registers serve up to as many."""
-    most = min(2, design.target.gemm_tokens) if design.exact else design.target.gemm_tokens
-    return sorted({min(size, most) for size in (2, 4, 8, 16) if size < 2 * sequences})
+def batch_sizes(config: EngineConfig, design: Design) -> list[int]:
+    """For one token of each sequence: code for fewer of them has less work, and all registers serve up to as many. For
+    drafts: what a chunk has code for, too."""
+    sizes = {min(size, design.most_tokens) for size in (2, 4, 8, 16) if size < 2 * config.sequences}
+    return sorted(sizes | ({design.most_tokens} if config.drafts else set()))
 
 
 def low_rank_blocks(variants: Sequence[Sequence[str]], *, exact: bool) -> tuple[str, str]:

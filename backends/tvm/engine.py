@@ -93,7 +93,7 @@ class NativeEngine:
         regions, rings = parts[0]
         observed = round_up(regions.longest, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
-        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank, config.sequences)
+        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank, config.together)
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)
         reads = reads_size(layout) if slots else 0
@@ -110,6 +110,8 @@ class NativeEngine:
         )
         at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
         self._normals = normals = self._floats[at : at + count].reshape(-1, self._head)
+        at, count = scratch.offsets["x"], tokens * shape.padded_hidden
+        self._behind_layers = self._floats[at : at + count].reshape(tokens, -1)[:, : spec.hidden]
         at, count = scratch.offsets["layer_inputs"], tokens * shape.layers * shape.padded_inputs
         self._inputs = self._floats[at : at + count].reshape(tokens, shape.layers, -1) if count else self._floats[:0]
         self._token_table = TokenTable(file, f"{TABLE}.weight") if count else None
@@ -127,7 +129,7 @@ class NativeEngine:
         count = config.sequences
         here = count * (regions.size + (0 if apart else rings.size))
         own_rows = rows_of(shape.attention, here, "move")
-        self._arena = Arena(shape, own_rows, observes=config.observes, sequences=count)
+        self._arena = Arena(shape, own_rows, observes=config.observes, together=config.together)
         self._rings = (
             Arena(shape, rows_of(shape.ringed, count * rings.size, "move_ring"), observes=False, beside=self._arena)
             if apart else None
@@ -137,7 +139,7 @@ class NativeEngine:
         state = FixedState(network.fixed_values, self._states) if self._states.size else None
         # Weights are packed so that pairs are neighbours.
         ropes = [CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head) for _ in sequences]
-        self._tokens = aligned_zeros(max(tokens, 3 * count), "int32")
+        self._tokens = aligned_zeros(max(tokens, 3 * config.together), "int32")
         tables = len(ropes[0].rotation.angles)
         self._rope = aligned_zeros(tables * rope_size, "float32")
         self._angles = self._rope.reshape(tables, -1, 2 * self._head)
@@ -151,7 +153,7 @@ class NativeEngine:
             for number, own, rope in zip(sequences, parts, ropes, strict=True)
         ]  # fmt: skip
         self._batch_angles = first + count * ROPE_AHEAD
-        self._logits = aligned_zeros(max(config.logits_rows, count) * self._padded_vocab, "float32")
+        self._logits = aligned_zeros(max(config.logits_rows, config.together) * self._padded_vocab, "float32")
         self.times = aligned_zeros(config.threads * thread_words(shape.layers) if timed else 0, "int64")
         self._workers: Workers | None = Workers(image, config.threads, self._pointers())
         weakref.finalize(self, self._workers.close)  # also at exit: threads must not outlive the interpreter
@@ -221,6 +223,32 @@ class NativeEngine:
     def forward_all(self, tokens: IntArray) -> FloatArray:
         return self._sequences[0].forward_all(tokens)
 
+    def hidden(self, tokens: IntArray) -> FloatArray:
+        """See HiddenEngine."""
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        self.kv.announce(tokens.size)
+        found, chunk = np.empty((tokens.size, self.spec.hidden), np.float32), self.config.chunk
+        for start in range(0, tokens.size, chunk):
+            part = tokens[start : start + chunk]
+            self._run(self._sequences[0], part, 1)
+            found[start : start + part.size] = self._normed(self._behind_layers[: part.size])
+        return found
+
+    def _normed(self, states: FloatArray) -> FloatArray:
+        """By the norm before the head."""
+        shape, floats = self._layout.shape, self._weights.view(np.float32)
+        slots = Table.of(shape)
+
+        def weights(name: str) -> FloatArray:
+            at = int(self._table[slots.slot(name)])
+            return np.asarray(floats[at : at + self.spec.hidden])
+
+        if shape.norm == "layer":
+            states = states - states.mean(axis=-1, keepdims=True)
+        squares = np.mean(np.square(states), axis=-1, keepdims=True)
+        normed = states / np.sqrt(squares + np.float32(shape.norm_eps)) * weights("output_norm")
+        return np.asarray(normed + weights("output_norm.bias") if shape.output_norm_bias else normed)
+
     def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
         """See BatchedEngine."""
         found = [self.sequence(number) for number in sequences]
@@ -234,6 +262,25 @@ class NativeEngine:
             check_positions(self.spec, sequence.kv.next_position + 1)
             sequence.kv.announce(1)
         return self._run_batch(tokens, found) if len(found) > 1 else self._run(found[0], tokens, 1)
+
+    def verify(self, tokens: IntArray) -> FloatArray:
+        """See VerifyingEngine. Raises UnsupportedError for more tokens than `EngineConfig.drafts` has room for."""
+        sequence, kv = self._sequences[0], self.kv
+        tokens = check_tokens(tokens, self.spec.vocab, kv.free)
+        if tokens.size > 1 + self.config.drafts:
+            raise UnsupportedError(f"the engine can verify {self.config.drafts} drafts at once, not {tokens.size - 1}")
+        tokens = tokens[: kv.at_once(tokens.size)]
+        count = tokens.size
+        kv.announce(count)
+        if count == 1:
+            return self._run(sequence, tokens, 1)
+        check_positions(self.spec, kv.next_position + count)
+        self._begin(tokens)
+        sequence.prepare(count)
+        self._arena.follow(count)
+        positions = kv.next_position + np.arange(count, dtype=np.int32)
+        angle = sequence.angles.row(kv.rope.rotation, kv.next_rope_position, count)
+        return self._run_together(positions, np.zeros(count, np.int32), angle, [(sequence, count)])
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
@@ -252,7 +299,7 @@ class NativeEngine:
             self._experts = None
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
         self._temperatures = self._adapters = self._states = self._inputs = np.zeros(0, np.uint8)
-        self._normals = np.zeros((0, 0), np.float32)
+        self._normals = self._behind_layers = np.zeros((0, 0), np.float32)
 
     def _check_weights(self) -> None:
         mapped = getattr(self._weights.base, "obj", None)  # None once the engine is closed
@@ -282,7 +329,7 @@ class NativeEngine:
         """Run one token each of several sequences. Returns their logits."""
         count = tokens.size
         self._begin(tokens)
-        positions, observed = self._tokens[count : 2 * count], self._tokens[2 * count : 3 * count]
+        positions, observed = np.zeros(count, np.int32), np.zeros(count, np.int32)
         for place, sequence in enumerate(sequences):
             kv = sequence.kv
             sequence.prepare(1, place)
@@ -290,15 +337,24 @@ class NativeEngine:
             observed[place] = 1 + sequence.votes if sequence.observed else 0
             row = sequence.angles.row(kv.rope.rotation, kv.next_rope_position, 1)
             self._angles[:, self._batch_angles + place] = self._angles[:, row]
+        return self._run_together(positions, observed, self._batch_angles, [(each, 1) for each in sequences])
+
+    def _run_together(
+        self, positions: IntArray, observed: IntArray, angle: int, sequences: Sequence[tuple[NativeSequence, int]]
+    ) -> FloatArray:
+        """Run the tokens that were begun, each as if it ran alone. angle: the row of angles of the first. sequences:
+        that get rows, and how many. Returns their logits."""
+        count = positions.size
+        self._tokens[count : 3 * count] = np.concatenate([positions, observed])
         if self._temperature:
             self._temperatures[:count] = temperatures(self._temperature, positions)
         fitting = (at for at, size in enumerate(self._batches) if size >= count)
         self._finish(
-            count, kind=Job.BATCH + next(fitting, len(self._batches) - 1), position=0, angle=self._batch_angles,
+            count, kind=Job.BATCH + next(fitting, len(self._batches) - 1), position=0, angle=angle,
             wanted=count, observed=int(observed.any()), votes=0,
         )  # fmt: skip
-        for sequence in sequences:
-            sequence.kv.appended(1)
+        for sequence, rows in sequences:
+            sequence.kv.appended(rows)
         self._end()
         return self._logits_of(count)
 

@@ -9,10 +9,12 @@ import typer
 from edge.cli.cache import cache
 from edge.cli.chat.command import chat
 from edge.cli.devices import devices
+from edge.cli.embed import embed
 from edge.cli.inspect import inspect
 from edge.cli.making.compile import compile
 from edge.cli.making.convert import convert
 from edge.cli.making.export import export
+from edge.cli.making.export_adapter import export_adapter
 from edge.cli.making.quantize import quantize
 from edge.cli.making.serve_site import serve_site
 from edge.cli.measuring.bench import bench
@@ -37,7 +39,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run, chat, serve, pull, plan, bench, tune, compile, export, serve_site, convert, quantize, inspect, help,
+    run, chat, serve, embed, pull, plan, bench, tune, compile, export, export_adapter, serve_site, convert, quantize,
+    inspect, help,
 ):  # fmt: skip
     app.command(cls=Command)(command)
 app.add_typer(evaluate, name="eval")

@@ -35,8 +35,9 @@ from edge.devices.profiles import HOST, find_profile, host_power
 from edge.devices.profiles.profile import DeviceProfile, Power
 from edge.errors import InputError, UnsupportedError
 from edge.exporting import model_file
+from edge.exporting.adapter_file import adapters_section, check_rank
 from edge.exporting.chat import chat_section
-from edge.exporting.model_file import Section, trusted_source, write_model
+from edge.exporting.model_file import MODEL, Section, trusted_source, write_model
 from edge.exporting.planning import check_options, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
 from edge.exporting.site import describe_site
@@ -50,7 +51,7 @@ from edge.storage.fingerprint import fingerprint, hash_file
 from edge.storage.versions import own_versions
 from edge.types import FloatArray
 
-MODEL, MANIFEST = "model.edge", "manifest.json"
+MANIFEST = "manifest.json"
 
 _MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 
@@ -80,6 +81,7 @@ def export(
     *,
     device: str = HOST,
     isas: str | Sequence[str] | None = None,
+    lora_rank: int = 0,
     force: bool = False,
     progress: Progress | None = None,
     **keywords: Any,
@@ -87,8 +89,9 @@ def export(
     """Make `folder` for apps on a device; returns the content of manifest.json.
 
     device: its name in `edge devices list`. isas: instruction sets in the library, or their names with commas between
-    them (default: all of the machine that the engine has code for). force: a bundle that nothing was added to may be
-    replaced. The keywords are options of the plan, as people write them, and go before those of `options`:
+    them (default: all of the machine that the engine has code for). lora_rank: of the largest LoRA adapter that
+    sessions have room for (`export_adapter`); 0: none. force: a bundle that nothing was added to may be replaced. The
+    keywords are options of the plan, as people write them, and go before those of `options`:
 
     OPTIONS
 
@@ -101,7 +104,7 @@ def export(
     _check_target(target, force=force)
     if isinstance(isas, str):
         isas = [name.strip() for name in isas.split(",")]
-    bundle = prepare(model if isinstance(model, Model) else open_model(model), profile, options, isas)
+    bundle = prepare(model if isinstance(model, Model) else open_model(model), profile, options, isas, lora_rank)
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
     found, sections = fingerprint(file.path), make_sections(bundle)
     with new_folder(target) as made:
@@ -119,9 +122,12 @@ def export(
     return manifest
 
 
-def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None = None) -> Bundle:
+def prepare(
+    model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None = None, lora_rank: int = 0
+) -> Bundle:
     """Plan a bundle; nothing is compiled or written. Raises as `export`."""
     check_options(options)
+    check_rank(lora_rank)
     if model.file.folder is not None:
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
     try:
@@ -135,11 +141,11 @@ def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequen
         raise UnsupportedError(f"the tokenizer of {model.name} is known to llama.cpp alone, and cannot be exported")
     ids, words = tokenizer_sections(model.tokenizer)
     tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
-    plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())))
+    plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())), lora_rank)
     machine = _MACHINES.get(profile.machine, profile.machine)
     designs = exported_designs(
-        layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas
-    )
+        layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas, lora=lora_rank > 0
+    )  # fmt: skip
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
     return Bundle(model, profile, layout, plan, pinned, designs, tables)
 
@@ -161,6 +167,8 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
             _name(model), _license(model), plan.kv_policy.partition(":")[0], config.kv_dtype
         ),
     }  # fmt: skip
+    if config.lora_rank:
+        sections[Section.ADAPTERS] = adapters_section(layout, config.lora_rank, exact=config.kv_dtype == "f32")
     if FORMATS[config.kv_dtype].transformed:
         sections[Section.NORMALS] = model_file.normals_section(_normals(bundle))
     return sections
@@ -192,9 +200,9 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
             "tuning": {each.target.name: compiled_values(each.target) for each in bundle.designs},
             "bytes": {
                 "runtime": plan.bytes.interpreter, "weights": plan.bytes.weights, "kv": plan.bytes.kv,
-                "scratch": plan.bytes.scratch,
+                "scratch": plan.bytes.scratch, "lora": plan.bytes.lora,
             },
-            "peak": plan.predicted_peak,
+            "lora_rank": plan.config.lora_rank, "peak": plan.predicted_peak,
         },
         "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
         **web,
@@ -230,7 +238,7 @@ def _tuning(plan: Plan, model: Model, profile: DeviceProfile) -> Callable[[str],
 
 def _normals(bundle: Bundle) -> FloatArray:
     """Of the reflections of keys, from a few tokens that the engine runs here."""
-    config = replace(bundle.plan.config, threads=usable_cores(), tuning={})
+    config = replace(bundle.plan.config, threads=usable_cores(), tuning={}, lora_rank=0)
     engine = NativeEngine(bundle.model.file, bundle.model.spec, config)
     try:
         return np.array(engine.normals)

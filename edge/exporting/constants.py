@@ -12,18 +12,21 @@ from typing import Any
 import numpy as np
 
 from edge.backends import ring, row_lists
+from edge.backends.tvm.adapters import padded_rank
 from edge.backends.tvm.cpu.arguments import LINE, Job
 from edge.backends.tvm.kv import row_formats
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS
-from edge.exporting import chat, model_file, vocabulary, words
+from edge.exporting import adapter_file, chat, model_file, vocabulary, words
 from edge.exporting.model_file import Section
 from edge.exporting.planning import SNAPSHOTS
 from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
 from edge.formats.blocks import BLOCK_TYPES
 from edge.model import tokenizer
+from edge.model.lora import MAX_RANK
+from edge.model.lora_file import MAX_SCALE
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
 from edge.prompt_cache.cache import SNAPSHOT_STEP
@@ -34,6 +37,9 @@ CONSTANTS = "constants.h"
 # Where the names differ, Python's is short because its module says the rest.
 _INTEGERS = {
     "MODEL_VERSION": model_file.VERSION,
+    "ADAPTER_VERSION": adapter_file.VERSION,
+    "RANK_STEP": padded_rank(1),
+    "MOST_RANK": MAX_RANK,
     "SECTION_ALIGNMENT": model_file.ALIGNMENT,
     "WEIGHT_ALIGNMENT": model_file.WEIGHT_ALIGNMENT,
     "ROPE_AHEAD": ROPE_AHEAD,
@@ -80,6 +86,7 @@ _INTEGERS = {
     "FIRST_TIMED": governor.FIRST_TIMED,
 }
 _DOUBLES = {
+    "MOST_SCALE": MAX_SCALE,
     "CREDIT_S": governor.CREDIT_S,
     "SHORTEST_PAUSE_S": governor.SHORTEST_PAUSE_S,
     "LONGEST_PAUSE_S": governor.LONGEST_PAUSE_S,
@@ -97,7 +104,8 @@ _DOUBLES = {
     "PRESSURE_S": meters.PRESSURE_S,
     "COLDEST": sampler.COLDEST,
 }
-_STRUCTS = model_file.STRUCTS | vocabulary.STRUCTS | {"words_config": words.CONFIG, "chat_header": chat.HEADER}
+_STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS
+_STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
 _TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 
 
@@ -114,6 +122,8 @@ def constants_header() -> str:
         _enum("chat_part", [*(f"CHAT_{name.upper().replace(' ', '_')}" for name in chat.PARTS), "CHAT_PARTS"]),
         _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
+        f'#define ADAPTER_MAGIC "{adapter_file.MAGIC.decode()}"',
+        _enum("", (f"LORA_{name}" for name in adapter_file.KINDS)),
         _enum("", (f"KIND_{name.upper()}" for name in vocabulary.KINDS)),
         _enum("", [*(f"ISA_{each.name.upper()}" for each in TARGETS), "ISAS"]),
         "#define ISA_NAMES " + ", ".join(f'"{each.name}"' for each in TARGETS),

@@ -20,6 +20,7 @@ from edge.backends.base import EngineConfig
 from edge.backends.checks import check_whole
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import find_rotation
+from edge.backends.tvm.adapters import padded_rank
 from edge.backends.tvm.cpu.arguments import fill_table, make_scratch
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.packing.cores import round_up
@@ -37,7 +38,7 @@ from edge.model.model import Model
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, Progress
 
-VERSION = 2
+MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 2
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
 _PIECE = 4 << 20  # bytes that are copied at once
@@ -46,10 +47,10 @@ _PIECE = 4 << 20  # bytes that are copied at once
 class Section(IntEnum):
     """The content of a section; in C, SECTION_CONFIG and so on."""
 
-    CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS, TABLE = range(1, 12)
+    CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS, TABLE, ADAPTERS = range(1, 13)
 
 
-_TRUSTED = (Section.CONFIG, Section.LAYERS, Section.DESIGNS, Section.ANGLES, Section.NORMALS)
+_TRUSTED = (Section.CONFIG, Section.LAYERS, Section.DESIGNS, Section.ANGLES, Section.NORMALS, Section.ADAPTERS)
 
 POLICIES = ("full", "streaming", "window", "h2o")  # in the order of POLICY_FULL …
 KV_DTYPES = ("f32", "f16", "int8", "int4")  # in the order of KV_F32 …
@@ -162,7 +163,8 @@ def designs_section(layout: PackedLayout, config: EngineConfig, targets: Sequenc
     at, rows, tables = round_up(len(head) + len(targets) * DESIGN.itemsize, ALIGNMENT), [], b""
     for target in targets:
         observed = round_up(config.capacity, TILE) if config.observes else 0
-        scratch = make_scratch(layout.shape, target, config.chunk, config.threads, observed)
+        rank = padded_rank(config.lora_rank)
+        scratch = make_scratch(layout.shape, target, config.chunk, config.threads, observed, rank)
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, layout.shape.padded_head)
         table = np.array(fill_table(layout, scratch, rope_size), "<i8").tobytes()
@@ -209,15 +211,16 @@ def find_table(file: GGUFFile, layout: PackedLayout) -> TensorInfo | None:
 
 def trusted_source(sections: Mapping[Section, bytes]) -> str:
     """trusted.c: the hash of the sections by which compiled code works, unchecked: the library takes no others. And the
-    function that reads rows of the model's table."""
+    functions that read rows of the model's table, and adapters."""
     (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
+    adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
     digest = hashlib.sha256(b"".join(sections.get(each, b"") for each in _TRUSTED)).digest()
     numbers = ", ".join(map(str, digest))
     return (
         "/* The model.edge that this library is for. Written by edge export. */\n"
         f'#include "internal.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
-        f"table_reader *const EDGE_TABLE = {reader};\n"
+        f"table_reader *const EDGE_TABLE = {reader};\nadapter_reader *const EDGE_ADAPTERS = {adapters};\n"
     )
 
 
@@ -246,7 +249,7 @@ def write_model(
         size = resident + table.nbytes
         entries.append(filled(ENTRY, {"kind": Section.TABLE, "offset": resident, "size": table.nbytes}))
     header = {
-        "magic": b"EDGEMDL1", "version": VERSION, "sections": len(entries), "size": size, "resident": resident,
+        "magic": MAGIC, "version": VERSION, "sections": len(entries), "size": size, "resident": resident,
         "hash": np.void(model_hash),
     }  # fmt: skip
     with open(path, "wb") as out:

@@ -28,18 +28,19 @@ MODULE_BYTES, _SAMPLER_BYTES = 10 << 20, 12
 
 _TABLES, _TABLES_BYTES = 33, 64 << 10  # of a token of the vocabulary; measured: 23 of SmolLM2, 33 of Gemma 3; the rest
 
-SNAPSHOTS = 2  # of a recurrent state, most often from before the last two turns, to take these back
+SNAPSHOTS = 3  # of a recurrent state: from the end of the system's text, and from before the last two turns
 
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
 
 
-def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> Plan:
-    """The plan for a device. tables: bytes of model.edge besides the weights.
+def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int = 0) -> Plan:
+    """The plan for a device. tables: bytes of model.edge besides the weights. lora_rank: of the largest adapter that
+    sessions have room for.
 
     Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
     """
     try:
-        return _plan_bundle(profile, spec, options, tables)
+        return _plan_bundle(profile, spec, options, tables, lora_rank)
     except BudgetError as error:
         if profile.system != "web" or error.smallest is None or error.smallest <= MODULE_MOST:
             raise
@@ -70,12 +71,14 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     return replace(plan, chosen=chosen if options.backend == AUTO else "")
 
 
-def _plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> Plan:
-    engine, process = _Bundled(options), _own_bytes(profile, spec) + tables
+def _plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int) -> Plan:
+    engine, process = _Bundled(options, lora_rank), _own_bytes(profile, spec) + tables
     if profile.name == HOST:
-        return make_plan(spec, engine, options, process=process)
-    limit, threads = limits_of(profile, options)
-    return make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads)
+        plan = make_plan(spec, engine, options, process=process)
+    else:
+        limit, threads = limits_of(profile, options)
+        plan = make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads)
+    return replace(plan, config=replace(plan.config, lora_rank=lora_rank))
 
 
 def _own_bytes(profile: DeviceProfile, spec: ModelSpec) -> int:
@@ -100,8 +103,10 @@ def check_options(options: Options) -> None:
         if getattr(options, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise InputError(f"a bundle has no {flag}: an app states it for each answer, in edge_options")
+    if options.lora is not None:
+        raise UnsupportedError("a bundle has no --lora: make room with --lora-rank, and files of edge export-adapter")
     for flag, value in (
-        ("--lora", options.lora), ("--provider", options.provider), ("--gpu-layers", options.gpu_layers),
+        ("--provider", options.provider), ("--gpu-layers", options.gpu_layers),
         ("--gpu-memory", options.gpu_memory), ("--prompt-cache", options.prompt_cache),
     ):  # fmt: skip
         if value is not None:
@@ -120,11 +125,11 @@ class _Bundled(CPU):
 
     MOST_SNAPSHOTS = 0  # counted here: they have the recurrent state alone
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __init__(self, options: Options, lora_rank: int) -> None:
+        self._options, self._lora_rank = options, lora_rank
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         pinned = max(config.pinned, prompt_rows(self._options, config.pinned, config.capacity))
-        need = super().footprint(spec, replace(config, pinned=pinned))
+        need = super().footprint(spec, replace(config, pinned=pinned, lora_rank=self._lora_rank))
         kv, fixed = (bytes + SNAPSHOTS * spec.state_bytes for bytes in (need.kv, need.fixed_kv))
         return replace(need, kv=kv, fixed_kv=fixed, runtime=0, streamed=0, least_weights=None)

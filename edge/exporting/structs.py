@@ -122,6 +122,7 @@ MODEL_INFO = [
     Field("weights", "uint64", "Bytes of weights; as the next two, planned for one session.", without=("types",)),
     Field("kv", "uint64", "Bytes of KV rows.", without=("types",)),
     Field("scratch", "uint64", "Bytes of scratch memory.", without=("types",)),
+    Field("lora_rank", "uint32", "Of the largest adapter that sessions have room for; 0: none."),
 ]
 USAGE = [
     Field("rows", "uint32", "Rows of the KV cache in use."),
@@ -130,6 +131,7 @@ USAGE = [
     Field("weights", "uint64", "Bytes of weights."),
     Field("kv", "uint64", "Bytes of KV rows."),
     Field("scratch", "uint64", "Bytes of scratch memory."),
+    Field("lora", "uint64", "Bytes of room for adapters."),
     Field("file", "uint64", "Bytes of model.edge that are mapped."),
     Field("tokens", "uint64", "Tokens that ran since the session began."),
     Field("evicted", "uint64", "Rows that the policy evicted."),

@@ -123,7 +123,7 @@ def _tool(number: int, tool: object) -> dict[str, Any]:
         raise InputError(f"{where}: parameters must be a JSON schema, not {brief(parameters)}")
     _check_json(where, function)
     empty = {"type": "object", "properties": {}}
-    said = {key: each for key, each in function.items() if key != "strict"}
+    said = dict(function)
     return {"type": "function", "function": {**said, "description": said.get("description") or "",
                                              "parameters": dict(parameters or empty)}}  # fmt: skip
 

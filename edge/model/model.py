@@ -18,13 +18,15 @@ from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.onnx_folder import read_folder
 from edge.model.catalog import find_model
 from edge.model.chat_template import ChatTemplate
-from edge.model.messages import Segment
+from edge.model.messages import Segment, parse_tools
 from edge.model.prompt import Prompt, joined
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.model.thinking import Think
 from edge.model.tokenizer import Tokenizer, TokenizerLike
 from edge.sampling import SamplingParams, choose_sampling
+from edge.tools.formats import ToolFormat, find_format
+from edge.tools.use import ToolUse, parse_choice
 from edge.types import IntArray
 
 _DEFAULT = Think()
@@ -103,22 +105,32 @@ class Model:
         tools: Sequence[Mapping[str, Any]] | None = None,
         think: Think | str | bool | int | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """Create a prompt from a whole conversation, up to the beginning of the next answer.
 
         messages, tools: as OpenAI's protocol has them: roles system, developer, user, assistant (with `tool_calls` and
         `reasoning_content`) and tool (with `tool_call_id`); contents are text or lists of text parts. tool_choice:
-        "none" leaves the tools out; other choices change the answer, not the prompt. variables: of the template, beyond
-        those of `think`. A template that knows no tools gets them as text.
+        "auto", "none", which leaves the tools out, "required", or the name of one. A session reads from the prompt
+        which calls its answer may and must have. variables: of the template, beyond those of `think`. A template that
+        knows no tools gets them as text.
 
         Raises InputError for messages that are malformed, or that the template refuses, and UnsupportedError without a
         chat template or for a mode of thinking that the model lacks.
         """
-        template = self._needed_template()
-        shown = None if tool_choice == "none" else tools
-        segments, thinks = template.conversation(messages, shown, Think.parse(think), variables)
-        return Prompt(self._with_bos(self._encode_segments(self._merged(segments))), thinks)
+        template, known = self._needed_template(), parse_tools(tools) or []
+        only, required, any_call = parse_choice(tool_choice, [tool["function"]["name"] for tool in known])
+        known = known if any_call else []
+        segments, thinks = template.conversation(messages, known, Think.parse(think), variables)
+        use = ToolUse(self.tool_format, known, only, required, parallel_tool_calls) if known else None
+        return Prompt(self._with_bos(self._encode_segments(self._merged(segments))), thinks, use, whole=True)
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How this model writes calls of tools, by its chat template."""
+        source = self.file.metadata.get("tokenizer.chat_template")
+        return find_format(source if isinstance(source, str) else None)
 
     def past(self, turns: Sequence[tuple[str, str]], *, system: str | None = None, think: Think = _DEFAULT) -> IntArray:
         """Token ids of earlier turns, (user's text, answer), as the template writes them when another follows, without

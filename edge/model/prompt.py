@@ -9,6 +9,7 @@ from itertools import chain
 
 import numpy as np
 
+from edge.tools.use import ToolUse
 from edge.types import IntArray
 
 
@@ -17,12 +18,20 @@ class Prompt:
 
     taken: number of tokens that have been run. waiting: number of tokens that were read but not run. ended: all blocks
     have been read. thinks: whether the answer begins with thoughts; None for prompts without a chat template, in which
-    marks of thoughts mean nothing. Reading a block may raise the errors of its source, such as InputError for an
-    unreadable file.
+    marks of thoughts mean nothing. tools: that the answer may call. whole: this is a conversation from its beginning,
+    so that a session continues the rows with which it begins. Reading a block may raise the errors of its source, such
+    as InputError for an unreadable file.
     """
 
-    def __init__(self, blocks: Iterable[IntArray], thinks: bool | None = None) -> None:
-        self.thinks = thinks
+    def __init__(
+        self,
+        blocks: Iterable[IntArray],
+        thinks: bool | None = None,
+        tools: ToolUse | None = None,
+        *,
+        whole: bool = False,
+    ) -> None:
+        self.thinks, self.tools, self.whole = thinks, tools, whole
         self._blocks: Iterator[IntArray] = iter(blocks)
         self._read: deque[IntArray] = deque()
         self.taken, self.waiting, self.ended = 0, 0, False

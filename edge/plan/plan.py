@@ -136,6 +136,7 @@ def first_fit(
     before = _Before(resident, peak, first_run)
     for run, config, counted in before.count(runs):
         if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
+            config, counted = _with_drafts(run, config, counted, limit, before)
             config = replace(config, frugal=before.needs_first(config) > limit.bytes)
             if before.needs_first(config) > limit.bytes:
                 card = None  # it is the process that has no room
@@ -243,6 +244,16 @@ def _plan(
         tuned=run.tuned.about if run.tuned else "default",
         snapshots=snapshots,
     )
+
+
+def _with_drafts(
+    run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before
+) -> tuple[EngineConfig, PlanBytes]:
+    """With room to verify drafts, if it fits beside everything else."""
+    slots = config.resident and run.spec.experts  # several tokens choose more experts than are read for one
+    more = replace(config, drafts=0 if slots else run.drafts)
+    larger = before.bytes_of(run, more)
+    return (more, larger) if before.needs(larger) <= limit.bytes else (config, counted)
 
 
 def _snapshots(run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit) -> int:

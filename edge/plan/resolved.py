@@ -43,6 +43,13 @@ class Resolved:
         return pinned_rows(self.policy) if self.policy.evicts else self.options.sinks
 
     @property
+    def drafts(self) -> int:
+        """Drafted tokens to verify at once; 0 where a policy would see the attention that wrong ones paid, and where
+        passes run tokens of several sequences instead."""
+        off = self.options.speculate == "off" or self.options.sequences > 1 or self.policy.needs.queries
+        return 0 if off else self.backend.most_drafts(self.spec)
+
+    @property
     def fits(self) -> bool:
         """Nothing will have to be evicted."""
         expected = self.options.expected_tokens

@@ -90,6 +90,19 @@ class PromptCache:
             return 0
         return length
 
+    def known(self, kv: KVCache, tokens: IntArray) -> int:
+        """The number of these tokens, from the first, whose rows are here."""
+        parent, length = root_name(kv.key), 0
+        with self._lock:
+            while length < tokens.size and (found := self._find(parent, tokens[length:])):
+                block = found[1]
+                agreed = block.agreement(tokens[length:])
+                length += agreed
+                if agreed < block.tokens.size:
+                    break
+                parent = block.name
+        return length
+
     def ends(self, kv: KVCache, tokens: IntArray, system: int = 0) -> list[int]:
         """The numbers of `tokens` after which prefill should pause and call `store`, so that tails are stored: after
         the last whole block, for the same prompt; after that of the `system` tokens that conversations begin with;

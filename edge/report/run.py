@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from edge.budget import format_bytes, format_joules
-from edge.run.report import Action, AdapterUse, Energy, Heat, Memory, RunReport, Thoughts, Timings
+from edge.run.report import Action, AdapterUse, Drafted, Energy, Heat, Memory, RunReport, Thoughts, Timings
 
 _TOLD_S = 0.1  # of preparing a model; less is no first run, but a list of its tokens
 
@@ -50,12 +50,18 @@ def report_lines(report: RunReport) -> list[str]:
         + _gpu_part(memory)
         + _streamed(memory),
         f"KV {kv.policy} {kv.dtype}: {kv.rows:,} of {kv.capacity:,} rows, {kv.evicted:,} evicted",
+        *([_drafted(report.drafted)] if report.drafted and report.drafted.tokens else []),
         *([f"LoRA {', '.join(map(_adapter, report.lora))}"] if report.lora else []),
         _energy_line(report),
         *([_prepared(report)] if _prepared(report) else []),
         *([_thoughts_line(report.thoughts, energy.certainty)] if report.thoughts else []),
         *([f"for want of memory: {', '.join(map(_action, report.actions))}"] if report.actions else []),
     ]
+
+
+def _drafted(drafted: Drafted) -> str:
+    gain = "" if drafted.gain is None else f": {drafted.gain:.2f} × the speed of one by one (measured)"
+    return f"drafts {drafted.accepted:,} of {drafted.tokens:,} tokens right{gain}"
 
 
 def _streamed(memory: Memory) -> str:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
 
 from edge.backends.counts import ExpertCounts
 from edge.errors import InputError
+from edge.grammar.grammar import Grammar
 from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.run.constraint import Constrained
 from edge.run.logprobs import Logprobs, OnLogprob
 from edge.run.meters import Watch
-from edge.run.report import Energy, StopReason, Timings, Tokens
+from edge.run.report import Beam, Energy, StopReason, Timings, Tokens
 from edge.run.request import Request
 from edge.run.sampler import Sampler
 from edge.run.stop_strings import StopStrings
 from edge.run.thoughts import OnThought, Thinking
+from edge.run.tool_calls import OnCall, ToolCalls, special_marks
 from edge.storage.making import Made
 
-_MOST_AHEAD = 256  # tokens that an engine is asked to choose at once
-_IN_VAIN = 4  # one token in this many may be run behind the end of the answer
+_MOST_AHEAD = 256  # tokens that an engine is asked to run at once
 _MOST_HELD = 0.1  # of the time of decoding; more, and its speed is the caller's rather than the model's
 
 
@@ -42,11 +44,13 @@ class Generation:
     constrained: Constrained | None
     logprobs: Logprobs | None
     text: StringIO | None  # of the answer; a list of pieces would take ten times the memory. None: it is not kept
+    calls: ToolCalls | None = None  # of tools; None if it has none
     prepared: Made = field(default_factory=Made)  # cache entries that were made before, once for this model
     reused: int = 0
     ran: int = 0  # tokens of the prompt, the last of them at `ran_at`
     generated: int = 0
     unasked: int = 0  # tokens of the answer that its grammar forced
+    beams: tuple[Beam, ...] | None = None  # of a beam search, the best first
     prefill_joules: float | None = None
     restored_at: float | None = None
     first_token_at: float | None = None
@@ -55,18 +59,24 @@ class Generation:
     held: float = 0.0  # seconds that pieces of text stayed with the caller before it asked for the next
     experts: ExpertCounts | None = None  # of the engine when it began
     stop_reason: StopReason = "interrupted"  # unless something else ends it
+    at_once: Callable[[], int] | None = None  # tokens of a chunk that run before others do; None: there are none
 
     @classmethod
     def of(
         cls, request: Request, model: Model, watch: Watch, started: float, on_thought: OnThought | None,
         on_logprob: OnLogprob | None = None,
+        on_call: OnCall | None = None,
     ) -> Generation:  # fmt: skip
         """Raises InputError and UnsupportedError, as `Request.encode` and `Matcher`, and MissingExtraError."""
         prompt, keep, tokenizer = request.encode(model), request.keep_text, model.tokenizer
-        thinking = Thinking(model, prompt, request.think, watch, on_thought, keep)
+        use = prompt.tools
+        marks = special_marks(use, tokenizer) if use else {}
+        thinking = Thinking(model, prompt, request.think, watch, on_thought, keep, marks.values())
         banned = tokenizer.suppressed | (tokenizer.end_ids if request.ignore_eos else frozenset())
         sampling = (request.sampling or model.sampling()).with_seed()
         grammar, top = request.grammar, request.logprobs
+        if use and grammar is None and (lark := use.grammar(marks)) is not None:
+            grammar = Grammar(lark=lark)
         sample = Sampler(sampling, banned, piece=tokenizer.piece, processor=request.logits_processor)
         outside = [token for token, _ in sampling.logit_bias if token >= tokenizer.size]
         if outside:
@@ -79,8 +89,13 @@ class Generation:
             constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None)
         return cls(
             request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
-            constrained, logprobs, StringIO() if keep else None,
+            constrained, logprobs, StringIO() if keep else None, ToolCalls(use, on_call) if use else None,
         )  # fmt: skip
+
+    def part_of(self, chunk: int, least: int) -> int:
+        """Tokens of a chunk to run now: `at_once`, but neither these nor the rest are fewer than `least`."""
+        part = chunk if self.at_once is None else max(least, self.at_once())
+        return part if part + least <= chunk else chunk
 
     def count_prompt(self, count: int) -> None:
         """Tokens of the prompt have been run."""
@@ -114,6 +129,18 @@ class Generation:
         self.sample.mask = self.constrained.mask if self.constrained.holds else None
         return deque(tokens)
 
+    def said(self, text: str) -> str:
+        """The text that a piece of what was generated adds to the answer: all of it but calls of tools."""
+        return text if self.calls is None or not text else self.calls.feed(text)
+
+    def end(self, reason: StopReason) -> str:
+        """The answer is over. Returns the text that was held back in looking for calls."""
+        rest = self.calls.rest() if self.calls else ""
+        called = self.calls is not None and bool(self.calls.found)
+        natural = reason == "eos" or (reason == "stop" and not self.stops.met)
+        self.stop_reason = "tool_calls" if called and natural else reason
+        return rest
+
     @property
     def ended(self) -> bool:
         """Whether the grammar allows nothing more."""
@@ -125,10 +152,9 @@ class Generation:
         return None if self.constrained is None or self.constrained.complete else self.stop_reason
 
     def most_ahead(self) -> int:
-        """Tokens that the engine may choose before budgets are asked."""
+        """Tokens that may be run before budgets are asked."""
         most = self.request.max_tokens
-        left = _MOST_AHEAD if most is None else min(_MOST_AHEAD, most - self.generated)
-        return min(self.watch.affordable(left), 1 + self.generated // _IN_VAIN)
+        return self.watch.affordable(_MOST_AHEAD if most is None else min(_MOST_AHEAD, most - self.generated))
 
     @property
     def tokens(self) -> Tokens:

@@ -54,7 +54,7 @@ class Loaded:
             measure_card(self._meter, card)
         self.engine, self.plan = engine, plan
         self.sequence = TokenSequence(engine, plan, lora, self._options.prompt_cache, self._meter)
-        self.reclaimer = Reclaimer(self.sequence)
+        self.reclaimer = Reclaimer([self.sequence])
 
     def expert_counts(self) -> ExpertCounts | None:
         """A copy of those so far, of an engine that holds some of the experts at a time."""

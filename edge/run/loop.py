@@ -10,10 +10,11 @@ The loop says where passes of several generations may meet (`Turn`): a session r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from enum import Enum
 
 from edge.model.prompt import Prompt
+from edge.run.beams import search
 from edge.run.generation import Generation
 from edge.run.meters import Watch
 from edge.run.report import StopReason
@@ -30,18 +31,25 @@ class Turn(Enum):
     PENDING = "pending"  # the driver must run the pending tokens, for which there is room, or take back the rows
 
 
+Turns = Generator[str | Turn, None, None]
 _READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are asked: a few milliseconds of work
 
 
-def begin(sequence: TokenSequence, run: Generation) -> None:
-    """Make room for the prompt of a request. Raises InputError, and has run nothing, if it does not fit."""
+def begin(sequence: TokenSequence, run: Generation, shared: int = 0) -> None:
+    """Make room for the prompt of a request. Raises InputError, and has run nothing, if it does not fit.
+
+    shared: rows of the sequence's last prompt that are those of this one, too (`TokenSequence.shared`).
+    """
     request, kv = run.request, sequence.engine.kv
-    if not request.follow_up:
-        sequence.reset()
+    if run.prompt.whole and not request.follow_up and not shared:
+        read_ahead(sequence, run.prompt, run.watch)
+        shared = sequence.keep_beginning(run.prompt)
+    elif not request.follow_up:
+        sequence.reset(shared)
     if not read_ahead(sequence, run.prompt, run.watch):
-        sequence.check_fits(run.prompt)
-    shared = sequence.prompt_cache is not None
-    outline = request.outline(run.model, run.prompt.thinks, shared=shared) if kv.has_tail else Outline()
+        sequence.check_fits(run.prompt, shared)
+    cached = sequence.prompt_cache is not None
+    outline = request.outline(run.model, run.prompt.thinks, shared=cached) if kv.has_tail else Outline()
     run.prompt = sequence.begin(run.prompt, outline, follow_up=request.follow_up)
 
 
@@ -56,9 +64,9 @@ def generate(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | N
             run.held += time.perf_counter() - shown
 
 
-def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None) -> Iterator[str | Turn]:
+def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None) -> Turns:
     """The same, which leaves pending tokens to its driver. Logits of its last pass must be there when it goes on."""
-    if not (run.request.follow_up or run.watch.ends_now()):
+    if not run.request.follow_up and (sequence.engine.kv.length or not run.watch.ends_now()):
         run.reused = sequence.reuse()
     run.restored_at = time.perf_counter()
     for done, known in prefill(sequence, run):
@@ -66,7 +74,8 @@ def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None
             on_prefill(done, known)
         if sequence.prompt.waiting:
             yield Turn.PROMPT
-    for piece in decode(sequence, run) if sequence.prompt_done else ():
+    answer = decode if run.request.beams is None else search
+    for piece in answer(sequence, run) if sequence.prompt_done else ():
         if isinstance(piece, str) and run.text is not None:
             run.text.write(piece)
         if piece:
@@ -98,16 +107,20 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
     count, size = 0, sequence.pass_size(prompt.waiting)
     unobserved = sequence.policy.needs.queries > 0 and 0 < kv.free < min(size, prompt.waiting)
     first = kv.free if unobserved else size  # no pass observed attention for this prompt: first run what fits
+    chunk = 0  # tokens for which room was made: one pass, or several where others take turns
     while not (reason := watch.before_pass(count) or read_ahead(sequence, prompt, watch)) and (left := prompt.waiting):
-        size = min(size, sequence.pass_size(left))
-        wanted = min(size, left, size if run.ran else first, sequence.until_place())
-        if not (count := watch.affordable(wanted)):
-            reason = "energy"
-            break
-        if not sequence.make_room(count):
-            reason = "memory"  # rows that it was planned to have were given back
-            break
-        sequence.run_prompt(count, upcoming=min(size, max(1, left - count)))
+        if not chunk:
+            size = min(size, sequence.pass_size(left))
+            wanted = min(size, left, size if run.ran else first, sequence.until_place())
+            if not (chunk := watch.affordable(wanted)):
+                reason = "energy"
+                break
+            if not sequence.make_room(chunk):
+                reason = "memory"  # rows that it was planned to have were given back
+                break
+        count = run.part_of(chunk, max(2, sequence.policy.needs.queries))  # a single token has kernels of its own
+        chunk -= count
+        sequence.run_prompt(count, upcoming=chunk or min(size, max(1, left - count)))
         run.count_prompt(count)
         yield run.ran, prompt.known - run.reused
     if reason:
@@ -134,22 +147,22 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
             break
         run.generated += 1
         sequence.append(token)
-        text = stops.feed(thinking.feed(token))
+        text = stops.feed(run.said(thinking.feed(token)))
         if drawn and run.logprobs is not None:
             run.logprobs.tell(token, thought=thinking.thought)
         yield text
         if drawn:
             forced = run.follow(token)
         if run.constrained is not None and run.constrained.holds:
-            sequence.settle()
-        if stops.met or (run.ended and not forced):
+            sequence.settle_choices()
+        if stops.met or (run.ended and not forced) or (run.calls is not None and run.calls.enough):
             reason = "stop"
         elif run.generated == run.request.max_tokens:
             reason = "length"
         elif forced:
             continue  # they run in one pass, with the token before them
         else:
-            reason = watch.ends_now() if sequence.ahead else watch.before_pass(sequence.ran)
+            reason = watch.ends_now() if sequence.was_run else watch.before_pass(sequence.ran)
         if reason is None and (closing := thinking.closing()):
             sequence.insert(closing)
             forced = run.end_thoughts()
@@ -161,8 +174,9 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
                 reason = "memory" if shrunk else "capacity"
             else:
                 yield Turn.PENDING
-    run.stop_reason = reason
+    rest = run.said(thinking.rest())
+    rest += run.end(reason)
     if not stops.met:
-        yield stops.feed(thinking.rest())
+        yield stops.feed(rest)
     yield stops.rest()
     watch.pay()

@@ -9,10 +9,12 @@ be reclaimed: the system drops their pages when it needs memory, and reads them 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from edge.devices.memory import release_free_memory
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, least_rows
+from edge.plan.plan import Plan
 from edge.run.generation import Generation
 from edge.run.report import Action, Given
 from edge.run.sequence import TokenSequence
@@ -24,27 +26,29 @@ SMALLEST_CHUNK = 16  # tokens
 class Reclaimer:
     """Memory once returned is not taken again in this session. `actions` records each step.
 
-    run: the generation in progress, None between two of them.
+    sequences: all that have rows; they share a prompt cache. run: the only generation in progress, None between two of
+    them, and while several are.
     """
 
-    def __init__(self, sequence: TokenSequence) -> None:
-        plan, kv = sequence.plan, sequence.engine.kv
-        self._sequence, self._kv, self._prompt_cache = sequence, kv, sequence.prompt_cache
-        self._evicts = sequence.policy.evicts
-        self._fewest = min(kv.capacity, max(SMALLEST_ROWS, least_rows(plan.sinks)))
-        self.needed = plan.bytes.total  # the planned peak of the process, in bytes
+    def __init__(self, sequences: Sequence[TokenSequence]) -> None:
+        self.sequences = list(sequences)
+        self.needed = self._plan.bytes.total  # the planned peak of the process, in bytes
         self.run: Generation | None = None
         self.actions: list[Action] = []
 
     @property
+    def _plan(self) -> Plan:
+        return self.sequences[0].plan
+
+    @property
     def spare(self) -> int:
         """Bytes of `needed` that can be returned."""
-        rows = self._kv.capacity - self._floor()
-        return self._cached() + self._snapshots() + rows * (self._kv.nbytes - self._kv.fixed) // self._kv.capacity
+        return self._cached() + sum(self._snapshots(each) + _spare_rows(each) for each in self.sequences)
 
     def trim(self, level: float) -> None:
         """As `Session.trim`, between two passes."""
-        self._sequence.settle()
+        for each in self.sequences:
+            each.settle()
         self.give(round(level * self.spare), "trim")
 
     def take_actions(self) -> tuple[Action, ...]:
@@ -54,56 +58,69 @@ class Reclaimer:
 
     def give(self, nbytes: int, cause: str) -> None:
         """Return about `nbytes` to the system, or all that can be spared."""
-        sequence, run = self._sequence, self.run
-        if nbytes > 0 and run is not None and run.tokens.cut and sequence.chunk > SMALLEST_CHUNK:
-            sequence.halve_chunk(SMALLEST_CHUNK)  # and memory is checked again sooner
-            self._note("chunk", 0, sequence.chunk, cause)
+        run, only = self.run, self.sequences[0]
+        if nbytes > 0 and run is not None and run.tokens.cut and only.chunk > SMALLEST_CHUNK:
+            only.halve_chunk(SMALLEST_CHUNK)  # and memory is checked again sooner
+            self._note("chunk", 0, only.chunk, cause)
         nbytes -= self._give_cached(nbytes, cause)
-        nbytes -= self._give_snapshots(nbytes, cause)
-        self._give_rows(nbytes, cause)
+        for left, each in zip(range(len(self.sequences), 0, -1), self.sequences, strict=True):
+            freed = self._give_snapshots(each, -(-nbytes // left), cause)
+            nbytes -= freed + self._give_rows(each, -(-(nbytes - freed) // left), cause)
         release_free_memory()
 
     def _give_cached(self, nbytes: int, cause: str) -> int:
-        cached = self._cached()
-        if self._prompt_cache is None or not cached or nbytes <= 0:
+        cached, prompt_cache = self._cached(), self.sequences[0].prompt_cache
+        if prompt_cache is None or not cached or nbytes <= 0:
             return 0
-        self._prompt_cache.shrink(max(0, cached - nbytes))
+        prompt_cache.shrink(max(0, cached - nbytes))
         self._note("prompt cache", freed := cached - self._cached(), self._cached(), cause)
         return freed
 
-    def _give_snapshots(self, nbytes: int, cause: str) -> int:
-        snapshots, planned = self._sequence.snapshots, self._snapshots()
+    def _give_snapshots(self, sequence: TokenSequence, nbytes: int, cause: str) -> int:
+        snapshots, planned = sequence.snapshots, self._snapshots(sequence)
         if not planned or nbytes <= 0:
             return 0
         snapshots.shrink(max(0, snapshots.most - -(-nbytes * snapshots.most // planned)))
-        self._note("snapshots", freed := planned - self._snapshots(), snapshots.most, cause)
+        self._note("snapshots", freed := planned - self._snapshots(sequence), snapshots.most, cause)
         return freed
 
-    def _give_rows(self, nbytes: int, cause: str) -> None:
-        kv, before, floor = self._kv, self._kv.nbytes, self._floor()
+    def _give_rows(self, sequence: TokenSequence, nbytes: int, cause: str) -> int:
+        kv, evicts = sequence.engine.kv, sequence.policy.evicts
+        before, floor = kv.nbytes, _floor(sequence)
         while (lacking := nbytes - (before - kv.nbytes)) > 0 and kv.capacity > floor:  # llama.cpp: 256 rows or none
             rows = kv.capacity - -(-lacking * kv.capacity // (kv.nbytes - kv.fixed))
             rows = max(floor, rows // ROWS_STEP * ROWS_STEP)
-            if self._evicts and kv.capacity - kv.free > rows:
-                self._sequence.shrink(rows - max(1, rows // EVICTED_SHARE))
+            if evicts and kv.capacity - kv.free > rows:
+                sequence.shrink(rows - max(1, rows // EVICTED_SHARE))
             kv.shrink(rows)
         if kv.nbytes < before:
             self._note("shrink", before - kv.nbytes, kv.capacity, cause)
+        return before - kv.nbytes
 
     def _cached(self) -> int:
-        return 0 if self._prompt_cache is None else self._prompt_cache.memory
+        prompt_cache = self.sequences[0].prompt_cache
+        return 0 if prompt_cache is None else prompt_cache.memory
 
-    def _snapshots(self) -> int:
-        plan, most = self._sequence.plan, self._sequence.snapshots.most
-        return plan.bytes.snapshots * most // plan.snapshots if most else 0
-
-    def _floor(self) -> int:
-        """The smallest capacity."""
-        used = 0 if self._evicts else self._kv.capacity - self._kv.free
-        return min(self._kv.capacity, max(self._fewest, used))
+    def _snapshots(self, sequence: TokenSequence) -> int:
+        plan, most = self._plan, sequence.snapshots.most
+        return plan.bytes.snapshots * most // plan.snapshots // plan.config.sequences if most else 0
 
     def _note(self, what: Given, freed: int, left: int, cause: str) -> None:
         run = self.run
         token, seconds = (0, 0.0) if run is None else (run.generated, time.perf_counter() - run.started)
         self.needed -= freed
         self.actions.append(Action(token, seconds, what, freed, left, cause))
+
+
+def _spare_rows(sequence: TokenSequence) -> int:
+    """Bytes of rows that can be returned."""
+    kv = sequence.engine.kv
+    return (kv.capacity - _floor(sequence)) * (kv.nbytes - kv.fixed) // kv.capacity
+
+
+def _floor(sequence: TokenSequence) -> int:
+    """The smallest capacity."""
+    plan, kv = sequence.plan, sequence.engine.kv
+    fewest = min(plan.config.capacity, max(SMALLEST_ROWS, least_rows(plan.sinks)))
+    used = 0 if sequence.policy.evicts else kv.capacity - kv.free
+    return min(kv.capacity, max(fewest, used))

@@ -10,7 +10,7 @@ from edge.devices.power.base import Certainty, MeterKind, Scope, certainty
 SCHEMA = 1
 
 StopReason = Literal[
-    "eos", "length", "stop", "capacity", "interrupted", "terminated", "failed",
+    "eos", "length", "stop", "tool_calls", "capacity", "interrupted", "terminated", "failed",
     "time", "memory", "energy", "power", "thermal",
 ]  # fmt: skip
 BUDGETS: tuple[StopReason, ...] = ("time", "memory", "energy", "power", "thermal")
@@ -104,6 +104,16 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Drafted:
+    """Tokens copied from earlier text that were verified, several at once, measured. accepted: of them, those that the
+    model chose. gain: how many times as fast as one by one these passes brought the answer; None if none ran so."""
+
+    tokens: int
+    accepted: int
+    gain: float | None
+
+
+@dataclass(frozen=True)
 class AdapterUse:
     """A LoRA adapter that the model ran with. sha256: of its file; rank: the largest of its matrices."""
 
@@ -174,6 +184,15 @@ class Thoughts:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A complete call in the answer. arguments: a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class TokenLogprob:
     """A token, the natural logarithm of its probability, and the likeliest tokens in its place with theirs, likeliest
     first. thought: whether it belongs to the model's thoughts, with the marks around them."""
@@ -182,6 +201,16 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     thought: bool = False
+
+
+@dataclass(frozen=True)
+class Beam:
+    """An answer that a beam search found. score: the log-probability of its tokens, divided by their number to the
+    power of the length penalty. tokens: with the one that ended it."""
+
+    text: str
+    score: float
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -204,7 +233,8 @@ class Action:
 class RunReport:
     """One run. `text` is None if the caller asked not to keep it, `heat` where the device shows no temperature,
     `thoughts` where the model did not think. `incomplete`: the stop reason, if it cut an answer that its grammar did
-    not allow to end there. `logprobs`: of the tokens that were drawn, if the caller asked for them."""
+    not allow to end there. `logprobs`: of the tokens that were drawn, if the caller asked for them. `beams`: those of a
+    beam search, the best first."""
 
     text: str | None
     tokens: Tokens
@@ -220,8 +250,11 @@ class RunReport:
     thoughts: Thoughts | None = None
     seed: int | None = None
     lora: tuple[AdapterUse, ...] = ()
+    drafted: Drafted | None = None  # where drafts may be verified
+    tool_calls: tuple[ToolCall, ...] = ()
     incomplete: StopReason | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    beams: tuple[Beam, ...] | None = None
     schema: int = field(default=SCHEMA)
 
     @property

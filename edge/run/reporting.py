@@ -12,15 +12,19 @@ from edge.devices.thermal import Zone
 from edge.options import Options
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
+from edge.run.meters import Watch
 from edge.run.report import AdapterUse, ExpertUse, Heat, KVUse, Memory, RunReport
+from edge.run.sequence import TokenSequence
 from edge.storage.versions import own_versions
 
 _AMPLE = 1.5  # × the expected cost suffices
 
 
-def report_of(run: Generation, loaded: Loaded, options: Options, zone: Zone | None) -> RunReport:
-    """At the end of a generation. zone: the thermometer that its watch read."""
-    plan, sequence, lora, kv = loaded.plan, loaded.sequence, loaded.sequence.lora, loaded.engine.kv
+def report_of(
+    run: Generation, loaded: Loaded, sequence: TokenSequence, options: Options, zone: Zone | None, watch: Watch
+) -> RunReport:
+    """At the end of a generation. zone: the thermometer that `watch` read."""
+    plan, lora, kv = loaded.plan, sequence.lora, sequence.engine.kv
     versions = {**own_versions(), **loaded.backend.versions()}  # first: it takes a MiB, which is reported, too
     adapters = zip(lora.adapters, lora.scales, strict=True) if lora else ()
     return RunReport(
@@ -33,12 +37,15 @@ def report_of(run: Generation, loaded: Loaded, options: Options, zone: Zone | No
         plan=plan.to_dict(),
         versions=versions,
         energy=run.energy(),
-        heat=None if zone is None else Heat(zone.name, run.watch.hottest, options.max_temp),
+        heat=None if zone is None else Heat(zone.name, watch.hottest, options.max_temp),
         actions=loaded.reclaimer.take_actions(),
         thoughts=run.thinking.report(),
         seed=run.seed,
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
+        drafted=sequence.speculation.report() if sequence.speculation else None,
+        tool_calls=run.calls.found if run.calls else (),
         incomplete=run.incomplete,
+        beams=run.beams,
         logprobs=tuple(run.logprobs.kept) if run.logprobs is not None and run.logprobs.kept is not None else None,
     )
 
@@ -51,7 +58,7 @@ def _memory(run: Generation, loaded: Loaded, options: Options) -> Memory:
         peak_rss=max(use.peak, loaded.with_children),
         budget=options.memory,
         weights=counted.weights,
-        kv=loaded.engine.kv.nbytes + loaded.sequence.snapshots.nbytes,
+        kv=sum(each.engine.kv.nbytes + each.snapshots.nbytes for each in loaded.reclaimer.sequences),
         scratch=counted.scratch,
         interpreter=counted.interpreter,
         anonymous=use.anonymous,

@@ -9,8 +9,8 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
@@ -18,6 +18,11 @@ from weakref import WeakSet
 from edge.errors import BusyError
 
 Pieces = Generator[str, None, None]
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
 
 _ONE_AT_A_TIME = (
     "this session is generating, and runs one generation at a time: finish or close that stream first, or load another "
@@ -34,7 +39,7 @@ class Scheduler:
         self._generation = threading.Lock()  # held from the first piece of a generation to its end
         self._running = threading.Lock()  # held while a step runs
         self._asked: deque[float] = deque()
-        self._pieces: Pieces | None = None
+        self._open: Closable | None = None  # what generates
 
     def ask(self, level: float) -> None:
         """Request a trim, from any thread or signal handler: at once, or when the running step obeys or ends."""
@@ -56,46 +61,63 @@ class Scheduler:
         if self._generation.locked():
             raise BusyError(_ONE_AT_A_TIME)
 
-    def through(self, pieces: Pieces) -> Pieces:
-        """The same pieces, each generated in a step. Raises BusyError if another generation has begun."""
+    def begin(self, generating: Closable) -> None:
+        """From here on, something generates in steps, until `leave`. Raises BusyError if something does already."""
         self.check_idle()
         if not self._generation.acquire(blocking=False):
             raise BusyError(_ONE_AT_A_TIME)
-        self._pieces = pieces
+        self._open = generating
+
+    def leave(self) -> None:
+        self._open = None
+        self._generation.release()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        with self._running:
+            yield
+        self._obey_alone()
+
+    @contextmanager
+    def step_now(self) -> Iterator[bool]:
+        """A step if none runs; yields whether that is so."""
+        free = self._running.acquire(blocking=False)
+        try:
+            yield free
+        finally:
+            if free:
+                self._running.release()
+
+    def through(self, pieces: Pieces) -> Pieces:
+        """The same pieces, each generated in a step. Raises BusyError if another generation has begun."""
+        self.begin(pieces)
         try:
             while True:
-                with self._running:
+                with self.step():
                     piece = next(pieces, None)
-                self._obey_alone()
                 if piece is None:
                     return
                 yield piece
         finally:
-            alone = self._running.acquire(blocking=False)  # not if garbage is collected in the middle of a trim
-            pieces.close()
-            self._pieces = None
-            if alone:
-                self._running.release()
-            self._generation.release()
+            with self.step_now():  # not if garbage is collected in the middle of a trim
+                pieces.close()
+            self.leave()
             self._obey_alone()
 
     def end(self) -> None:
         """Close the open generation, if there is one. Raises BusyError while one of its steps runs."""
-        if self._pieces is None:
+        if self._open is None:
             return
-        if not self._running.acquire(blocking=False):
-            raise BusyError("this session is generating in another thread or from a callback: let it end first")
-        try:
-            self._pieces.close()
-        finally:
-            self._running.release()
+        with self.step_now() as free:
+            if not free:
+                raise BusyError("this session is generating in another thread or from a callback: let it end first")
+            self._open.close()
 
     def _obey_alone(self) -> None:
-        if self._asked and self._running.acquire(blocking=False):
-            try:
-                self.obey()
-            finally:
-                self._running.release()
+        if self._asked:
+            with self.step_now() as free:
+                if free:
+                    self.obey()
 
 
 class Stepping(Protocol):

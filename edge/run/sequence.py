@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from edge.backends.base import Engine, ObservedEngine, PickingEngine
+from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, VerifyingEngine
 from edge.backends.kv_cache import KVState, RewindError, end_of
 from edge.errors import InputError
 from edge.kv import make_policy
@@ -22,12 +22,15 @@ from edge.model.prompt import Prompt, joined
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.plan import Plan
 from edge.prompt_cache.cache import SNAPSHOT_STEP, PromptCache
+from edge.prompt_cache.tree import BLOCK, agreement
 from edge.run.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
 from edge.run.meters import EnergyMeter
 from edge.run.sampler import Sampler
 from edge.run.snapshots import Outline, Snapshots
+from edge.run.speculation import Speculation
 from edge.types import FloatArray, IntArray
 
+_IN_VAIN = 4  # of tokens that the engine chooses, one in so many may be run behind the end of the answer
 _BURST_S = 0.05  # of tokens at once: text still flows, and budgets and callers are heard as soon
 
 Outcome = FloatArray | tuple[IntArray, FloatArray] | int  # all logits, those of the likeliest, or the engine's choice
@@ -56,38 +59,87 @@ class TokenSequence:
         self.policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
         self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
+        self.speculation = Speculation(plan.config.drafts) if plan.config.drafts else None
         self._meter = meter
+        self._changes = engine.kv.foresight > 0  # rows of a short text are not those of a long one
         self._forget()
 
     def _forget(self) -> None:
         self.prompt = Prompt(())  # the last one, however far it was run; a follow-up first runs the rest of it
         self.pending = list[int]()  # tokens of the answer that have not been run
-        self.ahead = deque[int]()  # tokens after the next, by the engine's choice; each has a row of the one before it
+        self.ahead = deque[tuple[int, Outcome]]()  # tokens after the next that have been run, and their outcomes
+        self._drafted = 0  # of `ahead` when it was run, if these tokens are not the engine's own choice
         self.ran = 1  # tokens of the answer in the last pass
+        self._answered = 0  # tokens of the answer
         self.snapshots.drop(0)
-        self.fed = array("i")  # tokens of all rows, if a prompt cache or snapshots need them and none has been evicted
-        self.evicted = 0  # rows
+        self.fed = array("i")  # tokens of all rows, if none has been evicted
         self.lost = False  # whether the conversation was forgotten with the adapter that it had
+        self._again = array("i")  # tokens whose rows were given up, and have to run again
+        self.evicted = 0  # rows
         self._outline = Outline()  # of the last prompt
         self._ends = list[int]()  # rows at which the prompt cache wants the prompt
         self._prompts_end: int | None = None  # how many of `fed` end with a prompt; None while one is run
         self._outcome: Outcome = np.zeros(0, np.float32)  # of the last pass, during a generation
         self._pace = _BURST_S  # seconds per token that the engine chose
 
-    def reset(self) -> None:
-        """Forget the conversation: empty the KV cache."""
-        self.engine.kv.truncate(0)
+    def reset(self, shared: int = 0) -> None:
+        """Forget the conversation: empty the KV cache, but for the first rows that the next prompt shares."""
+        self.engine.kv.truncate(shared)
+        fed = self.fed[:shared] if shared else array("i")
         self._forget()
+        self.fed = fed
+
+    def shared(self, tokens: IntArray) -> int:
+        """The number of first rows that a prompt, whose first tokens these are, has in common with this sequence."""
+        kv = self.engine.kv
+        fits = len(self.fed) == kv.length and tokens.size <= kv.capacity  # else evictions would come at other times
+        if not fits or self.evicted or self._changes or self.policy.needs.queries:
+            return 0
+        most = min(kv.length, tokens.size - 1)  # the last token is run for its logits
+        count = agreement(np.frombuffer(self.fed, np.int32)[:most], tokens) if most > 0 else 0
+        return count if count >= kv.earliest else 0
+
+    def take_rows(self, other: TokenSequence, count: int) -> None:
+        """Copy the rows that another sequence has beyond these, up to `count`: both have the same tokens so far."""
+        kv = self.engine.kv
+        for first in range(kv.length, count, BLOCK):
+            last = min(first + BLOCK, count)
+            kv.append(other.engine.kv.save(first, last))
+            self.fed.extend(other.fed[first:last])
+
+    def give_up(self) -> None:
+        """Give up the rows, none of which has been evicted; `resume` and `run_again` bring them back."""
+        self._again, self.fed = self.fed + self._again, array("i")
+        self.engine.kv.truncate(0)
+        self.snapshots.drop(0)
+
+    def resume(self, engine: Engine) -> None:
+        """Go on with an engine whose cache is empty."""
+        self.engine = engine
+
+    def run_again(self, most: int) -> bool:
+        """Run at most `most` tokens whose rows were given up. False: none is left."""
+        if self._again:
+            count = min(most, self.chunk, len(self._again))
+            tokens = np.array(self._again[:count], np.int32)
+            self.engine.kv.announce(len(self._again))
+            del self._again[:count]
+            self.forward(tokens, upcoming=1)
+        return bool(self._again)
 
     def adopt(self, lora: Lora | None, lost: bool) -> None:
         """Forget the conversation; the engine runs these adapters from here on. lost: whether there was one."""
         self.reset()
         self.lora, self.lost = lora, lost
 
-    def check_fits(self, prompt: Prompt) -> None:
-        """Raises InputError for a prompt that is empty, or whose rows do not fit beside those of the conversation."""
-        free = self.engine.kv.free
-        held = self.prompt.first(free + 1).size + len(self.pending)
+    def check_fits(self, prompt: Prompt, shared: int = 0, *, alone: bool = False) -> None:
+        """Raises InputError for a prompt that is empty, or whose rows do not fit beside those of the conversation.
+
+        shared: its rows that are there. alone: the conversation will be forgotten.
+        """
+        kv = self.engine.kv
+        free = kv.capacity if alone else kv.free + shared
+        held = 0 if alone else self.prompt.first(free + 1).size + len(self.pending)
         if not prompt.waiting and not held:
             raise InputError("the prompt is empty")
         if not self.policy.evicts and prompt.waiting + held > free:
@@ -102,6 +154,8 @@ class TokenSequence:
             prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks)
         self.prompt, self.pending, self._prompts_end, self._outline = prompt, [], None, outline
         self.ran, self._pace = 1, _BURST_S
+        if self.speculation:
+            self.speculation.begin()
         return prompt
 
     def pass_size(self, count: int) -> int:
@@ -118,13 +172,15 @@ class TokenSequence:
     def run_prompt(self, count: int, *, upcoming: int) -> None:
         """Run the next `count` tokens of the prompt, for which there is room; `upcoming` will follow them at once."""
         self.engine.kv.announce(self.prompt.waiting)
-        self._outcome = self.forward(self.prompt.peek(count), upcoming=upcoming)
+        tokens = self.prompt.peek(count)
+        self._outcome = self.forward(tokens, upcoming=upcoming)
         self.prompt.advance(count)
+        self._note(tokens)
         self._keep_place()
 
     def end_prompt(self) -> None:
         """All of the prompt has been run; the answer follows."""
-        self._prompts_end = len(self.fed)
+        self._prompts_end, self._answered = len(self.fed), 0
 
     @property
     def prompt_done(self) -> bool:
@@ -138,21 +194,57 @@ class TokenSequence:
             return outcome
         return sample.draw_from(*outcome) if isinstance(outcome, tuple) else sample(outcome)
 
+    @property
+    def logits(self) -> FloatArray:
+        """Of the last pass, float32 [vocab], if the engine left the choice to others."""
+        assert isinstance(self._outcome, np.ndarray)
+        return self._outcome
+
+    def branch(self, rows: int, end: KVState | None, tokens: list[int]) -> FloatArray:
+        """Forget what follows the first `rows`, and run these tokens. Returns logits after the last. end: the saved end
+        by which the cache goes back to those rows, if it has a tail."""
+        self.continue_from(rows, end, tokens)
+        while count := self.next_pass:
+            logits = self.forward(np.array(self.pending[:count], np.int32), upcoming=1)
+            del self.pending[:count]
+        return logits
+
+    def continue_from(self, rows: int, end: KVState | None, tokens: list[int]) -> None:
+        """Forget what follows the first `rows`; these tokens are to run next."""
+        self.engine.kv.truncate(rows, end)
+        self.snapshots.drop(rows + 1)
+        self.fed = self.fed[:rows]
+        self.pending = tokens
+
     def append(self, token: int) -> None:
         """Continue with the token that `next_token` returned."""
         self.pending.append(token)
+        self._answered += 1
+        self._note(np.array([token], np.int32))
 
     def insert(self, tokens: list[int]) -> None:
         """Continue with tokens that the model has not chosen."""
         self.settle()
         self.pending += tokens
+        self._note(np.array(tokens, np.int32))
+
+    def _note(self, tokens: IntArray) -> None:
+        """The text goes on with these tokens."""
+        if self.speculation:
+            self.speculation.drafts.add(tokens)
+
+    @property
+    def was_run(self) -> bool:
+        """Whether the pending token was run ahead."""
+        return bool(self.ahead) and [self.ahead[0][0]] == self.pending
 
     def take_ahead(self) -> bool:
-        """Go on to the engine's next choice, if it chose ahead: then `pending` has been run."""
-        if self.ahead:
-            self._outcome = self.ahead.popleft()
+        """Go on behind the pending token if it was run ahead; else forget what was run ahead."""
+        if self.was_run:
+            _, self._outcome = self.ahead.popleft()
             self.pending.clear()
             return True
+        self.settle()
         return False
 
     @property
@@ -161,23 +253,53 @@ class TokenSequence:
         return min(len(self.pending), self.pass_size(len(self.pending)))
 
     def run_pending(self, sample: Sampler, most_ahead: Callable[[], int]) -> None:
-        """Run the next pending tokens, for which there is room.
+        """Run the next pending tokens, for which there is room, and perhaps what may follow them.
 
-        most_ahead: returns the number of tokens that the engine may choose in this pass, if it can; 0 for none.
+        most_ahead: returns the number of tokens that may be run in this pass, the pending one among them; 0 for one.
         """
+        started = time.perf_counter()
         self.ran = count = self.next_pass
         tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
         picks = engine.capabilities.picks
         chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
-        if chooses and (most := most_ahead()):
+        if chooses and (most := min(most_ahead(), 1 + self._answered // _IN_VAIN)):
             self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
         elif picks and 0 < sample.candidates <= engine.most_candidates:
             self._observe(count, upcoming=1)
             self._outcome = engine.forward_top(tokens, sample.candidates)
             self._count(tokens)
+        elif len(self.pending) == 1 and (draft := self._draft(most_ahead)).size:
+            self._outcome = self._verify(np.concatenate([tokens, draft]))
         else:
             self._outcome = self.forward(tokens, upcoming=1)
+        if self.speculation and len(self.pending) == 1:
+            self.speculation.time(1 + self._drafted, time.perf_counter() - started)
         del self.pending[:count]
+
+    def _draft(self, most_ahead: Callable[[], int]) -> IntArray:
+        """Tokens that may follow the pending one, as many as are worth a try. Nothing is evicted for their rows."""
+        if self.speculation is None:
+            return np.zeros(0, np.int32)
+        return self.speculation.propose(min(most_ahead(), self.engine.kv.free) - 1)
+
+    def _verify(self, tokens: IntArray) -> FloatArray:
+        """Run the pending token and a draft, which goes into `ahead`; returns the logits after the first."""
+        first, *others = list[FloatArray](cast(VerifyingEngine, self.engine).verify(tokens))
+        self._drafted = len(others)
+        self.ahead.extend(zip(tokens[1:].tolist(), others, strict=False))
+        self._count(tokens[: 1 + len(others)])
+        return first
+
+    def observe_next(self) -> int:
+        """Announce that the next pending token runs in a pass of several sequences. Returns the token."""
+        self._observe(1, upcoming=1)
+        return self.pending[0]
+
+    def take(self, logits: FloatArray, sharing: int) -> None:
+        """The same token has run, together with those of `sharing` − 1 other sequences."""
+        self.ran, self._outcome = 1, logits
+        self._count(np.array(self.pending[:1], np.int32), sharing=sharing)
+        del self.pending[0]
 
     def _run_greedy(self, token: int, most: int, banned: IntArray) -> int:
         """`PickingEngine.run_greedy`; returns the first token that it chose, and puts the others into `ahead`."""
@@ -186,17 +308,26 @@ class TokenSequence:
         self._observe(1, upcoming=1)
         first, *others = cast(PickingEngine, self.engine).run_greedy(token, max(1, count), banned).tolist()
         self.ran = 1 + len(others)
-        self.ahead.extend(others)
+        self.ahead.extend(zip([first, *others], others, strict=False))
         self._count(np.array([token, first, *others][:-1], np.int32), passes=self.ran)
         self._pace = (time.perf_counter() - started) / self.ran
         return int(first)
 
     def settle(self) -> None:
         """Forget the rows of tokens that the answer has not come to."""
-        if count := len(self.ahead):
+        count = len(self.ahead)
+        if self.speculation and self._drafted:
+            self.speculation.judge(self._drafted, self._drafted - count)
+        self._drafted = 0
+        if count:
             self.ahead.clear()
             self.engine.kv.truncate(self.engine.kv.length - count)
             del self.fed[-count:]
+
+    def settle_choices(self) -> None:
+        """Forget the engine's own choices: the next token is not free. Drafts stay, since their logits are known."""
+        if not self._drafted:
+            self.settle()
 
     def end(self) -> None:
         """The generation is over: only rows of the conversation stay, and go to the prompt cache."""
@@ -211,18 +342,25 @@ class TokenSequence:
         self._count(tokens)
         return logits
 
+    def hidden(self, engine: HiddenEngine, tokens: IntArray) -> FloatArray:
+        """`HiddenEngine.hidden`, by this sequence's engine."""
+        self._observe(tokens.size, tokens.size)
+        states = engine.hidden(tokens)
+        self._count(tokens)
+        return states
+
     def _observe(self, incoming: int, upcoming: int) -> None:
         if (needs := self.policy.needs).queries:
             queries = queries_to_observe(needs, self.engine.kv.free, incoming, upcoming)
             cast(ObservedEngine, self.engine).observe(queries, votes=needs.votes)
 
-    def _count(self, tokens: IntArray, passes: int = 1) -> None:
-        """Tokens have been run: what was read of memory for them, and `fed`."""
+    def _count(self, tokens: IntArray, passes: int = 1, sharing: int = 1) -> None:
+        """Tokens have been run: what was read of memory for them, and `fed`. sharing: sequences of the same pass."""
         kv = self.engine.kv
         weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
         rows = kv.length - (passes - 1) / 2  # on average
-        self._meter.add_bytes(passes * (weights + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
-        if (self.prompt_cache is not None or self.snapshots.most) and not self.evicted:
+        self._meter.add_bytes(passes * (weights / sharing + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
+        if not self.evicted:
             self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
 
     def make_room(self, count: int) -> bool:
@@ -281,6 +419,24 @@ class TokenSequence:
     def _left(self) -> Iterator[IntArray]:
         return chain(self.prompt.rest(), [np.array(self.pending, np.int32)])
 
+    def keep_beginning(self, prompt: Prompt) -> int:
+        """Keep the rows with which a conversation begins and forget the others; returns how many are kept. At least one
+        token is run for its logits."""
+        kv = self.engine.kv
+        tokens = prompt.peek(min(len(self.fed), max(0, prompt.waiting - 1)))
+        differ = np.flatnonzero(tokens != np.array(self.fed[: tokens.size], np.int32))
+        rows = int(differ[0]) if differ.size else tokens.size
+        cache = self.prompt_cache
+        if cache is not None and cache.known(kv, prompt.peek(kv.capacity)[:-1]) > rows:
+            rows = 0  # the prompt cache has more of it
+        kept = bool(rows) and not self.evicted and (rows == kv.length or self.rewind(Mark(rows)))
+        if not kept:
+            self.reset()
+            return 0
+        self.prompt, self.pending = Prompt(()), []
+        self.fed = self.fed[: kv.length]  # fewer than `rows` where a snapshot was taken before
+        return kv.length
+
     def reuse(self) -> int:
         """Take the prompt's first rows from the prompt cache; returns how many.
 
@@ -288,6 +444,10 @@ class TokenSequence:
         come back have no attention. A policy that counts all attention there ever was has to see the whole prompt.
         """
         kv, prompt, queries = self.engine.kv, self.prompt, self.policy.needs.queries
+        if kv.length:  # rows that the last prompt shared with this one
+            prompt.advance(kv.length)
+            self._keep_place()
+            return kv.length
         kv.announce(prompt.waiting)  # which decides whose rows are those of this text
         if self.prompt_cache is None or queries == EVERY:
             return 0
@@ -297,6 +457,7 @@ class TokenSequence:
         tokens = prompt.peek(kv.capacity)
         reused = self.prompt_cache.restore(kv, tokens, most)
         prompt.advance(reused)
+        self._note(tokens[:reused])
         self.fed = array("i", tokens[:reused].tolist())
         self._keep_place()
         return reused

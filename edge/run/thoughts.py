@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from io import StringIO
 
 from edge.model.model import Model
@@ -23,11 +23,15 @@ class Splitter:
     ordinary tokens counts where the vocabulary has no token for it.
 
     thinking: whether the next token belongs to a thought. opening: the special token that opens one, if there is one.
+    shown: control tokens that are text, such as marks of calls.
     """
 
-    def __init__(self, tokenizer: TokenizerLike, family: Family | None, thinking: bool) -> None:
+    def __init__(
+        self, tokenizer: TokenizerLike, family: Family | None, thinking: bool, shown: Iterable[int] = ()
+    ) -> None:
         self.thinking = thinking
         self._tokenizer, self._decoder = tokenizer, tokenizer.stream_decoder()
+        self._shown = {token: tokenizer.text(token).encode() for token in shown}
         marks = {} if family is None else family.marks
         special = {token for token, _ in tokenizer.special_tokens().values()} if marks else set()
         self._marks = [(_symbols(tokenizer, mark, special), thinks) for mark, thinks in marks.items()]
@@ -44,12 +48,12 @@ class Splitter:
     def feed(self, token: int) -> list[tuple[bool, str]]:
         """Pieces of text, each with whether it is a thought. The beginning of a possible mark is held back."""
         if not self._marks:
-            text = self._decoder.decode(self._tokenizer.piece(token))
+            text = self._decoder.decode(self._piece(token))
             return [(False, text)] if text else []
         if token in self._tokens:
             self._held += [*self._decoder.decode(b"", final=True), token]
         else:
-            self._held += self._decoder.decode(self._tokenizer.piece(token))
+            self._held += self._decoder.decode(self._piece(token))
         found: list[tuple[bool, str]] = []
         while match := _first_match(self._held, self._marks):
             start, end, thinks = match
@@ -58,6 +62,9 @@ class Splitter:
             self.thinking, self._begins = thinks, True
         self._emit(len(self._held) - max((overlap(self._held, mark) for mark, _ in self._marks), default=0), found)
         return found
+
+    def _piece(self, token: int) -> bytes:
+        return self._shown.get(token) or self._tokenizer.piece(token)
 
     def rest(self) -> list[tuple[bool, str]]:
         """Pieces that were held back, at the end of a generation."""
@@ -78,14 +85,15 @@ class Splitter:
 
 class Thinking:
     """The thoughts of one generation, and the text of its answer without them. on_thought: is called with pieces of
-    thoughts. watch: tells what they cost."""
+    thoughts. watch: tells what they cost. shown: as for Splitter."""
 
     def __init__(
-        self, model: Model, prompt: Prompt, think: Think, watch: Watch, on_thought: OnThought | None, keep_text: bool
-    ) -> None:
+        self, model: Model, prompt: Prompt, think: Think, watch: Watch, on_thought: OnThought | None, keep_text: bool,
+        shown: Iterable[int] = (),
+    ) -> None:  # fmt: skip
         template, tokenizer = model.template, model.tokenizer
         self._family = None if template is None or prompt.thinks is None else template.family
-        self._splitter = Splitter(tokenizer, self._family, prompt.thinks or False)
+        self._splitter = Splitter(tokenizer, self._family, prompt.thinks or False, shown)
         self._limit, self._watch, self._on_thought = think, watch, on_thought
         self.thought = False  # whether the last token belongs to a thought, or to a mark around one
         self._thought = False  # it has had thoughts, so none may follow where the answer could begin

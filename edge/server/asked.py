@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from edge.grammar.grammar import Grammar
 from edge.model.thinking import Think
 
 Priority = Literal["interactive", "tools", "background"]
@@ -18,6 +19,8 @@ class Chat:
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: Any = None
+    parallel: bool = True  # whether several calls may follow each other
+    variables: dict[str, Any] = field(default_factory=dict)  # of the template
 
 
 Text = str | tuple[int, ...]
@@ -38,7 +41,7 @@ class Asked:
     ignore_eos: bool = False
     think: Think = Think()  # noqa: RUF009
     logprobs: int | None = None  # alternatives of each token
-    response_format: Any = None
+    grammar: Grammar | None = None
     time: float | None = None  # seconds
     energy: float | None = None  # joules
     priority: Priority = "interactive"

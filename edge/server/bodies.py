@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from edge.budget import parse_joules, parse_seconds
 from edge.errors import InputError
 from edge.flags import flags_of
+from edge.grammar.grammar import Grammar
 from edge.model.thinking import EFFORTS, Think
 from edge.sampling import SamplingParams
 from edge.server.fields import said, whole
@@ -54,6 +55,12 @@ class Drawn:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_last_n: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
     stop: str | list[str] | None = said(f"Texts before which the answer ends, {MOST_STOPS} at most.")
     stream: bool | None = said("Send the answer in pieces, as server-sent events.")
     edge: Budget | None = said("Budgets of this request.")
@@ -91,7 +98,7 @@ class OpenAI(Drawn):
     max_tokens: Count | None = said("Most tokens of the answer; -1 or none: as many as fit.")
     n: Choices | None = said("The number of answers.")
     stream_options: StreamOptions | None = None
-    logit_bias: dict[str, float] | None = said("Not supported yet, unless it is empty.")
+    logit_bias: dict[str, float] | None = said("Added to the logits of tokens, by their ids.")
     user: str | None = said("Ignored.")
 
     @property
@@ -119,11 +126,6 @@ class Message:
     reasoning_content: str | None = None
 
 
-@dataclass(frozen=True)
-class TemplateOptions:
-    enable_thinking: bool | None = said("Think before the answer, or not.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChatBody(OpenAI):
     """POST /v1/chat/completions"""
@@ -137,11 +139,12 @@ class ChatBody(OpenAI):
     tool_choice: str | dict[str, Any] | None = said("none, auto, required, or a function.")
     parallel_tool_calls: bool | None = said("Whether the model may call several functions.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = said("How long the model thinks.")
-    chat_template_kwargs: TemplateOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = said("Variables of the chat template, such as enable_thinking.")
 
     def think(self) -> Think:
-        if self.chat_template_kwargs and self.chat_template_kwargs.enable_thinking is not None:
-            return Think.parse(self.chat_template_kwargs.enable_thinking)
+        chosen = (self.chat_template_kwargs or {}).get("enable_thinking")
+        if isinstance(chosen, bool):
+            return Think.parse(chosen)
         return think_of(self.reasoning_effort)
 
 
@@ -175,6 +178,24 @@ class DetokenizeBody:
 
     tokens: list[TokenId] = field(metadata={"help": "Token ids."})
     model: str | None = None
+
+
+def grammar_of(form: dict[str, Any] | None) -> Grammar | None:
+    """The grammar of a response_format. Raises RefusedError."""
+    kind = None if form is None else form.get("type")
+    if form is None or kind == "text":
+        return None
+    schema: Any = {"type": "object"} if kind == "json_object" else None
+    if kind == "json_schema":
+        described = form.get("json_schema", form)  # of the chat API; the responses API has the schema beside the type
+        schema = described.get("schema") if isinstance(described, dict) else None
+    if not isinstance(schema, dict):
+        message = "response_format must have the type text, json_object, or json_schema with a schema"
+        raise RefusedError(400, message, param="response_format", code="invalid_value")
+    try:
+        return Grammar(json_schema=schema)
+    except InputError as error:
+        raise RefusedError(400, str(error), param="response_format", code="invalid_value") from None
 
 
 def think_of(effort: str | None) -> Think:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from edge.server.deadline import Deadline
 from edge.server.refusal import RefusedError, refusal_of
 from edge.values import parse
 
@@ -33,7 +34,7 @@ async def read_body(request: Request, most: int) -> bytes:
         raise RefusedError(413, f"the request has {stated[:15]} bytes, {most} are the most", code="too_large")
     parts, size = [], 0
     try:
-        async with _Deadline(BODY_S):
+        async with Deadline(BODY_S):
             async for part in request.stream():
                 size += len(part)
                 if size > most:
@@ -42,28 +43,6 @@ async def read_body(request: Request, most: int) -> bytes:
     except asyncio.TimeoutError:
         raise RefusedError(400, f"the request was not sent within {BODY_S:.0f} s", code="timeout") from None
     return b"".join(parts)
-
-
-class _Deadline:
-    """`asyncio.timeout`, which Python 3.10 lacks."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._late = seconds, False
-
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-
-        def end() -> None:
-            self._late = True
-            task.cancel()
-
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, end)
-
-    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        self._timer.cancel()
-        if self._late and isinstance(error, asyncio.CancelledError):
-            raise asyncio.TimeoutError
 
 
 def check_type(request: Request, *, lenient: bool) -> None:
@@ -213,9 +192,8 @@ class Stream(Response):
                 else:
                     part = self.quiet
                 if part:
-                    await asyncio.wait_for(
-                        send({"type": "http.response.body", "body": part, "more_body": True}), STALLED_S
-                    )
+                    async with Deadline(STALLED_S):
+                        await send({"type": "http.response.body", "body": part, "more_body": True})
         finally:
             if coming is not None:
                 coming.cancel()

@@ -10,6 +10,7 @@ from functools import partial
 
 from edge.run.report import RunReport
 from edge.server.asked import PRIORITIES, Asked
+from edge.server.deadline import Deadline
 from edge.server.events import Ended, Event, Flow, Scored
 from edge.server.pool import Lease, Pool
 from edge.server.prompts import make_request, score
@@ -104,7 +105,8 @@ class Answering:
     async def first(self) -> Event | None:
         """The first event, so that a request that is refused has its status; None if that takes long."""
         try:
-            return await asyncio.wait_for(self.flow.get(), _SOON_S)
+            async with Deadline(_SOON_S):
+                return await self.flow.get()
         except asyncio.TimeoutError:
             return None
 

@@ -13,15 +13,15 @@ from edge.errors import InputError
 from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
+from edge.run.logprobs import Reader
 from edge.run.request import Request
-from edge.run.sampler import top_k
 from edge.run.session import Session
 from edge.server.asked import Asked, Chat
 from edge.server.events import Scored
 from edge.server.pool import SCORED_AT_ONCE
 from edge.server.refusal import RefusedError
 from edge.server.worker import Job
-from edge.types import FloatArray, IntArray
+from edge.types import IntArray
 
 _BILLING = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)
 _CLOCK = re.compile(r"^Current time is [\d:]+\.? Today's date is [\d-]+\.?\n", re.MULTILINE)
@@ -69,18 +69,20 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Reque
         chosen["seed"] = (chosen["seed"] + choice) % 2**64
     prompt = prompt_of(model, asked.prompt, think)
     job.tokens = prompt.first(None)
+    prompt.read()  # notes that it has ended
     _check_ids(job.tokens, model)
     room = session.engine.kv.capacity
     if job.tokens.size >= room and not session.may_evict:
         raise InputError(f"the prompt has {job.tokens.size} tokens, but there are {room} free KV rows")
     longest = room - job.tokens.size if job.tokens.size < room else room
     return Request(
-        prompt=Prompt([job.tokens], prompt.thinks), max_tokens=asked.max_tokens or longest,
+        prompt=prompt, max_tokens=asked.max_tokens or longest,
         sampling=model.sampling(**chosen), stop=asked.stop or None, ignore_eos=asked.ignore_eos,
         system=None, raw=False, follow_up=False, think=think,
         time=session.options.time if asked.time is None else asked.time,
         energy=session.options.energy if asked.energy is None else asked.energy,
         time_spent=time.perf_counter() - job.arrived, energy_spent=0.0, keep_text=False,
+        grammar=asked.grammar, logprobs=asked.logprobs,
     )  # fmt: skip
 
 
@@ -100,36 +102,17 @@ def _check_ids(tokens: IntArray, model: Model) -> None:
 
 def _chat_prompt(model: Model, chat: Chat, think: Think) -> Prompt:
     if model.template is None:
-        raise RefusedError(
-            400, f"{model.name} has no chat template: use /v1/completions", code="unsupported", param="model"
-        )
-    if chat.tools:
-        raise RefusedError(400, "tools are not supported yet", code="unsupported", param="tools")
-    system: list[str] = []
-    turns: list[tuple[str, str]] = []
-    asked: list[str] = []
+        why = f"{model.name} has no chat template: use /v1/completions"
+        raise RefusedError(400, why, code="unsupported", param="model")
+    messages = list[dict[str, Any]]()
     for number, message in enumerate(chat.messages):
-        role, text = message["role"], text_of(message.get("content"), f"messages[{number}].content")
-        if role in ("system", "developer"):
-            if turns or asked:
-                raise RefusedError(400, f"messages[{number}]: the system's message must come first", param="messages")
-            system.append(settle_prefix(text))
-        elif role == "user":
-            asked.append(text)
-        elif role == "assistant" and asked:
-            turns.append(("\n\n".join(asked), text))
-            asked = []
-        else:
-            raise RefusedError(
-                400, f"messages[{number}]: {role!r} cannot follow here", code="unsupported", param="messages"
-            )
-    if not asked:
-        raise RefusedError(400, "the last of the messages must be the user's", param="messages")
-    said, question = "\n\n".join(system) or None, "\n\n".join(asked)
-    if not turns:
-        return model.prompt(question, system=said, think=think)
-    follow_up = model.follow_up(question, think)
-    return Prompt([model.past(turns, system=said, think=think), follow_up.first(None)], follow_up.thinks)
+        text = text_of(message.get("content"), f"messages[{number}].content")
+        settled = settle_prefix(text) if message["role"] in ("system", "developer") else text
+        messages.append({**message, "content": settled})
+    return model.chat_prompt(
+        messages, tools=chat.tools or None, think=think, tool_choice=chat.tool_choice if chat.tools else None,
+        parallel_tool_calls=chat.parallel, variables=chat.variables or None,
+    )  # fmt: skip
 
 
 def score(asked: Asked, session: Session, job: Job) -> None:
@@ -154,13 +137,8 @@ def score(asked: Asked, session: Session, job: Job) -> None:
             target = tokens[number] if number < tokens.size else int(row.argmax())
             if number == tokens.size:
                 generated = [int(target)]
-            chances = log_softmax(row)
-            logprobs.append(float(chances[target]))
-            likeliest.append({int(each): float(chances[each]) for each in top_k(row, top)})
-    found = (*tokens.tolist(), *generated)
-    job.flow.put(Scored(job.choice, found, tuple(logprobs), tuple(likeliest), len(generated)))
-
-
-def log_softmax(row: FloatArray) -> FloatArray:
-    shifted = row.astype(np.float64) - float(row.max())
-    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+            found = Reader(row, top).of(int(target))
+            logprobs.append(found.logprob)
+            likeliest.append(dict(found.top))
+    ids = (*tokens.tolist(), *generated)
+    job.flow.put(Scored(job.choice, ids, tuple(logprobs), tuple(likeliest), len(generated)))

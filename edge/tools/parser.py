@@ -209,10 +209,13 @@ class ToolParser:
             yield from self._close(form.closing)
 
     def _close(self, closing: str) -> Chars:
-        """The closing mark, which some models leave out."""
+        """The closing mark, which some models leave out, and which may be cut."""
         yield from self._skip_blanks()
-        if not self._next or self._next == closing[0]:
-            yield from self._expect(closing)
+        if self._next != closing[0]:
+            return
+        for char in closing:
+            if self._next:
+                yield from self._expect(char)
 
     def _begin(self, name: str) -> None:
         if name not in self._schemas:

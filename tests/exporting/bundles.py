@@ -43,16 +43,17 @@ def model_of(name: str) -> Model:
 @lru_cache
 def bundle_of(name: str, **options: Any) -> Path:
     """A bundle's folder. It is compiled for this machine's instruction set only."""
-    folder = Path(_kept.name) / f"{name}-{len(list(Path(_kept.name).iterdir()))}"
+    folder = Path(_kept.name) / f"{Path(name).stem}-{len(list(Path(_kept.name).iterdir()))}"
     export(model_of(name), folder, isas=[choose_target().name], **options)
     return folder
 
 
 @lru_cache
-def bundle_sources(name: str, **options: Any) -> tuple[Path, list[Path]]:
+def bundle_sources(name: str, *, lora_rank: int = 0, **options: Any) -> tuple[Path, list[Path]]:
     """model.edge, and what belongs to it besides the runtime, which is to be built otherwise: tables and objects."""
-    bundle = prepare(model_of(name), find_profile(HOST), Options().updated(**options), isas=[choose_target().name])
-    folder = bundle_of(name, **options)
+    chosen, isas = Options().updated(**options), [choose_target().name]
+    bundle = prepare(model_of(name), find_profile(HOST), chosen, isas, lora_rank)
+    folder = bundle_of(name, **options, **({"lora_rank": lora_rank} if lora_rank else {}))
     tables = {"trusted.c": trusted_source(make_sections(bundle)), "passes.c": passes_source(bundle.designs)}
     for title, text in tables.items():
         (folder / title).write_text(text)

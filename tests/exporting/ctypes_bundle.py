@@ -193,6 +193,14 @@ class BundleSession:
     def load_from(self, fd: int) -> None:
         self._call("edge_load", byref(_Stream(fd)))
 
+    def set_adapter(self, adapter: bytes | None, scale: float = 1.0) -> None:
+        data = ctypes.create_string_buffer(adapter, len(adapter)) if adapter is not None else None
+        stream = byref(_Stream(-1, ctypes.addressof(data), len(data))) if data is not None else None
+        self._call("edge_set_adapter", stream, c_double(scale))
+
+    def set_adapter_from(self, fd: int, scale: float = 1.0) -> None:
+        self._call("edge_set_adapter", byref(_Stream(fd)), c_double(scale))
+
     def trim(self, level: Trim) -> None:
         self._call("edge_trim", int(level))
 

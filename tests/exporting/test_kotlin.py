@@ -36,14 +36,14 @@ def programs() -> Path:
 def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
     assert echo["info"] == [
         "ModelInfo(name=echo 😀, license=MIT, policy=streaming, kvDtype=int8, isa=avx2, vocab=300, context=2048, "
-        "capacity=256, threads=4, chat=true, weights=5000000000, kv=6, scratch=7)"
+        "capacity=256, threads=4, chat=true, weights=5000000000, kv=6, scratch=7, loraRank=8)"
     ]
     # echo.c shows options in place of figures: threads, top_k, max_tokens, cpu_mask, seed, temperature to
     # repeat_penalty, bytes of the last stop text; time to headroom in one sum.
-    options = "Usage(rows=3, capacity=7, threads=9, weights=1099511627776, kv=-1, scratch=527750, file=6"
+    options = "Usage(rows=3, capacity=7, threads=9, weights=1099511627776, kv=-1, scratch=527750, lora=0, file=6"
     assert echo["unread"] == [f"{options}, tokens=0, evicted=0, joules=0.0, seconds=9321.0, measured=false)"]
     assert echo["read"] == [f"{options}, tokens=1, evicted=0, joules=3002001.0, seconds=9321.0, measured=true)"]
-    defaults = "Usage(rows=0, capacity=-1, threads=0, weights=0, kv=0, scratch=-1110999, file=0"
+    defaults = "Usage(rows=0, capacity=-1, threads=0, weights=0, kv=0, scratch=-1110999, lora=0, file=0"
     assert echo["defaults"] == [f"{defaults}, tokens=1, evicted=0, joules=3002001.0, seconds=0.0, measured=true)"]
     assert echo["ids"] == [str([*"é".encode(), ord("a") + 1000])]
     assert echo["appended ids"] == [
@@ -51,6 +51,9 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
         "Piece(text=, token=-1, finish=EOS)]"
     ]
     assert echo["loaded"] == ["later 😀"]
+    # The last byte of its array, a hundred times its scale, and its descriptor plus one.
+    assert echo["adapters"] == ["[98005000, 10008, 97010000, 0]"]
+    assert echo["adapter"] == ["BAD_ARGUMENT: the scale is too large"]
 
 
 def test_kotlin_passes_every_character_on(echo: dict[str, list[str]]) -> None:

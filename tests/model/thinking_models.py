@@ -89,9 +89,9 @@ def write_chain(path: Path, special: Special, *chains: Sequence[str]) -> Path:
     return write_small(path, small, edit, special=special)
 
 
-def write_script(path: Path, special: Special, start: int, script: Sequence[int]) -> Path:
+def write_script(path: Path, special: Special, start: int, script: Sequence[int], context: int = 512) -> Path:
     """A model that answers a prompt of `start` tokens with these tokens, whatever the prompt: positions choose."""
-    small = Small(architecture="gpt2")
+    small = Small(architecture="gpt2", context=context)
     return write_small(path, small, _by_position(start, script), special=special)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,6 +94,67 @@ def test_answers_end_before_a_stop_text(client: TestClient) -> None:
     assert found["choices"][0]["finish_reason"] == "stop"
 
 
+def test_answers_match_a_schema(client: TestClient) -> None:
+    sky = {"sky": {"enum": ["blue", "grey"]}}
+    schema = {"type": "object", "properties": sky, "required": ["sky"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "sky", "schema": schema, "strict": True}}
+    found = chat(client, response_format=form, max_tokens=60, ignore_eos=False)
+    assert json.loads(text_of(found))["sky"] in ("blue", "grey")
+    assert found["choices"][0]["finish_reason"] == "stop"
+    cut = chat(client, response_format=form, max_tokens=3, ignore_eos=False)
+    assert cut["choices"][0]["finish_reason"] == "length"
+
+
+def test_tools_are_called_in_the_forms_of_the_protocol(client: TestClient) -> None:
+    place = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    function = {"name": "weather", "parameters": {**place, "additionalProperties": False}}
+    body = {"tools": [{"type": "function", "function": function}], "tool_choice": "required", "max_tokens": 200,
+            "ignore_eos": False, "parallel_tool_calls": False}  # fmt: skip
+    whole = chat(client, **body)["choices"][0]
+    assert whole["finish_reason"] == "tool_calls"
+    [call] = whole["message"]["tool_calls"]
+    assert call["type"] == "function"
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
+    streamed = client.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **body})
+    chunks = [each["choices"][0] for each in events_of(streamed.text)[:-1]]
+    parts = [part for each in chunks for part in each["delta"].get("tool_calls", [])]
+    assert all(part["index"] == 0 for part in parts)
+    assert parts[0]["function"]["name"] == "weather"
+    assert parts[0]["id"]
+    assert "".join(part["function"]["arguments"] for part in parts) == call["function"]["arguments"]
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "12 degrees"}
+    turns = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+    assert chat(client, turns, tools=body["tools"])["choices"][0]["message"]["role"] == "assistant"
+    cut = chat(client, **{**body, "max_tokens": 20})["choices"][0]
+    assert cut["finish_reason"] == "length"
+    assert "tool_calls" not in cut["message"]
+
+
+def test_tokens_are_as_likely_as_the_session_says(client: TestClient) -> None:
+    with load(open_golden(MODEL).model, **PLAIN) as session:
+        session.generate("Hello", logprobs=2, **SHORT)
+        assert session.report is not None
+        expected = session.report.logprobs
+        assert expected is not None
+    found = chat(client, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    chances = [[each["logprob"], *(one["logprob"] for one in each["top_logprobs"])] for each in found]
+    wanted = [[each.logprob, *(chance for _, chance in each.top)] for each in expected]
+    np.testing.assert_allclose(chances, wanted, atol=1e-4)  # a prefix that is reused has its chunks elsewhere
+    body = {"messages": HELLO, "stream": True, "logprobs": True, **SHORT}
+    chunks = events_of(client.post("/v1/chat/completions", json=body).text)[:-1]
+    tokens = [one for each in chunks for one in (each["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert [each["bytes"] for each in tokens] == [each["bytes"] for each in found][: len(tokens)]
+    texts = client.post("/v1/completions", json={"prompt": "One two", "logprobs": 1, **SHORT}).json()
+    assert len(texts["choices"][0]["logprobs"]["tokens"]) == 8
+
+
+def test_biases_change_the_answer(client: TestClient) -> None:
+    token = client.post("/tokenize", json={"content": "q"}).json()["tokens"][0]
+    assert text_of(chat(client, logit_bias={str(token): 1000}, max_tokens=3)) == "qqq"
+
+
 def test_a_prompt_that_agrees_with_an_earlier_one_is_reused(client: TestClient) -> None:
     said = [{"role": "user", "content": "Tell me of rivers and seas, " * 4}]
     chat(client, said)
@@ -179,7 +241,8 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
     ({"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content"),
     ({"messages": [{"role": "user", "content": ""}]}, 400, None),
-    ({"messages": [*HELLO, {"role": "assistant", "content": "Hi"}]}, 400, "messages"),
+    ({"messages": HELLO, "response_format": {"type": "xml"}}, 400, "response_format"),
+    ({"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format"),
     ({"messages": HELLO, "model": "gpt-4"}, 404, "model"),
     ({"messages": HELLO, "temperature": -1}, 400, "temperature"),
     ({"messages": HELLO, "temperature": "hot"}, 400, "temperature"),
@@ -187,6 +250,9 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
     ({"messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
     ({"messages": HELLO, "max_tokens": -2}, 400, "max_tokens"),
     ({"messages": HELLO, "max_tokens": 1.5}, 400, "max_tokens"),
+    ({"messages": HELLO, "logit_bias": {"x": 1}}, 400, "logit_bias"),
+    ({"messages": HELLO, "tools": [{"type": "function"}]}, 400, None),
+    ({"messages": HELLO, "tool_choice": "required", "tools": []}, 200, None),
     ({"messages": HELLO, "n": 0}, 400, "n"),
     ({"messages": HELLO, "n": 1000}, 400, "n"),
     ({"messages": HELLO, "stop": [""] * 100}, 400, "stop"),

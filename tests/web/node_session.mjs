@@ -170,6 +170,11 @@ class Session {
     return this.check(this.engine.web_load());
   }
 
+  set_adapter(bytes, scale) {
+    state.loaded = Buffer.from(bytes ?? '', 'base64');
+    return this.check(this.engine.web_set_adapter(bytes === null ? 0 : 1, scale));
+  }
+
   tokenize(text, special) {
     return this.with(Buffer.from(text, 'base64'), (at, size) => this.with(new Uint8Array(4 * (size + 8)), (ids) => {
       const count = this.check(this.engine.web_tokenize(at, size, special, ids, size + 8));

@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 from bundles import model_of
 from ctypes_bundle import MODEL
+from lora_files import write_adapter
 from runtime_library import RUNTIME, WARNINGS
 from web_module import NodeModule, modules_of, opened, web_pair
 
 from edge.devices.profiles import find_profile
 from edge.errors import BudgetError, BusyError, InputError, MissingExtraError, ModelFormatError
+from edge.exporting.adapter_file import export_adapter
 from edge.exporting.bundle import make_sections, prepare
 from edge.exporting.enums import Finish, Role
 from edge.exporting.library import compile_sources
@@ -92,6 +94,30 @@ def test_models_of_several_forms_answer_as_edge_does(name: str, isa: str) -> Non
         pair.exported.rewind()
         pair.exported.load(state)
         assert pair.exported.answer(ids, Role.IDS) == expected
+
+
+@pytest.mark.parametrize("isa", ["simd", pytest.param("relaxed16", marks=pytest.mark.exhaustive)])
+def test_answers_with_adapters_are_those_of_edge(isa: str, tmp_path: Path) -> None:
+    folder, model = modules_of(NAME, isa, lora_rank=8, **OPTIONS), model_of(NAME)
+    first, other = (write_adapter(tmp_path / f"{seed}.gguf", model, 8, seed=seed) for seed in (1, 2))
+    for path in (first, other):
+        export_adapter(model, path, folder, path.with_suffix(".edge"))
+    with web_pair(folder, NAME, isa, 2, **(OPTIONS | {"lora": str(first)})) as pair:
+        assert pair.exported.info()["loraRank"] == 16
+        for lora, scale in ((first, 1), (other, 0.5), (None, 1), (first, 1)):
+            pair.python.set_lora(f"{lora}:{scale}" if lora else None)
+            pair.exported.set_adapter(lora.with_suffix(".edge").read_bytes() if lora else None, scale)
+            pair.begun = False
+            check_conversation(pair)
+            pair.forget()
+        before = pair.exported.call("memory_bytes")
+        data = first.with_suffix(".edge").read_bytes()
+        for damaged in (data[:-1], data[:1000], b"", data[:-1] + bytes([data[-1] ^ 1])):
+            with pytest.raises(ModelFormatError, match=r"damaged or cut short|not an adapter"):
+                pair.exported.set_adapter(damaged)
+        assert pair.exported.call("memory_bytes") == before
+        pair.python.set_lora(None)
+        check_conversation(pair)
 
 
 def check_conversation(pair: Any) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from browser import Page, browser, find_chromium
 from bundles import model_of
+from lora_files import write_adapter
 from web_site import NAME, PIECE, ROWS, Sent, served, site_of
 
 import edge
+from edge.exporting.adapter_file import export_adapter
 from edge.exporting.bundle import MANIFEST, MODEL, manifest_text, seal
 from edge.sampling import SamplingParams
 
@@ -76,8 +78,8 @@ def run(page: Page, script: str) -> Any:
 
 
 @lru_cache
-def expected(prompt: str, count: int, name: str = NAME) -> str:
-    with edge.load(model_of(name), backend="cpu", threads=2, max_kv_size=ROWS) as session:
+def expected(prompt: str, count: int, name: str = NAME, lora: str | None = None) -> str:
+    with edge.load(model_of(name), backend="cpu", threads=2, max_kv_size=ROWS, lora=lora) as session:
         greedy = SamplingParams(temperature=0)
         return "".join(session.stream(prompt, max_tokens=count, sampling=greedy, ignore_eos=True))
 
@@ -245,6 +247,36 @@ CANCEL = (
     + ASK
     + " };"
 )
+
+
+def test_adapters_are_set_by_address_or_bytes(page: Page, tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    shutil.copytree(site_of(NAME, "simd", lora_rank=8), folder)
+    lora = write_adapter(tmp_path / "a.gguf", model_of(NAME), 8)
+    export_adapter(model_of(NAME), lora, folder, folder / "style.edge")
+    with served(folder) as (url, _):
+        at(page, url)
+        found = run(page, f"""
+          const session = await Edge.open('./');
+          const answers = [];
+          const bytes = new Uint8Array(await (await fetch(document.baseURI + 'style.edge')).arrayBuffer());
+          for (const each of ['style.edge', null, bytes]) {{
+            await session.setAdapter(each);
+            answers.push({ASK});
+          }}
+          const code = (error) => error.code;
+          return {{
+            answers, rank: session.info.loraRank,
+            errors: [
+              await session.setAdapter('none.edge').catch(code), await session.setAdapter('model.edge').catch(code),
+              await session.setAdapter(bytes, {{ scale: NaN }}).catch(code),
+            ],
+          }};
+        """)  # fmt: skip
+    styled = expected("abc", 24, lora=str(lora))
+    assert found["answers"] == [styled, expected("abc", 24), styled]
+    assert found["answers"][0] != found["answers"][1]
+    assert (found["rank"], found["errors"]) == (16, ["network", "bad-file", "bad-argument"])
 
 
 def test_answers_can_be_cancelled(page: Page, site: Sent) -> None:

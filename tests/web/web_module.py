@@ -26,6 +26,7 @@ from edge.exporting.enums import Finish, Role, Status
 from edge.exporting.model_file import trusted_source, write_model
 from edge.exporting.module import PAGE, initial_pages, make_modules
 from edge.options import Options
+from edge.storage.fingerprint import fingerprint
 
 BOUND = "bound"
 NODE = Path(__file__).with_name("node_session.mjs")
@@ -35,14 +36,15 @@ _kept = TemporaryDirectory(prefix="edge-modules-")
 
 
 @lru_cache
-def modules_of(name: str, *isas: str, **options: Any) -> Path:
+def modules_of(name: str, *isas: str, lora_rank: int = 0, **options: Any) -> Path:
     """A folder with model.edge and its modules, as in a site, and the bound of their memory in bytes."""
     folder = Path(_kept.name) / str(len(list(Path(_kept.name).iterdir())))
-    bundle = prepare(model_of(name), find_profile("web"), Options().updated(**options), isas)
+    bundle = prepare(model_of(name), find_profile("web"), Options().updated(**options), isas, lora_rank)
     sections, used = make_sections(bundle), bundle.plan.bytes
     folder.mkdir()
     make_modules(bundle.designs, folder, tables={"trusted.c": trusted_source(sections)})
-    write_model(folder / MODEL, sections, bytes(32), bundle.model.file, bundle.layout)
+    digest = bytes.fromhex(fingerprint(bundle.model.file.path).sha256)
+    write_model(folder / MODEL, sections, digest, bundle.model.file, bundle.layout)
     (folder / BOUND).write_text(str(used.total + used.reserve))
     return folder
 
@@ -132,6 +134,9 @@ class NodeModule:
 
     def load(self, state: bytes) -> None:
         self.call("load", _encoded(state))
+
+    def set_adapter(self, adapter: bytes | None, scale: float = 1.0) -> None:
+        self.call("set_adapter", None if adapter is None else _encoded(adapter), scale)
 
     def use(self) -> dict[str, Any]:
         return dict(self.call("use"))

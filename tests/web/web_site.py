@@ -26,10 +26,13 @@ _kept = TemporaryDirectory(prefix="edge-site-")
 
 
 @lru_cache
-def site_of(name: str = NAME, *isas: str) -> Path:
-    folder = Path(_kept.name) / "-".join((name, *isas))
+def site_of(name: str = NAME, *isas: str, lora_rank: int = 0) -> Path:
+    folder = Path(_kept.name) / "-".join((name, *isas, str(lora_rank)))
     with patch.object(site, "PIECE", PIECE):
-        export(model_of(name), folder, device="web", isas=isas or None, max_kv_size=ROWS, memory="64MiB")
+        export(
+            model_of(name), folder, device="web", isas=isas or None, max_kv_size=ROWS, memory="64MiB",
+            lora_rank=lora_rank,
+        )  # fmt: skip
     return folder
 
 

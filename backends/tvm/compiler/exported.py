@@ -24,12 +24,12 @@ _FAMILIES = {"avxvnni", "avx2"}, {"i8mm", "dotprod", "neon"}  # the same but for
 
 def exported_designs(
     layout: PackedLayout, kv_dtype: str, machine: str, system: str,
-    tuning: Callable[[str], Mapping[str, int]] | None = None, isas: Sequence[str] | None = None,
+    tuning: Callable[[str], Mapping[str, int]] | None = None, isas: Sequence[str] | None = None, *, lora: bool = False,
 ) -> list[Design]:  # fmt: skip
     """The designs of a model for all instruction sets of a machine, or for `isas` of them, best first.
 
-    tuning: values that `edge tune` found for an instruction set. Raises UnsupportedError if the machine or the system
-    lacks one of them.
+    tuning: values that `edge tune` found for an instruction set. lora: with code for adapters. Raises UnsupportedError
+    if the machine or the system lacks one of them.
     """
     targets = app_targets(machine, system)
     if isas is not None:
@@ -42,7 +42,7 @@ def exported_designs(
         targets = [with_tuning(each, tuning(each.name)) for each in targets]
     designs = list[Design]()
     for target in reversed(targets):  # a plainer one first
-        design = replace(Design.of(layout, kv_dtype, target), exported=True)
+        design = replace(Design.of(layout, kv_dtype, target), exported=True, lora=lora)
         designs.insert(0, replace(design, shared=_shared(design, designs[0] if designs else None)))
     return designs
 

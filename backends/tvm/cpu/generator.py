@@ -70,13 +70,13 @@ class Program:
 
 def build(design: Design) -> Program:
     """Separate functions, because LLVM takes more than twice the time for one of twice the size."""
-    units = {
-        name: {
-            design.symbol(_unit_name(kind, name)): _unit(design, kind, name, unit, number)
-            for kind in pass_kinds(design) if _unit_name(kind, name) not in design.shared
-        }
-        for name, (unit, number) in _units(design).items()
-    }  # fmt: skip
+    units: dict[str, dict[str, Any]] = {}
+    for name, (unit, number) in _units(design).items():
+        kinds = {_unit_name(kind, name): kind for kind in reversed(pass_kinds(design))}  # the first of equal names
+        units[name] = {
+            design.symbol(function): _unit(design, kind, name, unit, number)
+            for function, kind in reversed(kinds.items()) if function not in design.shared
+        }  # fmt: skip
     if design.exported:  # the runtime moves rows itself
         return Program({}, units | {"run": {design.symbol("run"): run(design)}})
     heads = {"move": design.shape.attention} | ({"move_ring": design.shape.ringed} if design.shape.apart else {})
@@ -130,8 +130,11 @@ def _unit(design: Design, kind: PassKind, name: str, unit: Unit, number: int | N
 
 
 def _unit_name(kind: PassKind, unit: str) -> str:
-    """The same for all batches where nothing is multiplied."""
-    return f"{'batch' if kind.apart and unit.rstrip('_0123456789') in _ALIKE else kind.name}_{unit}"
+    """The same for all batches where nothing is multiplied; the chunk's where a batch does nothing else."""
+    operation = unit.rstrip("_0123456789")
+    if kind.apart and operation in _ALIKE:
+        return f"batch_{unit}"
+    return f"chunk_{unit}" if kind.like_chunk and operation not in _OF_ROWS else f"{kind.name}_{unit}"
 
 
 def _declare(symbol: str, types: dict[str, str], *of_units: str) -> tuple[dict[str, Any], Value, list[Value]]:
@@ -155,7 +158,7 @@ def pointers_of(design: Design) -> dict[str, str]:
 def exported_pointers(design: Design) -> dict[str, str]:
     """Those of `run` in exported designs, all of which the C runtime calls alike."""
     found = POINTERS | memory_types(design.kv_dtype)
-    return found | {f"ring_{name}": found[name] for name in RINGS} | STATES
+    return found | {f"ring_{name}": found[name] for name in RINGS} | STATES | LORA
 
 
 @contextmanager
@@ -284,3 +287,4 @@ CORES: dict[type, dict[str, Unit]] = {
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
 _ALIKE = ("embed", "attend")  # units without products
+_OF_ROWS = ("qkv", "output")  # units whose tokens have rows of their own in a batch

@@ -77,16 +77,22 @@ class Arena(Generic[OwnRows]):
     """
 
     def __init__(
-        self, shape: Shape, rows: OwnRows, *, observes: bool, beside: Arena[OwnRows] | None = None, sequences: int = 1
+        self, shape: Shape, rows: OwnRows, *, observes: bool, beside: Arena[OwnRows] | None = None, together: int = 1
     ) -> None:
         """beside: the arena of the other layers, if this one is of rings alone."""
         self.shape, self.rows, self.core = shape, rows, shape.ringed if beside else shape.attention
         self.heads = shape.layers * shape.kv_heads
-        heads = sequences * self.heads
+        heads = together * self.heads
         self.starts: IntArray = beside.starts if beside else aligned_zeros(heads, "int32")
         self.lengths: IntArray = beside.lengths if beside else aligned_zeros(heads, "int32")
         self.positions = with_spare(rows.count if self.core.window else 0, "int32")
         self.paid = with_spare(rows.count if observes else 0, "float32")
+
+    def follow(self, count: int) -> None:
+        """Of a pass over `count` tokens of one sequence, each as if it ran alone: each has one row more before it."""
+        starts, lengths = (each.reshape(-1, self.heads) for each in (self.starts, self.lengths))
+        starts[1:count] = starts[0]
+        lengths[1:count] = lengths[0] + np.arange(1, count)[:, None]
 
 
 class NativeStore(Generic[OwnRows]):

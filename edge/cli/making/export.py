@@ -30,6 +30,9 @@ def export(
         str | None,
         o.flag("--isa", help="Instruction sets in the library, such as avx2,avxvnni (default: all of the machine)."),
     ] = None,
+    lora_rank: Annotated[
+        int, o.flag("--lora-rank", help="Room for LoRA adapters up to this rank, which edge export-adapter makes.")
+    ] = 0,
     force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -44,7 +47,7 @@ def export(
 
     with progress(enabled=not quiet) as shown:
         manifest = make(
-            model, output, options, device=device, isas=isa, force=force,
+            model, output, options, device=device, isas=isa, lora_rank=lora_rank, force=force,
             progress=lambda step, part: shown.step(step)(part, 1.0),
         )  # fmt: skip
     if json:

@@ -82,6 +82,7 @@ typedef struct { /* strings belong to the model */
     uint64_t weights; /* Bytes of weights; as the next two, planned for one session. */
     uint64_t kv; /* Bytes of KV rows. */
     uint64_t scratch; /* Bytes of scratch memory. */
+    uint32_t lora_rank; /* Of the largest adapter that sessions have room for; 0: none. */
     /* end */
 } edge_model_info;
 
@@ -170,6 +171,7 @@ typedef struct {
     uint64_t weights; /* Bytes of weights. */
     uint64_t kv; /* Bytes of KV rows. */
     uint64_t scratch; /* Bytes of scratch memory. */
+    uint64_t lora; /* Bytes of room for adapters. */
     uint64_t file; /* Bytes of model.edge that are mapped. */
     uint64_t tokens; /* Tokens that ran since the session began. */
     uint64_t evicted; /* Rows that the policy evicted. */
@@ -223,11 +225,17 @@ EDGE_API edge_status edge_next(edge_session *session, edge_piece *piece, edge_er
 EDGE_API void edge_cancel(edge_session *session);
 /* Forgets the last turns, each a question with its answer; UINT32_MAX: all, with the system's text. EDGE_UNSUPPORTED
  * where they cannot be taken back: after evictions. Then rewind all and append the conversation again. With sliding
- * windows or a recurrent state, some of the tokens that stay may run again, with the next prompt. */
+ * windows or a recurrent state, some of the tokens that stay may run again, with the next prompt. When all turns go, the
+ * KV rows of the system's text stay where they can. */
 EDGE_API edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error);
 /* The conversation with its KV rows, for edge_load in a session of the same bundle. */
 EDGE_API edge_status edge_save(edge_session *session, edge_stream *stream, edge_error *error);
 EDGE_API edge_status edge_load(edge_session *session, const edge_stream *stream, edge_error *error);
+/* A LoRA adapter by `edge export-adapter`, from now on, in place of the one before; NULL: none. scale: of its change, 1 for
+ * all of it. It is read into memory that the session has for it. Forgets the whole conversation, whose rows are those of
+ * another adapter. If the file is refused, there is none. EDGE_UNSUPPORTED if the bundle has no room for it. */
+EDGE_API edge_status edge_set_adapter(edge_session *session, const edge_stream *adapter, double scale,
+                                      edge_error *error);
 /* Memory is short: gives back what can be spared, for good. Not while an answer is generated on another thread. */
 EDGE_API edge_status edge_trim(edge_session *session, edge_trim_level level, edge_error *error);
 /* Between tokens, from any thread; EDGE_BUSY while another one computes. Disturbs no answer. */

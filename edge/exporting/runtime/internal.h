@@ -11,7 +11,7 @@
  *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
  *     pass.c       table.c           threads that run the compiled pass; rows that a pass reads from the file
  *     context.c  turns.c             the conversation and its tokens; the loop of answers
- *     state.c                        saved conversations
+ *     state.c      adapter.c         saved conversations; LoRA adapters
  *     open.c     session.c           the functions of edge.h: of models, of sessions
  *
  * constants.h is written when the runtime is compiled: numbers and structs that Python has, too (exporting/constants.py).
@@ -113,6 +113,7 @@ static inline void *take(arena *from, uint64_t size)
  * double radians[head / 2].
  * Section NORMALS: float[layers * kv_heads * head] of reflections, if kv_dtype is int4.
  * Section TABLE, the last: a row of layers * layer_inputs values for each token, in blocks of GGUF; see table.c.
+ * Section ADAPTERS: an adapters_config, and an `adapted` for each matrix that may have an adapter.
  * Section STRINGS: of name, license, policy, kv_dtype, each ends with \0. */
 
 struct edge_model {
@@ -130,6 +131,7 @@ struct edge_model {
 /* Maps the file into *model and checks all sections but TOKENIZER, WORDS and CHAT, which their owners check. */
 edge_status model_map(const edge_source *source, edge_model *model, edge_error *error);
 edge_status model_is_whole(const edge_model *model, edge_error *error); /* before the file is read */
+const adapters_config *model_adapters(const edge_model *model); /* NULL: there is no room for any */
 uint32_t model_designs(const edge_model *model, const design_config **designs); /* their number, the best first */
 edge_status find_design(const edge_model *model, const char *isa, const design_config **design, edge_error *error);
 /* Checks that the angles are there; radians[head / 2]. */
@@ -271,6 +273,7 @@ void rows_release(kv_rows *rows, uint32_t first);                               
 void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key);      /* head: of all layers' */
 void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key);        /* may change the key */
 float rows_from_half(uint16_t half);
+uint16_t rows_to_half(float x);
 size_t rows_bytes(const kv_rows *rows);                                            /* of one row */
 void rows_save(const kv_rows *rows, uint32_t row, uint8_t *out);
 void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved);
@@ -304,8 +307,8 @@ void kv_shrink(kv *k, uint32_t capacity);
 uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
 uint64_t kv_fixed(const kv *k);                    /* bytes of rings and of the fixed state */
 /* Takes a snapshot of the fixed state, for kv_truncate to come back to the present length, as long as nothing is evicted
- * and no SNAPSHOTS others have followed. */
-void kv_remember(kv *k);
+ * and no SNAPSHOTS others have followed. kept: the length at which an earlier one stays; 0: none. */
+void kv_remember(kv *k, uint32_t kept);
 uint32_t kv_latest(const kv *k, uint32_t length);  /* rows of the last snapshot of no more than that; 0 without one */
 uint64_t kv_remembered(const kv *k);               /* bytes of snapshots; 0 for models without such a state */
 /* For policies that observe: of a head of the layers without a ring, by logical row, attention and ages [length]. */
@@ -359,6 +362,9 @@ uint32_t pass_threads(const pass *p);
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
 bool pass_reaches(const pass *p, uint32_t count); /* false: the model has learned fewer positions */
 uint64_t pass_bytes(const pass *p); /* scratch */
+/* The table of the pass and the memory for an adapter, where the model has room for one. */
+typedef struct { int64_t *table; uint8_t *memory; } adapter_room;
+adapter_room pass_adapter(const pass *p);
 
 /* The compiled pass of an instruction set (backends/tvm/cpu/generator.py). Every thread calls it until it has done the job
  * QUIT. It returns to thread 0 after each job; to the others after QUIT, or in WebAssembly, where a function that runs is
@@ -368,7 +374,7 @@ typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, 
                           const int32_t *lengths, const int32_t *positions, const int32_t *tokens, float *logits,
                           const float *rope, float *attention, const int32_t *starts, void *ring_keys,
                           void *ring_values, void *ring_key_scales, void *ring_value_scales,
-                          const int32_t *ring_positions, float *states, int64_t thread);
+                          const int32_t *ring_positions, float *states, const uint8_t *lora, int64_t thread);
 typedef struct { const char *isa; compiled_run *run; } compiled_pass;
 extern const compiled_pass EDGE_PASSES[]; /* passes.c, written at export: the best first; ends with NULL */
 /* Reads the rows of section TABLE of these tokens into [count][layers][layer_inputs, padded to 16], times the root of half
@@ -378,7 +384,11 @@ extern table_reader *const EDGE_TABLE; /* trusted.c; NULL for models without a t
 #define TABLE_READER(name, values, bytes) table_reader table_##name;
 TABLE_TYPES(TABLE_READER)
 #undef TABLE_READER
-/* SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES and NORMALS, one behind the other: trusted.c, from export. */
+/* Of edge_set_adapter. */
+typedef edge_status adapter_reader(edge_session *session, const edge_stream *adapter, double scale, edge_error *error);
+extern adapter_reader *const EDGE_ADAPTERS; /* trusted.c; NULL for models without room, so that libraries have no code */
+adapter_reader read_adapter;
+/* SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS and ADAPTERS, one behind the other: trusted.c, from export. */
 extern const uint8_t EDGE_TRUSTED[32];
 
 #endif

@@ -194,6 +194,25 @@ static bool find_strings(edge_model *model)
     return true;
 }
 
+static bool adapters_agree(const edge_model *model)
+{
+    const adapters_config *room = model_adapters(model);
+    uint64_t size = model->sizes[SECTION_ADAPTERS], fewest = UINT64_MAX;
+    const design_config *designs;
+    for (uint32_t count = model_designs(model, &designs); count; count--, designs++)
+        fewest = designs->numbers < fewest ? designs->numbers : fewest;
+    if (!room)
+        return !size;
+    if (room->rank % RANK_STEP || !within(room->rank, RANK_STEP, MOST_RANK) || room->lora_rank >= fewest
+        || !within(room->room, 1, MOST_BYTES) || size != sizeof *room + (uint64_t)room->count * sizeof(adapted))
+        return false;
+    const adapted *each = (const adapted *)(room + 1);
+    for (uint32_t i = 0; i < room->count; i++)
+        if (each[i].kind > LORA_F32 || each[i].table + 3ull > fewest)
+            return false;
+    return true;
+}
+
 static edge_status check_sections(edge_model *model, edge_error *error)
 {
     static const enum section_kind needed[] = {
@@ -215,6 +234,8 @@ static edge_status check_sections(edge_model *model, edge_error *error)
         return damaged(error, "its angles");
     if (!designs_agree(model))
         return damaged(error, "its designs");
+    if (!adapters_agree(model))
+        return damaged(error, "its room for adapters");
     if (model->sizes[SECTION_NORMALS] != (c->kv_dtype == KV_INT4 ? 4ull * c->layers * c->kv_heads * c->head : 0))
         return damaged(error, "its normals");
     if (!model->sizes[SECTION_TABLE] != !c->layer_inputs || model->sizes[SECTION_TABLE] % c->vocab)
@@ -244,6 +265,12 @@ edge_status model_is_whole(const edge_model *model, edge_error *error)
         return EDGE_OK;
     return edge_fail(error, EDGE_BAD_FILE, "model.edge was cut short while it was open: copy it again, and open that "
                      "one");
+}
+
+const adapters_config *model_adapters(const edge_model *model)
+{
+    bool whole = model->sizes[SECTION_ADAPTERS] >= sizeof(adapters_config);
+    return whole ? (const adapters_config *)model->sections[SECTION_ADAPTERS] : NULL;
 }
 
 uint32_t model_designs(const edge_model *model, const design_config **designs)

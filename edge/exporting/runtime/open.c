@@ -8,6 +8,7 @@ static edge_status check_trusted(const edge_model *model, edge_error *error)
 {
     static const enum section_kind trusted[] = {
         SECTION_CONFIG, SECTION_LAYERS, SECTION_DESIGNS, SECTION_ANGLES, SECTION_NORMALS,
+        SECTION_ADAPTERS,
     };
     hasher h;
     hash_start(&h);
@@ -80,11 +81,12 @@ edge_status edge_info(const edge_model *model, edge_model_info *info, edge_error
     if (status)
         return status;
     const edge_config *c = model->config;
+    const adapters_config *room = model_adapters(model);
     *info = (edge_model_info){
         .size = info->size, .abi = EDGE_ABI, .name = model->name, .license = model->license, .policy = model->policy,
         .kv_dtype = model->kv_dtype, .isa = best_isa(model), .vocab = c->vocab, .context = c->context,
         .capacity = c->capacity, .threads = c->threads, .chat = c->chat, .weights = model->sizes[SECTION_WEIGHTS],
-        .kv = c->kv_bytes, .scratch = c->scratch_bytes,
+        .kv = c->kv_bytes, .scratch = c->scratch_bytes, .lora_rank = room ? room->rank : 0,
     };
     return EDGE_OK;
 }

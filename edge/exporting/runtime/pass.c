@@ -13,7 +13,8 @@ struct pass {
     kv *rows;
     compiled_run *run;
     pass_job *job;
-    const int64_t *table;                          /* of the design */
+    const int64_t *table;                          /* of the design; with room for an adapter, a copy of it */
+    adapter_room adapter;
     int32_t *lines;                                /* LINE words of each thread, and of the job */
     float *floats;                                 /* scratch */
     int32_t *integers;
@@ -51,12 +52,17 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     float *logits = take(from, c->padded_vocab * sizeof *logits);
     float *rope = take(from, (uint64_t)c->rope_kinds * design->rope_size * sizeof *rope);
     member *members = take(from, c->threads * sizeof *members);
+    uint64_t bytes = from->used - before, size = design->numbers * sizeof(int64_t);
+    const adapters_config *room = model_adapters(model);
+    adapter_room adapter = {take(from, room ? size : 0), take(from, room ? room->room : 0)};
     if (!from->memory)
         return NULL;
+    const uint8_t *table = model->sections[SECTION_DESIGNS] + design->table;
+    if (room)
+        table = memcpy(adapter.table, table, size);
     *p = (pass){.model = model, .design = design, .rows = rows, .job = job, .lines = lines, .floats = floats,
                 .integers = integers, .tokens = tokens, .logits = logits, .rope = rope, .members = members,
-                .cache = kv_arguments(rows), .bytes = from->used - before,
-                .table = (const int64_t *)(model->sections[SECTION_DESIGNS] + design->table),
+                .cache = kv_arguments(rows), .bytes = bytes, .table = (const int64_t *)table, .adapter = adapter,
                 .learned = has_learned_positions(model)};
     if (model->sizes[SECTION_NORMALS])
         memcpy(floats + design->normals, model->sections[SECTION_NORMALS],
@@ -69,6 +75,11 @@ uint64_t pass_bytes(const pass *p)
     return p->bytes;
 }
 
+adapter_room pass_adapter(const pass *p)
+{
+    return p->adapter;
+}
+
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
 
 static void run_compiled(pass *p, int64_t number)
@@ -77,7 +88,8 @@ static void run_compiled(pass *p, int64_t number)
     p->run((int64_t *)p->job, p->lines, p->model->sections[SECTION_WEIGHTS], p->table, p->floats, p->integers,
            cache->keys, cache->values, cache->key_scales, cache->value_scales, cache->lengths, cache->positions,
            p->tokens, p->logits, p->rope, cache->paid, cache->starts, cache->ring_keys, cache->ring_values,
-           cache->ring_key_scales, cache->ring_value_scales, cache->ring_positions, cache->states, number);
+           cache->ring_key_scales, cache->ring_value_scales, cache->ring_positions, cache->states,
+           p->adapter.memory, number);
 }
 
 static void *work(void *argument)

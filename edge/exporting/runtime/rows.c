@@ -9,7 +9,7 @@
 
 enum { KEYS, VALUES, KEY_SCALES, VALUE_SCALES, ARRAYS };
 
-static uint16_t to_half(float x)
+uint16_t rows_to_half(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -235,7 +235,7 @@ static void set_int4(const kv_rows *rows, uint32_t row, float *key)
     float scales[2] = {(most - least) * (float)(1.0 / (double)INT4_STEPS), least};
     for (int each = 0; each < 2; each++) { /* as they will be read */
         float clipped = scales[each] > LARGEST_HALF ? LARGEST_HALF : scales[each];
-        uint16_t half = to_half(clipped < -LARGEST_HALF ? -LARGEST_HALF : clipped);
+        uint16_t half = rows_to_half(clipped < -LARGEST_HALF ? -LARGEST_HALF : clipped);
         memcpy(scale + each * scale_stride, &half, 2);
         scales[each] = rows_from_half(half);
     }
@@ -257,7 +257,7 @@ void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key)
         set_int4(rows, row, key);
     } else
         for (uint32_t at = 0; at < rows->head; at++, to += stride) {
-            uint16_t half = to_half(key[at]);
+            uint16_t half = rows_to_half(key[at]);
             if (rows->dtype == KV_F32)
                 memcpy(to, &key[at], 4);
             else

@@ -249,6 +249,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         return status;
     if (!usage || usage->size < sizeof *usage)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_use needs an edge_usage whose size is set"));
+    const adapters_config *room = model_adapters(s->model);
     *usage = (edge_usage){
         .size = usage->size,
         .rows = kv_length(s->rows),
@@ -257,6 +258,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .weights = s->model->sizes[SECTION_WEIGHTS],
         .kv = kv_bytes(s->rows) + kv_fixed(s->rows) + kv_remembered(s->rows),
         .scratch = pass_bytes(s->pass),
+        .lora = room ? room->room : 0,
         .file = s->model->file.size,
         .tokens = s->ran,
         .evicted = s->all_evicted,

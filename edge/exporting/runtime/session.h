@@ -23,6 +23,8 @@ enum turn {
 /* Where the conversation was when a turn began: rows, and the tokens that had not been run. */
 typedef struct { uint64_t evicted; uint32_t rows, count; int32_t left[MOST_LEFT]; } turn_mark;
 
+typedef struct { uint8_t hash[32]; double scale; } adapter_name;
+
 struct edge_session {
     edge_model *model;
     void *memory;
@@ -44,7 +46,7 @@ struct edge_session {
     uint32_t room, first, waiting;
     int32_t *run_ids;         /* [capacity]: tokens of all rows, if the model has a tail, and while none is evicted */
     int32_t *system;          /* [capacity]: the beginning of a conversation with a system's text */
-    uint32_t system_count, turns;
+    uint32_t system_count, system_rows, turns; /* system_rows: the first ones, which are its tokens', once they have run */
     uint64_t evicted;         /* rows, of this conversation */
     turn_mark marks[MOST_MARKS];
     uint32_t turn_rows;       /* with which the last turn began */
@@ -52,6 +54,7 @@ struct edge_session {
     uint32_t chunk;           /* most tokens of a prompt that run at once */
     double needed;            /* the planned peak of the process, in bytes */
     uint64_t ran, all_evicted; /* since edge_begin */
+    adapter_name adapter;     /* the one that is set; zeros: none */
 
     /* The answer, and the prompt before it. */
     edge_options options, next_options;
@@ -81,6 +84,7 @@ edge_status check_length(size_t count, size_t size, edge_error *error);
 /* ---- context.c -------------------------------------------------------------------------------------------------- */
 
 void context_reset(edge_session *s);         /* forgets all but the system's text */
+void context_restart(edge_session *s);       /* the same, but keeps the rows of the system's text if it can */
 void context_settle(edge_session *s);        /* an answer is over */
 /* Adds tokens that wait to run. False: they do not fit, or the prompt was stopped. */
 bool context_push(edge_session *s, const int32_t *ids, size_t count);
@@ -91,5 +95,10 @@ void context_give(edge_session *s, double bytes);
 double context_spare(const edge_session *s); /* bytes that can be given back */
 turn_mark context_mark(const edge_session *s);
 bool context_rewind(edge_session *s, const turn_mark *mark);
+
+/* ---- state.c ---------------------------------------------------------------------------------------------------- */
+
+typedef struct { const edge_stream *stream; uint64_t at; hasher sum; } state_stream; /* sum: of all bytes so far */
+bool state_get(void *from, void *bytes, size_t size);
 
 #endif

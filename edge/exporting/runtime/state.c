@@ -1,10 +1,11 @@
 /* Saved conversations: a header, the KV rows, their tokens where turns cannot be taken back without them, tokens that have
- * not been run, the system's text and marks, with the SHA-256 of all of it at the end. Only a session of the same bundle takes them. */
+ * not been run, the system's text and marks, with the SHA-256 of all of it at the end. Only a session of the same bundle
+ * with the same adapter takes them. */
 #include <string.h>
 
 #include "session.h"
 
-enum { STATE_VERSION = 5 };
+enum { STATE_VERSION = 6 };
 
 typedef struct {
     char magic[8]; /* "EDGESTA1" */
@@ -12,9 +13,9 @@ typedef struct {
     uint8_t model[32], bundle[32]; /* hashes: of the weights' file, of the sections that the library trusts */
     uint64_t length, evicted;
     uint32_t turn, turns, waiting, system;
+    adapter_name adapter;
 } state_header;
 
-typedef struct { const edge_stream *stream; uint64_t at; hasher sum; } state_stream;
 enum { DIGEST = 32 };
 
 static bool put(void *to, const void *bytes, size_t size)
@@ -34,7 +35,7 @@ static bool put(void *to, const void *bytes, size_t size)
     return true;
 }
 
-static bool get(void *from, void *bytes, size_t size)
+bool state_get(void *from, void *bytes, size_t size)
 {
     state_stream *own = from;
     const edge_stream *stream = own->stream;
@@ -77,6 +78,7 @@ static state_header header_of(const edge_session *s)
         .turns = s->turns,
         .waiting = s->waiting,
         .system = s->system_count,
+        .adapter = s->adapter,
     };
     memcpy(header.model, ((const file_header *)(const void *)s->model->file.data)->hash, sizeof header.model);
     memcpy(header.bundle, EDGE_TRUSTED, sizeof header.bundle);
@@ -85,11 +87,27 @@ static state_header header_of(const edge_session *s)
 
 static edge_status check_stream(const edge_session *s, const edge_stream *stream, edge_error *error)
 {
-    if (!stream || stream->size < sizeof *stream)
-        return edge_fail(error, EDGE_BAD_ARGUMENT, "a state needs an edge_stream whose size is set");
     if (s->turn == TURN_ANSWERING)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "an answer is being generated: let it end, or cancel it, first");
+    if (!stream || stream->size < sizeof *stream)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "an edge_stream is needed whose size is set");
     return EDGE_OK;
+}
+
+static edge_status check_source(const edge_session *s, const edge_stream *stream, edge_error *error)
+{
+    edge_status status = check_stream(s, stream, error);
+    if (!status && stream->fd < 0 && !stream->buffer)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "an edge_stream is needed with a file or a buffer");
+    return status;
+}
+
+/* The whole conversation, with the system's text. */
+static void forget(edge_session *s)
+{
+    context_reset(s);
+    s->system_count = 0;
+    s->turn = TURN_NEW;
 }
 
 edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
@@ -134,32 +152,35 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
     uint8_t digest[DIGEST], stored[DIGEST];
     hash_start(&from.sum);
     state_header header, ours = header_of(s);
-    if (!get(&from, &header, sizeof header) || memcmp(header.magic, ours.magic, sizeof header.magic))
+    if (!state_get(&from, &header, sizeof header) || memcmp(header.magic, ours.magic, sizeof header.magic))
         return edge_fail(error, EDGE_BAD_FILE, "this is not a saved state");
     if (header.version != ours.version || memcmp(header.model, ours.model, sizeof header.model) ||
         memcmp(header.bundle, ours.bundle, sizeof header.bundle))
         return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another bundle or version of it");
+    if (memcmp(&header.adapter, &ours.adapter, sizeof header.adapter))
+        return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another adapter: set that one first");
     bool right = header.waiting <= s->room && header.system <= s->model->config->capacity &&
                  header.turn <= TURN_ANSWERED && header.turn != TURN_ANSWERING;
-    edge_status status = right ? kv_load(s->rows, get, &from, error) : EDGE_OK;
+    edge_status status = right ? kv_load(s->rows, state_get, &from, error) : EDGE_OK;
     if (status)
         return status;
     if (right) {
         s->turns = header.turns;
         uint32_t held = held_tokens(s, header.evicted);
-        right = get(&from, s->run_ids, held * sizeof *s->run_ids) && are_ids(s, s->run_ids, held) &&
-                get(&from, s->ids, header.waiting * sizeof *s->ids) && are_ids(s, s->ids, header.waiting) &&
-                get(&from, s->system, header.system * sizeof *s->system) && are_ids(s, s->system, header.system) &&
-                get(&from, s->marks, held_marks(s) * sizeof *s->marks);
+        right = state_get(&from, s->run_ids, held * sizeof *s->run_ids) && are_ids(s, s->run_ids, held) &&
+                state_get(&from, s->ids, header.waiting * sizeof *s->ids) && are_ids(s, s->ids, header.waiting) &&
+                state_get(&from, s->system, header.system * sizeof *s->system) && are_ids(s, s->system, header.system) &&
+                state_get(&from, s->marks, held_marks(s) * sizeof *s->marks);
     }
     for (uint32_t i = 0; right && i < held_marks(s); i++)
         right = s->marks[i].count <= MOST_LEFT && are_ids(s, s->marks[i].left, s->marks[i].count);
     hash_end(&from.sum, digest);
-    if (!right || !get(&from, stored, sizeof stored) || memcmp(stored, digest, sizeof digest) || from.at != header.length)
+    if (!right || !state_get(&from, stored, sizeof stored) || memcmp(stored, digest, sizeof digest) ||
+        from.at != header.length)
         return edge_fail(error, EDGE_BAD_FILE, "the saved state is damaged");
     policy_pin(s->policy, header.pinned, kv_capacity(s->rows));
     s->waiting = header.waiting;
-    s->system_count = header.system;
+    s->system_count = s->system_rows = header.system;
     s->evicted = header.evicted;
     s->turn = (enum turn)header.turn;
     return EDGE_OK;
@@ -170,17 +191,28 @@ edge_status edge_load(edge_session *s, const edge_stream *stream, edge_error *er
     edge_status status = enter(s, error);
     if (status)
         return status;
-    if (!(status = check_stream(s, stream, error)) && stream->fd < 0 && !stream->buffer)
-        status = edge_fail(error, EDGE_BAD_ARGUMENT, "a state needs a file or a buffer");
+    if ((status = check_source(s, stream, error)))
+        return leave(s, status);
+    forget(s);
+    if ((status = load(s, stream, error)))
+        forget(s);
+    return leave(s, status);
+}
+
+edge_status edge_set_adapter(edge_session *s, const edge_stream *adapter, double scale, edge_error *error)
+{
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if (s->turn == TURN_ANSWERING || adapter)
+        status = check_source(s, adapter, error);
+    if (!status && adapter && !EDGE_ADAPTERS)
+        status = edge_fail(error, EDGE_UNSUPPORTED, "the bundle has no room for adapters: export it with --lora-rank");
+    if (!status && adapter && !(scale >= -MOST_SCALE && scale <= MOST_SCALE)) /* nor NaN */
+        status = edge_fail(error, EDGE_BAD_ARGUMENT, "an adapter's scale must be from -%d to %d", (int64_t)MOST_SCALE,
+                           (int64_t)MOST_SCALE);
     if (status)
         return leave(s, status);
-    context_reset(s);
-    s->system_count = 0;
-    s->turn = TURN_NEW;
-    if ((status = load(s, stream, error))) {
-        context_reset(s);
-        s->system_count = 0;
-        s->turn = TURN_NEW;
-    }
-    return leave(s, status);
+    forget(s);
+    return leave(s, EDGE_ADAPTERS ? EDGE_ADAPTERS(s, adapter, scale, error) : EDGE_OK);
 }

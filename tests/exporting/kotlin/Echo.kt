@@ -51,6 +51,16 @@ private fun values(model: EdgeModel) {
         val state = session.save()
         session.load(state)
         show("loaded", runBlocking { session.answer().toList() }.joinToString("") { it.text })
+        val adapters = mutableListOf<Long>()
+        session.setAdapter("ab".encodeToByteArray(), 0.5)
+        adapters += session.usage().lora
+        session.setAdapter(7)
+        adapters += session.usage().lora
+        session.setAdapter(byteArrayOf(97))
+        adapters += session.usage().lora
+        session.setAdapter(null)
+        show("adapters", adapters + session.usage().lora)
+        show("adapter", failure { session.setAdapter(null, 1e7) })
         session.reset()
         show("rewind", failure { session.rewind(2) })
         session.trim(Trim.ALL)

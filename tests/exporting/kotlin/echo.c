@@ -19,6 +19,7 @@ struct edge_session {
     char text[1 << 20];
     size_t length, at;
     uint32_t answering, tokens;
+    uint64_t adapter; /* what was said of the last one */
 };
 
 static atomic_int faults;
@@ -64,7 +65,7 @@ edge_status edge_info(const edge_model *model, edge_model_info *info, edge_error
 {
     (void)model, (void)error;
     *info = (edge_model_info){sizeof *info, EDGE_ABI, "echo \xf0\x9f\x98\x80", "MIT", "streaming", "int8", "avx2",
-                              300, 2048, 256, 4, 1, 5000000000, 6, 7};
+                              300, 2048, 256, 4, 1, 5000000000, 6, 7, 8};
     return EDGE_OK;
 }
 
@@ -181,6 +182,17 @@ edge_status edge_load(edge_session *session, const edge_stream *stream, edge_err
     return edge_append(session, EDGE_RAW, stream->buffer, stream->length, error);
 }
 
+edge_status edge_set_adapter(edge_session *session, const edge_stream *adapter, double scale, edge_error *error)
+{
+    enter(session);
+    if (scale > 1e6)
+        return leave(session, fail(error, EDGE_BAD_ARGUMENT, "the scale is too large"));
+    session->adapter = adapter ? 100 * (uint64_t)(scale * 100) + (uint64_t)adapter->fd + 1 : 0;
+    if (adapter && adapter->buffer)
+        session->adapter += 1000000 * ((const uint8_t *)adapter->buffer)[adapter->capacity - 1];
+    return leave(session, EDGE_OK);
+}
+
 edge_status edge_trim(edge_session *session, edge_trim_level level, edge_error *error)
 {
     (void)error;
@@ -197,7 +209,8 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
     *usage = (edge_usage){
         sizeof *usage, o->threads, (uint32_t)o->top_k, o->max_tokens, o->cpu_mask, o->seed,
         (uint64_t)((o->temperature * 1000 + o->top_p * 100 + o->min_p * 10 + o->repeat_penalty) * 1000 + 0.5),
-        o->stop_count ? strlen(session->stops[o->stop_count - 1]) : 0, session->tokens, (uint64_t)atomic_load(&faults),
+        session->adapter, o->stop_count ? strlen(session->stops[o->stop_count - 1]) : 0, session->tokens,
+        (uint64_t)atomic_load(&faults),
         session->readings.joules + session->readings.celsius * 1000 + session->readings.headroom * 1e6,
         o->time + o->energy * 10 + o->power * 100 + o->max_temp * 1000 + o->headroom * 1e4,
         session->readings.available == 1 << 30};

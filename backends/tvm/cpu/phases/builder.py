@@ -38,17 +38,17 @@ class PassKind:
     batch: int  # tokens that are multiplied with a tile of weights at once
     single: bool = False
     apart: bool = False
+    like_chunk: bool = False  # a batch of as many tokens as a chunk multiplies at once
 
 
 def pass_kinds(design: Design) -> list[PassKind]:
     """All passes of a design."""
-    # In the exact mode, a batch of 8 tokens would take half a minute to compile.
-    most = min(2, design.target.gemm_tokens) if design.exact else design.target.gemm_tokens
+    most = design.most_tokens
     batches = enumerate(design.batches, Job.BATCH)
     return [
         PassKind("step", Job.STEP, 1, single=True),
         PassKind("chunk", Job.CHUNK, most),
-        *(PassKind(f"batch{size}", job, size, apart=True) for job, size in batches),
+        *(PassKind(f"batch{size}", job, size, apart=True, like_chunk=size == most) for job, size in batches),
     ]
 
 
@@ -200,7 +200,8 @@ class PassBuilder:
         return Inputs(self.floats, self.at(name), stride, None if self.design.exact else self.quantized())
 
     def multiply(self, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]) -> list[Register]:
-        ahead = self.target.fetch_ahead if len(rows) == 1 else 0  # products of several tokens are bound by arithmetic
+        # A chunk is bound by arithmetic; what a step or a batch multiplies comes from memory.
+        ahead = self.target.fetch_ahead if self.single or self.apart or len(rows) == 1 else 0
         return multiply(self.isa, self.weights, matrix, tile, inputs, rows, ahead)
 
     def product(

@@ -235,22 +235,41 @@ static jlong save_state(JNIEnv *env, jclass class, jlong session, jint fd, jbyte
     return (jlong)stream.length;
 }
 
+/* The content of an array, if there is one. False: the JVM has thrown OutOfMemoryError. */
+static int lend_stream(JNIEnv *env, jbyteArray buffer, edge_stream *stream)
+{
+    if (!buffer)
+        return 1;
+    stream->capacity = stream->length = (uint64_t)(*env)->GetArrayLength(env, buffer);
+    stream->buffer = (*env)->GetByteArrayElements(env, buffer, NULL);
+    return stream->buffer != NULL;
+}
+
+static void take_back(JNIEnv *env, jbyteArray buffer, edge_stream *stream, edge_status status, const edge_error *error)
+{
+    if (buffer)
+        (*env)->ReleaseByteArrayElements(env, buffer, stream->buffer, JNI_ABORT);
+    if (status < 0)
+        raise_error(env, error);
+}
+
 static void load_state(JNIEnv *env, jclass class, jlong session, jint fd, jbyteArray buffer)
 {
     (void)class;
     edge_error error = {.size = sizeof error};
     edge_stream stream = {.size = sizeof stream, .fd = fd};
-    if (buffer) {
-        stream.capacity = stream.length = (uint64_t)(*env)->GetArrayLength(env, buffer);
-        stream.buffer = (*env)->GetByteArrayElements(env, buffer, NULL);
-        if (!stream.buffer)
-            return;
-    }
-    edge_status status = edge_load(session_of(session), &stream, &error);
-    if (buffer)
-        (*env)->ReleaseByteArrayElements(env, buffer, stream.buffer, JNI_ABORT);
-    if (status < 0)
-        raise_error(env, &error);
+    if (lend_stream(env, buffer, &stream))
+        take_back(env, buffer, &stream, edge_load(session_of(session), &stream, &error), &error);
+}
+
+/* Neither a file nor an array: no adapter. */
+static void set_adapter(JNIEnv *env, jclass class, jlong session, jint fd, jbyteArray buffer, jdouble scale)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    edge_stream stream = {.size = sizeof stream, .fd = fd}, *adapter = fd >= 0 || buffer ? &stream : NULL;
+    if (lend_stream(env, buffer, &stream))
+        take_back(env, buffer, &stream, edge_set_adapter(session_of(session), adapter, scale, &error), &error);
 }
 
 static void trim_memory(JNIEnv *env, jclass class, jlong session, jint level)
@@ -314,6 +333,7 @@ static const JNINativeMethod METHODS[] = {
     METHOD("rewind", "(JI)V", rewind_turns),
     METHOD("save", "(JI[B)J", save_state),
     METHOD("load", "(JI[B)V", load_state),
+    METHOD("setAdapter", "(JI[BD)V", set_adapter),
     METHOD("trim", "(JI)V", trim_memory),
     METHOD("use", "(J[B)V", read_usage),
     METHOD("tokenize", "(J[BI[I)J", count_tokens),

@@ -178,6 +178,12 @@ int32_t web_load(void)
     return edge_load(session, &stream, &failure);
 }
 
+int32_t web_set_adapter(uint32_t given, double scale)
+{
+    edge_stream stream = {sizeof stream, HOST, NULL, 0, 0};
+    return edge_set_adapter(session, given ? &stream : NULL, scale, &failure);
+}
+
 const edge_usage *web_use(void)
 {
     static edge_usage use = {.size = sizeof use};

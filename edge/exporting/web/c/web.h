@@ -5,7 +5,8 @@
  *     env.now()             f64, seconds of a monotonic clock
  *     env.random()          i32, 32 random bits
  *     env.write(from, size) i32, takes the next bytes of a state that is being saved; less than 0: it cannot
- *     env.read(to, size)    i32, gives the next bytes of a state that is being loaded; how many, fewer at its end
+ *     env.read(to, size)    i32, gives the next bytes of a state that is being loaded, or of an adapter; how many, fewer at
+ *                           its end
  *     env.row(at, to, size) i32, reads bytes of model.edge that are not in memory, from f64 at on; how many
  *
  * so that a state needs no memory of the module, nor does a table of embeddings: modules of models without one do not
@@ -61,6 +62,8 @@ WEB_API(web_rewind) int32_t web_rewind(uint32_t turns);
 WEB_API(web_state) int64_t web_state(void);              /* bytes that web_save would write; or an edge_status */
 WEB_API(web_save) int32_t web_save(void);                /* to env.write */
 WEB_API(web_load) int32_t web_load(void);                /* from env.read */
+/* From env.read, or none. The whole conversation is forgotten. */
+WEB_API(web_set_adapter) int32_t web_set_adapter(uint32_t given, double scale);
 WEB_API(web_use) const edge_usage *web_use(void);        /* 0: no session has begun */
 WEB_API(web_tokenize) int32_t web_tokenize(const char *text, uint32_t bytes, uint32_t special, int32_t *ids,
                                            uint32_t room);

@@ -77,6 +77,8 @@ export interface Info {
   capacity: number;
   /** Whether there is a chat template. */
   chat: boolean;
+  /** Of the largest adapter that sessions have room for; 0: none. */
+  loraRank: number;
   // end
   threads: number;
   /** Whether the model is in this device's storage, for the next visit. */
@@ -131,6 +133,10 @@ export class Session {
    * same bytes, but for a header, so who saves each needs to write only the pieces that changed. */
   save(): Promise<Uint8Array>;
   load(state: Uint8Array): Promise<void>;
+  /** A LoRA adapter that `edge export-adapter` has made, from now on: its address, or its bytes; null: none. The whole
+   * conversation is forgotten. scale: of its change; default: 1. Fails with unsupported if the site has no room for
+   * adapters (`info.loraRank`), with bad-file for one of another model. */
+  setAdapter(adapter: string | URL | Uint8Array | null, options?: { scale?: number }): Promise<void>;
   tokenize(text: string, special?: boolean): Promise<Int32Array>;
   close(): Promise<void>;
 }

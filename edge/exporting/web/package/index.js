@@ -141,6 +141,12 @@ export class Session {
     return this.#call("load", state);
   }
 
+  /** @param {string | URL | Uint8Array | null} adapter @param {{scale?: number}} [options] */
+  setAdapter(adapter, { scale = 1 } = {}) {
+    const given = adapter instanceof Uint8Array || adapter === null ? adapter : new URL(adapter, document.baseURI).href;
+    return this.#call("setAdapter", { adapter: given, scale });
+  }
+
   /** @param {string} text @param {boolean} [special] */
   tokenize(text, special = false) {
     return this.#call("tokenize", { text, special });

@@ -43,7 +43,7 @@ export async function fetchFile(folder, manifest, name, signal) {
 }
 
 /** @param {string} address @param {AbortSignal} [signal] @param {RequestCache} [cache] */
-async function fetchBytes(address, signal, cache = "no-cache") {
+export async function fetchBytes(address, signal, cache = "no-cache") {
   /** @type {Response} */
   let response;
   try {

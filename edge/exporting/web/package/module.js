@@ -48,6 +48,7 @@ const INFO = [
   ["name", "Text", 8], ["license", "Text", 12], ["policy", "Text", 16], ["kvDtype", "Text", 20], ["isa", "Text", 24],
   ["vocab", "Uint32", 28], ["context", "Uint32", 32], ["capacity", "Uint32", 36], ["threads", "Uint32", 40],
   ["chat", "Flag", 44], ["weights", "BigUint64", 48], ["kv", "BigUint64", 56], ["scratch", "BigUint64", 64],
+  ["loraRank", "Uint32", 72],
   // end
 ];
 
@@ -55,8 +56,9 @@ const INFO = [
 const USAGE = [
   // generated: Usage
   ["rows", "Uint32", 4], ["capacity", "Uint32", 8], ["threads", "Uint32", 12], ["weights", "BigUint64", 16],
-  ["kv", "BigUint64", 24], ["scratch", "BigUint64", 32], ["file", "BigUint64", 40], ["tokens", "BigUint64", 48],
-  ["evicted", "BigUint64", 56], ["joules", "Float64", 64], ["seconds", "Float64", 72], ["measured", "Flag", 80],
+  ["kv", "BigUint64", 24], ["scratch", "BigUint64", 32], ["lora", "BigUint64", 40], ["file", "BigUint64", 48],
+  ["tokens", "BigUint64", 56], ["evicted", "BigUint64", 64], ["joules", "Float64", 72], ["seconds", "Float64", 80],
+  ["measured", "Flag", 88],
   // end
 ];
 
@@ -293,6 +295,12 @@ export class Engine {
   load(bytes) {
     this.#state = new State(bytes);
     this.#transfer(() => this.exports.web_load());
+  }
+
+  /** @param {Uint8Array | null} bytes null: none @param {number} scale */
+  setAdapter(bytes, scale) {
+    this.#state = new State(bytes ?? undefined);
+    this.#transfer(() => this.exports.web_set_adapter(bytes ? 1 : 0, scale));
   }
 
   /** @param {() => number} call @returns {Uint8Array} */

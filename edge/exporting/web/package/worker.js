@@ -3,7 +3,7 @@
  *
  * Messages to it: {id, call, values}; from it: {id, result} or {id, error}, and {id, event} meanwhile.
  */
-import { fetchFile, fetchManifest } from "./manifest.js";
+import { fetchBytes, fetchFile, fetchManifest } from "./manifest.js";
 import { chooseIsa, EdgeError, Engine, FINISHES } from "./module.js";
 import { forget, loadModel, storageName } from "./store.js";
 
@@ -113,6 +113,9 @@ const calls = {
   save: () => engine.save(),
   /** @param {Uint8Array} state */
   load: (state) => engine.load(state),
+  /** @param {{adapter: string | Uint8Array | null, scale: number}} request adapter: its address, or its bytes */
+  setAdapter: async ({ adapter, scale }) =>
+    engine.setAdapter(typeof adapter === "string" ? await fetchBytes(adapter) : adapter, scale),
   /** @param {{text: string, special: boolean}} request */
   tokenize: ({ text, special }) => engine.tokenize(text, special),
 };

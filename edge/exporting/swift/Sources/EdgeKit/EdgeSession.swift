@@ -107,6 +107,26 @@ public final class EdgeSession: @unchecked Sendable {
         }
     }
 
+    /// A LoRA adapter that `edge export-adapter` has made, from now on; nil: none. `scale`: of its change. Forgets the
+    /// whole conversation. Throws `.badFile` for adapters of other models, `.unsupported` if the bundle has no room for
+    /// adapters (`info.loraRank`).
+    public func setAdapter(_ adapter: Data?, scale: Double = 1) throws {
+        try queue.sync {
+            answers += 1
+            guard var copy = adapter else {
+                return try EdgeError.check { edge_set_adapter(handle, nil, scale, &$0) }
+            }
+            try copy.withUnsafeMutableBytes { bytes in
+                var stream = edge_stream()
+                stream.size = UInt32(MemoryLayout<edge_stream>.size)
+                stream.fd = -1
+                stream.buffer = bytes.baseAddress
+                stream.capacity = UInt64(bytes.count)
+                try EdgeError.check { edge_set_adapter(handle, &stream, scale, &$0) }
+            }
+        }
+    }
+
     /// Memory is short: gives back what can be spared, for good, also between two tokens of an answer.
     public func trim(_ level: Trim) throws {
         try queue.sync { try EdgeError.check { edge_trim(handle, level.rawValue, &$0) } }

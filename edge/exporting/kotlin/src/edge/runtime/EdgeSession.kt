@@ -145,6 +145,18 @@ class EdgeSession internal constructor(
 
     fun load(fd: Int) = change { Native.load(it, fd, null) }
 
+    /**
+     * A LoRA adapter that `edge export-adapter` has made, from now on; null: none. [scale]: of its change. Forgets the whole
+     * conversation. Throws EdgeException with [Status.BAD_FILE] for adapters of other models, [Status.UNSUPPORTED] if the
+     * bundle has no room for adapters ([ModelInfo.loraRank]).
+     */
+    @JvmOverloads
+    fun setAdapter(adapter: ByteArray?, scale: Double = 1.0) = change { Native.setAdapter(it, -1, adapter, scale) }
+
+    /** From a file, up to its end, such as an asset's descriptor. */
+    @JvmOverloads
+    fun setAdapter(fd: Int, scale: Double = 1.0) = change { Native.setAdapter(it, fd, null, scale) }
+
     /** Memory is short: gives back what can be spared, for good. */
     fun trim(level: Trim) = change { Native.trim(it, level.ordinal) }
 

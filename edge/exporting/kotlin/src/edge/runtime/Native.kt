@@ -28,6 +28,8 @@ internal object Native {
     /** Bytes of the state. Without [buffer] they go to [fd], or are only counted if that is -1. */
     @JvmStatic external fun save(session: Long, fd: Int, buffer: ByteArray?): Long
     @JvmStatic external fun load(session: Long, fd: Int, buffer: ByteArray?)
+    /** Without [adapter] it comes from [fd], or there is none if that is -1. */
+    @JvmStatic external fun setAdapter(session: Long, fd: Int, adapter: ByteArray?, scale: Double)
     @JvmStatic external fun trim(session: Long, level: Int)
     @JvmStatic external fun use(session: Long, usage: ByteArray)
     @JvmStatic external fun tokenize(session: Long, text: ByteArray, special: Int, ids: IntArray?): Long

@@ -1,0 +1,87 @@
+"""Decoding with drafts from repeated text and without: the same answer, faster where it repeats its context.
+
+Two sessions of one process take turns at each prompt. Kinds of text: an edit of code and a correction of prose, which
+copy most of their context; a summary, which quotes; a story and a list, which repeat themselves or nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from typing import Any
+
+from machine import machine, say
+
+import edge
+from edge.cli.terminal.show import table
+
+_CODE = '''def mean(values):
+    """The arithmetic mean of a list of numbers."""
+    if not values:
+        raise ValueError("no values")
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+def variance(values):
+    """The mean of the squared distances from the mean."""
+    middle = mean(values)
+    total = 0.0
+    for value in values:
+        total += (value - middle) ** 2
+    return total / len(values)
+'''
+_PROSE = (
+    "The harbour of the old town was built in 1612, when the river still reached the walls. Ships from the north "
+    "brought timber and salt, and left with wine, wool and glass. In 1743 a storm destroyed the eastern pier, and the "
+    "merchants paid for a new one of stone, which stands today. The lighthouse was added in 1821; its keeper, Anna "
+    "Lindqvist, lived there for forty-one years and kept a diary of the weather."
+)
+PROMPTS = {
+    "edit of code": f"Repeat this code, but call the function `mean` `average` instead:\n\n{_CODE}",
+    "correction": f"Repeat this text word by word and correct its spelling:\n\n{_PROSE}",
+    "summary": f"Summarize this text in five sentences, with its own words:\n\n{_PROSE}",
+    "story": "Write a short story about a fox who learns to swim.",
+    "list": "List the planets of the solar system with one fact about each.",
+}
+
+
+def answer(session: Any, prompt: str, tokens: int) -> Any:
+    session.generate(prompt, max_tokens=tokens, ignore_eos=True)
+    return session.report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", nargs="+", default=["smollm2-135m", "gemma3-270m"])
+    parser.add_argument("-r", "--rounds", type=int, default=7)
+    parser.add_argument("-n", "--tokens", type=int, default=160)
+    arguments = parser.parse_args()
+    print(json.dumps(machine()))
+    for model in arguments.model:
+        rows = []
+        with edge.load(model) as drafting, edge.load(model, speculate="off") as plain:
+            for kind, prompt in PROMPTS.items():
+                answer(drafting, prompt, arguments.tokens), answer(plain, prompt, arguments.tokens)
+                pairs = []
+                for number in range(arguments.rounds):
+                    say(f"{model}, {kind}: round {number + 1} of {arguments.rounds}")
+                    pairs.append([answer(each, prompt, arguments.tokens) for each in (drafting, plain)])
+                speeds = [[report.timings.decode_tok_s for report in pair] for pair in pairs]
+                drafted = pairs[-1][0].drafted
+                joules = statistics.median(one.energy.per_token / other.energy.per_token for one, other in pairs)
+                rows.append([
+                    kind, *(f"{statistics.median(each):,.0f}" for each in zip(*speeds, strict=True)),
+                    f"{statistics.median(one / other for one, other in speeds):.2f}",
+                    f"{drafted.accepted:,} of {drafted.tokens:,}", f"{joules:.2f}",
+                    "yes" if all(one.text == other.text for one, other in pairs) else "NO",
+                ])  # fmt: skip
+        print(f"\n## {model}, {arguments.tokens} tokens, greedy, {arguments.rounds} rounds, medians\n")
+        print(table(["text", "drafts, tok/s", "off, tok/s", "ratio", "right", "joules, ratio", "same answer"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""LoRA adapters of exported models: a small file each, which a session reads into memory of its own.
+
+A header, the offsets of A, of its scales and of B for each matrix that may have an adapter (0, 0, 0: it has none), the
+packed matrices (backends/tvm/adapters.py), and the SHA-256 of all that. Section ADAPTERS of model.edge lists these
+matrices. A file is for one model, whatever the plan of the bundle, as long as the bundle has room for its rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.backends.tvm.adapters import adaptable, pack_adapters, padded_rank
+from edge.backends.tvm.cpu.arguments import Table
+from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, make_layout
+from edge.devices.output import check_file, check_path, new_file
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.exporting.c_struct import c_struct, filled
+from edge.exporting.model_file import CONFIG, ENTRY, HEADER, KV_DTYPES, MODEL, Section
+from edge.exporting.model_file import MAGIC as MODEL_MAGIC
+from edge.exporting.model_file import VERSION as MODEL_VERSION
+from edge.model.lora import MAX_RANK, open_lora
+from edge.model.lora_file import LoraFile, parse_lora
+from edge.model.model import Model, open_model
+from edge.storage.fingerprint import fingerprint
+
+VERSION = 1  # of the file and of the packed matrices in it
+MAGIC = b"EDGELORA"
+KINDS = ("I8", "F16", "F32")  # how B is stored, in the order of LORA_I8 …
+
+# Section ADAPTERS, then an ADAPTED for each matrix. rank: padded, as in files. lora_rank: where the table of the pass
+# has the rank. room: bytes for an adapter. layout: the hash of the matrices' sizes.
+ADAPTERS = c_struct(rank="<u4", count="<u4", lora_rank="<u4", reserved="<u4", room="<u8", layout="V32")
+# table: where the table of the pass has the three offsets. Bytes of A, its scales and B for each rank; of B's scales.
+ADAPTED = c_struct(table="<u4", kind="<u4", a="<u4", a_scales="<u4", b="<u4", b_scales="<u4")
+# bytes: of the matrices. model: SHA-256 of the model's file.
+ADAPTER = c_struct(
+    magic="S8", version="<u4", rank="<u4", count="<u4", reserved="<u4", bytes="<u8", model="V32", layout="V32"
+)
+STRUCTS = {"adapters_config": ADAPTERS, "adapted": ADAPTED, "adapter_header": ADAPTER}  # by their names in C
+
+
+def check_rank(rank: int) -> int:
+    """Raises InputError for ranks that no adapter has."""
+    if not 0 <= rank <= MAX_RANK:
+        raise InputError(f"--lora-rank must be from 0 to {MAX_RANK}, not {rank}")
+    return rank
+
+
+def adapters_section(layout: PackedLayout, rank: int, *, exact: bool) -> bytes:
+    """rank: the largest that there is room for."""
+    table, rows, matrices = Table.of(layout.shape), [], list(adaptable(layout, exact=exact))
+    for each in matrices:
+        place = table.place(each.layer, f"{each.name}.lora_a")
+        values = {"table": place, "kind": KINDS.index(each.kind), "a": each.a, "a_scales": each.a_scales}
+        rows.append(filled(ADAPTED, values | {"b": each.b, "b_scales": each.b_scales}))
+    sizes = np.frombuffer(b"".join(rows), ADAPTED)[[name for name in ADAPTED.names or () if name != "table"]]
+    digest = hashlib.sha256(repr((VERSION, sizes.tolist())).encode()).digest()
+    head = {
+        "rank": padded_rank(rank), "count": len(rows), "lora_rank": table.slot("lora_rank"),
+        "room": ALIGNMENT + sum(each.nbytes(padded_rank(rank)) for each in matrices), "layout": np.void(digest),
+    }  # fmt: skip
+    return filled(ADAPTERS, head) + b"".join(rows)
+
+
+def export_adapter(
+    model: str | Path | Model, lora: str | Path, bundle: str | Path, path: str | Path, *, force: bool = False
+) -> dict[str, Any]:
+    """Write the file of an adapter for apps and pages that `edge.export` has made with room for it (lora_rank).
+
+    lora: an adapter in GGUF, FILE or FILE:SCALE; several with commas between become one. bundle: the folder, or its
+    model.edge. force: replace an older file. Returns its name, rank and size.
+
+    Raises InputError for adapters and bundles of another model and for ranks beyond the bundle's, UnsupportedError for
+    bundles without room for adapters, and the errors of `open_model` and `open_lora`.
+    """
+    check_path("path", path, "the path of a file")
+    target, opened = Path(path), model if isinstance(model, Model) else open_model(model)
+    files, found = parse_lora(lora), fingerprint(opened.file.path)
+    check_file(target, force=force)
+    room = _room_of(bundle)
+    if room.model != bytes.fromhex(found.sha256):
+        raise InputError(f"{bundle} was exported from another file than {opened.name}: name that one")
+    data, rank = _packed(opened, files, room)
+    with new_file(target) as made:
+        made.write_bytes(data + hashlib.sha256(data).digest())
+        found.check()
+    return {"file": str(target), "rank": rank, "bytes": target.stat().st_size}
+
+
+def _packed(model: Model, files: tuple[LoraFile, ...], room: _Room) -> tuple[bytes, int]:
+    """The file without its hash, and the adapter's rank."""
+    lora = open_lora(files, model.file, model.spec)
+    rank = lora.size.rank if lora else 0
+    if lora is None or padded_rank(rank) > room.rank:
+        raise InputError(
+            f"the adapter has rank {rank}, and {room.path} room for {room.rank}: export it with --lora-rank"
+        )
+    layout = make_layout(model.file, model.spec)
+    own = np.frombuffer(adapters_section(layout, room.rank, exact=room.exact)[: ADAPTERS.itemsize], ADAPTERS)[0]
+    if own["layout"].tobytes() != room.layout:
+        raise InputError(f"{room.path} was made by another version of edge: export it again")
+    data = np.zeros(room.nbytes, np.uint8)
+    packed, names = pack_adapters(lora, layout, data, exact=room.exact), ("lora_a", "lora_a.scales", "lora_b")
+    places, used = list[int](), 0
+    for each in adaptable(layout, exact=room.exact):
+        found = [packed[each.layer].get(f"{each.name}.{name}", 0) for name in names]
+        places += found
+        if found[2]:
+            used = max(used, found[2] + padded_rank(rank) * each.b + each.b_scales)
+    header = {
+        "magic": MAGIC, "version": VERSION, "rank": padded_rank(rank), "count": len(places) // len(names),
+        "bytes": used, "model": np.void(room.model), "layout": np.void(room.layout),
+    }  # fmt: skip
+    return filled(ADAPTER, header) + np.array(places, "<u8").tobytes() + data[:used].tobytes(), rank
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What a bundle's model.edge says of adapters. nbytes: of the packed matrices; exact: they are float32."""
+
+    path: Path
+    model: bytes
+    layout: bytes
+    rank: int
+    nbytes: int
+    exact: bool
+
+
+def _room_of(bundle: str | Path) -> _Room:
+    """Raises ModelFormatError if there is no model.edge, UnsupportedError if it has no room for adapters."""
+    folder = Path(bundle)
+    path = next(iter(sorted(folder.rglob(MODEL))), folder / MODEL) if folder.is_dir() else folder
+    try:
+        with path.open("rb") as file:
+            (head,) = np.frombuffer(file.read(HEADER.itemsize), HEADER)
+            entries = np.frombuffer(file.read(int(head["sections"]) * ENTRY.itemsize), ENTRY)
+            sections = dict[int, bytes]()
+            for each in entries:
+                if each["kind"] in (Section.CONFIG, Section.ADAPTERS):
+                    file.seek(int(each["offset"]))
+                    sections[int(each["kind"])] = file.read(int(each["size"]))
+        (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
+        if head["magic"] != MODEL_MAGIC or head["version"] != MODEL_VERSION:
+            raise ValueError(path)
+        if Section.ADAPTERS not in sections:
+            raise UnsupportedError(f"{path} has no room for adapters: export it with --lora-rank")
+        (found,) = np.frombuffer(sections[Section.ADAPTERS][: ADAPTERS.itemsize], ADAPTERS)
+    except (OSError, ValueError, LookupError, OverflowError, MemoryError):
+        raise ModelFormatError(f"{bundle} is no bundle of this version of edge export") from None
+    exact = KV_DTYPES[config["kv_dtype"]] == "f32"
+    layout, rank, nbytes = found["layout"].tobytes(), int(found["rank"]), int(found["room"])
+    return _Room(path, head["hash"].tobytes(), layout, rank, nbytes, exact)

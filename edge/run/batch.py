@@ -1,0 +1,475 @@
+"""Several generations at once over one loaded model: continuous batching, one pass at a time.
+
+Each generation has one of the engine's sequences. Those that decode run their next tokens in one pass; prompts run in
+chunks of about 50 ms between such passes. All of it is the loop of `loop.py`, so that answers are those of a session.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from edge.backends.base import BatchedEngine, Engine
+from edge.devices.power import memory_root
+from edge.devices.thermal import Zone
+from edge.errors import BudgetError, EngineError, IncompleteError, InputError
+from edge.model.prompt import Prompt
+from edge.model.thinking import Think
+from edge.options import Options
+from edge.run.generation import Generation
+from edge.run.governor import RunLimits
+from edge.run.loaded import Loaded
+from edge.run.logprobs import OnLogprob
+from edge.run.loop import Turn, Turns, begin, read_ahead, turns
+from edge.run.meters import EnergyMeter, Watch
+from edge.run.order import INTERACTIVE, Order
+from edge.run.report import RunReport, StopReason
+from edge.run.reporting import report_of, why_incomplete, why_unanswered
+from edge.run.request import DEFAULT_MAX_TOKENS, Request, Text
+from edge.run.scheduler import Scheduler
+from edge.run.sequence import TokenSequence
+from edge.run.shares import Ledger, Share
+from edge.run.thoughts import OnThought
+from edge.run.tool_calls import OnCall
+from edge.types import IntArray
+
+OnPiece = Callable[[str], None]
+OnEnd = Callable[[RunReport | Exception], None]
+
+_CHUNK_S = 0.05  # of a prompt: so long may others wait for their next token
+_FIRST_CHUNK, _LEAST_CHUNK = 64, 16  # tokens; the first, while no pace is known
+_MOST_PREEMPTED = 2  # times; then a generation keeps its sequence
+
+
+class Ticket:
+    """A generation that was started: what `Batch.cancel` takes. report: at its end, of one that began to run."""
+
+    report: RunReport | None = None
+
+    def __init__(
+        self, run: Generation, share: Share, priority: int, tenant: Hashable, on_piece: OnPiece, on_end: OnEnd,
+        arrived: int,
+    ) -> None:  # fmt: skip
+        self.run, self.share, self.priority, self.tenant = run, share, priority, tenant
+        self.on_piece, self.on_end = on_piece, on_end
+        self.arrived = self.since = arrived
+        self.turn: Turn | None = Turn.PROMPT  # that it waits for; None: it has ended
+        self.turns: Turns | None = None  # of the loop; None: it has not begun
+        self.sequence: TokenSequence | None = None  # its tokens, since it began
+        self.again = False  # rows that it gave up have to run again first
+        self.preempted = 0  # times
+        self.cancelled = False
+
+    @property
+    def begun(self) -> TokenSequence:
+        assert self.sequence is not None
+        return self.sequence
+
+
+class _Slot:
+    """A sequence of the engine, and who has it. Its rows stay when a generation ends, until others need the room."""
+
+    def __init__(self, number: int, engine: Engine, tokens: TokenSequence) -> None:
+        self.number, self.engine, self.tokens = number, engine, tokens
+        self.ticket: Ticket | None = None
+        self.tenant: Hashable = None  # of the rows
+        self.used = 0  # a moment of `Order.now`
+
+
+class Batch:
+    """Runs generations by one driver, which calls `step` until it returns False; `stream` and `generate` do that for
+    any number of threads. `Session.batch` makes one; use it as a context manager.
+
+    Callbacks are called by the thread that drives, between two passes, and must return quickly.
+    """
+
+    def __init__(
+        self, loaded: Loaded, options: Options, meter: EnergyMeter, zone: Zone | None, steps: Scheduler,
+        ended_by: Callable[[], StopReason | None],
+    ) -> None:  # fmt: skip
+        """ended_by: who asked for the end of all generations, or None. Raises BusyError while something generates."""
+        self._loaded, self._options, self._zone, self._steps, self._ended_by = loaded, options, zone, steps, ended_by
+        steps.begin(self)
+        loaded.sequence.reset()
+        self._ledger, self._order = Ledger(meter), Order()
+        count = loaded.plan.config.sequences
+        engines = [loaded.engine] if count == 1 else map(cast(BatchedEngine, loaded.engine).sequence, range(count))
+        self._slots = [_Slot(number, each, self._new_sequence(each)) for number, each in enumerate(engines)]
+        self._queue: deque[Ticket] = deque()
+        self._reclaim_from_slots()
+        limits = RunLimits(memory=options.memory, power=options.power, max_temp=options.max_temp)
+        self._watch = Watch(  # over all; those of generations know their time and energy
+            limits, self._ledger, zone.path if zone else None, spender=loaded.reclaimer, root=memory_root(),
+            ended=ended_by, obey=steps.obey,
+        )  # fmt: skip
+        self._pace = 0.0  # seconds of a prompt's token
+        self._ran = 0  # tokens of the last pass
+        self._decoded = False  # in the last pass, so that it is a prompt's turn
+        self._admitted = self._prompts = 0
+        self.closed = False
+        self._waiting, self._is_driven = threading.Condition(), False
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.closed:
+            self._steps.end()
+
+    def close(self) -> None:
+        """End all generations, and give the session back. While other threads may drive, leave its context instead."""
+        if self.closed:
+            return
+        self.closed = True
+        for ticket in [*self._running(), *self._queue]:
+            self._end(ticket)
+        for slot in self._slots:
+            with suppress(EngineError):
+                slot.engine.kv.truncate(0)
+        self._loaded.reclaimer.sequences = [self._loaded.sequence]
+        self._steps.leave()
+
+    @property
+    def free(self) -> int:
+        """Generations that could start now without waiting."""
+        return max(0, sum(slot.ticket is None for slot in self._slots) - len(self._queue))
+
+    def start(
+        self, request: Request, *, priority: int = INTERACTIVE, on_piece: OnPiece, on_thought: OnThought | None = None,
+        on_end: OnEnd, on_logprob: OnLogprob | None = None, on_call: OnCall | None = None, tenant: Hashable = None,
+    ) -> Ticket:  # fmt: skip
+        """Queue a generation, from any thread.
+
+        priority: a class; the lowest goes first. on_end: is given the report, or the error that ended it. tenant: rows
+        of earlier prompts are shared among those of the same one.
+
+        Raises InputError and UnsupportedError for requests that cannot run.
+        """
+        if self.closed:
+            raise InputError("this batch is closed")
+        if request.follow_up:
+            raise InputError("a batch has no conversation to follow up: give the whole of it as the prompt")
+        started, share, first = time.perf_counter(), self._ledger.share(), self._slots[0].tokens
+        asked: list[Ticket] = []
+
+        def ended() -> StopReason | None:
+            return "interrupted" if asked and asked[0].cancelled else self._ended_by()
+
+        limits = replace(request.limits(self._options, started), memory=None, power=None, max_temp=None)
+        watch = Watch(limits, share, ended=ended)
+        run = Generation.of(request, self._loaded.model, watch, started, on_thought, on_logprob, on_call)
+        run.at_once = self._at_once
+        if not read_ahead(first, run.prompt, watch):
+            first.check_fits(run.prompt, alone=True)
+        ticket = Ticket(run, share, priority, tenant, on_piece, on_end, self._order.now())
+        asked.append(ticket)
+        self._queue.append(ticket)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End a generation, from any thread: at once, or as soon as the present pass ends. Nothing if it has ended."""
+        ticket.cancelled = True
+        with self._steps.step_now() as free:
+            if free:
+                self._end(ticket)
+
+    def step(self) -> bool:
+        """One pass: the next tokens of all that decode, or a chunk of a prompt. False: nothing is left to do."""
+        with self._steps.step():
+            self._drop()
+            self._admit()
+            running = self._running()
+            if not running:
+                return False
+            if reason := self._watch.before_pass(self._ran):
+                for ticket in running:
+                    ticket.run.stop_reason = reason
+                    self._end(ticket)
+                return True
+            decoding = [each for each in running if each.turn is Turn.PENDING and not each.again]
+            prompts = [each for each in running if each not in decoding]
+            self._decoded = bool(decoding) and not (prompts and self._decoded)
+            if self._decoded:
+                self._decode(decoding)
+            else:
+                ticket = self._order.next(prompts, self._prompts)
+                self._prompts, ticket.since = self._prompts + 1, self._order.now()
+                self._run_prompt(ticket)
+            self._ledger.run(())
+            self._drop()
+            return True
+
+    def stream(
+        self, prompt: Text, *, priority: int = INTERACTIVE, tenant: Hashable = None,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS, think: Think | str | bool | int | None = None,
+        time_limit: float | None = None, energy_limit: float | None = None, on_thought: OnThought | None = None,
+        on_logprob: OnLogprob | None = None, **options: Any,
+    ) -> Stream:  # fmt: skip
+        """Pieces of an answer, beside those of other threads: whoever waits for a piece runs the next pass for all.
+        Its `report` follows the last piece. Arguments are those of `Session.stream`, and those of `start`."""
+        limit = self._options.time if time_limit is None else time_limit
+        joules = self._options.energy if energy_limit is None else energy_limit
+        request = Request(prompt, max_tokens, think=Think.parse(think), time=limit, energy=joules, **options)
+        return Stream(
+            self, request, priority=priority, tenant=tenant, on_thought=on_thought, on_logprob=on_logprob
+        )  # fmt: skip
+
+    def generate(self, prompt: Text, **options: Any) -> str:
+        """The whole answer to a prompt, beside those of other threads. Options are those of `stream`.
+
+        Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
+        """
+        stream = self.stream(prompt, **options)
+        answer = "".join(stream)
+        if stream.report is not None and stream.report.incomplete is not None:
+            raise IncompleteError(why_incomplete(stream.report, self._options), stream.report.incomplete, answer)
+        return answer
+
+    def step_until(self, ready: Callable[[], bool]) -> None:
+        """Drive, or wait for the thread that does, until something is ready."""
+        while True:
+            with self._waiting:
+                while not ready() and self._is_driven:
+                    self._waiting.wait()
+                if ready():
+                    return
+                self._is_driven = True
+            try:
+                self.step()
+            finally:
+                with self._waiting:
+                    self._is_driven = False
+                    self._waiting.notify_all()
+
+    def _running(self) -> list[Ticket]:
+        return [slot.ticket for slot in self._slots if slot.ticket is not None]
+
+    def _at_once(self) -> int:
+        """Tokens of a prompt that run in about `_CHUNK_S`."""
+        return max(_LEAST_CHUNK, int(_CHUNK_S / self._pace)) if self._pace else _FIRST_CHUNK
+
+    def _new_sequence(self, engine: Engine) -> TokenSequence:
+        plan, lora, cache = self._loaded.plan, self._loaded.sequence.lora, self._options.prompt_cache
+        return TokenSequence(engine, plan, lora, cache, self._ledger)
+
+    def _reclaim_from_slots(self) -> None:
+        self._loaded.reclaimer.sequences = [slot.tokens for slot in self._slots]
+
+    # Who has a sequence
+
+    def _drop(self) -> None:
+        """End what was cancelled, and what waited until its time was over."""
+        for ticket in [*self._running(), *self._queue]:
+            if ticket.cancelled or (ticket.turns is None and ticket.run.watch.ends_now()):
+                self._end(ticket)
+
+    def _admit(self) -> None:
+        """Give sequences to those that wait, those of lower classes if none is free."""
+        while self._queue:
+            free = [slot for slot in self._slots if slot.ticket is None]
+            ticket = self._order.next(list(self._queue), self._admitted if free else 0)
+            if not free and not (free := self._preempt(ticket.priority)):
+                return
+            self._admitted += 1
+            self._queue.remove(ticket)
+            shared = self._shared_rows(ticket)
+            slot = max(free, key=lambda each: (shared[each], -each.used))
+            if ticket.sequence is not None:
+                slot.tokens.reset()
+                slot.tokens = ticket.sequence
+                slot.tokens.resume(slot.engine)
+                self._reclaim_from_slots()
+            elif slot.tenant != ticket.tenant:
+                slot.tokens.reset()
+            slot.ticket, slot.tenant, slot.used = ticket, ticket.tenant, self._order.now()
+
+    def _preempt(self, priority: int) -> list[_Slot]:
+        """The sequence of a generation of the lowest class below `priority`, the one that costs least to run again.
+        None where rows were evicted: they would come out otherwise."""
+        found = [
+            (ticket.priority, -slot.engine.kv.length, slot.number)
+            for slot in self._slots
+            if (ticket := slot.ticket) and ticket.priority > priority and ticket.preempted < _MOST_PREEMPTED
+            and not slot.tokens.evicted
+        ]  # fmt: skip
+        if not found:
+            return []
+        slot = self._slots[max(found)[-1]]
+        ticket, slot.ticket = cast(Ticket, slot.ticket), None
+        if ticket.turns is not None:
+            slot.tokens.give_up()
+            slot.tokens, ticket.again = self._new_sequence(slot.engine), True
+            self._reclaim_from_slots()
+        ticket.preempted += 1
+        self._queue.append(ticket)
+        return [slot]
+
+    def _shared_rows(self, ticket: Ticket) -> dict[_Slot, int]:
+        """How many first rows of each sequence are those of a prompt, which has not begun to run."""
+        tokens = _whole(ticket.run.prompt) if ticket.sequence is None else None
+        return {
+            slot: slot.tokens.shared(tokens) if tokens is not None and slot.tenant == ticket.tenant else 0
+            for slot in self._slots
+        }  # fmt: skip
+
+    def _begin(self, slot: _Slot, ticket: Ticket) -> None:
+        """Begin with the rows that the prompt shares with this sequence, with another one, or with the prompt cache."""
+        run, sequence, shared = ticket.run, slot.tokens, self._shared_rows(ticket)
+        donors = [slot] if slot.engine.kv.has_tail else self._slots
+        donor = max(donors, key=lambda each: (shared[each], each is slot))
+        most = shared[donor]
+        cache, tokens = sequence.prompt_cache, _whole(run.prompt)
+        if cache is not None and tokens is not None and cache.known(slot.engine.kv, tokens[:-1]) > most:
+            most = 0
+        elif donor is not slot:
+            sequence.reset(shared[slot])
+            sequence.take_rows(donor.tokens, most)
+        ticket.sequence = sequence
+        begin(sequence, run, most)
+        run.experts = self._loaded.expert_counts()
+        ticket.turns = turns(sequence, run, None)
+
+    # Passes
+
+    def _run_prompt(self, ticket: Ticket) -> None:
+        """A chunk of a prompt, or of the tokens that a preempted generation runs again."""
+        slot = next(slot for slot in self._slots if slot.ticket is ticket)
+        self._ledger.run([ticket.share])
+        run, tokens = ticket.run, slot.tokens
+        try:
+            if ticket.turns is None:
+                self._begin(slot, ticket)
+            started, before = time.perf_counter(), len(tokens.fed) if ticket.again else run.ran
+            if ticket.again:
+                ticket.again = tokens.run_again(self._at_once())
+                self._ran = len(tokens.fed) - before
+            else:
+                self._advance(ticket)
+                self._ran = run.ran - before
+        except Exception as error:
+            self._end(ticket, error)
+            return
+        if self._ran >= _LEAST_CHUNK:
+            pace = (time.perf_counter() - started) / self._ran
+            self._pace = (self._pace + pace) / 2 if self._pace else pace
+
+    def _decode(self, tickets: Sequence[Ticket]) -> None:
+        """The next tokens of all. Where several of one are to come, these run in a pass of their own."""
+        self._ran = 0
+        together = [each for each in tickets if each.begun.next_pass == 1]
+        if len(together) > 1:
+            self._run_together(together)
+        for ticket in tickets if len(together) < 2 else [each for each in tickets if each not in together]:
+            self._ledger.run([ticket.share])
+            try:
+                ticket.begun.run_pending(ticket.run.sample, ticket.run.most_ahead)
+                self._ran += ticket.begun.ran
+                self._advance(ticket)
+            except Exception as error:
+                self._end(ticket, error)
+
+    def _run_together(self, tickets: Sequence[Ticket]) -> None:
+        self._ledger.run([each.share for each in tickets])
+        numbers = {slot.ticket: slot.number for slot in self._slots}
+        tokens = np.array([each.begun.observe_next() for each in tickets], np.int32)
+        engine = cast(BatchedEngine, self._loaded.engine)
+        try:
+            logits = engine.forward_batch(tokens, [numbers[each] for each in tickets])
+        except EngineError as error:
+            for ticket in tickets:
+                self._end(ticket, error)
+            return
+        self._ran += len(tickets)
+        for ticket, row in zip(tickets, logits, strict=True):
+            ticket.begun.take(row, sharing=len(tickets))
+        for ticket in tickets:  # none runs a pass before its next turn, so that all logits stay
+            try:
+                self._advance(ticket)
+            except Exception as error:
+                self._end(ticket, error)
+
+    def _advance(self, ticket: Ticket) -> None:
+        """Go on until the next turn, or the end."""
+        assert ticket.turns is not None
+        for piece in ticket.turns:
+            if isinstance(piece, Turn):
+                ticket.turn = piece
+                return
+            ticket.on_piece(piece)
+        self._end(ticket)
+
+    def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
+        """A generation has ended, or is given up: its sequence is free."""
+        if ticket.turn is None:
+            return
+        ticket.turn, run = None, ticket.run
+        slot = next((slot for slot in self._slots if slot.ticket is ticket), None)
+        if slot is not None:
+            slot.ticket = None
+        else:
+            self._queue.remove(ticket)
+        if ticket.turns is None:
+            ticket.on_end(error or _never_began(run))
+            return
+        ticket.turns.close()
+        if error is not None:
+            run.stop_reason = "failed"
+        if slot is not None:
+            with suppress(EngineError):
+                ticket.begun.end()
+        self._ledger.read(anew=True)
+        ticket.report = report_of(run, self._loaded, ticket.begun, self._options, self._zone, self._watch)
+        if error is None and ticket.report.unanswered:
+            error = BudgetError(why_unanswered(ticket.report, self._options))
+        ticket.on_end(error or ticket.report)
+
+
+class Stream:
+    """Pieces of an answer of a `Batch`; one that is no longer wanted is closed. report: after the last piece."""
+
+    def __init__(self, batch: Batch, request: Request, **options: Any) -> None:
+        """options: of `Batch.start`."""
+        self._batch = batch
+        self._pieces, self._result = pieces, result = deque[str](), list[RunReport | Exception]()
+        self._ticket = batch.start(request, on_piece=pieces.append, on_end=result.append, **options)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> str:
+        self._batch.step_until(lambda: bool(self._pieces or self._result))
+        if self._pieces:
+            return self._pieces.popleft()
+        error, self._result[0] = self._result[0], StopIteration()
+        raise error if isinstance(error, Exception) else StopIteration
+
+    @property
+    def report(self) -> RunReport | None:
+        """None until the end, and for a generation that never began."""
+        return self._ticket.report
+
+    def close(self) -> None:
+        """End the generation."""
+        self._batch.cancel(self._ticket)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ticket") and not self._batch.closed:
+            self.close()
+
+
+def _whole(prompt: Prompt) -> IntArray | None:
+    """All tokens of a prompt of which none has run; None if they are not known."""
+    return prompt.peek(prompt.waiting) if prompt.ended and not prompt.taken else None
+
+
+def _never_began(run: Generation) -> Exception:
+    if run.watch.spent() == "time":
+        return BudgetError(f"--time {run.request.time:g}s was over before its turn came")
+    return InterruptedError("the generation was ended before it began")

@@ -1,0 +1,67 @@
+"""Calls of tools in an answer, apart from its text, while both are generated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edge.model.tokenizer import MARK, TokenizerLike
+from edge.run.report import ToolCall
+from edge.tools.parser import ArgumentPiece, CallBegin, CallEnd, Event, TextPiece
+from edge.tools.use import ToolUse
+
+OnCall = Callable[[Event], None]
+
+
+def special_marks(use: ToolUse, tokenizer: TokenizerLike) -> dict[str, int]:
+    """Marks of calls that are tokens of their own."""
+    special = tokenizer.special_tokens()
+    return {
+        mark: special[mark][0]
+        for mark in use.form.marks
+        if mark in special and (special[mark][1] or MARK.fullmatch(mark))
+    }
+
+
+class ToolCalls:
+    """The calls of one generation. on_call: is called with each event but those of text."""
+
+    def __init__(self, use: ToolUse, on_call: OnCall | None) -> None:
+        self._parser, self._on_call = use.parser(), on_call
+        self._parallel = use.parallel
+        self._open: list[str] = []  # of the call that has begun: id, name, pieces of arguments
+        self._found: list[ToolCall] = []
+
+    @property
+    def found(self) -> tuple[ToolCall, ...]:
+        """Complete calls so far."""
+        return tuple(self._found)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the answer ends with the call that it has, since no second one may follow."""
+        return not self._parallel and bool(self._found)
+
+    def feed(self, text: str) -> str:
+        """The text that a piece adds to the answer."""
+        return self._pass_on(self._parser.feed(text))
+
+    def rest(self) -> str:
+        """The text that was held back, at the end of a generation."""
+        return self._pass_on(self._parser.finish())
+
+    def _pass_on(self, events: list[Event]) -> str:
+        said = ""
+        for event in events:
+            if isinstance(event, TextPiece):
+                said += event.text
+                continue
+            if isinstance(event, CallBegin):
+                self._open = [event.id, event.name]
+            elif isinstance(event, ArgumentPiece):
+                self._open.append(event.text)
+            elif isinstance(event, CallEnd):
+                identifier, name, *pieces = self._open
+                self._found.append(ToolCall(identifier, name, "".join(pieces)))
+            if self._on_call is not None:
+                self._on_call(event)
+        return said

@@ -1,0 +1,60 @@
+"""The tools of one answer: which may be called, whether one must be, and how the model writes calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from reprlib import repr as brief
+from typing import Any
+
+from edge.errors import InputError
+from edge.tools.formats import ToolFormat
+from edge.tools.lark import call_grammar
+from edge.tools.parser import ToolParser
+
+AUTO, NONE, REQUIRED = "auto", "none", "required"
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """tools: as in OpenAI's protocol, checked. only: the one function that must be called. required: some function must
+    be. parallel: several calls may follow each other."""
+
+    form: ToolFormat
+    tools: Sequence[Mapping[str, Any]]
+    only: str | None = None
+    required: bool = False
+    parallel: bool = True
+
+    def parser(self) -> ToolParser:
+        return ToolParser(self.form, self.tools)
+
+    def grammar(self, tokens: Mapping[str, int]) -> str | None:
+        """The grammar of the answer in Lark's notation, where tools must be called or are `strict`; else None.
+
+        tokens: special tokens of the vocabulary, by their text.
+        """
+        forced = self.required or self.only is not None
+        if not forced and not any(tool["function"].get("strict") for tool in self.tools):
+            return None
+        parallel = self.parallel and self.only is None
+        return call_grammar(self.form, self.tools, tokens=tokens, name=self.only, required=forced, parallel=parallel)
+
+
+def parse_choice(choice: object, names: Sequence[str]) -> tuple[str | None, bool, bool]:
+    """A `tool_choice`: the only function, whether one must be called, whether any may be. Raises InputError."""
+    if choice is None or choice == AUTO:
+        return None, False, True
+    if choice == NONE:
+        return None, False, False
+    only: Any = None
+    if choice == REQUIRED:
+        found = bool(names)
+    else:
+        inner = choice.get("function", choice) if isinstance(choice, Mapping) else {"name": choice}
+        only = inner.get("name") if isinstance(inner, Mapping) else None
+        found = isinstance(only, str) and only in names
+    if not found:
+        wanted = "auto, none, required, or the name of a tool"
+        raise InputError(f"tool_choice must be {wanted} ({', '.join(names) or 'there are none'}), not {brief(choice)}")
+    return only, True, True

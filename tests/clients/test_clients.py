@@ -1,0 +1,176 @@
+"""Programs that other people wrote, unchanged, against `edge serve`: each says what the engine says in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from serving_process import serving
+
+import edge
+from edge.likelihood import negative_log_likelihoods
+from edge.sampling import SamplingParams
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+CLIENTS, EVALUATIONS = ROOT / "build" / "clients", ROOT / "build" / "evaluations"
+MODEL, BUDGET = "smollm2-135m", "512MiB"
+QUESTION = "Name three colours."
+OFFLINE = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1", "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1", "NO_PROXY": "*", "no_proxy": "*",
+}  # fmt: skip
+
+pytestmark = pytest.mark.slow
+installed = pytest.mark.skipif(not (CLIENTS / "bin" / "llm").exists(), reason="no clients: make test installs them")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(MODEL, "--memory", BUDGET) as address:
+        yield f"{address}/v1"
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    """The answer to QUESTION in 16 tokens."""
+    return answers()[0]
+
+
+@pytest.fixture(scope="module")
+def completed() -> str:
+    """How "One, two," goes on, in 4 tokens."""
+    return answers()[1]
+
+
+@cache
+def answers() -> tuple[str, str]:
+    greedy = SamplingParams(temperature=0)
+    with edge.load(MODEL, memory=BUDGET) as session:
+        answer = session.generate(QUESTION, max_tokens=16, sampling=greedy)
+        return answer, session.generate("One, two,", max_tokens=4, sampling=greedy, raw=True)
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    settings = {**os.environ, **OFFLINE, **environment}
+    settings.pop("PYTHONPATH", None)
+    done = subprocess.run([str(each) for each in command], capture_output=True, text=True, env=settings, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def program(name: str, *arguments: str | Path, environment: Path = CLIENTS, **variables: str) -> Any:
+    """What a program prints, in JSON."""
+    said = run(environment / "bin" / "python", PROGRAMS / name, *arguments, **variables)
+    return json.loads(said.splitlines()[-1])
+
+
+@installed
+def test_openai(url: str, expected: str, completed: str) -> None:
+    found = program("openai_chat.py", url, MODEL, QUESTION)
+    assert (found["whole"], found["streamed"]) == (expected, expected)
+    assert found["finish"] == found["finish_streamed"] == "length"
+    assert found["pieces"] >= 1  # those that wait for a client are joined
+    assert found["usage"] == [16, 16, []]
+    assert (found["choices"], found["models"], found["error"]) == ([0, 1], [MODEL], "model_not_found")
+    assert found["completion"] == completed
+    assert found["joules"] > 0
+
+
+@installed
+@pytest.mark.parametrize("name", ["litellm_chat.py", "langchain_chat.py"])
+def test_a_chat_whole_and_streamed(url: str, expected: str, name: str) -> None:
+    assert program(name, url, MODEL, QUESTION) == {"whole": expected, "streamed": expected}
+
+
+@installed
+def test_pydantic_ai(url: str, expected: str) -> None:
+    assert program("pydantic_ai_chat.py", url, MODEL, QUESTION) == {"whole": expected}
+
+
+@installed
+def test_llm_and_its_openai_plugin(url: str, expected: str, tmp_path: Path) -> None:
+    model = {"model_id": "here", "model_name": MODEL, "api_base": url}
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([model]))  # JSON is YAML, too
+    options = ["-m", "here", "-o", "temperature", "0", "-o", "max_tokens", "16", QUESTION]
+    for more in ([], ["--no-stream"]):
+        said = run(CLIENTS / "bin" / "llm", *options, *more, LLM_USER_PATH=str(tmp_path))
+        assert said.removesuffix("\n") == expected
+
+
+@pytest.mark.skipif(
+    not (CLIENTS / "node_modules" / "openai").exists() or not shutil.which("node"),
+    reason="no npm package openai: make test installs it",
+)
+def test_openai_for_javascript(url: str, expected: str) -> None:
+    said = run("node", PROGRAMS / "openai_chat.mjs", CLIENTS / "node_modules", url, MODEL, QUESTION)
+    assert json.loads(said) == {"whole": expected, "streamed": expected}
+
+
+@pytest.mark.evaluations
+def test_lm_eval_scores_as_the_engine_does(tmp_path: Path) -> None:
+    """A task's scores by completions with echo are those of the model's logits in this process."""
+    documents = [
+        {"question": f"The colour of {thing} is", "choices": ["red", "green", "blue", "a"], "answer": number % 3}
+        for number, thing in enumerate(("blood", "grass", "the sky"))
+    ]
+    path, tiny = tmp_path / "colours.json", GOLDEN / "llama-gqa-tied.gguf"
+    path.write_text("\n".join(map(json.dumps, documents)))
+    options = {"backend": "reference", "max_kv_size": 256, "threads": 1}
+    flags = ["--backend", "reference", "--max-kv-size", "256", "--threads", "1"]
+    with serving(str(tiny), *flags) as address:
+        arguments = (f"{address}/v1", tiny.stem, path)
+        found = program("lm_eval_scores.py", *arguments, environment=EVALUATIONS, HF_HOME=str(tmp_path))
+    scores = []
+    with edge.load(tiny, **options) as session:
+        encode = session.model.tokenizer.encode
+        for document in documents:
+            question = encode(str(document["question"]))
+            for choice in document["choices"]:
+                tokens = encode(f"{document['question']} {choice}")
+                session.engine.kv.truncate(0)
+                logits = session.engine.forward_all(tokens)
+                scores.append(-negative_log_likelihoods(logits[question.size - 1 : -1], tokens[question.size :]).sum())
+    ours = np.array(scores).reshape(len(documents), -1)
+    np.testing.assert_allclose(found["scores"], ours, rtol=1e-6)
+    assert found["accuracy"] == np.mean(ours.argmax(axis=1) == [each["answer"] for each in documents])
+
+
+@installed
+def test_structured_output(url: str) -> None:
+    found = program("openai_object.py", url, MODEL, "Which colour is grass?")
+    assert found["parsed"] == found["streamed"]
+    assert found["cut"]
+
+
+@installed
+def test_tools(url: str) -> None:
+    found = program("openai_tools.py", url, MODEL, "Paint the wall red.")
+    assert found["finish"] == ["tool_calls", "tool_calls"]
+    assert found["whole"] == found["streamed"]
+    name, arguments = found["whole"][0]
+    assert name == "paint"
+    assert json.loads(arguments)["colour"] in ("red", "green", "blue")
+    assert found["after"] is not None
+
+
+@installed
+def test_a_loop_with_tools(url: str) -> None:
+    found = program("agents_loop.py", url, MODEL, "Paint the wall red.")
+    assert found["painted"][0] in ("red", "green", "blue")
+    assert found["answer"]
+
+
+@pytest.mark.evaluations
+def test_instructor(url: str) -> None:
+    found = program("instructor_person.py", url, MODEL, "Ada Lovelace died at 36.", environment=EVALUATIONS)
+    assert found.keys() == {"name", "age"}

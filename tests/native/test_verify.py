@@ -1,0 +1,112 @@
+"""Drafts that are verified together: logits and rows are those of single steps, to the last bit."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import cast
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, open_golden
+
+import edge
+from edge.backends import engine_named
+from edge.backends.base import EngineConfig, VerifyingEngine
+from edge.backends.kv_cache import CapacityError
+from edge.errors import InputError, UnsupportedError
+from edge.model.model import Model, open_model
+from edge.sampling import SamplingParams
+
+CPU = engine_named("cpu")
+DRAFTS = 7
+
+
+def load(model: Model, kv_dtype: str = "f16", threads: int = 2) -> VerifyingEngine:
+    config = EngineConfig(96, 16, kv_dtype, threads, drafts=DRAFTS)
+    return cast(VerifyingEngine, CPU.load(model.file, model.spec, config))
+
+
+def check(model: Model, kv_dtype: str = "f16", threads: int = 2) -> None:
+    """Drafts of any length behind any number of rows; wrong ones are forgotten without a trace."""
+    rng = np.random.default_rng(7)
+    text = rng.integers(0, model.spec.vocab, 70).astype(np.int32)
+    with closing(load(model, kv_dtype, threads)) as engine:
+        engine.forward(text[:20])
+        expected = [np.array(engine.forward(token[None])) for token in text[20:]]
+        engine.kv.truncate(0)
+        engine.forward(text[:20])
+        at = 20
+        while at < text.size:
+            right, wrong = (int(rng.integers(low, DRAFTS + 1)) for low in (1, 0))
+            right = min(right, text.size - at)
+            wrong = min(wrong, 1 + DRAFTS - right)
+            tokens = np.concatenate([text[at : at + right], rng.integers(0, model.spec.vocab, wrong)]).astype(np.int32)
+            found = engine.verify(tokens)[:right]
+            for number, row in enumerate(found):
+                assert (row == expected[at - 20 + number]).all(), (at, number)
+            at += len(found)
+            engine.kv.truncate(at)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_drafts_have_the_logits_of_steps(threads: int) -> None:
+    check(open_golden("llama-gqa-tied").model, threads=threads)
+
+
+_RUN = sorted(
+    path.stem for path in GOLDEN.glob("*.gguf")
+    if path.with_suffix(".npz").exists() and CPU.most_drafts(open_model(path).spec)
+)  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", _RUN)
+def test_drafts_have_the_logits_of_steps_in_every_architecture(name: str) -> None:
+    check(open_model(GOLDEN / f"{name}.gguf"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "f32"])
+def test_drafts_have_the_logits_of_steps_in_every_dtype(kv_dtype: str) -> None:
+    check(open_model(GOLDEN / "gemma3.gguf"), kv_dtype)
+
+
+def test_recurrent_states_cannot_forget_a_wrong_draft() -> None:
+    assert CPU.most_drafts(open_model(GOLDEN / "lfm2.gguf").spec) == 0
+
+
+def test_only_as_many_drafts_are_verified_as_there_is_room_for() -> None:
+    with closing(load(open_golden("llama-gqa-tied").model)) as engine:
+        with pytest.raises(UnsupportedError, match="7 drafts at once, not 8"):
+            engine.verify(np.ones(9, np.int32))
+        with pytest.raises(InputError):
+            engine.verify(np.array([1, 1 << 20], np.int32))
+        engine.forward(np.ones(90, np.int32))
+        with pytest.raises(CapacityError):
+            engine.verify(np.ones(8, np.int32))
+        assert engine.kv.length == 90
+
+
+def _answers(speculate: str, **options: object) -> tuple[str, edge.RunReport]:
+    keywords = {"max_kv_size": 200, "speculate": speculate, "backend": "cpu"}
+    with edge.load(GOLDEN / "llama-gqa-tied.gguf", **keywords) as session:  # type: ignore[arg-type]
+        prompt = np.tile(np.arange(5, 45, dtype=np.int32), 2)
+        text = session.generate(prompt, max_tokens=260, ignore_eos=True, **options)
+        assert session.report is not None
+        return text, session.report
+
+
+COLD, WARM = SamplingParams(temperature=0.3, seed=5, repeat_penalty=1.05), SamplingParams(temperature=1, seed=1)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), COLD, WARM])
+def test_an_answer_is_the_same_with_drafts_and_without(sampling: SamplingParams) -> None:
+    """Evictions included: the cache is too small for prompt and answer."""
+    text, report = _answers("auto", sampling=sampling)
+    plain, without = _answers("off", sampling=sampling)
+    assert text == plain
+    assert report.kv == without.kv
+    assert without.drafted is None
+    assert report.drafted is not None
+    if sampling.temperature == 0:  # a small random model ends in a loop
+        assert 0 < report.drafted.accepted <= report.drafted.tokens

@@ -1,0 +1,426 @@
+"""Several generations at once: their answers are those of a session, whoever runs beside them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import open_golden
+
+from edge.devices.power.base import Reading
+from edge.errors import BudgetError, BusyError, InputError
+from edge.model.model import Model
+from edge.model.prompt import Prompt
+from edge.prompt_cache.cache import PromptCache
+from edge.run.batch import Batch, Ticket
+from edge.run.loading import load
+from edge.run.order import INTERACTIVE, TITLES, TOOLS, Order
+from edge.run.report import RunReport
+from edge.run.request import Request
+from edge.run.session import Session
+from edge.run.shares import Ledger
+from edge.sampling import SamplingParams
+from edge.types import IntArray
+
+SEQUENCES, ROWS = 5, 128  # of five to eight, code is compiled once (test_batches.py)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return open_golden("llama-gqa-tied").model
+
+
+@pytest.fixture(scope="module")
+def session(model: Model) -> Iterator[Session]:
+    with load(model, sequences=SEQUENCES, max_kv_size=ROWS, threads=2) as session:
+        yield session
+
+
+@pytest.fixture
+def batch(session: Session) -> Iterator[Batch]:
+    with session.batch() as batch:
+        yield batch
+
+
+def tokens(count: int, seed: int = 0) -> IntArray:
+    return np.random.default_rng([29, seed]).integers(3, 250, count).astype(np.int32)
+
+
+@dataclass
+class Answer:
+    """A generation, started in a batch."""
+
+    batch: Batch
+    pieces: list[str] = field(default_factory=list)
+    ends: list[RunReport | Exception] = field(default_factory=list)
+    ticket: Ticket | None = None
+
+    def start(self, prompt: Any, max_tokens: int | None = 20, **options: Any) -> Answer:
+        names = ("priority", "tenant")
+        own = {name: options.pop(name) for name in names if name in options}
+        request = Request(prompt, max_tokens, ignore_eos=True, **options)
+        self.ticket = self.batch.start(request, on_piece=self.pieces.append, on_end=self.ends.append, **own)
+        return self
+
+    @property
+    def report(self) -> RunReport:
+        (end,) = self.ends
+        assert isinstance(end, RunReport), end
+        assert end.text == "".join(self.pieces)
+        return end
+
+    def cancel(self) -> None:
+        assert self.ticket is not None
+        self.batch.cancel(self.ticket)
+
+
+def run(batch: Batch) -> None:
+    while batch.step():
+        pass
+
+
+def run_until(batch: Batch, ready: Callable[[], bool]) -> None:
+    while not ready():
+        assert batch.step()
+
+
+@pytest.mark.parametrize("policy", ["streaming", "h2o", "snapkv"])
+def test_answers_are_those_of_a_session(model: Model, policy: str) -> None:
+    """Greedy and sampled ones, of prompts with and without evictions, more than there are sequences."""
+    options: dict[str, Any] = {"max_kv_size": 48, "threads": 2, "kv_policy": policy}
+    asked = [
+        (tokens(count, count), 20 + count % 7, SamplingParams(temperature=0.9 * (count % 2), seed=count))
+        for count in (5, 40, 17, 64, 2, 21, 90)
+    ]
+    expected = []
+    with load(model, **options) as alone:
+        for prompt, most, sampling in asked:
+            alone.generate(prompt, max_tokens=most, sampling=sampling, ignore_eos=True)
+            assert alone.report is not None
+            expected.append(alone.report)
+    with load(model, sequences=SEQUENCES, **options) as session, session.batch() as batch:
+        answers = [Answer(batch).start(prompt, most, sampling=sampling) for prompt, most, sampling in asked]
+        run(batch)
+    for answer, other in zip(answers, expected, strict=True):
+        assert answer.report.text == other.text
+        assert answer.report.tokens == other.tokens
+        assert answer.report.kv.evicted == other.kv.evicted
+        assert answer.report.stop_reason == other.stop_reason == "length"
+
+
+def test_stop_strings_end_one_answer_and_not_others(batch: Batch) -> None:
+    first = Answer(batch).start(tokens(9), 30)
+    run(batch)
+    text = first.report.text
+    assert text
+    stop = text[len(text) // 2 :][:3]
+    stopped, other = Answer(batch).start(tokens(9), 30, stop=stop), Answer(batch).start(tokens(9), 30)
+    run(batch)
+    assert stopped.report.stop_reason == "stop"
+    assert stopped.report.text == text[: text.index(stop)]
+    assert other.report.text == text
+
+
+def test_a_cancelled_generation_frees_its_sequence_at_once(batch: Batch) -> None:
+    answers = [Answer(batch).start(tokens(9, each), None) for each in range(SEQUENCES + 1)]
+    run_until(batch, lambda: all(each.pieces for each in answers[:SEQUENCES]))
+    assert batch.free == 0
+    answers[1].cancel()
+    assert answers[1].report.stop_reason == "interrupted"
+    run_until(batch, lambda: bool(answers[SEQUENCES].pieces))
+    waiting = Answer(batch).start(tokens(3))
+    waiting.cancel()
+    assert isinstance(waiting.ends[0], InterruptedError)
+    for each in answers:
+        each.cancel()
+        each.cancel()
+        assert len(each.ends) == 1
+    assert batch.free == SEQUENCES
+    assert not batch.step()
+
+
+def test_a_generation_may_be_cancelled_by_its_own_callback(batch: Batch) -> None:
+    ends: list[RunReport | Exception] = []
+    pieces: list[str] = []
+
+    def on_piece(piece: str) -> None:
+        pieces.append(piece)
+        if len(pieces) == 3:
+            batch.cancel(ticket)
+
+    other = Answer(batch).start(tokens(8, 1))
+    ticket = batch.start(Request(tokens(8), None, ignore_eos=True), on_piece=on_piece, on_end=ends.append)
+    run(batch)
+    assert isinstance(ends[0], RunReport)
+    assert ends[0].stop_reason == "interrupted"
+    assert other.report.stop_reason == "length"
+
+
+def test_a_failing_callback_ends_its_own_generation_alone(batch: Batch) -> None:
+    ends: list[RunReport | Exception] = []
+
+    def on_piece(_piece: str) -> None:
+        raise ZeroDivisionError
+
+    batch.start(Request(tokens(8)), on_piece=on_piece, on_end=ends.append)
+    other = Answer(batch).start(tokens(8, 1))
+    run(batch)
+    assert isinstance(ends[0], ZeroDivisionError)
+    assert other.report.stop_reason == "length"
+
+
+def test_higher_classes_take_the_sequences_of_lower_ones(batch: Batch) -> None:
+    """A preempted generation goes on where it was, as though nothing had happened."""
+    alone = Answer(batch).start(tokens(12), 40)
+    run(batch)
+    titles = [Answer(batch).start(tokens(12, each), 40, priority=TITLES, tenant=each) for each in range(SEQUENCES)]
+    run_until(batch, lambda: all(each.pieces for each in titles))
+    urgent = Answer(batch).start(tokens(7), 10, priority=INTERACTIVE)
+    run_until(batch, lambda: bool(urgent.ends))
+    assert not any(each.ends for each in titles)
+    preempted = [each for each in titles if each.ticket is not None and each.ticket.preempted]
+    assert len(preempted) == 1
+    run(batch)
+    assert {each.report.tokens.generated for each in titles} == {40}
+    assert titles[0].report.text == alone.report.text
+    Answer(batch).start(tokens(12, 9), 40, tenant="again")
+    again = Answer(batch).start(tokens(12, titles.index(preempted[0])), 40, tenant="again")
+    run(batch)
+    assert again.report.text == preempted[0].report.text
+
+
+def test_equal_classes_do_not_preempt(batch: Batch) -> None:
+    first = [Answer(batch).start(tokens(12, each), 30, priority=TOOLS) for each in range(SEQUENCES)]
+    run_until(batch, lambda: all(each.pieces for each in first))
+    later = Answer(batch).start(tokens(7), 5, priority=TOOLS)
+    run(batch)
+    assert all(each.ticket is not None and not each.ticket.preempted for each in (*first, later))
+
+
+def test_nobody_waits_forever() -> None:
+    @dataclass
+    class Waits:
+        priority: int
+        arrived: int
+        since: int
+
+    order = Order()
+    patient, turns = Waits(TITLES, order.now(), order.now()), 0
+    while True:
+        urgent = [Waits(INTERACTIVE, order.now(), order.now()) for _ in range(3)]
+        if order.next([*urgent, patient], turns) is patient:
+            break
+        turns += 1
+        assert turns < 10
+    tools, titles = Waits(TOOLS, 1, 1), Waits(TITLES, 0, 0)
+    assert order.next([titles, tools], 0) is tools
+
+
+def test_prompts_share_the_rows_of_earlier_and_present_ones(batch: Batch) -> None:
+    """With the sequence that has them already, or copied from one that is in use."""
+    system = tokens(60)
+
+    def asked(seed: int) -> IntArray:
+        return np.concatenate([system, tokens(10, seed)])
+
+    fresh = Answer(batch).start(asked(1), 25)
+    run(batch)
+    again = Answer(batch).start(asked(1), 25)
+    run_until(batch, lambda: len(again.pieces) > 2)
+    beside = Answer(batch).start(asked(2), 25)
+    run(batch)
+    assert fresh.report.tokens.reused == 0
+    assert again.report.tokens.reused == 69
+    assert beside.report.tokens.reused == 60
+    assert again.report.text == fresh.report.text
+    other = Answer(batch).start(asked(2), 25, tenant="other")
+    run(batch)
+    assert other.report.tokens.reused == 0
+    assert other.report.text == beside.report.text
+
+
+def test_rows_are_shared_with_the_same_tenant_only(batch: Batch) -> None:
+    def reused(tenant: Hashable) -> int:
+        answer = Answer(batch).start(tokens(50), 3, tenant=tenant)
+        run(batch)
+        return answer.report.tokens.reused
+
+    assert [reused(each) for each in ("one", "two", "one", "two", None, None)] == [0, 0, 49, 49, 0, 49]
+
+
+def test_the_prompt_cache_serves_all_sequences(model: Model, tmp_path: Path) -> None:
+    cache = PromptCache(tmp_path)
+    options: dict[str, Any] = {"max_kv_size": ROWS, "threads": 2, "prompt_cache": cache}
+    with load(model, **options) as session:
+        session.generate(tokens(80), max_tokens=12, ignore_eos=True)
+        assert session.report is not None
+        expected = session.report.text
+    with load(model, sequences=SEQUENCES, **options) as session, session.batch() as batch:
+        answers = [Answer(batch).start(tokens(80), 12, tenant=each) for each in range(3)]
+        run(batch)
+    assert [each.report.tokens.reused for each in answers] == [79] * 3
+    assert {each.report.text for each in answers} == {expected}
+
+
+def test_time_ends_one_generation_and_not_others(batch: Batch) -> None:
+    short, other = Answer(batch).start(tokens(8), None, time=0.3), Answer(batch).start(tokens(8, 1), 30)
+    none = Answer(batch).start(tokens(8, 2), 30, time=0.0)
+    run(batch)
+    assert isinstance(none.ends[0], BudgetError)
+    assert "before its turn came" in str(none.ends[0])
+    end = short.ends[0]
+    assert isinstance(end, BudgetError) or end.stop_reason == "time"  # on a loaded machine, before its first token
+    assert other.report.stop_reason == "length"
+
+
+class Joules:
+    """An energy meter whose joules the test counts."""
+
+    def __init__(self) -> None:
+        self.joules, self.bytes = 0.0, 0.0
+
+    def add_bytes(self, count: float) -> None:
+        self.bytes += count
+
+    def read(self) -> Reading:
+        return Reading(self.joules, None, "test", "counter", "device", 1)
+
+
+def test_shares_of_energy_add_up() -> None:
+    """By the time that each ran; of a pass of several, each has an equal part."""
+    meter, now = Joules(), [0.0]
+    ledger = Ledger(meter, lambda: now[0])
+    one, two = ledger.share(), ledger.share()
+    ledger.run([one, two])
+    now[0] += 2
+    ledger.run([two])
+    now[0] += 2
+    meter.joules = 8.0
+    assert [each.read().joules for each in (one, two)] == [2.0, 6.0]
+    ledger.run([])
+    now[0] += 5
+    meter.joules = 9.0
+    assert [each.read().joules for each in (one, two)] == [2.0, 6.0]
+    ledger.run([one])
+    now[0] += 1
+    meter.joules = 10.0
+    assert [each.read().joules for each in (one, two)] == [4.0, 6.0]
+    assert ledger.read(anew=True).joules == 10.0
+
+
+def test_energy_ends_one_generation_and_not_others(model: Model) -> None:
+    """The meter counts a joule for each reading; the limited one has a part of them."""
+
+    class Counting(Joules):
+        def read(self) -> Reading:
+            self.joules += 1.0
+            return super().read()
+
+    options: dict[str, Any] = {"sequences": SEQUENCES, "max_kv_size": ROWS, "threads": 2}
+    with load(model, meter=Counting(), **options) as session, session.batch() as batch:
+        few = Answer(batch).start(tokens(8), None, energy=4.0)
+        other = Answer(batch).start(tokens(8, 1), 60)
+        run(batch)
+    end = few.ends[0]
+    assert isinstance(end, BudgetError) or end.stop_reason == "energy"
+    assert other.report.stop_reason == "length"
+
+
+def test_any_number_of_threads_may_generate(session: Session) -> None:
+    prompts = [tokens(6 + each, each) for each in range(2 * SEQUENCES)]
+    with session.batch() as batch:
+        expected = []
+        for prompt in prompts:
+            expected.append(batch.generate(prompt, max_tokens=15, ignore_eos=True))
+        found: dict[int, str] = {}
+
+        def work(number: int) -> None:
+            found[number] = batch.generate(prompts[number], max_tokens=15, ignore_eos=True)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(prompts))]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    assert [found[number] for number in range(len(prompts))] == expected
+
+
+def test_a_stream_has_a_report_and_can_be_closed(batch: Batch) -> None:
+    stream = batch.stream(tokens(9), max_tokens=None, ignore_eos=True)
+    assert next(stream)
+    assert stream.report is None
+    stream.close()
+    assert stream.report is not None
+    assert stream.report.stop_reason == "interrupted"
+    whole = batch.stream(tokens(9), max_tokens=5, ignore_eos=True)
+    assert "".join(whole) == (whole.report.text if whole.report else None)
+    abandoned = batch.stream(tokens(9), max_tokens=None, ignore_eos=True)
+    next(abandoned)
+    del abandoned
+    assert batch.free == SEQUENCES
+
+
+def test_a_session_and_its_batch_take_turns(model: Model) -> None:
+    with load(model, sequences=SEQUENCES, max_kv_size=ROWS, threads=2) as session:
+        before = session.generate(tokens(9), max_tokens=9, ignore_eos=True)
+        batch = session.batch()
+        answer = Answer(batch).start(tokens(9), None)
+        assert batch.step()
+        for call in (session.batch, session.reset, lambda: session.stream(tokens(3))):
+            with pytest.raises(BusyError):
+                call()
+        batch.close()
+        assert answer.report.stop_reason == "interrupted"
+        with pytest.raises(InputError, match="closed"):
+            batch.generate(tokens(3))
+        assert session.generate(tokens(9), max_tokens=9, ignore_eos=True) == before
+        batch = session.batch()
+        answer = Answer(batch).start(tokens(9), None)
+        batch.step()
+    assert answer.report.stop_reason == "interrupted"
+    assert batch.closed
+
+
+def test_terminate_ends_all(model: Model) -> None:
+    with load(model, sequences=SEQUENCES, max_kv_size=ROWS, threads=2) as session, session.batch() as batch:
+        answers = [Answer(batch).start(tokens(9, each), None) for each in range(3)]
+        run_until(batch, lambda: all(each.pieces for each in answers))
+        session.terminate()
+        run(batch)
+    assert {each.report.stop_reason for each in answers} == {"terminated"}
+
+
+def test_trim_takes_rows_of_every_sequence(model: Model) -> None:
+    with load(model, sequences=SEQUENCES, max_kv_size=512, threads=2) as session, session.batch() as batch:
+        answers = [Answer(batch).start(tokens(300, each), None) for each in range(SEQUENCES)]
+        run_until(batch, lambda: all(each.pieces for each in answers))
+        session.trim(1.0)
+        before = [len(each.pieces) for each in answers]
+        run_until(batch, lambda: all(len(each.pieces) > one for each, one in zip(answers, before, strict=True)))
+    assert {each.report.kv.capacity for each in answers} == {256}
+    assert all(each.report.kv.evicted for each in answers)
+
+
+def test_requests_that_cannot_run_are_refused_at_once(model: Model) -> None:
+    options: dict[str, Any] = {"sequences": SEQUENCES, "max_kv_size": ROWS, "threads": 2}
+    with load(model, kv_policy="full", **options) as session, session.batch() as batch:
+        with pytest.raises(InputError, match="follow up"):
+            Answer(batch).start(tokens(3), follow_up=True)
+        with pytest.raises(InputError, match="the prompt has 129 tokens"):
+            Answer(batch).start(tokens(ROWS + 1))
+        with pytest.raises(InputError, match="empty"):
+            Answer(batch).start(Prompt([]))
+        assert not batch.step()
+
+
+def test_a_batch_runs_on_engines_with_one_sequence(model: Model) -> None:
+    with load(model, backend="reference", max_kv_size=ROWS) as session, session.batch() as batch:
+        assert batch.free == 1
+        answers = [Answer(batch).start(tokens(9, each), 6) for each in range(3)]
+        run(batch)
+        assert {each.report.tokens.generated for each in answers} == {6}

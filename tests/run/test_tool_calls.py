@@ -1,0 +1,174 @@
+"""Calls in the answers of sessions: apart from text and thoughts, and conversations that go on with their results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_models import Special
+from thinking_models import write_script
+from tool_templates import QWEN3, TOOLS
+
+from edge.errors import InputError
+from edge.model.model import Model, open_model
+from edge.prompt_cache.cache import PromptCache
+from edge.run.loading import load
+from edge.run.session import Session
+from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd
+
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+SPECIAL = Special(defined=MARKS, template=QWEN3)
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Rain in Rome?"}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+ANSWER = f"<think>\nI look.\n</think>\n\nOne moment.\n{CALL}<|im_end|>"
+CONTEXT = 4096
+
+Speak = Callable[..., AbstractContextManager[Session]]
+
+
+@pytest.fixture
+def speaks(tmp_path: Path) -> Speak:
+    """A session whose model answers prompts of these lengths with these texts."""
+
+    @contextmanager
+    def session(*answers: tuple[int, str], **options: Any) -> Iterator[Session]:
+        tokenizer = opened(tmp_path).tokenizer
+        start, script = answers[0][0], list[int]()
+        for at, answer in answers:
+            script += [0] * (at - start - len(script))
+            script += tokenizer.encode(answer, special=True).tolist()
+        path = write_script(tmp_path / "script.gguf", SPECIAL, start, script, CONTEXT)
+        with load(path, backend="reference", **{"max_kv_size": CONTEXT, **options}) as loaded:
+            yield loaded
+
+    return session
+
+
+def opened(folder: Path) -> Model:
+    return open_model(write_script(folder / "m.gguf", SPECIAL, 8, [2], CONTEXT))
+
+
+def size(folder: Path, messages: list[dict[str, Any]], **options: Any) -> int:
+    return opened(folder).chat_prompt(messages, tools=TOOLS, **options).first(None).size
+
+
+def test_calls_thoughts_and_text_come_apart(speaks: Speak, tmp_path: Path) -> None:
+    with speaks((size(tmp_path, MESSAGES), ANSWER)) as session:
+        events, thoughts = list[Any](), list[str]()
+        pieces = list(session.stream(messages=MESSAGES, tools=TOOLS, max_tokens=300, on_call=events.append,
+                                     on_thought=thoughts.append))  # fmt: skip
+        report = session.report
+    assert report is not None
+    assert "".join(pieces) == report.text == "One moment."
+    assert "".join(thoughts).strip() == "I look."
+    assert report.stop_reason == "tool_calls"
+    (call,) = report.tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Rome"})
+    assert report.to_dict()["tool_calls"] == ({"id": call.id, "name": call.name, "arguments": call.arguments},)
+    assert events[0] == CallBegin(0, call.id, "get_weather")
+    assert "".join(event.text for event in events if isinstance(event, ArgumentPiece)) == call.arguments
+    assert events[-1] == CallEnd(0)
+
+
+def test_without_tools_calls_are_text(speaks: Speak, tmp_path: Path) -> None:
+    start = opened(tmp_path).chat_prompt(MESSAGES).first(None).size
+    with speaks((start, ANSWER)) as session:
+        text = session.generate(messages=MESSAGES, max_tokens=300)
+        assert session.report is not None
+        assert CALL in text
+        assert session.report.tool_calls == ()
+        assert session.report.stop_reason == "eos"
+
+
+@pytest.mark.parametrize("count", [28, 40, 55, 70])
+def test_a_call_that_is_cut_is_not_reported(speaks: Speak, tmp_path: Path, count: int) -> None:
+    with speaks((size(tmp_path, MESSAGES), ANSWER)) as session:
+        events = list[Any]()
+        text = session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=count, on_call=events.append)
+        report = session.report
+    assert report is not None
+    assert (report.tool_calls, report.stop_reason) == ((), "length")
+    assert not any(isinstance(event, CallEnd) for event in events)
+    assert events == [] or events[-1] == CallCut(0)
+    assert text.startswith("One moment."[: len(text)])
+
+
+def test_a_single_call_ends_the_answer_where_no_second_may_follow(speaks: Speak, tmp_path: Path) -> None:
+    with speaks((size(tmp_path, MESSAGES), f"{CALL}\n{CALL}<|im_end|>")) as session:
+        assert session.generate(messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False, max_tokens=300) == ""
+        assert session.report is not None
+        assert len(session.report.tool_calls) == 1
+        assert session.report.stop_reason == "tool_calls"
+        session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300)
+        assert len(session.report.tool_calls) == 2
+
+
+def test_stop_texts_are_searched_in_the_text_alone(speaks: Speak, tmp_path: Path) -> None:
+    with speaks((size(tmp_path, MESSAGES), ANSWER)) as session:
+        assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300, stop=["Rome"]) == "One moment."
+        assert session.report is not None
+        assert session.report.stop_reason == "tool_calls"
+        assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300, stop=["moment"]) == "One "
+        assert session.report.stop_reason == "stop"
+
+
+@pytest.mark.parametrize("policy", ["full", "streaming"])
+def test_a_conversation_goes_on_with_results(speaks: Speak, tmp_path: Path, policy: str) -> None:
+    """The rows of the call stay: only the result and what follows it are run."""
+    answer = f"One moment.\n{CALL}"
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    later = [
+        *MESSAGES,
+        {"role": "assistant", "content": "One moment.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "none"},
+    ]
+    first, second = size(tmp_path, MESSAGES), size(tmp_path, later)
+    with speaks((first, f"{answer}<|im_end|>"), (second, "No rain.<|im_end|>"), kv_policy=policy) as session:
+        assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300) == "One moment."
+        assert session.report is not None
+        assert session.report.tokens.reused == 0
+        rows = session.engine.kv.length
+        assert session.generate(messages=later, tools=TOOLS, max_tokens=300) == "No rain."
+        tokens = session.report.tokens
+        assert (tokens.prompt, tokens.reused, tokens.ran) == (second, rows, second - rows)
+        changed = [*later[:-1], {"role": "tool", "tool_call_id": "c1", "content": "never"}]
+        session.generate(messages=changed, tools=TOOLS, max_tokens=1)
+        assert rows <= session.report.tokens.reused < second
+        session.generate(messages=[{"role": "user", "content": "Else"}], max_tokens=1)
+        assert session.report.tokens.reused < 30
+
+
+def test_rows_of_the_prompt_cache_are_taken_where_they_are_more(speaks: Speak) -> None:
+    long = [{"role": "system", "content": "Be brief. " * 40}, *MESSAGES]
+    with speaks((8, "x"), prompt_cache=PromptCache(memory="16MiB")) as session:
+        session.generate(messages=long, max_tokens=1)
+        session.generate(messages=MESSAGES, max_tokens=1)  # little of which the first one had
+        session.generate(messages=long, max_tokens=1)
+        assert session.report is not None
+        assert session.report.tokens.reused > 256
+
+
+def test_prompts_and_messages_that_do_not_go_together(speaks: Speak) -> None:
+    with speaks((8, "x")) as session:
+        for options, reason in (
+            ({}, "there is no prompt"),
+            ({"prompt": "Hi", "messages": MESSAGES}, "a prompt or messages, not both"),
+            ({"messages": MESSAGES, "raw": True}, "leave raw and follow_up out"),
+            ({"prompt": "Hi", "tools": TOOLS, "follow_up": True}, "leave raw and follow_up out"),
+            ({"prompt": iter(["Hi"]), "tools": TOOLS}, "must be text or messages"),
+            ({"messages": []}, "messages must be a list"),
+        ):
+            with pytest.raises(InputError, match=reason):
+                session.generate(**options)  # type: ignore[arg-type]
+
+
+def test_a_system_prompt_beside_messages(speaks: Speak) -> None:
+    with speaks((8, "x")) as session:
+        session.generate(messages=MESSAGES, system="Be brief.", max_tokens=1)
+        count = session.report and session.report.tokens.prompt
+        whole = [{"role": "system", "content": "Be brief."}, *MESSAGES]
+        assert session.model.chat_prompt(whole).first(None).size == count

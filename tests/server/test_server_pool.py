@@ -1,0 +1,209 @@
+"""Several models in one budget, their queue, and what their endpoints say."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving import HELLO, MODEL, OTHER, chat, error_of, hub_of, served
+from starlette.testclient import TestClient
+
+from edge.errors import BudgetError, InputError
+from edge.plan.plan import PlanBytes
+from edge.server.events import Flow, Piece
+from edge.server.ledger import Ledger
+from edge.server.refusal import RefusedError
+from edge.server.worker import Turns
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with served(MODEL, OTHER) as client:
+        yield client
+
+
+def test_models_are_found_by_their_names(client: TestClient) -> None:
+    found = client.get("/v1/models").json()["data"]
+    assert [each["id"] for each in found] == [MODEL, OTHER]
+    assert f"{MODEL}.gguf" in found[0]["aliases"]
+    assert found[0]["meta"]["n_ctx_train"] >= found[0]["meta"]["n_ctx"] > 0
+    assert client.get(f"/v1/models/{OTHER}").json()["id"] == OTHER
+    assert client.get("/v1/models/none").status_code == 404
+    for name in (MODEL, f"{MODEL}.gguf", None, ""):
+        assert chat(client, model=name)["model"] == (name or MODEL)
+
+
+def test_models_are_loaded_when_they_are_asked_for(client: TestClient) -> None:
+    chat(client, model=MODEL)
+    chat(client, model=OTHER)
+    assert set(hub_of(client).pool.workers) == {MODEL, OTHER}
+    assert all(each["loaded"] for each in client.get("/v1/models").json()["data"])
+
+
+def test_the_least_recently_used_model_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(MODEL, OTHER, "qwen3") as client:
+        pool, opened = hub_of(client).pool, type(hub_of(client).pool)._open
+
+        def open_two(self: Any, entry: Any) -> Any:
+            if len(self.workers) >= 2:
+                raise BudgetError("no room")
+            return opened(self, entry)
+
+        monkeypatch.setattr(type(pool), "_open", open_two)
+        for name in (MODEL, OTHER, MODEL):
+            chat(client, model=name)
+        chat(client, model="qwen3")
+        assert set(pool.workers) == {MODEL, "qwen3"}
+        assert set(pool.ledger.models) == {MODEL, "qwen3"}
+        assert pool.evictions == 1
+        chat(client, model=OTHER)
+        assert set(pool.workers) == {"qwen3", OTHER}
+
+
+def test_a_model_that_never_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served() as client:
+
+        def refuse(self: Any, entry: Any) -> Any:
+            raise BudgetError("needs 2 GiB, the memory budget is 1 GiB")
+
+        monkeypatch.setattr(type(hub_of(client).pool), "_open", refuse)
+        response = client.post("/v1/chat/completions", json={"messages": HELLO})
+        assert response.status_code == 422
+        assert error_of(response)["code"] == "budget_exceeded"
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    with pytest.raises(InputError, match="same name"), served(MODEL, MODEL):
+        pass
+
+
+def test_a_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(queue=2) as client:
+        chat(client)
+        worker = hub_of(client).pool.workers[MODEL]
+        entered, go_on, begin = threading.Event(), threading.Event(), worker._start
+
+        def wait(*arguments: Any) -> None:
+            entered.set()
+            assert go_on.wait(20)
+            begin(*arguments)
+
+        monkeypatch.setattr(worker, "_start", wait)
+        results: list[int] = []
+        body = {"messages": HELLO, "max_tokens": 2}
+
+        def ask() -> None:
+            results.append(client.post("/v1/chat/completions", json=body).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        threads[0].start()
+        assert entered.wait(20)
+        for thread in threads[1:]:
+            thread.start()
+        while worker.queued < 2:
+            assert threads[1].is_alive()
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        assert error_of(response)["type"] == "rate_limit_error"
+        go_on.set()
+        for thread in threads:
+            thread.join(20)
+        assert results == [200] * 3
+
+
+def test_a_draining_server_takes_no_more_requests(client: TestClient) -> None:
+    hub = hub_of(client)
+    hub.draining = True
+    try:
+        assert client.get("/health").status_code == 503
+        assert client.post("/v1/chat/completions", json={"messages": HELLO}).status_code == 503
+    finally:
+        hub.draining = False
+
+
+def test_tokens_and_texts(client: TestClient) -> None:
+    tokens = client.post("/tokenize", json={"content": "Hello<|im_end|>"}).json()["tokens"]
+    plain = client.post("/tokenize", json={"content": "Hello<|im_end|>", "parse_special": False}).json()["tokens"]
+    assert len(tokens) < len(plain)
+    assert client.post("/detokenize", json={"tokens": plain}).json() == {"content": "Hello<|im_end|>"}
+    pieces = client.post("/tokenize", json={"content": "Hi", "with_pieces": True}).json()["tokens"]
+    assert "".join(each["piece"] for each in pieces) == "Hi"
+    assert client.post("/detokenize", json={"tokens": [1 << 20]}).status_code == 400
+
+
+def test_properties_and_metrics(client: TestClient) -> None:
+    chat(client)
+    found = client.get("/props").json()
+    assert found["default_generation_settings"]["n_ctx"] > 0
+    assert found["edge"]["memory"]["kv"] > 0
+    assert found["edge"]["memory"]["resident"] <= found["edge"]["memory"]["peak"]
+    text = client.get("/metrics").text
+    assert 'edge_responses_total{path="/v1/chat/completions",status="200"}' in text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values["edge_generated_tokens_total"]) >= 8
+    assert float(values["edge_joules_total"]) > 0
+
+
+def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
+    response = client.get("/")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/html")
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert client.get("/page.js").headers["content-type"].startswith("text/javascript")
+    assert client.get("/nothing.js").status_code == 404
+
+
+def test_the_ledger_admits_what_fits() -> None:
+    ledger = Ledger(512 << 20, base=100 << 20)
+    assert ledger.reserve == 32 << 20
+    with ledger.claim("bodies", 20 << 20):
+        with pytest.raises(RefusedError) as full, ledger.claim("bodies", 20 << 20):
+            pass
+        assert full.value.status == 429
+        assert full.value.retry
+    with pytest.raises(RefusedError) as large, ledger.claim("bodies", 33 << 20):
+        pass
+    assert large.value.status == 413
+    assert ledger.claims.total() == 0
+    ledger.enter("a", PlanBytes(interpreter=100 << 20, weights=50 << 20, kv=10 << 20, scratch=5 << 20), 100 << 20, 0)
+    assert ledger.taken == {"a": 65 << 20}
+    ledger.leave("a")
+    assert ledger.figures()["weights"] == 0
+
+
+def test_a_client_that_does_not_read_is_given_up() -> None:
+    async def read() -> None:
+        flow = Flow()
+        for _ in range(100):
+            flow.put(Piece(0, "x" * (64 << 10)))
+        assert isinstance(await flow.get(), Piece)
+        with pytest.raises(RefusedError, match="too slow"):
+            await flow.get()
+        flow.close()
+
+    asyncio.run(read())
+
+
+def test_threads_compute_in_the_order_in_which_they_ask() -> None:
+    turns, order, inside = Turns(), list[int](), threading.Lock()
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            with turns:
+                assert inside.acquire(blocking=False)
+                order.append(number)
+                inside.release()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(order) == sorted([0, 1, 2] * 20)

@@ -1,0 +1,109 @@
+"""`edge serve` as a process: signals, and clients that go away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from conftest import GOLDEN
+from serving import HELLO, MODEL
+
+CHATS = "/v1/chat/completions"
+LONG: dict[str, Any] = {"messages": HELLO, "stream": True, "ignore_eos": True, "max_tokens": 1000000}
+
+
+@contextmanager
+def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process, and its address."""
+    command = [sys.executable, "-m", "edge", "serve", str(GOLDEN / f"{MODEL}.gguf"), "--port", "0", "--json", "-q",
+               "--backend", "reference", "--max-kv-size", "256", *arguments]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(process.communicate()[1])
+        yield process, json.loads(line)["url"]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def metric(url: str, name: str) -> float:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
+def test_a_client_that_goes_away_ends_its_answer() -> None:
+    with server() as (_, url):
+        with httpx.stream("POST", url + CHATS, json=LONG, timeout=60) as response:
+            assert response.status_code == 200
+            lines = response.iter_lines()  # that is dropped closes the response
+            next(lines)
+            assert metric(url, "edge_running") == 1
+        while metric(url, "edge_running"):
+            pass
+        whole = {**LONG, "stream": False}
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            body = json.dumps(whole).encode()
+            head = [
+                f"POST {CHATS} HTTP/1.1",
+                f"Host: {host}",
+                "Content-Type: application/json",
+                f"Content-Length: {len(body)}",
+            ]
+            connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
+            while not metric(url, "edge_running"):
+                pass
+        while metric(url, "edge_running"):
+            pass
+        assert metric(url, "edge_cancelled_total") == 2
+        assert httpx.post(url + CHATS, json={"messages": HELLO, "max_tokens": 2}).status_code == 200
+
+
+def test_answers_are_finished_after_sigterm() -> None:
+    with server() as (process, url):
+        body = {**LONG, "max_tokens": 150}
+        with httpx.stream("POST", url + CHATS, json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert process.wait(30) == 143
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+def test_answers_that_last_too_long_are_cut_after_sigterm() -> None:
+    with (
+        server("--drain", "1s") as (process, url),
+        httpx.stream("POST", url + CHATS, json=LONG, timeout=60) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--host", "0.0.0.0"], "--api-key"), (["--port", "70000"], "65535"), (["--adapter", "x"], "--adapter")],
+)
+def test_bad_settings_are_one_line(arguments: list[str], words: str) -> None:
+    command = [sys.executable, "-m", "edge", "serve", str(GOLDEN / f"{MODEL}.gguf"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,102 @@
+"""Grammars of calls: a random model at temperature 1 that must call writes calls, which the parser finds complete."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_models import Small, Special, write_small
+from test_chat import CHATML
+from tool_templates import GEMMA4, LFM2, LLAMA32, MISTRAL, QWEN3, QWEN35
+
+from edge.errors import InputError
+from edge.run.loading import load
+from edge.tools.formats import find_format
+
+pytest.importorskip("llguidance")
+
+WORD = {"type": "string", "enum": ["a b", "it's", '"', "<é>"]}
+MIXED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "word": WORD,
+        "number": {"type": "integer", "minimum": 0, "maximum": 99},
+        "flag": {"type": "boolean"},
+        "list": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 3},
+        "inner": {"type": "object", "properties": {"w": WORD, "n": {"type": "null"}}, "required": ["w"],
+                  "additionalProperties": False},
+        "either": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "null"}]},
+    },
+    "required": ["number", "inner"],
+    "additionalProperties": False,
+}  # fmt: skip
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = [
+    {"type": "function", "function": {"name": "mix", "parameters": MIXED}},
+    {"type": "function", "function": {"name": "nothing", "parameters": NOTHING}},
+]
+SCHEMAS = {"mix": MIXED, "nothing": NOTHING}
+HI = [{"role": "user", "content": "Hi"}]
+HERMES_MARKS = ("<tool_call>", "</tool_call>")
+MODELS = {
+    "hermes": Special(defined=HERMES_MARKS, template=QWEN3),
+    "hermes, marks in text": Special(template=CHATML),
+    "qwen-tags": Special(defined=HERMES_MARKS, template=QWEN35),
+    "gemma4": Special(control=("<|tool_call>", "<tool_call|>", '<|"|>'), template=GEMMA4),
+    "gemma4, marks in text": Special(template=GEMMA4),
+    "lfm2": Special(control=("<|tool_call_start|>", "<|tool_call_end|>"), template=LFM2),
+    "llama3": Special(control=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), template=LLAMA32),
+    "mistral": Special(control=("[TOOL_CALLS]", "[ARGS]"), template=MISTRAL),
+}
+
+
+def fits(value: Any, schema: dict[str, Any]) -> bool:
+    """Whether a value matches a schema, as far as those above go."""
+    if "anyOf" in schema:
+        return any(fits(value, each) for each in schema["anyOf"])
+    if schema["type"] == "object":
+        known = schema["properties"]
+        return {*schema.get("required", ())} <= value.keys() <= known.keys() and all(
+            fits(each, known[key]) for key, each in value.items()
+        )
+    if schema["type"] == "array":
+        return len(value) <= schema.get("maxItems", 99) and all(fits(each, schema["items"]) for each in value)
+    kind: type = {"string": str, "integer": int, "boolean": bool, "null": type(None)}[schema["type"]]
+    small = schema["type"] != "integer" or schema["minimum"] <= value <= schema["maximum"]
+    return type(value) is kind and value in schema.get("enum", [value]) and small
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_calls_that_are_forced_are_complete(tmp_path: Path, name: str) -> None:
+    path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS[name])
+    with load(path, backend="reference", max_kv_size=3000) as session:
+        assert name.startswith(find_format(MODELS[name].template).name)
+        several = name in ("hermes", "lfm2")
+        for seed, choice in enumerate(["required", {"type": "function", "function": {"name": "mix"}}]):
+            sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+            options: dict[str, Any] = {"think": "off"} if session.model.template.family else {}  # type: ignore[union-attr]
+            text = session.generate(
+                session.model.chat_prompt(HI, tools=TOOLS, tool_choice=choice, parallel_tool_calls=several, **options),
+                sampling=sampling, max_tokens=1500,
+            )  # fmt: skip
+            assert session.report is not None
+            calls = session.report.tool_calls
+            assert session.report.stop_reason == "tool_calls"
+            assert calls
+            assert text == ""
+            for call in calls:
+                assert fits(json.loads(call.arguments), SCHEMAS[call.name]), call.arguments
+            if choice != "required":
+                assert [call.name for call in calls] == ["mix"]
+
+
+@pytest.mark.parametrize("choice", ["nobody", {"type": "function"}, 5, {"function": {"name": 5}}])
+def test_choices_that_are_refused(tmp_path: Path, choice: Any) -> None:
+    path = write_small(tmp_path / "m.gguf", Small(), special=MODELS["hermes"])
+    with load(path, backend="reference", max_kv_size=64) as session:
+        with pytest.raises(InputError, match="tool_choice must be auto, none, required, or the name of a tool"):
+            session.generate("Hi", tools=TOOLS, tool_choice=choice)
+        with pytest.raises(InputError, match="there are none"):
+            session.generate(messages=HI, tool_choice="required")
