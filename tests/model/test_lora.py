@@ -60,7 +60,9 @@ ON_GPU = [  # norms behind products, experts with a shared one, a state, biases,
         ]
     ),
 ]  # fmt: skip
-HYBRIDS = [  # whose rows llama.cpp does not evict
+HYBRIDS = [  # whose rows llama.cpp does not evict, and others for the native engine alone
+    pytest.param("qwen35moe", 3),  # the router and the shared expert
+    pytest.param("gemma4", 3, marks=pytest.mark.exhaustive),  # layers whose matrices differ
     pytest.param("qwen35", 3),
     pytest.param("falcon-h1", 3),
     pytest.param("lfm2", 20, marks=pytest.mark.exhaustive),

@@ -60,7 +60,7 @@ class Table:
         tensors = [tensor for block in shape.blocks for tensor in block.tensors(shape.hidden)]
         matrices = [f"{tensor.name}.scales" for tensor in tensors if tensor.columns]
         groups = {name: names for block in shape.blocks for name, names in groups_of(block.core).items()}
-        adapted = [name for names in groups.values() for name in names]
+        adapted = [name for block in shape.blocks for names in groups_of(block.core).values() for name in names]
         lora = [f"{name}.{part}" for name in adapted for part in ("lora_a", "lora_a.scales", "lora_b")]
         own = [name for block in shape.blocks for name in kind_of(block.core).scratch(block.core, Sizes(1, 1, 1))]
         # The number of the layer's variant has the name of the group.

@@ -109,9 +109,13 @@ def wait(lines: Value, index: Value, count: Value) -> None:
 def meet(lines: Value, thread: Value, threads: Value) -> None:
     """A barrier: after it, every thread sees everything that any thread wrote before it."""
     with when(threads > 1):
-        mine = T.Bind(arrive(lines, thread))
-        with loop(i64(0), threads) as other, when(other != thread):
-            wait(lines, other, mine)
+        wait_for_others(lines, thread, threads, T.Bind(arrive(lines, thread)))
+
+
+def wait_for_others(lines: Value, thread: Value, threads: Value, count: Value) -> None:
+    """Return once all other threads have counted `count` arrivals."""
+    with loop(i64(0), threads) as other, when(other != thread):
+        wait(lines, other, count)
 
 
 def _address(lines: Value, index: Value) -> Value:

@@ -1,50 +1,73 @@
-"""LoRA adapters, unmerged: A x of all matrices of a phase before it, and B (A x) added to each tile of its products.
+"""LoRA adapters, unmerged: A x of all matrices of a phase first, and B (A x) added to each tile of its products.
 
-A step divides the columns of A between the threads, each of which then adds up the parts: ranks are few, and a barrier
-costs less than reading A once per thread. A chunk divides the tokens. The ranks are read from the table of the run, so
-that one compiled pass serves all adapters; without one, no barrier is added.
+A step divides the columns of A between the threads, each of which then adds up the parts. No barrier stands between the
+two: a thread says that its parts are there, goes on with its first product, and looks for the others' only when it
+needs A x. A chunk divides the tokens, in a phase of its own. The ranks are read from the table of the run, so that one
+compiled pass serves all adapters.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix, multiply
+from edge.backends.tvm.cpu.kernels.threads import arrive, wait_for_others
 from edge.backends.tvm.cpu.kernels.vectors import Register, Value, floats, i64, let, load, loop, quotient, store, when
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.design import low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS
 
 
-def adapt(b: PassBuilder, group: str, layer: Value, inputs: Inputs) -> None:
-    """A x of the matrices of `group`, in a phase of its own; nothing if this layer has no adapter there."""
+def adapt(
+    b: PassBuilder, group: str, layer: Value, inputs: Inputs, names: Sequence[str] = (),
+    row_of: Callable[[Value], Value] | None = None,
+) -> None:  # fmt: skip
+    """A x of the matrices of `group`; nothing if this layer has no adapter there.
+
+    names: some of the group's matrices. row_of: where `inputs` have a token, in a step token 0; by default as
+    `PassBuilder.rows`.
+    """
     if not b.design.lora:
         return
     kind, _ = low_rank_blocks(b.variants(group), exact=b.design.exact)
-    names = b.groups[group]
-    found = [let(b.layer_at(layer, f"{name}.lora_a")) for name in names]
-    with when(functools.reduce(T.max, found) > 0):
-        with b.phase("adapt", layer):
-            for name, quants in zip(names, found, strict=True):
-                with when(quants > 0):
-                    scales = let(b.layer_at(layer, f"{name}.lora_a.scales"))
-                    matrix = Matrix(BLOCKS[kind], b.columns(name), quants, scales)
-                    (_columns if b.single else _tokens)(b, name, matrix, inputs)
-        if b.single:
-            for name, quants in zip(names, found, strict=True):
-                with when(quants > 0):
-                    _add_up(b, name)
+    names = names or b.groups[group]
+    places = [let(b.layer_at(layer, f"{name}.lora_a")) for name in names]
+    arrivals = b.counter() if b.single else None  # of every thread, once its parts are there
+    with when(functools.reduce(T.max, places) > 0):
+        for name, quants in zip(names, places, strict=True):
+            with when(quants > 0):
+                scales = let(b.layer_at(layer, f"{name}.lora_a.scales"))
+                matrix = Matrix(BLOCKS[kind], b.columns(name), quants, scales)
+                if b.single:
+                    _columns(b, name, matrix, inputs, row_of(i64(0)) if row_of else b.thread)
+                else:
+                    _tokens(b, name, matrix, inputs, row_of)
+        if arrivals is None:
+            b.end_phase("adapt", layer)
+        else:
+            b.mark("adapt", layer)
+            arrivals.value = arrive(b.lines, b.thread)
+    if arrivals is not None:
+        b.add_up |= {name: functools.partial(_add_up_once, b, name, arrivals, b.counter()) for name in names}
 
 
-def _columns(b: PassBuilder, name: str, matrix: Matrix, inputs: Inputs) -> None:
+def _columns(b: PassBuilder, name: str, matrix: Matrix, inputs: Inputs, row: Value) -> None:
     """The thread's columns of A times the row."""
     at, span = b.low_rank_at(name, b.thread, "lora_parts"), b.range(matrix.pieces)
     with loop(i64(0), quotient(b.at("lora_rank"), 16)) as tile:
-        (found,) = multiply(b.isa, b.adapters, matrix, tile, inputs, [b.thread], b.target.fetch_ahead, span)
+        (found,) = multiply(b.isa, b.adapters, matrix, tile, inputs, [row], b.target.fetch_ahead, span)
         store(b.floats, at + tile * 16, found.value)
+
+
+def _add_up_once(b: PassBuilder, name: str, arrivals: Register, done: Register) -> None:
+    """Before the thread's first use of A x."""
+    with when(done.value == 0):
+        wait_for_others(b.lines, b.thread, b.threads, arrivals.value)
+        _add_up(b, name)
+        done.value = T.int32(1)
 
 
 def _add_up(b: PassBuilder, name: str) -> None:
@@ -57,11 +80,12 @@ def _add_up(b: PassBuilder, name: str) -> None:
         store(b.floats, at + tile * 16, total.value)
 
 
-def _tokens(b: PassBuilder, name: str, matrix: Matrix, inputs: Inputs) -> None:
+def _tokens(b: PassBuilder, name: str, matrix: Matrix, inputs: Inputs, row_of: Callable[[Value], Value] | None) -> None:
     """All of A times the thread's tokens; the last ones may lie beyond the chunk."""
     with b.shared_out(quotient(b.count + (b.batch - 1), b.batch)) as batch:
         tokens: Sequence[Value] = [let(batch * b.batch + index) for index in range(b.batch)]
+        rows = [let(row_of(token)) for token in tokens] if row_of else tokens
         with loop(i64(0), quotient(b.at("lora_rank"), 16)) as tile:
-            products = multiply(b.isa, b.adapters, matrix, tile, inputs, tokens)
+            products = multiply(b.isa, b.adapters, matrix, tile, inputs, rows)
             for token, each in zip(tokens, products, strict=True):
                 store(b.floats, b.low_rank_at(name, token) + tile * 16, each.value)

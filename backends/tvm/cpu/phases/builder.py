@@ -82,6 +82,8 @@ class PassBuilder:
         )
         self.count = i64(1) if self.single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
+        # In a step with adapters: makes sure that A x of a matrix is there.
+        self.add_up: dict[str, Callable[[], None]] = {}
         if design.lora:
             self.adapters = Weights(*(view("lora", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
         self.table, self.tokens = view("table", "int64"), view("tokens", "int32")
@@ -203,11 +205,13 @@ class PassBuilder:
         return multiply(self.isa, self.weights, matrix, tile, inputs, rows, ahead)
 
     def product(
-        self, name: str, layer: Value, tile: Value, inputs: Inputs, rows: Sequence[Value], expert: Value = None
-    ) -> list[Register]:
+        self, name: str, layer: Value, tile: Value, inputs: Inputs, rows: Sequence[Value], expert: Value = None,
+        low_rows: Sequence[Value] = (),
+    ) -> list[Register]:  # fmt: skip
         """As `multiply`, with a matrix of the layer, plus its bias if it has one; or with an expert's.
 
-        There is code for every block type that the matrix has in some layer; each layer selects its own.
+        low_rows: `PassBuilder.rows` of the tokens, where `rows` are others. There is code for every block type that the
+        matrix has in some layer; each layer selects its own.
         """
         moved = None if expert is None else let(self.table[self.layer_at(layer, "expert_moves") + expert])
         group, index = self._place_of(name)
@@ -229,17 +233,19 @@ class PassBuilder:
             bias = let(load(self.weights.floats, self.layer_at(layer, f"{name}.bias") + row))
             for each in sums:
                 each.value = each.value + bias
-        if self.design.lora:
-            self._add_low_rank(name, layer, tile, rows, sums)
+        if self.design.lora and expert is None:
+            self._add_low_rank(name, layer, tile, low_rows or rows, sums)
         return sums
 
     def _add_low_rank(
         self, name: str, layer: Value, tile: Value, rows: Sequence[Value], sums: Sequence[Register]
     ) -> None:
-        """Add what an adapter adds to a product, from the A x that `adapt.py` has left."""
+        """Add what an adapter adds to a product, from the A x that `adapt.py` leaves."""
         _, kind = low_rank_blocks(self.variants(self._place_of(name)[0]), exact=self.design.exact)
         matrix, rank = let(self.layer_at(layer, f"{name}.lora_b")), let(self.at("lora_rank"))
         with when(matrix > 0):
+            if self.single:
+                self.add_up[name]()
             found = [self.low_rank_at(name, row) for row in rows]
             add_low_rank(self.isa, self.adapters, kind, matrix, tile, rank, self.floats, found, sums)
 
@@ -247,6 +253,13 @@ class PassBuilder:
         """Where a row of `of` has A x of a matrix; a phase has `lora_rank` values for each of its matrices."""
         _, index = self._place_of(name)
         return let(self.at(of) + (row * self.shape.most_matrices + index) * self.at("lora_rank"))
+
+    @staticmethod
+    def counter() -> Register:
+        """A variable that is zero."""
+        found = Register("int32", lanes=1)
+        found.value = T.int32(0)
+        return found
 
     def _place_of(self, name: str) -> tuple[str, int]:
         """The group of a matrix, and its place in it."""
@@ -263,6 +276,9 @@ class PassBuilder:
     def phase(self, name: str, layer: Value | None = None) -> Iterator[None]:
         """Work of all threads, with a barrier at its end. `name`: one of `timing.MARKS`."""
         yield
+        self.end_phase(name, layer)
+
+    def end_phase(self, name: str, layer: Value | None) -> None:
         self.mark(name, layer)
         meet(self.lines, self.thread, self.threads)
         self.mark(name, layer, timing.WAIT)

@@ -41,6 +41,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     store,
     when,
 )
+from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.packing.cores import RoutedRows, round_up
 from edge.model.layers import SLOPE, Experts
@@ -85,6 +86,7 @@ def route(b: PassBuilder, layer: Value) -> None:
     b.normalise_chunk(norm, layer, *groups)
     with b.phase("router", layer):
         inputs = b.normalised_inputs(norm, layer, *groups)
+        adapt(b, "router", layer, inputs)
         rows = RoutedRows.of(core)
         for name, first, count in zip(core.routers, (0, rows.experts), (rows.experts, 16), strict=False):
             with b.tiles(count // 16) as tile, b.batches() as tokens:
@@ -148,8 +150,10 @@ def widen(b: PassBuilder, layer: Value) -> None:
                 tokens = [b.thread if b.single else _member(b, place)[0] for place in batch.places]
                 _widen(b, layer, core.inputs[:2], tile, tokens, batch.places, expert)
         if core.shared:
-            with _last_wave(b), b.tiles(-(-core.shared // 16)) as tile, b.batches() as tokens:
-                _widen(b, layer, core.inputs[2:], tile, b.rows(tokens), [_shared(b, token) for token in tokens])
+            with _last_wave(b):
+                adapt(b, "experts_in", layer, b.inputs("normed", b.shape.padded_hidden), core.inputs[2:])
+                with b.tiles(-(-core.shared // 16)) as tile, b.batches() as tokens:
+                    _widen(b, layer, core.inputs[2:], tile, b.rows(tokens), [_shared(b, token) for token in tokens])
 
 
 def narrow(b: PassBuilder, layer: Value) -> None:
@@ -165,11 +169,13 @@ def narrow(b: PassBuilder, layer: Value) -> None:
                     token, slot = (i64(0), place) if b.single else _member(b, place)
                     _add(b, token, tile, slot, each.value)
         if core.shared:
-            with _last_wave(b), b.tiles(tiles) as tile, b.batches() as tokens:
-                rows = [let(first + _shared(b, token)) for token in tokens]
-                sums = b.product("ffn_down_shexp", layer, tile, inputs, rows)
-                for token, each in zip(tokens, sums, strict=True):
-                    _add(b, token, tile, i64(core.used), each.value)
+            with _last_wave(b):
+                adapt(b, "experts_out", layer, inputs, core.outputs[1:], lambda token: first + _shared(b, token))
+                with b.tiles(tiles) as tile, b.batches() as tokens:
+                    rows = [let(first + _shared(b, token)) for token in tokens]
+                    sums = b.product(core.outputs[1], layer, tile, inputs, rows, low_rows=b.rows(tokens))
+                    for token, each in zip(tokens, sums, strict=True):
+                        _add(b, token, tile, i64(core.used), each.value)
 
 
 UNITS: dict[str, Unit] = {"router": route, "fetch": fetch, "read": read, "experts_in": widen, "experts_out": narrow}

@@ -11,6 +11,7 @@ import math
 from edge.backends.tvm.cpu.kernels.functions import ACTIVATIONS
 from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.vectors import Strip, Value, floats, i64, let, load, loop, store
+from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.cpu.phases.qkv import unit
@@ -50,7 +51,9 @@ def gate(b: PassBuilder, layer: Value) -> None:
     """gelu(`inp_gate` · x) ⊙ p."""
     b.quantize_chunk("x", b.shape.padded_hidden, layer, "input_gate")
     with b.phase("input_gate", layer):
-        _gate(b, layer, b.quantized_inputs("x", b.shape.padded_hidden, layer, "input_gate", private=False))
+        inputs = b.quantized_inputs("x", b.shape.padded_hidden, layer, "input_gate", private=False)
+        adapt(b, "input_gate", layer, inputs)
+        _gate(b, layer, inputs)
 
 
 def output(b: PassBuilder, layer: Value) -> None:
