@@ -8,9 +8,11 @@ from typing import Protocol
 from edge.backends.onnx.graph.forms import Int8, NormalFloats
 from edge.backends.onnx.graph.layout import AS_IT_IS, Method
 from edge.converters.quantizers import llm_int8, smoothquant
-from edge.errors import InputError
+from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.layers import Attention, Dense
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network
 from edge.types import FloatArray
 
 METHODS = ("nf4", "w8a8", "smoothquant", "llm-int8")
@@ -30,7 +32,7 @@ Statistics = Mapping[str, Inputs]
 
 def planning_method(name: str | None, file: GGUFFile, spec: ModelSpec) -> Method | None:
     """The method as far as needed for sizes, before calibration; None if sizes depend on calibration. Raises
-    InputError."""
+    InputError, UnsupportedError."""
     if name == "llm-int8":
         return None
     return find_method("w8a8" if name == "smoothquant" else name, file, spec)
@@ -44,12 +46,15 @@ def find_method(
 ) -> Method:
     """The method of this name, one of METHODS; None: weights stay as they are.
 
-    statistics: required by the methods in NEED_STATISTICS. Raises InputError.
+    statistics: required by the methods in NEED_STATISTICS. Raises InputError, UnsupportedError.
     """
     if name is None:
         return AS_IT_IS
     if name not in METHODS:
         raise InputError(f"unknown method {name!r} for ONNX: choose {', '.join(METHODS)}")
+    for core in find_network(spec).cores:
+        if not isinstance(core, Attention | Dense):
+            raise UnsupportedError(f"--method={name} does not know {core.kind}: convert the model without it")
     if name == "nf4":
         return Method(name, NormalFloats())
     if name == "w8a8":

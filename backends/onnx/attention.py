@@ -21,6 +21,7 @@ def attention_to(
     votes: bool,
     cap: float = 0.0,
     window: FloatArray | None = None,
+    sinks: FloatArray | None = None,
 ) -> FloatArray:
     """The attention that each row receives, averaged over the query heads of a group, summed over queries: float32 [KV
     heads, rows].
@@ -28,7 +29,7 @@ def attention_to(
     rows: stored keys, [KV heads, rows, stored values], scales [KV heads, 1, head]. queries: float32 [heads, n, head],
     rotated and scaled, of the last n rows; each sees its own row and those before it. votes: count the queries that pay
     a row more than their average instead. cap: soft cap of scores, cap · tanh(score / cap); 0: none. window: a mask
-    added to capped scores, [1, heads or 1, n, rows].
+    added to capped scores, [1, heads or 1, n, rows]. sinks: a score of each head that takes its share, [heads].
     """
     kv_heads, count, seen = len(rows), queries.shape[1], rows.shape[1]
     queries = queries.reshape(kv_heads, -1, queries.shape[-1])
@@ -43,9 +44,12 @@ def attention_to(
     if count > 1:
         later = np.triu(np.ones((count, count), bool), k=1)
         by_query[..., seen - count :][..., later] = -math.inf
-    by_query -= by_query.max(axis=-1, keepdims=True)
+    largest = by_query.max(axis=-1, keepdims=True)
+    by_query -= largest
     powers = np.exp(by_query, out=by_query)
     sums = powers.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        sums += np.exp(sinks.reshape(kv_heads, -1, 1, 1) - largest)
     if votes:
         average = 1 / np.arange(seen - count + 1, seen + 1, dtype=np.float32)
         return np.asarray((powers > sums * average[:, None]).sum(axis=2, dtype=np.float32).mean(axis=1))

@@ -19,7 +19,7 @@ from edge.backends.onnx.dynamic import DynamicPasses
 from edge.backends.onnx.inputs import Windows
 from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.memory import MOST_OBSERVED
-from edge.backends.onnx.model_files import find_graph, find_model_files
+from edge.backends.onnx.model_files import ModelFiles, find_graph, find_model_files
 from edge.backends.onnx.npu.contexts import open_parts
 from edge.backends.onnx.npu.form import chip_of, find_form
 from edge.backends.onnx.npu.passes import StaticPasses
@@ -75,7 +75,7 @@ class OnnxEngine:
         self._observed = 0
         self._observer: Observer | None = None
         if config.observes:
-            self._observer = Observer(spec, self._kv, self._windows, MOST_OBSERVED)
+            self._observer = Observer(spec, self._kv, self._windows, MOST_OBSERVED, self._sinks(files))
             self._kv.settle = self._observer.settle
         self._passes: DynamicPasses | StaticPasses
         if provider.emulated:
@@ -101,6 +101,15 @@ class OnnxEngine:
         if quantized:
             self._scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
             self._kv.settings += f":{zlib.crc32(self._scales.tobytes())}"
+
+    def _sinks(self, files: ModelFiles) -> dict[int, FloatArray]:
+        """Sinks of layers that have them, float32 [heads]."""
+        places = files.layout.places
+        names = {layer: f"blk.{layer}.attn_sinks" for layer in range(self.spec.layers)}
+        return {
+            layer: np.frombuffer(self._mapped, np.float32, self.spec.heads, places[name].offset).copy()
+            for layer, name in names.items() if name in places
+        }  # fmt: skip
 
     @property
     def kv(self) -> HeadKV[OnnxStore]:

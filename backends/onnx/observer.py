@@ -5,6 +5,8 @@ A batch of dozens takes a fraction of the time of single queries: the keys are r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from edge.backends.head_kv import HeadKV
@@ -20,8 +22,11 @@ from edge.types import FloatArray
 class Observer:
     """At most `most` waiting queries of successive tokens. votes: as in `ObservedEngine.observe`."""
 
-    def __init__(self, spec: ModelSpec, kv: HeadKV[OnnxStore], windows: Windows, most: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, kv: HeadKV[OnnxStore], windows: Windows, most: int, sinks: Mapping[int, FloatArray]
+    ) -> None:
         self._cores, self._kv, self._windows = find_network(spec).attention, kv, windows
+        self._sinks = sinks  # of layers that have them, [heads]
         self._queries = np.zeros((spec.layers, most, spec.heads, spec.head_dim), np.float32)
         self._count = self._end = 0  # tokens that wait; rows in use when the last of them had run
         self._votes = False
@@ -55,5 +60,8 @@ class Observer:
             queries = rotate(queries, *tables[rotation.kinds[layer]], halves=rotation.halves)
             rows, scales = store.array[0, index, :, : self._end], store.scales[0, layer]
             queries = queries * np.float32(core.scale)
-            paid = attention_to(rows, scales, store.dtype, queries, self._votes, core.score_cap, hidden.get(layer))
+            paid = attention_to(
+                rows, scales, store.dtype, queries, self._votes, core.score_cap, hidden.get(layer),
+                self._sinks.get(layer),
+            )  # fmt: skip
             store.paid[index, :, : self._end] += paid

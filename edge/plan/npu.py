@@ -55,7 +55,7 @@ class NpuUse:
 def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
     """Of a model that is not loaded. Raises ModelFormatError for a folder that lacks its contexts."""
     from edge.backends.onnx.folders import check_folder  # here: most plans are for other processors
-    from edge.backends.onnx.graph.layout import make_layout
+    from edge.backends.onnx.graph.layout import check_static, make_layout
     from edge.backends.onnx.npu.form import graph_bytes
 
     if profile.npu is None:
@@ -64,9 +64,12 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
     if spec.compiled and file.folder and not whose:
         return _compiled(file.folder, spec.compiled, profile.name, profile.npu)
     try:
+        check_static(spec)
         layout = make_layout(file, spec) if file.folder is None else check_folder(file, spec)
     except EdgeError as error:
-        why = str(error).removeprefix(f"{file.folder or file.path}: ").removesuffix(worded(": use --backend=cpu"))
+        why = str(error).removeprefix(f"{file.folder or file.path}: ")
+        for engine in ("cpu", "llamacpp"):
+            why = why.removesuffix(worded(f": use --backend={engine}"))
         return NpuUse(profile.name, profile.npu, reasons=(*whose, f"it has no graph for an ONNX engine ({why})"))
     layers, head = _layers(layout), layout.matrices[_HEADS[spec.tied_head]]
     graphs = graph_bytes(spec) + sum(map(_for_minima, layers))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edge.backends import engine_named
 from edge.budget import format_bytes
 from edge.devices.memory import memory_limit
 from edge.devices.output import work_folder
@@ -23,7 +24,8 @@ from edge.errors import BudgetError, InputError, MissingExtraError, UnsupportedE
 from edge.formats.gguf import GGUFFile
 from edge.model.known import KnownModel, known_models, outline_model
 from edge.model.reader import read_spec
-from edge.options import Options, takes_options
+from edge.model.spec import ModelSpec
+from edge.options import AUTO, Options, takes_options
 from edge.prediction.forecast import Outlook, look_ahead
 from edge.prediction.predict import Guess
 
@@ -146,13 +148,25 @@ def _plan(model: KnownModel, mixture: str, file: GGUFFile, profile: DeviceProfil
             if room is not None and weights > room:
                 reason = f"its {mixture} weights take {format_bytes(weights)} of {format_bytes(room)}"
                 return Try(mixture, weights, reason=reason)
-            file = outline_model(model, mixture, file.path, loadable=True)
+            if _runs_on_llamacpp(file, spec, profile, options):
+                file = outline_model(model, mixture, file.path, loadable=True)
         expected = min(options.expected_tokens or TOKENS, spec.context)
         found = look_ahead(file, spec, profile, replace(options, expected_tokens=expected), outline=True)
         return _try(mixture, weights, found)
     except (BudgetError, UnsupportedError, MissingExtraError) as error:
         needs = error.smallest if isinstance(error, BudgetError) else None
         return Try(mixture, weights, reason=str(error).removeprefix(f"{file.path}: "), needs=needs)
+
+
+def _runs_on_llamacpp(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, options: Options) -> bool:
+    """Of a model with a header that only its engine can check."""
+    if options.backend != AUTO or options.provider:
+        return spec.network is None or options.backend == "llamacpp"
+    try:
+        engine_named("cpu").check_elsewhere(file, spec, profile.system)
+    except UnsupportedError:
+        return True
+    return False
 
 
 def _room(profile: DeviceProfile, options: Options) -> int | None:

@@ -215,7 +215,7 @@ def test_models_that_cannot_fit_are_not_tried() -> None:
 
 def test_models_of_a_missing_engine_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llamacpp, "is_installed", lambda: False)
-    (fit,) = fits(names=["lfm2.5:350m"])
+    (fit,) = fits(names=["lfm2.5:350m"], backend="llamacpp")
     assert fit.best is None
     assert "llama-cpp-python is not installed: pip install" in (fit.reason or "")
 
