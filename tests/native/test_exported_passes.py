@@ -25,7 +25,7 @@ from edge.backends.tvm import engine as engine_module
 from edge.backends.tvm.compiler import exported
 from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
 from edge.backends.tvm.cpu.arguments import LINE, Job
-from edge.backends.tvm.cpu.generator import RINGS, STATES
+from edge.backends.tvm.cpu.generator import LORA, RINGS, STATES
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.memory import aligned_zeros
 from edge.backends.tvm.packing.layout import make_layout
@@ -125,7 +125,7 @@ class ExportedWorkers:
     def __init__(self, _image: object, threads: int, pointers: Sequence[ctypes.c_void_p]) -> None:
         self._job, self._lines = aligned_zeros(len(Job.NAMES), "int64"), aligned_zeros((threads + 1) * LINE, "int32")
         self._job[Job.slot("threads")] = threads
-        more = [ctypes.c_void_p()] * (len(RINGS) + len(STATES))  # exported passes take them from every model
+        more = [ctypes.c_void_p()] * (len(RINGS) + len(STATES) + len(LORA))  # which all exported passes take
         arrays = [ctypes.c_void_p(each.ctypes.data) for each in (self._job, self._lines)] + [*pointers, *more]
         self._arguments = [(*arrays, ctypes.c_int64(number)) for number in range(threads)]
         self._others = [threading.Thread(target=type(self).run_pass, args=each) for each in self._arguments[1:]]
