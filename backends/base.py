@@ -104,6 +104,7 @@ class Capabilities:
     lora: bool = False  # it runs adapters (`AdaptedEngine`)
     any_tokenizer: bool = False  # it runs models whose tokenizer edge does not know
     picks: bool = False  # it chooses tokens itself (`PickingEngine`)
+    hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
     sequences: bool = False  # it runs several at once (`BatchedEngine`)
 
@@ -169,6 +170,15 @@ class AdaptedEngine(Engine, Protocol):
         Raises InputError if their rank is more than `EngineConfig.lora_rank`, ModelFormatError for values that are not
         finite; then the adapters stay those before.
         """
+        ...
+
+
+class HiddenEngine(Engine, Protocol):
+    """An engine that hands out hidden states, from which embeddings are made."""
+
+    def hidden(self, tokens: IntArray) -> FloatArray:
+        """As `forward`, with the normalised state behind the last layer after every token, float32 [n, hidden], of
+        which logits are made."""
         ...
 
 

@@ -19,9 +19,10 @@ GROUPS = (PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT)
 """Groups of options in the help of commands, in their order."""
 
 KEYWORDS.update({
-    "--at": "contexts", "--device": "device", "--force": "force=True", "--host": "host", "--max-tokens": "max_tokens",
-    "--port": "port", "--quant": "quant", "--raw": "raw=True", "--stop": "stop", "--system": "system",
-    "--think": "think", "--tokens": "max_tokens",
+    "--at": "contexts", "--beams": "beams", "--device": "device", "--force": "force=True", "--host": "host",
+    "--length-penalty": "length_penalty", "--max-tokens": "max_tokens", "--pooling": "pooling", "--port": "port",
+    "--quant": "quant", "--raw": "raw=True", "--stop": "stop", "--system": "system", "--think": "think",
+    "--tokens": "max_tokens",
 })  # fmt: skip
 """Flags whose Python twins are no options, but keywords of single functions."""
 

@@ -28,7 +28,9 @@ from edge.model.tensors import Source, find_network
 from edge.types import FloatArray, IntArray
 
 NAME = "reference"
-CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False, lora=True)
+CAPABILITIES = Capabilities(
+    "token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False, lora=True, hidden=True
+)
 CORES: dict[type, Callable[..., FloatArray]] = {
     Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, Mamba: mamba,
     ShortConvolution: short_convolution, PerLayerInput: per_layer_input,
@@ -57,6 +59,11 @@ class ReferenceEngine:
     def forward_all(self, tokens: IntArray) -> FloatArray:
         hidden, step = self._run(tokens), self.config.logits_rows
         return np.concatenate([self.head(hidden[at : at + step]) for at in range(0, len(hidden), step)])
+
+    @UNWARNED
+    def hidden(self, tokens: IntArray) -> FloatArray:
+        """See HiddenEngine."""
+        return self.norm(self._run(tokens), "output_norm")
 
     def set_lora(self, lora: Lora | None) -> None:
         check_lora(lora, self.config)

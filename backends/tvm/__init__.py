@@ -47,6 +47,7 @@ class CPU(Backend):
         keys=True,
         tunable=True,
         lora=True,
+        hidden=True,
         sequences=True,
     )
     EFFICIENCY = Efficiency(

@@ -110,6 +110,8 @@ class NativeEngine:
         )
         at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
         self._normals = normals = self._floats[at : at + count].reshape(-1, self._head)
+        at, count = scratch.offsets["x"], tokens * shape.padded_hidden
+        self._behind_layers = self._floats[at : at + count].reshape(tokens, -1)[:, : spec.hidden]
         at, count = scratch.offsets["layer_inputs"], tokens * shape.layers * shape.padded_inputs
         self._inputs = self._floats[at : at + count].reshape(tokens, shape.layers, -1) if count else self._floats[:0]
         self._token_table = TokenTable(file, f"{TABLE}.weight") if count else None
@@ -221,6 +223,32 @@ class NativeEngine:
     def forward_all(self, tokens: IntArray) -> FloatArray:
         return self._sequences[0].forward_all(tokens)
 
+    def hidden(self, tokens: IntArray) -> FloatArray:
+        """See HiddenEngine."""
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        self.kv.announce(tokens.size)
+        found, chunk = np.empty((tokens.size, self.spec.hidden), np.float32), self.config.chunk
+        for start in range(0, tokens.size, chunk):
+            part = tokens[start : start + chunk]
+            self._run(self._sequences[0], part, 1)
+            found[start : start + part.size] = self._normed(self._behind_layers[: part.size])
+        return found
+
+    def _normed(self, states: FloatArray) -> FloatArray:
+        """By the norm before the head."""
+        shape, floats = self._layout.shape, self._weights.view(np.float32)
+        slots = Table.of(shape)
+
+        def weights(name: str) -> FloatArray:
+            at = int(self._table[slots.slot(name)])
+            return np.asarray(floats[at : at + self.spec.hidden])
+
+        if shape.norm == "layer":
+            states = states - states.mean(axis=-1, keepdims=True)
+        squares = np.mean(np.square(states), axis=-1, keepdims=True)
+        normed = states / np.sqrt(squares + np.float32(shape.norm_eps)) * weights("output_norm")
+        return np.asarray(normed + weights("output_norm.bias") if shape.output_norm_bias else normed)
+
     def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
         """See BatchedEngine."""
         found = [self.sequence(number) for number in sequences]
@@ -271,7 +299,7 @@ class NativeEngine:
             self._experts = None
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
         self._temperatures = self._adapters = self._states = self._inputs = np.zeros(0, np.uint8)
-        self._normals = np.zeros((0, 0), np.float32)
+        self._normals = self._behind_layers = np.zeros((0, 0), np.float32)
 
     def _check_weights(self) -> None:
         mapped = getattr(self._weights.base, "obj", None)  # None once the engine is closed

@@ -1,6 +1,6 @@
 """edge for `peers.py`: its engine behind the line protocol, or a plain script through `edge.load`.
 
-edge_worker.py serve  FILE BACKEND[:KV] THREADS CELLS  KV: the dtype of its rows, f16 unless stated
+edge_worker.py serve  FILE BACKEND[:KV] THREADS CELLS [SEQUENCES]  KV: the dtype of its rows, f16 unless stated
 edge_worker.py start  FILE BACKEND THREADS CELLS       one token after a 16-token text
 edge_worker.py memory FILE BACKEND THREADS CELLS N     N random tokens, the last 32 of them generated
 """
@@ -8,16 +8,19 @@ edge_worker.py memory FILE BACKEND THREADS CELLS N     N random tokens, the last
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy.typing as npt
 from protocol import ANSWER_TOKENS, START_TEXT, Steps, Tokens, peak_memory, random_tokens, serve
 
 import edge
 
+if TYPE_CHECKING:
+    from edge.backends.base import BatchedEngine
+
 
 class EdgeSteps(Steps):
-    def __init__(self, path: str, backend: str, threads: int, cells: int) -> None:
+    def __init__(self, path: str, backend: str, threads: int, cells: int, sequences: int = 1) -> None:
         from edge.backends import find_backend
         from edge.backends.base import EngineConfig
         from edge.model.model import open_model
@@ -26,13 +29,24 @@ class EdgeSteps(Steps):
         model = open_model(path)
         module = find_backend(backend, model.file, model.spec)
         repack = module.can_repack(model.spec)
-        config = EngineConfig(cells, chunk=512, kv_dtype=kv_dtype or "f16", threads=threads, repack=repack)
+        config = EngineConfig(
+            cells, chunk=512, kv_dtype=kv_dtype or "f16", threads=threads, repack=repack, sequences=sequences
+        )
         self._engine = module.load(model.file, model.spec, config)
         self.vocab = model.spec.vocab
         self.version = ", ".join(f"{name} {version}" for name, version in module.versions().items())
 
     def run(self, tokens: Tokens) -> npt.NDArray[Any]:
         return self._engine.forward(tokens)
+
+    def run_batch(self, tokens: Tokens) -> npt.NDArray[Any]:
+        return cast("BatchedEngine", self._engine).forward_batch(tokens, range(tokens.size))
+
+    def fill_sequences(self, count: int, tokens: Tokens) -> None:
+        for number in range(count):
+            sequence = cast("BatchedEngine", self._engine).sequence(number)
+            sequence.kv.truncate(0)
+            sequence.forward(tokens)
 
     def truncate(self, rows: int) -> None:
         self._engine.kv.truncate(rows, self._end if rows else None)
@@ -58,7 +72,7 @@ def memory(path: str, backend: str, threads: int, cells: int, count: int) -> Non
 
 def main(mode: str, path: str, backend: str, threads: int, cells: int, *rest: int) -> None:
     if mode == "serve":
-        serve(lambda: EdgeSteps(path, backend, threads, cells))
+        serve(lambda: EdgeSteps(path, backend, threads, cells, *rest))
     elif mode == "start":
         start(path, backend, threads, cells)
     else:

@@ -1,6 +1,6 @@
 """llama.cpp for `peers.py`: its C API through `llama_cpp`'s low-level module, without edge.
 
-llama_worker.py serve  FILE THREADS CELLS
+llama_worker.py serve  FILE THREADS CELLS [SEQUENCES]  with as many cells each
 llama_worker.py start  FILE THREADS CELLS TUNED       one token after a 16-token text
 llama_worker.py memory FILE THREADS CELLS TUNED N     N random tokens, the last 32 of them generated
 
@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import sys
 import types
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -42,11 +43,11 @@ def low_level() -> Any:
 
 
 class LlamaSteps(Steps):
-    def __init__(self, path: str, threads: int, cells: int, tuned: bool = False) -> None:
+    def __init__(self, path: str, threads: int, cells: int, tuned: bool = False, sequences: int = 1) -> None:
         lib = self._lib = low_level()
         model_parameters = lib.llama_model_default_params()
         parameters = lib.llama_context_default_params()
-        parameters.n_ctx = cells
+        parameters.n_ctx, parameters.n_seq_max = cells * sequences, sequences
         parameters.n_batch = _BATCH
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.flash_attn_type = 1
@@ -55,7 +56,7 @@ class LlamaSteps(Steps):
             model_parameters.load_mode = _READ
             parameters.n_batch = 512
             parameters.n_outputs_max = 1
-        self._batch = int(parameters.n_batch)
+        self._batch, self._rows = int(parameters.n_batch), 0
         self._model = lib.llama_model_load_from_file(path.encode(), model_parameters)
         self._context = lib.llama_init_from_model(self._model, parameters)
         if not self._context:
@@ -73,6 +74,30 @@ class LlamaSteps(Steps):
             if status != 0:
                 raise RuntimeError(f"llama_decode returned {status}")
         return np.ctypeslib.as_array(self._lib.llama_get_logits_ith(self._context, -1), (self.vocab,))
+
+    def run_batch(self, tokens: Tokens) -> npt.NDArray[Any]:
+        count = tokens.size
+        self._decode(tokens, [self._rows] * count, range(count))
+        self._rows += 1
+        return np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), (count, self.vocab))
+
+    def fill_sequences(self, count: int, tokens: Tokens) -> None:
+        self._lib.llama_memory_clear(self._memory, False)
+        for number in range(count):
+            self._decode(tokens, range(tokens.size), [number] * tokens.size)
+        self._rows = tokens.size
+
+    def _decode(self, tokens: Tokens, positions: Sequence[int], sequences: Sequence[int]) -> None:
+        """One pass, at most a batch; logits after all of its tokens."""
+        batch = self._lib.llama_batch_init(tokens.size, 0, 1)
+        batch.n_tokens = tokens.size
+        for index, (position, sequence) in enumerate(zip(positions, sequences, strict=True)):
+            batch.token[index], batch.pos[index] = int(tokens[index]), position
+            batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, sequence, 1
+        status = self._lib.llama_decode(self._context, batch)
+        self._lib.llama_batch_free(batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode returned {status}")
 
     def truncate(self, rows: int) -> None:
         if rows == 0:
@@ -107,7 +132,7 @@ def memory(path: str, threads: int, cells: int, tuned: int, count: int) -> None:
 
 def main(mode: str, path: str, threads: int, cells: int, *rest: int) -> None:
     if mode == "serve":
-        serve(lambda: LlamaSteps(path, threads, cells))
+        serve(lambda: LlamaSteps(path, threads, cells, False, *rest))
     elif mode == "start":
         start(path, threads, cells, *rest)
     else:

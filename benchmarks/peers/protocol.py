@@ -6,6 +6,8 @@ A worker loads its engine, writes `{"ready": true, "version": …}`, and then an
   last one there to be read.
 - `{"op": "decode", "depth": 4096, "n": 64, "seed": 1}` → `{"seconds": …}`: n steps of one token and its argmax, in a
   cache that holds `depth` rows when the clock starts. The rows are always the same ones, so they may be kept.
+- `{"op": "batch", "sequences": 4, "depth": 64, "n": 64, "seed": 1}` → `{"seconds": …}`: n tokens in passes of the next
+  token of each of 4 sequences and their argmaxes, where each holds `depth` rows when the clock starts.
 - `{"op": "memory"}` → `{"peak": bytes}`: the process's peak resident set.
 
 It stops when stdin ends. Only the standard library and NumPy may be imported here: workers run in other environments.
@@ -41,6 +43,8 @@ class Measured(Protocol):
 
     def decode(self, depth: int, tokens: Tokens) -> float: ...
 
+    def batch(self, count: int, depth: int, tokens: Tokens) -> float: ...
+
 
 class Steps:
     """`prefill` and `decode` for an engine that runs the tokens it is given; subclasses supply `run` and `truncate`."""
@@ -73,6 +77,22 @@ class Steps:
         started = time.perf_counter()
         for step in steps:
             int(self.run(step).argmax())
+        return time.perf_counter() - started
+
+    def run_batch(self, tokens: Tokens) -> npt.NDArray[np.float32]:
+        """Append one token to each of the first sequences; their logits."""
+        raise NotImplementedError
+
+    def fill_sequences(self, count: int, tokens: Tokens) -> None:
+        """The first sequences hold these tokens, and nothing else."""
+        raise NotImplementedError
+
+    def batch(self, count: int, depth: int, tokens: Tokens) -> float:
+        self._filled = 0
+        self.fill_sequences(count, random_tokens(depth, FILL_SEED, self.vocab))
+        started = time.perf_counter()
+        for step in tokens[: tokens.size // count * count].reshape(-1, count):
+            self.run_batch(step).argmax(axis=1)
         return time.perf_counter() - started
 
     def _fill(self, depth: int) -> None:
@@ -125,6 +145,8 @@ def serve(load: Callable[[], Measured]) -> None:
             tokens = random_tokens(request["n"], request["seed"], engine.vocab)
             if request["op"] == "prefill":
                 say(seconds=engine.prefill(tokens))
+            elif request["op"] == "batch":
+                say(seconds=engine.batch(request["sequences"], request["depth"], tokens))
             else:
                 say(seconds=engine.decode(request["depth"], tokens))
     except Exception as error:

@@ -9,6 +9,7 @@ import typer
 from edge.cli.cache import cache
 from edge.cli.chat.command import chat
 from edge.cli.devices import devices
+from edge.cli.embed import embed
 from edge.cli.inspect import inspect
 from edge.cli.making.compile import compile
 from edge.cli.making.convert import convert
@@ -38,8 +39,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run, chat, serve, pull, plan, bench, tune, compile, export, export_adapter, serve_site, convert, quantize, inspect,
-    help,
+    run, chat, serve, embed, pull, plan, bench, tune, compile, export, export_adapter, serve_site, convert, quantize,
+    inspect, help,
 ):  # fmt: skip
     app.command(cls=Command)(command)
 app.add_typer(evaluate, name="eval")

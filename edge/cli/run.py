@@ -10,8 +10,9 @@ import typer
 
 from edge.cli import options as o
 from edge.cli.terminal.show import ThoughtView, note, print_json, progress, width
-from edge.flags import PROMPT
+from edge.flags import PROMPT, SAMPLING
 from edge.options import Options
+from edge.sampling import SamplingParams
 
 
 @o.command
@@ -31,6 +32,14 @@ def run(
         Path | None, o.flag("--grammar", group=PROMPT, help="Answer by the grammar in this file, in Lark's notation.")
     ] = None,
     regex: Annotated[str | None, o.flag("--regex", group=PROMPT, help="Answer so that this matches all of it.")] = None,
+    beams: Annotated[
+        int | None,
+        o.flag("--beams", group=SAMPLING, help="Search the likeliest answer with this many beams; it comes at once."),
+    ] = None,
+    length_penalty: Annotated[
+        float,
+        o.flag("--length-penalty", group=SAMPLING, help="Of --beams: scores are divided by length to this power."),
+    ] = 1.0,
     *,
     answer: o.Answer,
     options: Annotated[Options, o.without("sequences")],
@@ -81,7 +90,9 @@ def run(
         room_for_children(options.memory),
     ):
         opened = open_model(model)
-        sampled = opened.sampling(**sampling)
+        # A search draws nothing, so what the model's file recommends for drawing does not concern it.
+        stated = {name: value for name, value in sampling.items() if value is not None}
+        sampled = opened.sampling(**sampling) if beams is None else SamplingParams(**stated)
         if opened.template is None and not answer.raw and not quiet:
             note(f"{opened.name} has no chat template: it continues texts, and answers no questions (--raw: no note)")
         if form is not None:
@@ -112,6 +123,8 @@ def run(
                     ignore_eos=answer.ignore_eos,
                     think=think,
                     grammar=form,
+                    beams=beams,
+                    length_penalty=length_penalty,
                     time_spent=clock.perf_counter() - started,
                     energy_spent=max(0.0, meter.read().joules - made.joules),
                     keep_text=json,

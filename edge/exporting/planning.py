@@ -28,7 +28,7 @@ MODULE_BYTES, _SAMPLER_BYTES = 10 << 20, 12
 
 _TABLES, _TABLES_BYTES = 33, 64 << 10  # of a token of the vocabulary; measured: 23 of SmolLM2, 33 of Gemma 3; the rest
 
-SNAPSHOTS = 2  # of a recurrent state, most often from before the last two turns, to take these back
+SNAPSHOTS = 3  # of a recurrent state: from the end of the system's text, and from before the last two turns
 
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
 

@@ -175,6 +175,7 @@ class Renderer:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[str] | None = None
         self._compiled: Compiled | None = None
+        self._process = 0  # whose child it is
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, **names: Any) -> Answer:
         """{"text": …} or {"error": …}."""
@@ -183,9 +184,14 @@ class Renderer:
             if not hasattr(os, "fork"):  # there is no way to limit a process either
                 self._compiled = self._compiled or Compiled(**self._template)
                 return self._compiled.render(messages, tools, **names)
+            if self._process != os.getpid():
+                self._child = None  # a fork's parent has it
             if self._child is not None and (answer := self._ask(request)) is not None:
                 return answer
-            self._start()  # the first, or the one before had been idle for long
+            try:
+                self._start()  # the first, or the one before had been idle for long
+            except OSError as error:
+                return {"error": f"no process can be started ({error.strerror})"}
             answer = self._ask(request)
             return {"error": TOO_MUCH} if answer is None else answer
 
@@ -213,13 +219,16 @@ class Renderer:
             [sys.executable, "-S", "-c", begin], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True, encoding="utf-8", start_new_session=True,
         )  # fmt: skip
-        self._finalize = weakref.finalize(self, _end, child)
+        self._process = os.getpid()
+        self._finalize = weakref.finalize(self, _end, child, self._process)
         assert child.stdin is not None
         with suppress(BrokenPipeError):
             child.stdin.write(json.dumps(self._template) + "\n")
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def _end(child: subprocess.Popen[str], process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork ends, and its parent goes on
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):

@@ -37,6 +37,7 @@ from edge.run.scheduler import Scheduler
 from edge.run.sequence import TokenSequence
 from edge.run.shares import Ledger, Share
 from edge.run.thoughts import OnThought
+from edge.run.tool_calls import OnCall
 from edge.types import IntArray
 
 OnPiece = Callable[[str], None]
@@ -142,7 +143,7 @@ class Batch:
 
     def start(
         self, request: Request, *, priority: int = INTERACTIVE, on_piece: OnPiece, on_thought: OnThought | None = None,
-        on_end: OnEnd, on_logprob: OnLogprob | None = None, tenant: Hashable = None,
+        on_end: OnEnd, on_logprob: OnLogprob | None = None, on_call: OnCall | None = None, tenant: Hashable = None,
     ) -> Ticket:  # fmt: skip
         """Queue a generation, from any thread.
 
@@ -163,7 +164,7 @@ class Batch:
 
         limits = replace(request.limits(self._options, started), memory=None, power=None, max_temp=None)
         watch = Watch(limits, share, ended=ended)
-        run = Generation.of(request, self._loaded.model, watch, started, on_thought, on_logprob)
+        run = Generation.of(request, self._loaded.model, watch, started, on_thought, on_logprob, on_call)
         run.at_once = self._at_once
         if not read_ahead(first, run.prompt, watch):
             first.check_fits(run.prompt, alone=True)

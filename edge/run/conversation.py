@@ -145,6 +145,13 @@ class Conversation:
         self.session.reset()
         self._turns, self._held = [], True
 
+    def moved(self, session: Session) -> Conversation:
+        """The same conversation with another session, whose next turn runs its text."""
+        other = Conversation(session, system=self._system)
+        other._turns = [Turn(turn.user, turn.answer) for turn in self._turns]
+        other._held = not other._turns
+        return other
+
     def save(self, path: str | Path) -> None:
         """Write the conversation as JSON: {"messages": […]}. A saved conversation is replaced, no other file.
 

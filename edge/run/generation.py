@@ -16,7 +16,7 @@ from edge.model.prompt import Prompt
 from edge.run.constraint import Constrained
 from edge.run.logprobs import Logprobs, OnLogprob
 from edge.run.meters import Watch
-from edge.run.report import Energy, StopReason, Timings, Tokens
+from edge.run.report import Beam, Energy, StopReason, Timings, Tokens
 from edge.run.request import Request
 from edge.run.sampler import Sampler
 from edge.run.stop_strings import StopStrings
@@ -50,6 +50,7 @@ class Generation:
     ran: int = 0  # tokens of the prompt, the last of them at `ran_at`
     generated: int = 0
     unasked: int = 0  # tokens of the answer that its grammar forced
+    beams: tuple[Beam, ...] | None = None  # of a beam search, the best first
     prefill_joules: float | None = None
     restored_at: float | None = None
     first_token_at: float | None = None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from enum import Enum
 
 from edge.model.prompt import Prompt
+from edge.run.beams import search
 from edge.run.generation import Generation
 from edge.run.meters import Watch
 from edge.run.report import StopReason
@@ -73,7 +74,8 @@ def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None
             on_prefill(done, known)
         if sequence.prompt.waiting:
             yield Turn.PROMPT
-    for piece in decode(sequence, run) if sequence.prompt_done else ():
+    answer = decode if run.request.beams is None else search
+    for piece in answer(sequence, run) if sequence.prompt_done else ():
         if isinstance(piece, str) and run.text is not None:
             run.text.write(piece)
         if piece:

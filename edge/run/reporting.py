@@ -45,6 +45,7 @@ def report_of(
         drafted=sequence.speculation.report() if sequence.speculation else None,
         tool_calls=run.calls.found if run.calls else (),
         incomplete=run.incomplete,
+        beams=run.beams,
         logprobs=tuple(run.logprobs.kept) if run.logprobs is not None and run.logprobs.kept is not None else None,
     )
 

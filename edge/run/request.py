@@ -31,6 +31,7 @@ from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 DEFAULT_MAX_TOKENS = 512
+MOST_BEAMS, MOST_PENALTY = 64, 100
 
 Text = str | Iterable[str] | IntArray | Prompt
 Messages = Sequence[Mapping[str, Any]]
@@ -58,6 +59,8 @@ class Request:
     grammar: Grammar | None = None
     logprobs: int | None = None
     logits_processor: Processor | None = None
+    beams: int | None = None
+    length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_tokens", check_limit(self.max_tokens))
@@ -68,11 +71,33 @@ class Request:
             raise InputError(f"logits_processor must be a function, not {self.logits_processor!r:.60}")
         check_texts("stop", self.stop)
         check_text("system", self.system)
+        self._check_beams()
         numbers = {"time_limit": self.time, "energy_limit": self.energy}
         for name, value in {**numbers, "time_spent": self.time_spent, "energy_spent": self.energy_spent}.items():
             check_number(name, value)
         if not isinstance(self.prompt, Prompt):
             object.__setattr__(self, "prompt", check_prompt(self.prompt))
+
+    def _check_beams(self) -> None:
+        if self.beams is None:
+            return
+        if not isinstance(self.beams, int) or isinstance(self.beams, bool) or not 1 <= self.beams <= MOST_BEAMS:
+            raise InputError(f"--beams must be a whole number from 1 to {MOST_BEAMS}, not {self.beams!r:.40}")
+        if not isinstance(self.length_penalty, int | float) or not abs(self.length_penalty) <= MOST_PENALTY:
+            raise InputError(
+                f"--length-penalty must be from -{MOST_PENALTY} to {MOST_PENALTY}, not {self.length_penalty!r:.40}"
+            )
+        given = {
+            "--stop": self.stop, "a grammar": self.grammar, "logprobs": self.logprobs is not None or None,
+            "logits_processor": self.logits_processor, "thinking": self.think.enabled or None,
+        }  # fmt: skip
+        if others := [name for name, value in given.items() if value]:
+            raise InputError(f"--beams goes without {others[0]}")
+        drawn = self.sampling
+        if drawn is not None and (drawn.temperature > 0 or drawn.penalizes or drawn.dry_multiplier or drawn.logit_bias):
+            raise InputError("--beams goes without a temperature, penalties and biases: it draws nothing")
+        if self.max_tokens is None:
+            raise InputError("--beams needs a --max-tokens")
 
     def limits(self, options: Options, started: float) -> RunLimits:
         """For a generation that began at `started`."""
@@ -112,8 +137,10 @@ def prompt_of(
     tools: Tools | None,
     tool_choice: str | Mapping[str, Any] | None,
     system: str | None,
-    continues: bool,
     think: Think | str | bool | int | None,
+    *,
+    parallel: bool,
+    continues: bool,
 ) -> Text:
     """The prompt of a generation: as it was given, or from messages. continues: it has no turns of its own.
 
@@ -135,4 +162,4 @@ def prompt_of(
         raise InputError("give a prompt or messages, not both")
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]
-    return model.chat_prompt(messages, tools=tools, think=think, tool_choice=tool_choice)
+    return model.chat_prompt(messages, tools=tools, think=think, tool_choice=tool_choice, parallel_tool_calls=parallel)

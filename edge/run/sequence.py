@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from edge.backends.base import Engine, ObservedEngine, PickingEngine, VerifyingEngine
+from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, VerifyingEngine
 from edge.backends.kv_cache import KVState, RewindError, end_of
 from edge.errors import InputError
 from edge.kv import make_policy
@@ -194,6 +194,28 @@ class TokenSequence:
             return outcome
         return sample.draw_from(*outcome) if isinstance(outcome, tuple) else sample(outcome)
 
+    @property
+    def logits(self) -> FloatArray:
+        """Of the last pass, float32 [vocab], if the engine left the choice to others."""
+        assert isinstance(self._outcome, np.ndarray)
+        return self._outcome
+
+    def branch(self, rows: int, end: KVState | None, tokens: list[int]) -> FloatArray:
+        """Forget what follows the first `rows`, and run these tokens. Returns logits after the last. end: the saved end
+        by which the cache goes back to those rows, if it has a tail."""
+        self.continue_from(rows, end, tokens)
+        while count := self.next_pass:
+            logits = self.forward(np.array(self.pending[:count], np.int32), upcoming=1)
+            del self.pending[:count]
+        return logits
+
+    def continue_from(self, rows: int, end: KVState | None, tokens: list[int]) -> None:
+        """Forget what follows the first `rows`; these tokens are to run next."""
+        self.engine.kv.truncate(rows, end)
+        self.snapshots.drop(rows + 1)
+        self.fed = self.fed[:rows]
+        self.pending = tokens
+
     def append(self, token: int) -> None:
         """Continue with the token that `next_token` returned."""
         self.pending.append(token)
@@ -320,6 +342,13 @@ class TokenSequence:
         self._count(tokens)
         return logits
 
+    def hidden(self, engine: HiddenEngine, tokens: IntArray) -> FloatArray:
+        """`HiddenEngine.hidden`, by this sequence's engine."""
+        self._observe(tokens.size, tokens.size)
+        states = engine.hidden(tokens)
+        self._count(tokens)
+        return states
+
     def _observe(self, incoming: int, upcoming: int) -> None:
         if (needs := self.policy.needs).queries:
             queries = queries_to_observe(needs, self.engine.kv.free, incoming, upcoming)
@@ -397,6 +426,9 @@ class TokenSequence:
         tokens = prompt.peek(min(len(self.fed), max(0, prompt.waiting - 1)))
         differ = np.flatnonzero(tokens != np.array(self.fed[: tokens.size], np.int32))
         rows = int(differ[0]) if differ.size else tokens.size
+        cache = self.prompt_cache
+        if cache is not None and cache.known(kv, prompt.peek(kv.capacity)[:-1]) > rows:
+            rows = 0  # the prompt cache has more of it
         kept = bool(rows) and not self.evicted and (rows == kv.length or self.rewind(Mark(rows)))
         if not kept:
             self.reset()

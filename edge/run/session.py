@@ -27,6 +27,7 @@ from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_meter, check_prompt, check_top
 from edge.run.batch import Batch
+from edge.run.embedding import Pooling, check_pooling, embed
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
 from edge.run.logprobs import OnLogprob, score
@@ -166,6 +167,7 @@ class Session:
         messages: Messages | None = None,
         tools: Tools | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
         stop: str | Sequence[str] | None = None,
@@ -183,6 +185,8 @@ class Session:
         logprobs: int | None = None,
         logits_processor: Processor | None = None,
         on_logprob: OnLogprob | None = None,
+        beams: int | None = None,
+        length_penalty: float = 1.0,
         on_prefill: OnPrefill | None = None,
         on_thought: Callable[[str], None] | None = None,
         on_call: OnCall | None = None,
@@ -201,26 +205,31 @@ class Session:
         `report.incomplete` says what cut it, if that happened before its end. logprobs: report each token's
         log-probability in the model's own distribution, before all options of sampling, and as many of the likeliest
         tokens; on_logprob is called with each before its text comes. logits_processor: a function of the answer's
-        tokens and the next logits, which changes these or returns others. After the last piece, or when the iterator is
-        closed, `report` holds the RunReport, and its figures are in the history of this device (see docs/devices.md),
-        for `edge.forecast`.
-
-        messages: a whole conversation instead of a prompt, and tools: functions that the model may call, both as
-        OpenAI's protocol has them; tool_choice: "auto", "none", "required", or the name of one. Rows of an earlier
-        generation with which the conversation begins are kept. Complete calls go to `report.tool_calls`, and while they
-        are generated, events of `edge.tools.parser` to on_call, which must return quickly.
+        tokens and the next logits, which changes these or returns others. beams: search the likeliest answer among so
+        many, and yield it in one piece; `report.beams` has all. length_penalty: their scores are divided by their
+        length to this power. After the last piece, or when the iterator is closed, `report` holds the RunReport, and
+        its figures are in the history of this device (see docs/devices.md), for `edge.forecast`. messages: a whole
+        conversation instead of a prompt, and tools: functions that the model may call, both as OpenAI's protocol has
+        them; tool_choice: "auto", "none", "required", or the name of one. Without parallel_tool_calls, the answer ends
+        with the first call. Rows of an earlier generation with which the conversation begins are kept. Complete calls
+        go to `report.tool_calls`, and while they are generated, events of `edge.tools.parser` to on_call, which must
+        return quickly.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
         forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
         answer.
         """
         started, options, sequence = time.perf_counter(), self.options, self._sequence
-        prompt = prompt_of(self.model, prompt, messages, tools, tool_choice, system, raw or follow_up, think)
+        prompt = prompt_of(
+            self.model, prompt, messages, tools, tool_choice, system, think,
+            parallel=parallel_tool_calls, continues=raw or follow_up,
+        )  # fmt: skip
         limit = options.time if time_limit is None else time_limit
         joules = options.energy if energy_limit is None else energy_limit
         request = Request(
             prompt, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think),
-            limit, joules, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor,
+            limit, joules, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor, beams,
+            length_penalty,
         )  # fmt: skip
         watch = Watch(
             request.limits(options, started), self._meter, self._zone.path if self._zone else None,
@@ -278,6 +287,20 @@ class Session:
         if not isinstance(found, np.ndarray):
             raise InputError("score takes token ids, int [n]: see model.encode_text")
         return score(self._sequence, found, top)
+
+    def embed(self, text: str | IntArray, *, pooling: Pooling = "mean", normalize: bool = True) -> FloatArray:
+        """The embedding of a text or of token ids, float32 [hidden]: the mean of the model's last hidden states, or the
+        state after the last token. Forgets the conversation.
+
+        normalize: scale to length 1. Raises BusyError during a generation, InputError for an empty text, or one that
+        is longer than the cache if the policy may not evict; UnsupportedError where an engine has no hidden states.
+        """
+        self.steps.check_idle()
+        if self._closed:
+            raise InputError("this session is closed: load the model again")
+        found = check_prompt(text)
+        tokens = found if isinstance(found, np.ndarray) else self.model.encode_text(found)
+        return embed(self._sequence, tokens, check_pooling(pooling), normalize=normalize)
 
     def trim(self, level: float) -> None:
         """Memory is short: give back what can be spared, and keep it so.

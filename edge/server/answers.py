@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edge.run.report import BUDGETS, RunReport
-from edge.server.events import Ended, Event, Piece, Scored
+from edge.run.report import BUDGETS, RunReport, TokenLogprob, ToolCall
+from edge.server.events import Ended, Event, Likely, Piece, Scored
 
 Reason = Literal["stop", "length", "tool_calls"]
 
@@ -19,6 +19,7 @@ class Answer:
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     scored: Scored | None = None
+    tokens: list[TokenLogprob] = field(default_factory=list)  # of the text
     ended: Ended | None = None
 
     @property
@@ -33,6 +34,11 @@ class Answer:
     def reason(self) -> Reason:
         return reason_of(self.ended)
 
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Complete calls of tools."""
+        return self.ended.report.tool_calls if self.ended and self.ended.report else ()
+
 
 def gather(answers: dict[int, Answer], event: Event) -> None:
     """Add an event to the answer that it belongs to."""
@@ -41,14 +47,20 @@ def gather(answers: dict[int, Answer], event: Event) -> None:
         (answer.thoughts if event.thought else answer.texts).append(event.text)
     elif isinstance(event, Scored):
         answer.scored = event
-    else:
+    elif isinstance(event, Likely):
+        if not event.token.thought:
+            answer.tokens.append(event.token)
+    elif isinstance(event, Ended):
         answer.ended = event
 
 
 def reason_of(ended: Ended | None) -> Reason:
     """Why an answer ended, as OpenAI's API has it: a spent budget is `length`; `usage.edge.stop_reason` tells more."""
-    stopped = ended is None or ended.report is None or ended.report.stop_reason in ("eos", "stop")
-    return "stop" if stopped else "length"
+    if ended is None or ended.report is None:
+        return "stop"
+    if ended.report.stop_reason not in ("eos", "stop", "tool_calls"):
+        return "length"
+    return "tool_calls" if ended.report.tool_calls else "stop"
 
 
 def reports_of(answers: Iterable[Answer]) -> list[RunReport]:

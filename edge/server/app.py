@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge.server import chat, completions, native, page
+from edge.errors import EdgeError
+from edge.model.thinking import Think
+from edge.server import anthropic, chat, completions, native, ollama, openapi, page, responses
+from edge.server.anthropic import MessagesBody
 from edge.server.asked import Asked
 from edge.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from edge.server.events import Event
@@ -26,14 +30,18 @@ from edge.server.http import (
     Stream,
     check_type,
     decode,
+    event,
     parse_body,
     read_body,
     refuse,
     until_gone,
 )
 from edge.server.hub import Hub
+from edge.server.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
 from edge.server.pool import Lease
+from edge.server.prompts import prompt_of
 from edge.server.refusal import RefusedError
+from edge.server.responses import ResponsesBody
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -48,12 +56,21 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/v1/health", server.about(lambda request: native.health(hub))),
         Route("/metrics", server.about(lambda request: native.metrics(hub))),
         Route("/props", server.about(server.props)),
+        Route("/openapi.json", server.about(lambda request: Json(openapi.describe()))),
         Route("/v1/models", server.about(lambda request: Json(native.models(hub)))),
         Route("/models", server.about(lambda request: Json(native.models(hub)))),
         Route("/v1/models/{name:path}", server.about(server.model)),
         Route("/v1/chat/completions", server.converse, methods=["POST"]),
         Route("/chat/completions", server.converse, methods=["POST"]),
         Route("/v1/completions", server.complete, methods=["POST"]),
+        Route("/v1/responses", server.respond, methods=["POST"]),
+        Route("/v1/messages", server.message, methods=["POST"]),
+        Route("/v1/messages/count_tokens", server.count, methods=["POST"]),
+        Route("/api/chat", server.of_ollama(ApiChatBody), methods=["POST"]),
+        Route("/api/generate", server.of_ollama(ApiGenerateBody), methods=["POST"]),
+        Route("/api/show", server.show, methods=["POST"]),
+        Route("/api/tags", server.about(lambda request: Json(ollama.tags(hub)))),
+        Route("/api/version", server.about(lambda request: Json({"version": ollama.VERSION}))),
         Route("/tokenize", server.with_model(TokenizeBody, native.tokenize), methods=["POST"]),
         Route("/detokenize", server.with_model(DetokenizeBody, native.detokenize), methods=["POST"]),
     ]
@@ -63,7 +80,10 @@ def make_app(hub: Hub) -> ASGIApp:
         yield
         await hub.pool.close()
 
-    handlers: Any = {RefusedError: _refuse, HTTPException: _refuse_route, Exception: _refuse}
+    handlers: Any = {
+        RefusedError: _refuse, EdgeError: _refuse, ClientGoneError: _refuse, HTTPException: _refuse_route,
+        Exception: _refuse,
+    }  # fmt: skip
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     return Guard(Counting(app, hub.responses), hub.settings, page.names())
 
@@ -111,8 +131,13 @@ class Endpoints:
         async with self._body(request) as data:
             body = parse_body(ChatBody, data)
             asked = chat.translate(body, request.headers, request.scope.get("tenant", ""))
-            writer = chat.Writer(self._name(body.model), usage=body.wants_usage)
-            return await self._answer(request, [asked], lambda lease: writer, streams=bool(body.stream))
+            name = self._name(body.model)
+
+            def make(lease: Lease) -> chat.Writer:
+                tokenizer = lease.session.model.tokenizer
+                return chat.Writer(name, tokenizer, usage=body.wants_usage, logprobs=bool(body.logprobs))
+
+            return await self._answer(request, [asked], make, streams=bool(body.stream))
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions"""
@@ -126,6 +151,73 @@ class Endpoints:
 
             scores = completions.scores(body)
             return await self._answer(request, asked, make, streams=bool(body.stream), scores=scores)
+
+    async def respond(self, request: Request) -> Response:
+        """POST /v1/responses"""
+        async with self._body(request) as data:
+            body = parse_body(ResponsesBody, data)
+            asked = responses.translate(body, request.headers, request.scope.get("tenant", ""))
+            writer = responses.Writer(self._name(body.model))
+            return await self._answer(
+                request, [asked], lambda lease: writer, streams=bool(body.stream), stream=responses.stream
+            )
+
+    async def message(self, request: Request) -> Response:
+        """POST /v1/messages"""
+        try:
+            async with self._body(request) as data:
+                body = parse_body(MessagesBody, data)
+                asked = anthropic.translate(body, request.headers, request.scope.get("tenant", ""))
+                writer = anthropic.Writer(self._name(body.model))
+                return await self._answer(
+                    request, [asked], lambda lease: writer, streams=bool(body.stream), stream=anthropic.stream,
+                    quiet=event({"type": "ping"}, "ping"),
+                )  # fmt: skip
+        except (RefusedError, EdgeError) as error:
+            return refuse(error, anthropic.refused)
+
+    async def count(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens"""
+        try:
+            async with self._body(request) as data:
+                body = parse_body(MessagesBody, data)
+                asked = anthropic.translate(body, request.headers, "")
+                lease = await self._hub.lease(body.model)
+                try:
+                    prompt = await asyncio.to_thread(prompt_of, lease.session.model, asked.prompt, Think())
+                    return Json({"input_tokens": prompt.first(None).size})
+                finally:
+                    self._hub.pool.release(lease)
+        except (RefusedError, EdgeError) as error:
+            return refuse(error, anthropic.refused)
+
+    def of_ollama(self, kind: type[ApiChatBody] | type[ApiGenerateBody]) -> Handler:
+        """A handler of /api/chat or /api/generate."""
+
+        async def handle(request: Request) -> Response:
+            try:
+                async with self._body(request, lenient=True) as data:
+                    body = parse_body(kind, data)
+                    asked = ollama.translate(body, request.headers, request.scope.get("tenant", ""))
+                    writer = ollama.Writer(self._name(body.model), chats=kind is ApiChatBody)
+                    return await self._answer(
+                        request, [asked], lambda lease: writer, streams=body.stream is not False,
+                        stream=ollama.stream, media_type="application/x-ndjson", quiet=b"",
+                    )  # fmt: skip
+            except (RefusedError, EdgeError) as error:
+                return refuse(error, ollama.refused)
+
+        return handle
+
+    async def show(self, request: Request) -> Response:
+        """POST /api/show"""
+        try:
+            async with self._body(request, lenient=True) as data:
+                body = parse_body(ApiShowBody, data)
+                entry, _ = self._hub.pool.find(body.model or body.name)
+                return Json(ollama.show(entry))
+        except RefusedError as error:
+            return refuse(error, ollama.refused)
 
     def _name(self, model: str | None) -> str:
         """Raises RefusedError for an unknown model."""

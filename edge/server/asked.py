@@ -19,6 +19,7 @@ class Chat:
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: Any = None
+    parallel: bool = True  # whether several calls may follow each other
     variables: dict[str, Any] = field(default_factory=dict)  # of the template
 
 

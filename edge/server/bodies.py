@@ -55,6 +55,12 @@ class Drawn:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_last_n: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
     stop: str | list[str] | None = said(f"Texts before which the answer ends, {MOST_STOPS} at most.")
     stream: bool | None = said("Send the answer in pieces, as server-sent events.")
     edge: Budget | None = said("Budgets of this request.")
@@ -92,7 +98,7 @@ class OpenAI(Drawn):
     max_tokens: Count | None = said("Most tokens of the answer; -1 or none: as many as fit.")
     n: Choices | None = said("The number of answers.")
     stream_options: StreamOptions | None = None
-    logit_bias: dict[str, float] | None = said("Not supported yet, unless it is empty.")
+    logit_bias: dict[str, float] | None = said("Added to the logits of tokens, by their ids.")
     user: str | None = said("Ignored.")
 
     @property

@@ -8,13 +8,16 @@ from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
+from edge.model.tokenizer import TokenizerLike
+from edge.run.report import TokenLogprob
 from edge.server.answers import Answer, gather, timings_of, usage_of
 from edge.server.asked import Asked, Chat, Priority
 from edge.server.bodies import ChatBody, grammar_of, limits_of
-from edge.server.events import Ended, Event, Piece
+from edge.server.events import Call, Ended, Event, Likely, Piece
 from edge.server.http import dumps, event
 from edge.server.prompts import is_background, text_of
 from edge.server.refusal import RefusedError, refusal_of
+from edge.tools.parser import ArgumentPiece, CallBegin
 
 DONE = event(b"[DONE]")
 
@@ -23,16 +26,16 @@ def translate(body: ChatBody, headers: Any, tenant: str) -> Asked:
     """Raises RefusedError."""
     if not body.messages:
         raise RefusedError(400, "messages is empty", param="messages", code="invalid_value")
-    for name in ("logit_bias", "tools", "logprobs"):
-        value = getattr(body, name)
-        if value:
-            raise RefusedError(400, f"{name} is not supported yet", param=name, code="unsupported")
+    if body.top_logprobs and not body.logprobs:
+        raise RefusedError(400, "top_logprobs needs logprobs", param="top_logprobs", code="invalid_value")
     messages = tuple({k: v for k, v in asdict(each).items() if v is not None} for each in body.messages)
     variables = {name: value for name, value in (body.chat_template_kwargs or {}).items() if name != "enable_thinking"}
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return Asked(
         model=body.model or "",
-        prompt=Chat(messages, tuple(body.tools or ()), body.tool_choice, variables),
+        prompt=Chat(
+            messages, tuple(body.tools or ()), body.tool_choice, body.parallel_tool_calls is not False, variables
+        ),
         choices=body.n or 1,
         max_tokens=limit_of(limit),
         sampling=body.sampling(),
@@ -40,6 +43,7 @@ def translate(body: ChatBody, headers: Any, tenant: str) -> Asked:
         ignore_eos=bool(body.ignore_eos),
         think=body.think(),
         grammar=grammar_of(body.response_format),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         priority=priority_of(body),
         tenant=tenant,
         **limits_of(body.edge, headers),
@@ -65,8 +69,9 @@ def priority_of(body: ChatBody) -> Priority:
 class Writer:
     """Writes one response, whole or in chunks."""
 
-    def __init__(self, model: str, *, usage: bool = False) -> None:
-        self._usage = usage
+    def __init__(self, model: str, tokenizer: TokenizerLike, *, usage: bool = False, logprobs: bool = False) -> None:
+        self._tokenizer, self._usage, self._logprobs = tokenizer, usage, logprobs
+        self._waiting: dict[int, list[TokenLogprob]] = {}  # tokens whose text has not been sent
         self._answers: dict[int, Answer] = {}
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}
 
@@ -75,8 +80,15 @@ class Writer:
         first = found.choice not in self._answers
         gather(self._answers, found)
         sent = [self._chunk(found.choice, {"role": "assistant", "content": ""})] if first else []
-        if isinstance(found, Piece):
-            sent.append(self._chunk(found.choice, {"reasoning_content" if found.thought else "content": found.text}))
+        if isinstance(found, Piece) and found.thought:
+            sent.append(self._chunk(found.choice, {"reasoning_content": found.text}))
+        elif isinstance(found, Piece):
+            tokens = self._likely(self._waiting.pop(found.choice, []))
+            sent.append(self._chunk(found.choice, {"content": found.text}, tokens=tokens))
+        elif isinstance(found, Likely):
+            self._waiting.setdefault(found.choice, []).extend([] if found.token.thought else [found.token])
+        elif isinstance(found, Call) and (delta := _call_delta(found)):
+            sent.append(self._chunk(found.choice, {"tool_calls": [delta]}))
         elif isinstance(found, Ended):
             answer = self._answers[found.choice]
             sent.append(self._chunk(found.choice, {}, answer.reason, timings=timings_of([answer])))
@@ -101,23 +113,60 @@ class Writer:
             **self._head,
             "object": "chat.completion",
             "choices": [
-                {"index": index, "message": _message(answer), "logprobs": None, "finish_reason": answer.reason}
+                {
+                    "index": index,
+                    "message": _message(answer),
+                    "logprobs": self._likely(answer.tokens),
+                    "finish_reason": answer.reason,
+                }
                 for index, answer in answers
             ],
             "usage": usage_of(self._answers.values()),
             "timings": timings_of(self._answers.values()),
         }
 
-    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _likely(self, tokens: list[TokenLogprob]) -> dict[str, Any] | None:
+        """How likely tokens were, as OpenAI's API says it."""
+        if not self._logprobs:
+            return None
+        content = [
+            {**self._chance(each.token, each.logprob), "top_logprobs": [self._chance(*one) for one in each.top]}
+            for each in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _chance(self, token: int, logprob: float) -> dict[str, Any]:
+        piece = self._tokenizer.piece(token)
+        text = piece.decode(errors="replace") or self._tokenizer.text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(piece)}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], reason: str | None = None, *, tokens: Any = None, **more: Any
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": tokens, "finish_reason": reason}
         return event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **more})
 
 
 def _message(answer: Answer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+    if answer.calls:
+        message["tool_calls"] = [
+            {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
+            for each in answer.calls
+        ]
     if answer.thoughts:
         message["reasoning_content"] = answer.thought
     return message
+
+
+def _call_delta(found: Call) -> dict[str, Any] | None:
+    part = found.event
+    if isinstance(part, CallBegin):
+        function = {"name": part.name, "arguments": ""}
+        return {"index": part.index, "id": part.id, "type": "function", "function": function}
+    if isinstance(part, ArgumentPiece):
+        return {"index": part.index, "function": {"arguments": part.text}}
+    return None
 
 
 async def stream(writer: Any, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:

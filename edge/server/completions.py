@@ -18,15 +18,13 @@ from edge.server.refusal import RefusedError
 
 def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Asked]:
     """A request for each prompt. Raises RefusedError."""
-    if body.suffix or body.logit_bias:
-        name = "suffix" if body.suffix else "logit_bias"
-        raise RefusedError(400, f"{name} is not supported", param=name, code="unsupported")
+    if body.suffix:
+        raise RefusedError(400, "suffix is not supported", param="suffix", code="unsupported")
     if body.best_of not in (None, body.n or 1):
         raise RefusedError(400, "best_of is not supported", param="best_of", code="unsupported")
-    if body.logprobs is not None and not scores(body):
-        raise RefusedError(
-            400, "logprobs needs echo, temperature 0 and max_tokens 0 or 1", param="logprobs", code="unsupported"
-        )
+    if body.logprobs is not None and body.echo and not scores(body):
+        message = "logprobs with echo need temperature 0 and max_tokens 0 or 1"
+        raise RefusedError(400, message, param="logprobs", code="unsupported")
     prompts = prompts_of(body)
     if len(prompts) > MOST_PROMPTS:
         raise RefusedError(
@@ -94,7 +92,9 @@ class Writer:
             reason = answer.reason
         elif isinstance(found, Scored):
             text, reason = echo + self._added(found), "length"
-        logprobs = self._logprobs(answer) if isinstance(found, Scored) else None
+        elif not text:
+            return []
+        logprobs = self._logprobs(answer) if isinstance(found, Scored | Ended) else None
         choice = {"index": found.choice, "text": text, "logprobs": logprobs, "finish_reason": reason}
         more = {"timings": timings_of([answer])} if isinstance(found, Ended) else {}
         return [event({**self._head, "choices": [choice], **more})]
@@ -127,19 +127,24 @@ class Writer:
 
     def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
         """As OpenAI's older API has them: tokens, their logarithms, and the likeliest in their places."""
-        scored = answer.scored
-        if scored is None or self._body.logprobs is None:
+        if self._body.logprobs is None:
             return None
-        texts = [self._text(token) for token in scored.tokens]
+        if answer.scored is not None:
+            ids, chances, likeliest = answer.scored.tokens, answer.scored.logprobs, answer.scored.top
+        else:
+            ids = tuple(each.token for each in answer.tokens)
+            chances = tuple(each.logprob for each in answer.tokens)
+            likeliest = tuple(dict(each.top) for each in answer.tokens)
+        texts = [self._text(token) for token in ids]
         offsets, at = [], 0
         for text in texts:
             offsets.append(at)
             at += len(text)
         top = [
             None if each is None else {self._text(token): chance for token, chance in each.items()}
-            for each in scored.top
+            for each in likeliest
         ]
-        return {"tokens": texts, "token_logprobs": list(scored.logprobs), "top_logprobs": top, "text_offset": offsets}
+        return {"tokens": texts, "token_logprobs": list(chances), "top_logprobs": top, "text_offset": offsets}
 
     def _text(self, token: int) -> str:
         piece = self._tokenizer.piece(token)

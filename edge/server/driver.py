@@ -4,27 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edge.run.batch import Ticket
+from edge.run.logprobs import OnLogprob
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.scheduler import Pieces
 from edge.run.session import Session
+from edge.run.tool_calls import OnCall
 
-OnPiece = Callable[[str], None]
-OnEnd = Callable[[RunReport | Exception], None]
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a driver tells of a generation: pieces of its text and of its thoughts, tokens' likelihood, parts of calls,
+    and last its report, or what went wrong."""
+
+    piece: Callable[[str], None]
+    thought: Callable[[str], None]
+    logprob: OnLogprob
+    call: OnCall
+    end: Callable[[RunReport | Exception], None]
 
 
 class Driver(Protocol):
     """Runs the generations of one loaded model. All methods belong to the thread that loaded it."""
+
+    preempts: bool  # a generation of a lower class gives way
 
     @property
     def free(self) -> int:
         """How many more generations may start now."""
         ...
 
-    def start(self, request: Request, *, priority: int, on_piece: OnPiece, on_thought: OnPiece, on_end: OnEnd) -> Any:
-        """Begin a generation; returns its ticket. Raises InputError and the like for what cannot run."""
+    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str) -> Any:
+        """Begin a generation; returns its ticket. Rows of earlier prompts are reused within a tenant.
+
+        Raises InputError and the like for what cannot run.
+        """
         ...
 
     def cancel(self, ticket: Any) -> None:
@@ -35,29 +53,69 @@ class Driver(Protocol):
         """One pass. False: nothing was left to do."""
         ...
 
+    def close(self) -> None:
+        """Give the session back. Nothing runs."""
+        ...
+
+
+def make_driver(session: Session) -> Driver:
+    """The driver for a session's engine."""
+    return Batched(session) if session.plan.config.sequences > 1 else OneAtATime(session)
+
+
+class Batched:
+    """The driver of a session whose engine has several sequences."""
+
+    preempts = True
+
+    def __init__(self, session: Session) -> None:
+        self._batch = session.batch()
+
+    @property
+    def free(self) -> int:
+        return self._batch.free
+
+    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str) -> Ticket:
+        return self._batch.start(
+            request, priority=priority, tenant=tenant, on_piece=hooks.piece, on_thought=hooks.thought,
+            on_logprob=hooks.logprob if request.logprobs is not None else None, on_call=hooks.call, on_end=hooks.end,
+        )  # fmt: skip
+
+    def cancel(self, ticket: Ticket) -> None:
+        self._batch.cancel(ticket)
+
+    def step(self) -> bool:
+        return self._batch.step()
+
+    def close(self) -> None:
+        self._batch.close()
+
 
 class OneAtATime:
     """The driver of a session whose engine has one sequence."""
 
+    preempts = False
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self._pieces: Pieces | None = None
-        self._on_piece: OnPiece = lambda text: None
-        self._on_end: OnEnd = lambda result: None
+        self._hooks: Hooks | None = None
+        self._tenant = ""  # of the rows
 
     @property
     def free(self) -> int:
         return int(self._pieces is None)
 
-    def start(
-        self, request: Request, *, priority: int, on_piece: OnPiece, on_thought: OnPiece, on_end: OnEnd
-    ) -> object:
-        self._on_piece, self._on_end = on_piece, on_end
+    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str) -> object:
+        if tenant != self._tenant:
+            self._session.reset()
+        self._hooks, self._tenant = hooks, tenant
         self._pieces = self._session.stream(
             request.prompt, max_tokens=request.max_tokens, sampling=request.sampling, stop=request.stop,
             ignore_eos=request.ignore_eos, system=request.system, think=request.think, time_limit=request.time,
             energy_limit=request.energy, time_spent=request.time_spent, keep_text=request.keep_text,
-            grammar=request.grammar, on_thought=on_thought,
+            grammar=request.grammar, logprobs=request.logprobs, on_thought=hooks.thought, on_call=hooks.call,
+            on_logprob=hooks.logprob if request.logprobs is not None else None,
         )  # fmt: skip
         return self._pieces
 
@@ -81,12 +139,17 @@ class OneAtATime:
                 assert report is not before
                 self._end(report)
             else:
-                self._on_piece(piece)
+                assert self._hooks is not None
+                self._hooks.piece(piece)
         return True
+
+    def close(self) -> None:
+        pass
 
     def _end(self, result: RunReport | Exception) -> None:
         pieces, self._pieces = self._pieces, None
         if pieces is not None:
             with suppress(Exception):  # it is given up
                 pieces.close()
-        self._on_end(result)
+        if self._hooks is not None:
+            self._hooks.end(result)

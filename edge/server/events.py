@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from edge.run.report import RunReport
+from edge.run.report import RunReport, TokenLogprob
 from edge.server.refusal import RefusedError
+from edge.tools.parser import Event as CallEvent
 
 MOST_WAITING = 1 << 20  # characters that a client has not fetched, and
 _EACH = 64  # more for each event
@@ -23,6 +24,22 @@ class Piece:
     choice: int
     text: str
     thought: bool = False
+
+
+@dataclass(frozen=True)
+class Likely:
+    """A token of an answer, and how likely it was; its text follows."""
+
+    choice: int
+    token: TokenLogprob
+
+
+@dataclass(frozen=True)
+class Call:
+    """A part of a tool's call: its beginning, a piece of its arguments, its end, or that it was cut."""
+
+    choice: int
+    event: CallEvent
 
 
 @dataclass(frozen=True)
@@ -46,7 +63,7 @@ class Ended:
     prefix: dict[str, Any] | None = None
 
 
-Event = Piece | Scored | Ended
+Event = Piece | Likely | Call | Scored | Ended
 
 
 class Flow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
+import traceback
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -49,7 +50,7 @@ class Guard:
                 for name, value in shared.items():
                     found[name] = value
                 if self._settings.log:
-                    _log.info("%s %s %s", scope["method"], scope["path"], message["status"])
+                    _log.info("%s %a %s", scope["method"], scope["path"], message["status"])
             await send(message)
 
         try:
@@ -63,7 +64,10 @@ class Guard:
         except RefusedError as refused:
             await refuse(refused)(scope, receive, answer)
             return
-        await self._app(scope, receive, answer)
+        try:
+            await self._app(scope, receive, answer)
+        except Exception as error:  # after its response: messages of errors may quote the request
+            _log.error("a request failed: %s", where(error))
 
     def _check_host(self, host: str) -> None:
         """On loopback, only names of this machine: a page whose name resolves to it now would otherwise be of the
@@ -82,7 +86,7 @@ class Guard:
         return origin is not None and (origin in self._origins or "*" in self._origins)
 
     def _check_key(self, headers: Headers) -> str:
-        """The number of the key, which is compared in constant time. Raises RefusedError."""
+        """Whose rows may be reused: the number of the key, which is compared in constant time. Raises RefusedError."""
         if not self._keys:
             return ""
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -92,7 +96,13 @@ class Guard:
             raise RefusedError(
                 401, "the key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
             )
-        return f"{matches.index(True)}"
+        return "" if self._settings.shares else f"{matches.index(True)}"
+
+
+def where(error: BaseException) -> str:
+    """The kind of an error, and the line that raised it, without its message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} at {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
 def _preflight() -> Response:

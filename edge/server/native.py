@@ -73,7 +73,7 @@ def props(hub: Hub, entry: Entry) -> dict[str, Any]:
         params = {name: getattr(chosen, name) for name in params}
     return {
         "default_generation_settings": {"n_ctx": n_ctx, "params": params},
-        "total_slots": 1,
+        "total_slots": hub.pool.options.sequences,
         "model_alias": entry.name,
         "model_path": entry.path,
         "chat_template": entry.template or "",

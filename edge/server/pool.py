@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge.devices.memory import memory_use, release_free_memory
-from edge.errors import BudgetError, InputError
+from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.lora import size_of
 from edge.model.lora_file import parse_lora
 from edge.model.spec import ModelSpec
@@ -26,6 +26,7 @@ from edge.server.settings import Settings
 from edge.server.worker import Job, Loras, Turns, Worker
 
 SCORED_AT_ONCE = 8  # tokens of a prompt whose probabilities are asked for: rows of logits that exist at once
+_USEFUL_ROWS, _SCRATCH = 2048, 32 << 20  # of a model that has not been loaded yet
 _PROMPTS = 64 << 20  # bytes for rows of earlier prompts, without a budget
 
 
@@ -76,6 +77,7 @@ class Pool:
         """The model that a request names, and its adapter. Raises RefusedError."""
         if name is None or name == "":
             return next(iter(self.entries.values())), None
+        name = name.removesuffix(":latest")  # of programs that know Ollama
         for entry in self.entries.values():
             for known in (entry.name, *entry.aliases):
                 if name == known:
@@ -179,18 +181,33 @@ class Pool:
         """In the worker's thread."""
         options, memory = self.options, self.options.memory
         prompts = self.settings.prompt_memory or (_PROMPTS if memory is None else memory // 16)
-        cache = PromptCache(options.prompt_cache, size=options.prompt_cache_size, memory=prompts)
+        prompts = prompts if self.settings.shares else 0
+        cache = PromptCache(memory=prompts) if prompts else None
         largest = max(entry.adapters.values(), key=lambda files: size_of(files).rank, default=None)
         loras = options.lora if largest is None else largest
-        before = memory_use().rss
-        session = open_session(
-            entry.path, replace(options, prompt_cache=cache, logits_rows=SCORED_AT_ONCE, lora=loras),
-            more=self.ledger.to_come,
-        )  # fmt: skip
+        options = replace(options, prompt_cache=cache, logits_rows=SCORED_AT_ONCE, lora=loras)
+        others = [each for each in self.entries.values() if each is not entry and each.name not in self.ledger.models]
+        before, for_others = memory_use().rss, sum(map(self._least, others))
+        try:
+            session = open_session(entry.path, options, more=self.ledger.to_come + for_others)
+        except BudgetError:
+            if not others:
+                raise
+            session = open_session(entry.path, options, more=self.ledger.to_come)
+        except UnsupportedError:
+            if options.sequences == 1:
+                raise
+            session = open_session(entry.path, replace(options, sequences=1), more=self.ledger.to_come)
         if largest is not None:
-            session.set_lora(options.lora)  # type: ignore[arg-type]
+            session.set_lora(self.options.lora)  # type: ignore[arg-type]
         self.ledger.enter(entry.name, session.plan.bytes, before, prompts)
         return session
+
+    def _least(self, entry: Entry) -> int:
+        """Bytes that a model needs to be of use, about: the plans of others leave them free, if they can."""
+        spec, options = entry.spec, self.options
+        rows = min(spec.context, options.max_kv_size or _USEFUL_ROWS)
+        return spec.weight_bytes + options.sequences * (2 * rows * spec.kv_values_per_row + spec.state_bytes) + _SCRATCH
 
     def _add_adapters(self, stated: Sequence[str]) -> None:
         """Raises InputError."""

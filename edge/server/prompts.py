@@ -13,15 +13,15 @@ from edge.errors import InputError
 from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
+from edge.run.logprobs import Reader
 from edge.run.request import Request
-from edge.run.sampler import top_k
 from edge.run.session import Session
 from edge.server.asked import Asked, Chat
 from edge.server.events import Scored
 from edge.server.pool import SCORED_AT_ONCE
 from edge.server.refusal import RefusedError
 from edge.server.worker import Job
-from edge.types import FloatArray, IntArray
+from edge.types import IntArray
 
 _BILLING = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)
 _CLOCK = re.compile(r"^Current time is [\d:]+\.? Today's date is [\d-]+\.?\n", re.MULTILINE)
@@ -81,7 +81,8 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Reque
         system=None, raw=False, follow_up=False, think=think,
         time=session.options.time if asked.time is None else asked.time,
         energy=session.options.energy if asked.energy is None else asked.energy,
-        time_spent=time.perf_counter() - job.arrived, energy_spent=0.0, keep_text=False, grammar=asked.grammar,
+        time_spent=time.perf_counter() - job.arrived, energy_spent=0.0, keep_text=False,
+        grammar=asked.grammar, logprobs=asked.logprobs,
     )  # fmt: skip
 
 
@@ -101,16 +102,17 @@ def _check_ids(tokens: IntArray, model: Model) -> None:
 
 def _chat_prompt(model: Model, chat: Chat, think: Think) -> Prompt:
     if model.template is None:
-        message = f"{model.name} has no chat template: use /v1/completions"
-        raise RefusedError(400, message, code="unsupported", param="model")
-    messages = []
+        why = f"{model.name} has no chat template: use /v1/completions"
+        raise RefusedError(400, why, code="unsupported", param="model")
+    messages = list[dict[str, Any]]()
     for number, message in enumerate(chat.messages):
         text = text_of(message.get("content"), f"messages[{number}].content")
         settled = settle_prefix(text) if message["role"] in ("system", "developer") else text
         messages.append({**message, "content": settled})
     return model.chat_prompt(
-        messages, tools=chat.tools or None, think=think, tool_choice=chat.tool_choice, variables=chat.variables or None
-    )
+        messages, tools=chat.tools or None, think=think, tool_choice=chat.tool_choice if chat.tools else None,
+        parallel_tool_calls=chat.parallel, variables=chat.variables or None,
+    )  # fmt: skip
 
 
 def score(asked: Asked, session: Session, job: Job) -> None:
@@ -135,13 +137,8 @@ def score(asked: Asked, session: Session, job: Job) -> None:
             target = tokens[number] if number < tokens.size else int(row.argmax())
             if number == tokens.size:
                 generated = [int(target)]
-            chances = log_softmax(row)
-            logprobs.append(float(chances[target]))
-            likeliest.append({int(each): float(chances[each]) for each in top_k(row, top)})
-    found = (*tokens.tolist(), *generated)
-    job.flow.put(Scored(job.choice, found, tuple(logprobs), tuple(likeliest), len(generated)))
-
-
-def log_softmax(row: FloatArray) -> FloatArray:
-    shifted = row.astype(np.float64) - float(row.max())
-    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+            found = Reader(row, top).of(int(target))
+            logprobs.append(found.logprob)
+            likeliest.append(dict(found.top))
+    ids = (*tokens.tolist(), *generated)
+    job.flow.put(Scored(job.choice, ids, tuple(logprobs), tuple(likeliest), len(generated)))

@@ -46,6 +46,10 @@ def listen(settings: Settings) -> socket.socket:
 def run(models: Sequence[str], options: Options, settings: Settings, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. ready: is called with the address, once the first model is loaded."""
     hub = make_hub(models, options, settings)
+    if settings.log:
+        log = logging.getLogger("edge.server")
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO)
     with listen(settings) as listener:
         asyncio.run(_serve(hub, listener, ready))
 

@@ -50,6 +50,10 @@ class Settings:
         None, "--prompt-memory", group=SERVER, typed=str, parse=partial(parse_bytes, what="--prompt-memory"),
         help="Memory for the rows of earlier prompts, for each model (default: a sixteenth of --memory).",
     )  # fmt: skip
+    share_prompts: bool = option(
+        False, "--share-prompts", group=SERVER,
+        help="Let several keys share rows of earlier prompts, by which one can tell what another has asked.",
+    )  # fmt: skip
     log: bool = option(False, "--log-requests", group=SERVER, help="Log requests' paths and statuses.")
 
     @classmethod
@@ -73,6 +77,11 @@ class Settings:
             )
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() for key in self.api_key or ()):
             raise InputError("--api-key must have 8 characters or more, of ASCII")
+
+    @property
+    def shares(self) -> bool:
+        """Whether rows of earlier prompts may be reused by every request."""
+        return self.share_prompts or len(self.api_key or ()) < 2
 
     @property
     def loopback(self) -> bool:

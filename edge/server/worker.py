@@ -21,8 +21,9 @@ from edge.prompt_cache.tree import agreement
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.session import Session
-from edge.server.driver import Driver, OneAtATime
-from edge.server.events import Ended, Flow, Piece
+from edge.server.driver import Driver, Hooks, make_driver
+from edge.server.events import Call, Ended, Flow, Likely, Piece
+from edge.server.guard import where
 from edge.server.refusal import RefusedError
 from edge.types import IntArray
 
@@ -68,6 +69,7 @@ class Job:
     prefix: dict[str, Any] | None = None
     tokens: IntArray | None = None  # of the prompt
     ticket: Any = None
+    began_badly: bool = False  # with its adapter, which cannot be had
 
     @property
     def cancelled(self) -> bool:
@@ -79,10 +81,9 @@ class Worker:
 
     def __init__(
         self, name: str, load: Callable[[], Session], turns: Turns,
-        driver: Callable[[Session], Driver] = OneAtATime,
         on_end: Callable[[Job, RunReport | Exception], None] = lambda job, result: None,
     ) -> None:  # fmt: skip
-        self.name, self._load, self._turns, self._make_driver, self._told = name, load, turns, driver, on_end
+        self.name, self._load, self._turns, self._told = name, load, turns, on_end
         self.opened: Future[Session] = Future()
         self._lock = threading.Condition()
         self._waiting: list[tuple[int, int, Job]] = []
@@ -158,7 +159,7 @@ class Worker:
         except BaseException as error:
             self.opened.set_exception(error)
             return
-        driver = self._make_driver(session)
+        driver = make_driver(session)
         self.opened.set_result(session)
         try:
             while True:
@@ -166,14 +167,19 @@ class Worker:
                 if self._closing:
                     break
                 for job in jobs:
-                    self._start(session, driver, job)
+                    if job.work is not None or job.lora != self._lora:
+                        driver.close()
+                        self._work(session, job)
+                        driver = make_driver(session)
+                    if job.work is None and not job.began_badly:
+                        self._start(session, driver, job)
                 for job in [each for each in self._running if each.cancelled]:
                     driver.cancel(job.ticket)
                 if self._running:
                     with self._turns:
                         driver.step()
-        except Exception:
-            _log.exception("the thread of %s failed", self.name)
+        except Exception as error:
+            _log.error("the thread of %s failed: %s", self.name, where(error))
             self._fail(EngineError("the model's thread failed"))
         finally:
             for job in list(self._running):
@@ -197,7 +203,9 @@ class Worker:
             while self._waiting and not self._closing:
                 job = self._waiting[0][2]
                 alone = job.work is not None or job.lora != self._lora
-                if (alone and (self._running or taken)) or (not alone and driver.free <= len(taken)):
+                before = [*self._running, *taken]
+                gives_way = driver.preempts and any(each.priority > job.priority for each in before)
+                if before if alone else driver.free <= len(taken) and not gives_way:
                     break
                 heapq.heappop(self._waiting)
                 if not job.cancelled:
@@ -207,7 +215,8 @@ class Worker:
             self._running += [job for job in taken if job.work is None]
             return taken
 
-    def _start(self, session: Session, driver: Driver, job: Job) -> None:
+    def _work(self, session: Session, job: Job) -> None:
+        """Do what needs the session alone: another adapter, and a job's work."""
         try:
             if job.lora != self._lora:
                 session.set_lora(job.lora)  # type: ignore[arg-type]
@@ -216,19 +225,23 @@ class Worker:
                 with self._turns:
                     session.reset()
                     job.work(session, job)
-                return
-            assert job.make is not None
-            request = job.make(job, session)
-            job.ticket = driver.start(
-                request, priority=job.priority,
-                on_piece=lambda text: self._pass_on(job, text), on_thought=lambda text: self._pass_on(job, text, True),
-                on_end=lambda result: self._end(job, result),
-            )  # fmt: skip
         except Exception as error:
+            job.began_badly = True
             self._end(job, error)
 
-    def _pass_on(self, job: Job, text: str, thought: bool = False) -> None:
-        job.flow.put(Piece(job.choice, text, thought))
+    def _start(self, session: Session, driver: Driver, job: Job) -> None:
+        try:
+            assert job.make is not None
+            hooks = Hooks(
+                piece=lambda text: job.flow.put(Piece(job.choice, text)),
+                thought=lambda text: job.flow.put(Piece(job.choice, text, thought=True)),
+                logprob=lambda token: job.flow.put(Likely(job.choice, token)),
+                call=lambda event: job.flow.put(Call(job.choice, event)),
+                end=lambda result: self._end(job, result),
+            )
+            job.ticket = driver.start(job.make(job, session), hooks, priority=job.priority, tenant=job.tenant)
+        except Exception as error:
+            self._end(job, error)
 
     def _end(self, job: Job, result: RunReport | Exception) -> None:
         self.used = time.monotonic()

@@ -78,7 +78,7 @@ def chatting(*flags: str, code: str = "pass", term: str = "xterm", model: str = 
     child, master = pty.fork()
     if child == 0:
         os.environ["TERM"] = term
-        run = f"import sys; {code}; from edge.cli import main; main()"
+        run = f"import sys; {code}\nfrom edge.cli import main; main()"
         os.execv(sys.executable, [sys.executable, "-c", run, "chat", model, "--backend", "reference", *flags])
     screen = Screen(child, master)
     try:
@@ -194,3 +194,55 @@ def test_a_bar_that_is_interrupted_as_it_begins_goes_away(monkeypatch: pytest.Mo
     assert shown._bar.live.is_started
     shown.clear()
     assert not shown._bar.live.is_started
+
+
+def test_another_model_goes_on_with_the_conversation(tmp_path: Path) -> None:
+    other, bare = str(GOLDEN / "qwen2.gguf"), tmp_path / "none.gguf"
+    with chatting("-n", "3", "--max-kv-size", "64", "--system", "Be brief.") as screen:
+        screen.type("one\n")
+        screen.expect(PROMPT)
+        screen.type("/context\n")
+        before = screen.expect(PROMPT)
+        assert "1 turn, 3 messages" in before
+        assert re.search(r"[1-9]\d* of 64 KV rows are used; \d+ were evicted \(", before)
+        screen.type(f"/model {other}\n")
+        assert "(model: qwen2.gguf, qwen2" in (said_of := screen.expect(PROMPT))
+        assert "the next turn runs the conversation again" in said_of
+        screen.type("two\n")
+        screen.expect(PROMPT)
+        screen.type("/model\n")
+        assert "(model: qwen2.gguf" in screen.expect(PROMPT)
+        screen.type(f"/model {bare}\n")
+        assert "edge: " in screen.expect(PROMPT)
+        screen.type("three\n")
+        screen.expect(PROMPT)
+        screen.type(f"/save {tmp_path}/talk.json\n")
+        screen.expect(PROMPT)
+        screen.type("\x04")
+        assert screen.status() == 0
+    assert said(tmp_path / "talk.json") == ["one", "two", "three"]
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_one_before(tmp_path: Path) -> None:
+    large = str(GOLDEN / "qwen2.gguf")
+    code = (
+        "import edge.run.loading as l; from edge.errors import BudgetError; load = l.load\n"
+        "def fail(model, *a, **k):\n"
+        "    if 'qwen2' in str(model.path): raise BudgetError('no room')\n"
+        "    return load(model, *a, **k)\n"
+        "l.load = fail; pass"
+    )
+    with chatting("-n", "3", code=code) as screen:
+        screen.type("one\n")
+        screen.expect(PROMPT)
+        screen.type(f"/model {large}\n")
+        assert "edge: no room" in screen.expect(PROMPT)
+        screen.type("/model\n")
+        assert "(model: llama-gqa-tied.gguf" in screen.expect(PROMPT)
+        screen.type("two\n")
+        screen.expect(PROMPT)
+        screen.type(f"/save {tmp_path}/talk.json\n")
+        screen.expect(PROMPT)
+        screen.type("\x04")
+        assert screen.status() == 0
+    assert said(tmp_path / "talk.json") == ["one", "two"]

@@ -48,6 +48,7 @@ REPORT_KEYS = {
     "seed": None,
     "incomplete": None,
     "logprobs": None,
+    "beams": None,
     "schema": None,
 }  # fmt: skip
 

@@ -64,7 +64,7 @@ def test_help_has_groups_and_examples_and_no_variables(capsys: pytest.CaptureFix
     said = edge_help("run", "--help", capsys=capsys)
     titles = re.findall(r"^(\w[\w ]*):$", said, re.MULTILINE)
     assert titles == ["Arguments", "Prompt", "Budgets", "KV cache", "Sampling", "Engine", "Output"]
-    assert len(re.findall(r"^ +(?:git diff \| )?edge run \S+ ", said, re.MULTILINE)) == 3
+    assert len(re.findall(r"^ +(?:git diff \| )?edge run \S+ ", said, re.MULTILINE)) == 4
     assert "EDGE_" not in said
     assert edge_help("help", "run", capsys=capsys) == said
     assert "EDGE_MEMORY" in edge_help("help", "environment", capsys=capsys)

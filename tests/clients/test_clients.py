@@ -79,7 +79,7 @@ def test_openai(url: str, expected: str, completed: str) -> None:
     found = program("openai_chat.py", url, MODEL, QUESTION)
     assert (found["whole"], found["streamed"]) == (expected, expected)
     assert found["finish"] == found["finish_streamed"] == "length"
-    assert found["pieces"] > 3
+    assert found["pieces"] >= 1  # those that wait for a client are joined
     assert found["usage"] == [16, 16, []]
     assert (found["choices"], found["models"], found["error"]) == ([0, 1], [MODEL], "model_not_found")
     assert found["completion"] == completed
@@ -150,6 +150,24 @@ def test_structured_output(url: str) -> None:
     found = program("openai_object.py", url, MODEL, "Which colour is grass?")
     assert found["parsed"] == found["streamed"]
     assert found["cut"]
+
+
+@installed
+def test_tools(url: str) -> None:
+    found = program("openai_tools.py", url, MODEL, "Paint the wall red.")
+    assert found["finish"] == ["tool_calls", "tool_calls"]
+    assert found["whole"] == found["streamed"]
+    name, arguments = found["whole"][0]
+    assert name == "paint"
+    assert json.loads(arguments)["colour"] in ("red", "green", "blue")
+    assert found["after"] is not None
+
+
+@installed
+def test_a_loop_with_tools(url: str) -> None:
+    found = program("agents_loop.py", url, MODEL, "Paint the wall red.")
+    assert found["painted"][0] in ("red", "green", "blue")
+    assert found["answer"]
 
 
 @pytest.mark.evaluations

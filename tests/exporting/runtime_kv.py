@@ -181,8 +181,11 @@ def library() -> Any:
         ("policy_shrink", u32, [pointer, pointer, u32]),
         ("policy_make_room", ctypes.c_bool, [pointer, pointer, u32, ctypes.POINTER(u64)]),
         *((f"kv_{each}", u32, [pointer]) for each in ("length", "free", "capacity", "heads")),
-        *((f"kv_{each}", None, [pointer, u32]) for each in ("announce", "prepare", "appended", "truncate", "shrink")),
-        *((f"kv_{each}", None, [pointer]) for each in ("renumber", "clear", "remember")),
+        *(
+            (f"kv_{each}", None, [pointer, u32])
+            for each in ("announce", "prepare", "appended", "truncate", "shrink", "remember")
+        ),
+        *((f"kv_{each}", None, [pointer]) for each in ("renumber", "clear")),
     ):
         function = getattr(c, name)
         function.restype, function.argtypes = result, arguments

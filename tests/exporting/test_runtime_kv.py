@@ -129,10 +129,13 @@ class Pair:
             self.ends = {}
         elif name == "remember" and twin.state and twin.alike and not twin.ring:
             for _ in range(int(rng.integers(1, 4))):
+                kept = min(self.ends, default=0) if rng.random() < 0.5 else 0
                 if twin.length:
                     self.ends[twin.length] = twin.save(twin.length)
-                    self.ends = dict(sorted(self.ends.items())[-SNAPSHOTS:])
-                c.remember()
+                    stays, *others = sorted(self.ends) if kept else (0, *sorted(self.ends))
+                    names = ([stays] if kept else []) + others[bool(kept) - SNAPSHOTS :]
+                    self.ends = {rows: self.ends[rows] for rows in names}
+                c.remember(kept)
                 self.run(int(rng.integers(1, 9)))
             if self.ends:
                 assert c.latest(twin.length) == max(self.ends)

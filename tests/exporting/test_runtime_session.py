@@ -37,6 +37,7 @@ FEW = ROWS | {"max_kv_size": 64}
 STREAMING = {"kv_policy": "streaming", **ROWS}
 WARM = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3, "frequency_penalty": 0.5}
 SYSTEM = "Be brief."
+GREEDY = {"max_tokens": 5, "temperature": 0, "ignore_eos": 1}
 HYBRIDS = ("qwen35", "lfm2")  # with a fixed state beside KV rows
 TEXT = "The quick brown fox jumps over the lazy dog. "
 
@@ -323,6 +324,46 @@ def test_the_last_turn_of_a_hybrid_can_be_taken_back_behind_turns_that_run_with_
         assert pair.exported.answer("Why?") == first
         pair.begun = True
         pair.ask("So?", max_tokens=8, temperature=0, ignore_eos=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        (MODEL, "streaming"), ("qwen35", "streaming"), pytest.param(MODEL, "full", marks=pytest.mark.exhaustive),
+        pytest.param("lfm2", "full", marks=pytest.mark.exhaustive),
+        pytest.param("gemma3", "streaming", marks=pytest.mark.exhaustive),
+        pytest.param(MODEL, "h2o", marks=pytest.mark.exhaustive),
+    ],
+)  # fmt: skip
+def test_a_new_conversation_goes_on_from_the_system_s_text(name: str, policy: str) -> None:
+    with pair_of(name, kv_policy=policy, **ROWS) as pair:
+        told, rows = {"system": SYSTEM, "told": True}, pair.python.model.system_rows(SYSTEM)
+        kept = 0 if policy == "h2o" else rows  # of attention they have what later texts paid
+
+        def begin_anew() -> None:
+            pair.exported.rewind(100)
+            assert pair.exported.use()["rows"] == kept
+            pair.begun = False
+
+        first = pair.ask("Hi", system=SYSTEM, **GREEDY)
+        pair.ask("And?", **GREEDY)
+        pair.ask("So?", **GREEDY)
+        begin_anew()
+        before = pair.exported.use()["tokens"]
+        assert pair.ask("Hi", **told, **GREEDY) == first
+        assert pair.exported.use()["tokens"] - before <= pair.exported.use()["rows"] - kept
+        begin_anew()
+        state = pair.exported.save()
+        second = pair.ask(TEXT, **told, **GREEDY)
+        pair.exported.rewind()
+        assert pair.exported.use()["rows"] == 0
+        pair.exported.load(state)
+        assert pair.exported.answer(TEXT) == second
+        begin_anew()
+        pair.ask("Hi", system="Be long, and tell me all.", **GREEDY)  # another system's text
+        pair.exported.rewind(1)
+        pair.exported.append(Role.SYSTEM, "")
+        assert pair.exported.use()["rows"] == 0
 
 
 def test_an_earlier_conversation_runs_from_its_text() -> None:

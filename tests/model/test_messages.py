@@ -342,6 +342,28 @@ def test_a_child_that_is_gone_is_replaced() -> None:
     assert child.returncode is not None  # it ends with the template
 
 
+def test_a_fork_has_a_child_of_its_own() -> None:
+    template = ChatTemplate(CHATML)
+    text = joined(template.conversation(PLAIN)[0])
+    reader, writer = os.pipe()
+    fork = os.fork()
+    if fork == 0:
+        os.write(writer, joined(template.conversation(PLAIN)[0]).encode())
+        template._renderer._finalize()
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(fork, 0)
+    with open(reader, encoding="utf-8") as said:
+        assert said.read() == text
+    assert joined(template.conversation(PLAIN)[0]) == text
+
+
+def test_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(InputError, match="no process can be started"):
+        ChatTemplate(CHATML).conversation(PLAIN)
+
+
 def test_where_processes_do_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "fork")
     assert joined(ChatTemplate(MISTRAL, "<s>", "</s>").conversation(CALLED, TOOLS)[0]) == oracle(MISTRAL, CALLED, TOOLS)

@@ -481,7 +481,7 @@ def test_ctrl_c_during_prefill_leaves_a_report(streaming: Session) -> None:
 
 REPORT_KEYS: dict[str, set[str] | None] = {
     "text": None,
-    "tokens": {"prompt", "generated", "reused", "ran", "unread"},
+    "tokens": {"prompt", "generated", "reused", "ran", "unread", "forced"},
     "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s",
                 "prepared_s"},
     "stop_reason": None,
@@ -504,6 +504,10 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "versions": {"edge", "python", "numpy", "apache-tvm", "apache-tvm-ffi"},
     "seed": None,
     "lora": None,
+    "logprobs": None,
+    "incomplete": None,
+    "tool_calls": None,
+    "drafted": None,
     "schema": None,
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from tool_templates import QWEN3, TOOLS
 
 from edge.errors import InputError
 from edge.model.model import Model, open_model
+from edge.prompt_cache.cache import PromptCache
 from edge.run.loading import load
 from edge.run.session import Session
 from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd
@@ -98,8 +99,7 @@ def test_a_call_that_is_cut_is_not_reported(speaks: Speak, tmp_path: Path, count
 
 def test_a_single_call_ends_the_answer_where_no_second_may_follow(speaks: Speak, tmp_path: Path) -> None:
     with speaks((size(tmp_path, MESSAGES), f"{CALL}\n{CALL}<|im_end|>")) as session:
-        prompt = session.model.chat_prompt(MESSAGES, tools=TOOLS, parallel_tool_calls=False)
-        assert session.generate(prompt, max_tokens=300) == ""
+        assert session.generate(messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False, max_tokens=300) == ""
         assert session.report is not None
         assert len(session.report.tool_calls) == 1
         assert session.report.stop_reason == "tool_calls"
@@ -140,6 +140,16 @@ def test_a_conversation_goes_on_with_results(speaks: Speak, tmp_path: Path, poli
         assert rows <= session.report.tokens.reused < second
         session.generate(messages=[{"role": "user", "content": "Else"}], max_tokens=1)
         assert session.report.tokens.reused < 30
+
+
+def test_rows_of_the_prompt_cache_are_taken_where_they_are_more(speaks: Speak) -> None:
+    long = [{"role": "system", "content": "Be brief. " * 40}, *MESSAGES]
+    with speaks((8, "x"), prompt_cache=PromptCache(memory="16MiB")) as session:
+        session.generate(messages=long, max_tokens=1)
+        session.generate(messages=MESSAGES, max_tokens=1)  # little of which the first one had
+        session.generate(messages=long, max_tokens=1)
+        assert session.report is not None
+        assert session.report.tokens.reused > 256
 
 
 def test_prompts_and_messages_that_do_not_go_together(speaks: Speak) -> None:

@@ -105,6 +105,56 @@ def test_answers_match_a_schema(client: TestClient) -> None:
     assert cut["choices"][0]["finish_reason"] == "length"
 
 
+def test_tools_are_called_in_the_forms_of_the_protocol(client: TestClient) -> None:
+    place = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    function = {"name": "weather", "parameters": {**place, "additionalProperties": False}}
+    body = {"tools": [{"type": "function", "function": function}], "tool_choice": "required", "max_tokens": 200,
+            "ignore_eos": False, "parallel_tool_calls": False}  # fmt: skip
+    whole = chat(client, **body)["choices"][0]
+    assert whole["finish_reason"] == "tool_calls"
+    [call] = whole["message"]["tool_calls"]
+    assert call["type"] == "function"
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
+    streamed = client.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **body})
+    chunks = [each["choices"][0] for each in events_of(streamed.text)[:-1]]
+    parts = [part for each in chunks for part in each["delta"].get("tool_calls", [])]
+    assert all(part["index"] == 0 for part in parts)
+    assert parts[0]["function"]["name"] == "weather"
+    assert parts[0]["id"]
+    assert "".join(part["function"]["arguments"] for part in parts) == call["function"]["arguments"]
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "12 degrees"}
+    turns = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+    assert chat(client, turns, tools=body["tools"])["choices"][0]["message"]["role"] == "assistant"
+    cut = chat(client, **{**body, "max_tokens": 20})["choices"][0]
+    assert cut["finish_reason"] == "length"
+    assert "tool_calls" not in cut["message"]
+
+
+def test_tokens_are_as_likely_as_the_session_says(client: TestClient) -> None:
+    with load(open_golden(MODEL).model, **PLAIN) as session:
+        session.generate("Hello", logprobs=2, **SHORT)
+        assert session.report is not None
+        expected = session.report.logprobs
+        assert expected is not None
+    found = chat(client, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    chances = [[each["logprob"], *(one["logprob"] for one in each["top_logprobs"])] for each in found]
+    wanted = [[each.logprob, *(chance for _, chance in each.top)] for each in expected]
+    np.testing.assert_allclose(chances, wanted, atol=1e-4)  # a prefix that is reused has its chunks elsewhere
+    body = {"messages": HELLO, "stream": True, "logprobs": True, **SHORT}
+    chunks = events_of(client.post("/v1/chat/completions", json=body).text)[:-1]
+    tokens = [one for each in chunks for one in (each["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert [each["bytes"] for each in tokens] == [each["bytes"] for each in found][: len(tokens)]
+    texts = client.post("/v1/completions", json={"prompt": "One two", "logprobs": 1, **SHORT}).json()
+    assert len(texts["choices"][0]["logprobs"]["tokens"]) == 8
+
+
+def test_biases_change_the_answer(client: TestClient) -> None:
+    token = client.post("/tokenize", json={"content": "q"}).json()["tokens"][0]
+    assert text_of(chat(client, logit_bias={str(token): 1000}, max_tokens=3)) == "qqq"
+
+
 def test_a_prompt_that_agrees_with_an_earlier_one_is_reused(client: TestClient) -> None:
     said = [{"role": "user", "content": "Tell me of rivers and seas, " * 4}]
     chat(client, said)
@@ -200,6 +250,9 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
     ({"messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
     ({"messages": HELLO, "max_tokens": -2}, 400, "max_tokens"),
     ({"messages": HELLO, "max_tokens": 1.5}, 400, "max_tokens"),
+    ({"messages": HELLO, "logit_bias": {"x": 1}}, 400, "logit_bias"),
+    ({"messages": HELLO, "tools": [{"type": "function"}]}, 400, None),
+    ({"messages": HELLO, "tool_choice": "required", "tools": []}, 200, None),
     ({"messages": HELLO, "n": 0}, 400, "n"),
     ({"messages": HELLO, "n": 1000}, 400, "n"),
     ({"messages": HELLO, "stop": [""] * 100}, 400, "stop"),

@@ -143,6 +143,26 @@ def test_unknown_paths_and_methods(client: TestClient) -> None:
     assert client.get("/v1/models/nothing").status_code == 404
 
 
+def test_logs_have_nothing_of_requests(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"messages": [{"role": "user", "content": "my secret"}], "max_tokens": 2}
+    with served(log=True) as client, caplog.at_level("DEBUG"):
+        assert client.post(CHATS, json=body).status_code == 200
+        assert client.get("/a%0Ab").status_code == 404
+
+        def fail(*_: object) -> None:
+            raise ValueError("my secret")
+
+        monkeypatch.setattr("edge.server.chat.translate", fail)
+        response = client.post(CHATS, json=body)
+        assert response.status_code == 500
+        assert error_of(response)["message"] == "internal error"
+    text = "\n".join(record.getMessage() for record in caplog.records if record.name.startswith(("edge", "uvicorn")))
+    assert f"POST '{CHATS}' 200" in text
+    assert "GET '/a\\nb' 404" in text
+    assert "ValueError at" in text
+    assert "secret" not in text
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),

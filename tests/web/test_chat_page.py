@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from browser import CONTRAST, Page, browser, complaints, find_chromium, show, type_in, until
 from chat_server import Script, chat_server
+from conftest import GOLDEN
+from serving_process import serving
 
 CHROMIUM = find_chromium()
 
@@ -450,3 +452,23 @@ def test_a_long_answer_keeps_its_first_blocks(page: Page, server: tuple[str, Scr
       return [first === target.children[0], second === target.children[1], target.textContent];
     })()""")
     assert same == [True, False, "ab morec"]
+
+
+def test_edge_serve_speaks_as_the_page_expects(page: Page) -> None:
+    """With a key and a budget."""
+    flags = ["--backend", "reference", "--max-kv-size", "128", "--threads", "1", "--api-key", "a secret"]
+    with serving(str(GOLDEN / "llama-gqa-tied.gguf"), "--memory", "1GiB", *flags) as address:
+        show(page, f"{address}/", 1280)
+        until(page, "document.getElementById('key').open")
+        page.ask("Input.insertText", text="a secret")
+        press(page, "Enter", text="\r")
+        until(page, f"{READY} && document.getElementById('memory').textContent.endsWith(' of 1024')")
+        page.value("localStorage['edge settings'] = JSON.stringify({ temperature: '0', max_tokens: '20' })")
+        open_page(page, f"{address}/")
+        ask(page, "hello")
+        assert page.value("document.querySelector('.note.bad')?.textContent ?? ''") == ""
+        assert "tokens/s" in page.value("document.querySelector('.figures').textContent")
+        for each in ("speed", "joules"):
+            assert float(page.value(f"document.getElementById('{each}').textContent")) > 0
+        assert page.value("document.getElementById('model').value") == "llama-gqa-tied"
+        page.visit("about:blank")

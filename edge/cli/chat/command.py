@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from edge.cli.terminal.show import ProgressLine, ThoughtView, note, print_json, 
 from edge.options import Options
 
 if TYPE_CHECKING:
+    from edge.model.model import Model
     from edge.run.conversation import Conversation
     from edge.run.scheduler import Pieces
 
@@ -47,22 +49,49 @@ def chat(
     limit, system, think = check_limit(answer.max_tokens), answer.system, Think.parse(answer.think)
     with progress(enabled=not quiet) as shown:
         fetch_missing(model, options, shown, quiet=quiet)
-    with room_for_children(options.memory):
-        opened = open_model(model)
-    if opened.template is None:
-        raise UnsupportedError(f"{opened.name} has no chat template: use edge run --raw")
-    settings = Settings(limit, opened.sampling(**sampling), tuple(answer.stop or ()), think)
-    if options.keep is None or think.chosen:
+
+    def open_for_chat(name: str) -> Model:
+        with room_for_children(options.memory):
+            opened = open_model(name)
+        if opened.template is None:
+            raise UnsupportedError(f"{opened.name} has no chat template: use edge run --raw")
+        return opened
+
+    def options_for(opened: Model, system: str | None, think: Think) -> Options:
+        if options.keep is not None and not think.chosen:
+            return options
         rows = opened.system_rows(system, think)  # refuses a choice that the model does not have
-        options = options if options.keep is not None else replace(options, keep=_pinned(rows, system, options))
+        return options if options.keep is not None else replace(options, keep=_pinned(rows, system, options))
+
+    opened = open_for_chat(model)
+    settings = Settings(limit, opened.sampling(**sampling), tuple(answer.stop or ()), think)
+    fitting = options_for(opened, system, think)
     typed = is_terminal() and not json
     with (
         progress(enabled=not quiet) as shown,
-        load(opened, options) as session,
+        ExitStack() as sessions,
         turns(typed) as lines,
     ):
+        session = sessions.enter_context(load(opened, fitting))
         thoughts = ThoughtView(not quiet and not json, shown)
-        chat = Chat(Conversation(session, system=system), settings, shown.step("prefill"), thoughts.show)
+
+        chat: Chat
+
+        def switch(name: str) -> None:
+            """Go on with another model, or with the one before if the other cannot be loaded."""
+            fetch_missing(name, options, shown, quiet=quiet)
+            other, before = open_for_chat(name), chat.talk
+            fitting = options_for(other, before.system, settings.think)
+            sessions.close()  # there is memory for one of them
+            try:
+                session = sessions.enter_context(load(other, fitting))
+            except EdgeError:
+                back = options_for(before.session.model, before.system, settings.think)
+                chat.talk = before.moved(sessions.enter_context(load(before.session.model, back)))
+                raise
+            chat.talk, settings.sampling = before.moved(session), other.sampling(**sampling)
+
+        chat = Chat(Conversation(session, system=system), settings, shown.step("prefill"), thoughts.show, switch)
         if typed and not quiet:
             note(f"{opened.spec.label}, {session.plan.config.capacity:,} KV rows. /help lists commands, Ctrl-D leaves")
             warn_unpinned(chat.talk)
@@ -80,7 +109,7 @@ def chat(
                 if not typed and not is_command(text):
                     raise
                 note(f"edge: {error}")
-            if session.terminated:
+            if chat.talk.session.terminated:
                 raise Terminated
             if chat.left:
                 return

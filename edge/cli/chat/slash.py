@@ -31,13 +31,14 @@ class Settings:
 
 @dataclass
 class Chat:
-    """talk: the conversation. on_prefill: shows the progress of a turn's prefill. on_thought: shows thoughts. left: the
-    user asked to leave."""
+    """talk: the conversation. on_prefill: shows the progress of a turn's prefill. on_thought: shows thoughts. switch:
+    goes on with another model. left: the user asked to leave."""
 
     talk: Conversation
     settings: Settings
     on_prefill: OnPrefill
     on_thought: Callable[[str], None]
+    switch: Callable[[str], None]
     left: bool = False
 
     def say(self, text: str) -> Pieces:
@@ -137,6 +138,27 @@ def _report(chat: Chat, argument: str) -> None:
     note("\n".join(report_lines(report)) if report else "nothing has been generated yet")
 
 
+def _context(chat: Chat, argument: str) -> None:
+    talk, kv, plan = chat.talk, chat.talk.session.engine.kv, chat.talk.session.plan
+    turns = sum(message["role"] == "user" for message in talk.messages)
+    report = talk.session.report
+    evicted = report.kv.evicted if report and turns else 0
+    lines = [
+        f"{turns} turn{'' if turns == 1 else 's'}, {_count(talk)}{_replayed(talk)}",
+        f"{kv.length:,} of {kv.capacity:,} KV rows are used; {evicted:,} were evicted ({plan.kv_policy})",
+    ]
+    if plan.sinks and talk.session.may_evict:
+        lines.append(f"{plan.sinks:,} rows are pinned: the system prompt, or those of --keep")
+    note("\n".join(lines))
+
+
+def _model(chat: Chat, argument: str) -> None:
+    if argument:
+        chat.switch(argument)
+    session = chat.talk.session
+    note(f"(model: {session.model.name}, {session.spec.label}{_replayed(chat.talk)})")
+
+
 def _set(chat: Chat, argument: str) -> None:
     settings = chat.settings
     name, _, value = argument.partition(" ")
@@ -227,6 +249,8 @@ _COMMANDS = {
     "/think": _Command("/think [on|off|N|NJ]", "whether, or for how many tokens or joules, the model thinks", _think),
     "/save": _Command("/save FILE", "write the conversation as JSON", _save),
     "/load": _Command("/load FILE", "go on with a saved conversation", _load),
+    "/model": _Command("/model [MODEL]", "show the model, or go on with another one", _model),
+    "/context": _Command("/context", "what the cache holds of the conversation, and what was evicted", _context),
     "/report": _Command("/report", "what the last answer cost", _report),
     "/quit": _QUIT,
     "/bye": _QUIT,

@@ -8,8 +8,23 @@ void context_reset(edge_session *s)
 {
     kv_clear(s->rows);
     policy_pin(s->policy, 0, kv_capacity(s->rows));
-    s->first = s->waiting = s->turns = s->turn_rows = 0;
+    s->first = s->waiting = s->turns = s->turn_rows = s->system_rows = 0;
     s->evicted = 0;
+    context_settle(s);
+}
+
+/* Nothing in them may depend on the text behind: attention that they received, factors that it chose. */
+void context_restart(edge_session *s)
+{
+    uint32_t rows = s->system_count ? s->system_rows : 0;
+    bool stay = rows && !s->evicted && kv_length(s->rows) >= rows && kv_can_truncate(s->rows, rows) &&
+                !policy_observes(s->policy) && !s->model->config->long_from;
+    if (!stay) {
+        context_reset(s);
+        return;
+    }
+    kv_truncate(s->rows, rows);
+    s->first = s->waiting = s->turns = s->turn_rows = 0;
     context_settle(s);
 }
 
@@ -80,6 +95,11 @@ void context_give(edge_session *s, double bytes)
     give_rows(s, bytes);
 }
 
+static uint32_t smaller(uint32_t one, uint32_t other)
+{
+    return one < other ? one : other;
+}
+
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
 /* Tokens that are run at once when `count` are to come. */
@@ -119,8 +139,9 @@ static bool has_tail(const edge_session *s)
 static bool run(edge_session *s, uint32_t count)
 {
     uint32_t length = kv_length(s->rows);
-    if ((s->turn_rows && length == s->turn_rows) || (length < s->turn_rows && length % SNAPSHOT_STEP == 0))
-        kv_remember(s->rows);
+    if (length && (length == s->turn_rows || length == s->system_rows ||
+                   (length < s->turn_rows && length % SNAPSHOT_STEP == 0)))
+        kv_remember(s->rows, s->system_rows);
     s->logits = pass_run(s->pass, s->ids + s->first, count, policy_observes(s->policy) ? count : 0);
     if (!s->logits)
         return false;
@@ -152,14 +173,17 @@ static void start(edge_session *s)
     watch_start(&s->watch, s->model->config, &s->options, &s->readings);
 }
 
-/* Of `count` tokens, those up to where the last turn begins, if it begins among them: earlier turns may be run only now,
- * and edge_rewind comes back there, or to every SNAPSHOT_STEP tokens before, by the state that `run` remembers. */
+/* Of `count` tokens, those up to the end of the system's text or where the last turn begins, if that is among them: earlier
+ * turns may be run only now, and edge_rewind comes back there, or to every SNAPSHOT_STEP tokens before, by the state that
+ * `run` remembers. */
 static uint32_t up_to_turn(const edge_session *s, uint32_t count)
 {
-    uint32_t length = kv_length(s->rows), left = s->turn_rows - length, step = SNAPSHOT_STEP - length % SNAPSHOT_STEP;
-    bool ahead = kv_remembered(s->rows) && s->turn_rows > length && s->waiting <= kv_free(s->rows);
-    left = step < left ? step : left;
-    return ahead && left < count ? left : count;
+    uint32_t length = kv_length(s->rows), step = SNAPSHOT_STEP - length % SNAPSHOT_STEP;
+    if (!kv_remembered(s->rows) || s->waiting > kv_free(s->rows))
+        return count;
+    if (s->system_rows > length)
+        count = smaller(count, s->system_rows - length);
+    return s->turn_rows > length ? smaller(count, smaller(step, s->turn_rows - length)) : count;
 }
 
 /* One pass of the prompt; all has been run if nothing waits any more. */

@@ -225,7 +225,8 @@ EDGE_API edge_status edge_next(edge_session *session, edge_piece *piece, edge_er
 EDGE_API void edge_cancel(edge_session *session);
 /* Forgets the last turns, each a question with its answer; UINT32_MAX: all, with the system's text. EDGE_UNSUPPORTED
  * where they cannot be taken back: after evictions. Then rewind all and append the conversation again. With sliding
- * windows or a recurrent state, some of the tokens that stay may run again, with the next prompt. */
+ * windows or a recurrent state, some of the tokens that stay may run again, with the next prompt. When all turns go, the
+ * KV rows of the system's text stay where they can. */
 EDGE_API edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error);
 /* The conversation with its KV rows, for edge_load in a session of the same bundle. */
 EDGE_API edge_status edge_save(edge_session *session, edge_stream *stream, edge_error *error);

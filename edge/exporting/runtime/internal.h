@@ -307,8 +307,8 @@ void kv_shrink(kv *k, uint32_t capacity);
 uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
 uint64_t kv_fixed(const kv *k);                    /* bytes of rings and of the fixed state */
 /* Takes a snapshot of the fixed state, for kv_truncate to come back to the present length, as long as nothing is evicted
- * and no SNAPSHOTS others have followed. */
-void kv_remember(kv *k);
+ * and no SNAPSHOTS others have followed. kept: the length at which an earlier one stays; 0: none. */
+void kv_remember(kv *k, uint32_t kept);
 uint32_t kv_latest(const kv *k, uint32_t length);  /* rows of the last snapshot of no more than that; 0 without one */
 uint64_t kv_remembered(const kv *k);               /* bytes of snapshots; 0 for models without such a state */
 /* For policies that observe: of a head of the layers without a ring, by logical row, attention and ages [length]. */

@@ -355,15 +355,16 @@ uint64_t kv_bytes(const kv *k) { return bytes_of(&k->whole); }
 uint64_t kv_fixed(const kv *k) { return bytes_of(&k->ring) + k->state_bytes; }
 uint64_t kv_remembered(const kv *k) { return SNAPSHOTS * k->state_bytes; }
 
-void kv_remember(kv *k)
+void kv_remember(kv *k, uint32_t kept)
 {
     if (!k->state_bytes || !k->whole.length || snapshot_of(k, k->whole.length) < k->held)
         return;
     uint8_t *snapshots = (uint8_t *)k->snapshots;
-    if (k->held == SNAPSHOTS) { /* the earliest goes */
-        memmove(snapshots, snapshots + k->state_bytes, (SNAPSHOTS - 1) * k->state_bytes);
-        memmove(k->ends, k->ends + 1, (SNAPSHOTS - 1) * sizeof *k->ends);
-        k->held--;
+    if (k->held == SNAPSHOTS) { /* the earliest of the others goes */
+        uint32_t first = kept && k->ends[0] == kept, later = --k->held - first;
+        uint8_t *gone = snapshots + first * k->state_bytes;
+        memmove(gone, gone + k->state_bytes, later * k->state_bytes);
+        memmove(k->ends + first, k->ends + first + 1, later * sizeof *k->ends);
     }
     memcpy(snapshots + k->held * k->state_bytes, k->states, k->state_bytes);
     k->ends[k->held++] = k->whole.length;

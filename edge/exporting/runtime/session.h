@@ -46,7 +46,7 @@ struct edge_session {
     uint32_t room, first, waiting;
     int32_t *run_ids;         /* [capacity]: tokens of all rows, if the model has a tail, and while none is evicted */
     int32_t *system;          /* [capacity]: the beginning of a conversation with a system's text */
-    uint32_t system_count, turns;
+    uint32_t system_count, system_rows, turns; /* system_rows: the first ones, which are its tokens', once they have run */
     uint64_t evicted;         /* rows, of this conversation */
     turn_mark marks[MOST_MARKS];
     uint32_t turn_rows;       /* with which the last turn began */
@@ -84,6 +84,7 @@ edge_status check_length(size_t count, size_t size, edge_error *error);
 /* ---- context.c -------------------------------------------------------------------------------------------------- */
 
 void context_reset(edge_session *s);         /* forgets all but the system's text */
+void context_restart(edge_session *s);       /* the same, but keeps the rows of the system's text if it can */
 void context_settle(edge_session *s);        /* an answer is over */
 /* Adds tokens that wait to run. False: they do not fit, or the prompt was stopped. */
 bool context_push(edge_session *s, const int32_t *ids, size_t count);

@@ -180,7 +180,7 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
         return edge_fail(error, EDGE_BAD_FILE, "the saved state is damaged");
     policy_pin(s->policy, header.pinned, kv_capacity(s->rows));
     s->waiting = header.waiting;
-    s->system_count = header.system;
+    s->system_count = s->system_rows = header.system;
     s->evicted = header.evicted;
     s->turn = (enum turn)header.turn;
     return EDGE_OK;

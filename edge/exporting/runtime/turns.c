@@ -49,6 +49,7 @@ static edge_status append_system(edge_session *s, const char *text, size_t count
     if (!has_part(s, CHAT_SYSTEM))
         return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template takes no system prompt");
     appending to = {s, -1};
+    context_reset(s);
     s->system_count = 0;
     s->turn = TURN_NEW;
     bool fits = push_part(s, CHAT_SYSTEM, push_system) &&
@@ -96,7 +97,9 @@ static edge_status before_text(edge_session *s, edge_role role, edge_error *erro
         appending to = {s, -1};
         if (s->turn == TURN_SYSTEM) {
             policy_pin(s->policy, s->system_count, kv_capacity(s->rows));
-            push_ids(&to, s->system, s->system_count);
+            if (!kv_length(s->rows)) /* context_restart kept none */
+                push_ids(&to, s->system, s->system_count);
+            s->system_rows = s->system_count;
         } else {
             push_part(s, s->turn == TURN_NEW ? CHAT_FIRST : CHAT_NEXT, push_ids);
         }
@@ -318,7 +321,7 @@ static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *err
     if (turns >= s->turns) {
         if (turns == UINT32_MAX)
             s->system_count = 0;
-        context_reset(s);
+        context_restart(s);
         s->turn = s->system_count ? TURN_SYSTEM : TURN_NEW;
         return EDGE_OK;
     }

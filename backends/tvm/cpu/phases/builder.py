@@ -198,7 +198,8 @@ class PassBuilder:
         return Inputs(self.floats, self.at(name), stride, None if self.design.exact else self.quantized())
 
     def multiply(self, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]) -> list[Register]:
-        ahead = self.target.fetch_ahead if len(rows) == 1 else 0  # products of several tokens are bound by arithmetic
+        # A chunk is bound by arithmetic; what a step or a batch multiplies comes from memory.
+        ahead = self.target.fetch_ahead if self.single or self.apart or len(rows) == 1 else 0
         return multiply(self.isa, self.weights, matrix, tile, inputs, rows, ahead)
 
     def product(

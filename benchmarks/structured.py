@@ -1,0 +1,130 @@
+"""Structured output: are answers at temperature 1 valid by their schemas, and how long does a mask take?
+
+python benchmarks/structured.py [--model smollm2-135m] [--runs 10]
+
+Each of 20 schemas of the kinds that programs send is answered with several seeds; the package `jsonschema` judges. A
+mask's time is `Matcher.mask`: finding the tokens that are allowed, and writing −∞ over the logits of all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import jsonschema
+import numpy as np
+
+import edge
+from edge.grammar.matcher import Matcher
+from edge.types import FloatArray
+
+MOST = 600  # tokens of an answer
+
+
+def record(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+    names = list(properties) if required is None else required
+    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+
+
+def many(items: Any, most: int = 3, least: int = 0) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": least, "maxItems": most}
+
+
+def choice(*values: Any) -> dict[str, Any]:
+    return {"enum": list(values)}
+
+
+WORD, TEXT = {"type": "string", "maxLength": 16}, {"type": "string", "maxLength": 80}
+COUNT = {"type": "integer", "minimum": 0, "maximum": 1000}
+SHARE = {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.01}
+FLAG = {"type": "boolean"}
+POINT = record(x=COUNT, y=COUNT)
+
+SCHEMAS: dict[str, tuple[str, dict[str, Any]]] = {
+    "person": ("Describe a person.", record(name=WORD, age=COUNT, tags=many(WORD))),
+    "sentiment": ("Judge: I loved it.", record(label=choice("positive", "negative", "neutral"), score=SHARE)),
+    "tool call": ("Weather in Paris?", record(name={"const": "weather"},
+                                                arguments=record(city=WORD, unit=choice("C", "F")))),
+    "calendar": ("A meeting.", record(title=TEXT, date={"type": "string", "format": "date"},
+                                      time={"type": "string", "pattern": "^[0-2][0-9]:[0-5][0-9]$"})),
+    "optional": ("Describe a book.", record(["title"], title=TEXT, author=WORD, year=COUNT, isbn=WORD)),
+    "union": ("A value.", {"anyOf": [WORD, COUNT, FLAG, {"type": "null"}]}),
+    "discriminated": ("A shape.", {"oneOf": [record(kind={"const": "circle"}, radius=COUNT),
+                                             record(kind={"const": "square"}, side=COUNT)]}),
+    "nullable": ("A user.", record(name=WORD, email={"anyOf": [{"type": "null"},
+                                           {"type": "string", "format": "email", "maxLength": 30}]})),
+    "polygon": ("A triangle.", many(POINT, 4, 3)),
+    "matrix": ("A matrix.", many(many(COUNT, 3, 3), 3, 3)),
+    "map": ("Prices.", {"type": "object", "patternProperties": {"^[a-z]{3,8}$": COUNT}, "maxProperties": 3,
+                        "additionalProperties": False}),
+    "tuple": ("A pair.", {"type": "array", "prefixItems": [WORD, COUNT], "items": False, "minItems": 2}),
+    "tree": ("A tree.", {"$defs": {"leaf": record(["v"], v=COUNT, next={"$ref": "#/$defs/end"}),
+                                   "end": record(v=COUNT)},
+                         "$ref": "#/$defs/leaf"}),
+    "uuid": ("An id.", record(id={"type": "string", "format": "uuid"})),
+    "ip": ("A host.", record(host={"type": "string", "format": "ipv4"}, port=COUNT)),
+    "steps": ("How to make tea?", record(steps=many(record(explanation=TEXT, output=WORD), 3, 1), answer=WORD)),
+    "extraction": ("Acme paid 5 EUR.", record(entities=many(record(text=WORD, type=choice("ORG", "PER", "MONEY"))))),
+    "quiz": ("A question.", record(question=TEXT, options=many(WORD, 4, 4),
+                                  correct={"type": "integer", "minimum": 0, "maximum": 3})),
+    "switches": ("Settings.", record(**{f"s{index}": FLAG for index in range(12)})),
+    "merged": ("A pet.", {"allOf": [{"type": "object", "properties": {"name": WORD}, "required": ["name"]},
+                                    {"type": "object", "properties": {"legs": COUNT}, "required": ["legs"]}],
+                          "additionalProperties": False} | record(name=WORD, legs=COUNT)),
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--runs", type=int, default=10, help="of each schema")
+    chosen = parser.parse_args()
+    times: list[float] = []
+    first: list[float] = []
+    mask = Matcher.mask
+
+    def timed(self: Matcher, logits: FloatArray) -> None:
+        started = time.perf_counter()
+        mask(self, logits)
+        times.append(time.perf_counter() - started)
+
+    Matcher.mask = timed  # type: ignore[method-assign]
+    model = edge.open_model(chosen.model)
+    started = time.perf_counter()
+    edge.check_grammar(edge.Grammar(regex="a"), model)
+    print(f"tables of the vocabulary: {time.perf_counter() - started:.2f} s")
+    valid = invalid = cut = forced = tokens = 0
+    with edge.load(model, max_kv_size=1024) as session:
+        for name, (prompt, schema) in SCHEMAS.items():
+            grammar, good = edge.Grammar(json_schema=schema), 0
+            for seed in range(chosen.runs):
+                sampling = model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+                begun = len(times)
+                try:
+                    text = session.generate(
+                        f"{prompt} Answer in JSON.", grammar=grammar, sampling=sampling, max_tokens=MOST
+                    )
+                    jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+                    good += 1
+                except edge.IncompleteError as error:
+                    cut += 1
+                    print(f"  {name}, seed {seed}: cut: …{error.text[-60:]!r}")
+                except (ValueError, jsonschema.ValidationError) as error:
+                    invalid += 1
+                    print(f"  {name}, seed {seed}: {text!r}: {str(error).splitlines()[0]}")
+                first += times[begun : begun + 1]
+                if session.report is not None:
+                    forced, tokens = forced + session.report.tokens.forced, tokens + session.report.tokens.generated
+            valid += good
+            print(f"{name:14} {good} of {chosen.runs} valid", flush=True)
+    micros = 1e6 * np.array(times)
+    print(f"valid {valid} of {valid + invalid + cut} (invalid {invalid}, cut {cut})")
+    mean, median, high = micros.mean(), np.median(micros), np.quantile(micros, 0.99)
+    print(f"masks {micros.size}: mean {mean:.0f} µs, median {median:.0f}, p99 {high:.0f}")
+    print(f"first masks: mean {1e6 * np.mean(first):.0f} µs; forced tokens {forced} of {tokens}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""`edge embed`: vectors of texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge.cli import options as o
+from edge.cli.terminal.show import note, print_json, progress
+from edge.flags import PROMPT
+from edge.options import Options
+
+
+@o.command
+def embed(
+    model: o.ModelArgument,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts (default: the lines of stdin).")
+    ] = None,
+    file: Annotated[Path | None, o.flag("-f", "--file", group=PROMPT, help="Embed each line of a file.")] = None,
+    pooling: Annotated[
+        str, o.flag("--pooling", group=PROMPT, help="mean of all tokens' states, or that of the last token.")
+    ] = "mean",
+    raw: Annotated[bool, o.flag("--unscaled", group=PROMPT, help="Do not scale vectors to length 1.")] = False,
+    *,
+    options: Annotated[Options, o.without("time", "keep", "prompt_cache", "prompt_cache_size")],
+    quiet: o.Quiet = False,
+) -> None:
+    """Print a vector for each text, as JSON, a line each: of a decoder's last hidden states.
+
+    \b
+      edge embed smollm2-135m "The sky is blue." "Il cielo è blu."
+      edge embed smollm2-135m -f lines.txt > vectors.jsonl
+    """
+    from edge.cli.pull import fetch_missing
+    from edge.cli.terminal.prompts import read_prompt
+    from edge.errors import InputError
+    from edge.run.embedding import check_pooling
+    from edge.run.loading import load
+    from edge.run.opening import open_model
+
+    pooled = check_pooling(pooling)
+    given = texts or "".join(read_prompt([], file)).splitlines()
+    lines = [line for line in given if line.strip()]
+    if not lines:
+        raise InputError("there is no text: name some, or -f FILE")
+    with progress(enabled=not quiet) as shown:
+        fetch_missing(model, options, shown, quiet=quiet)
+    opened = open_model(model)
+    with load(opened, options) as session:
+        for text in lines:
+            print_json(session.embed(text, pooling=pooled, normalize=not raw).tolist())
+        if not quiet:
+            note(f"({len(lines)} vectors of {session.spec.hidden} numbers)")

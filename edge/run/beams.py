@@ -1,0 +1,107 @@
+"""Beam search: the likeliest answer among several that are extended side by side, as transformers searches it.
+
+There is one cache: between two beams, the rows behind what they share are forgotten, and the other's tokens run. A
+cache that cannot return to any row goes back to the end of the prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import nlargest
+
+import numpy as np
+
+from edge.backends.kv_cache import end_of
+from edge.errors import InputError
+from edge.run.generation import Generation
+from edge.run.report import Beam, StopReason
+from edge.run.sampler import top_k
+from edge.run.sequence import TokenSequence
+from edge.types import AnyArray, FloatArray
+
+
+@dataclass(frozen=True)
+class _Path:
+    tokens: tuple[int, ...]
+    logprob: float  # of all of them
+
+    def score(self, penalty: float) -> float:
+        return self.logprob / math.pow(len(self.tokens), penalty)
+
+
+def search(sequence: TokenSequence, run: Generation) -> Iterator[str]:
+    """Search behind a prompt that has been run. Yields the best answer's text in one piece; `run.beams` has all of
+    them, `run.stop_reason` what ended the search. Raises InputError if the cache may not hold an answer."""
+    request, kv = run.request, sequence.engine.kv
+    beams, penalty, most = request.beams or 1, request.length_penalty, request.max_tokens or 0
+    start, end, held = kv.length, end_of(kv), tuple[int, ...]()
+    if start + most > kv.capacity or sequence.evicted:
+        raise InputError(
+            f"--beams needs KV rows for prompt and answer, {start} + {most}, and there are {kv.capacity}: raise "
+            "--max-kv-size or use a smaller --max-tokens"
+        )
+    ends = frozenset() if request.ignore_eos else run.model.tokenizer.end_ids
+    finished: list[_Path] = []
+    running, logits = [_Path((), 0.0)], [_log_probabilities(sequence.logits, run)]
+    reason: StopReason | None = None
+    for length in range(1, most + 1):
+        found = _continued(running, logits, (1 + len(ends)) * beams)
+        over = [path for path in found[:beams] if path.tokens[-1] in ends or length == most]
+        finished = nlargest(beams, [*finished, *over], key=lambda path: path.score(penalty))
+        running = [path for path in found if path.tokens[-1] not in ends][:beams]
+        run.time_token()
+        if not running or length == most:
+            break
+        if len(finished) == beams and running[0].score(penalty) <= finished[-1].score(penalty):
+            break  # the best that goes on is no better than the worst that has ended
+        logits = []
+        for path in running:
+            if reason := run.watch.before_pass(len(running)):
+                break
+            shared = 0 if kv.has_tail else _common(held, path.tokens[:-1])
+            left = list(path.tokens[shared:])
+            if start + len(path.tokens) > kv.capacity:
+                reason = "memory"
+                break
+            logits.append(_log_probabilities(sequence.branch(start + shared, end, left), run))
+            held = path.tokens
+        if reason:
+            finished = finished or running
+            break
+    ranked = finished or running
+    best = ranked[0].tokens
+    ended = best[-1] in ends
+    run.stop_reason = reason or ("eos" if ended else "length")
+    run.generated = len(best) - ended
+    sequence.continue_from(start, end, list(best[: run.generated]))
+    decode = run.model.tokenizer.decode
+    run.beams = tuple(Beam(decode(path.tokens), path.score(penalty), path.tokens) for path in ranked)
+    text = "".join(run.thinking.feed(token) for token in best[: run.generated])
+    yield text + run.thinking.rest()
+    run.watch.pay()
+
+
+def _log_probabilities(logits: FloatArray, run: Generation) -> AnyArray:
+    """float64 [vocab]."""
+    found: AnyArray = logits.astype(np.float64)
+    found -= found.max()
+    found -= np.log(np.exp(found).sum())
+    found[run.sample.banned] = -np.inf
+    return found
+
+
+def _continued(running: list[_Path], logits: list[AnyArray], count: int) -> list[_Path]:
+    """The `count` likeliest paths of one more token, likeliest first."""
+    found = [
+        _Path((*path.tokens, token), path.logprob + float(each[token]))
+        for path, each in zip(running, logits, strict=True)
+        for token in top_k(each, count).tolist()
+        if np.isfinite(each[token])
+    ]
+    return nlargest(count, found, key=lambda path: path.logprob)
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

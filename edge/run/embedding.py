@@ -1,0 +1,51 @@
+"""Embeddings of texts from a loaded decoder: its last hidden states, pooled."""
+
+from __future__ import annotations
+
+from typing import Literal, cast, get_args
+
+import numpy as np
+
+from edge.backends.base import HiddenEngine
+from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
+from edge.run.sequence import TokenSequence
+from edge.types import FloatArray, IntArray
+
+Pooling = Literal["mean", "last"]
+
+
+def check_pooling(pooling: object) -> Pooling:
+    """Raises InputError for a pooling that is not there."""
+    if pooling not in get_args(Pooling):
+        raise InputError(f"--pooling={pooling!s:.20} is not there: choose {' or '.join(get_args(Pooling))}")
+    return cast(Pooling, pooling)
+
+
+def embed(sequence: TokenSequence, tokens: IntArray, pooling: Pooling, *, normalize: bool) -> FloatArray:
+    """As `Session.embed`, of token ids."""
+    engine, kv, chunk = sequence.engine, sequence.engine.kv, sequence.plan.config.chunk
+    if not engine.capabilities.hidden:
+        name = sequence.plan.backend
+        raise UnsupportedError(f"the {name} engine hands out no hidden states to embed by: use --backend=cpu")
+    if not tokens.size:
+        raise InputError("the text is empty")
+    if not sequence.policy.evicts and tokens.size > kv.capacity:
+        raise InputError(
+            f"the text has {tokens.size} tokens, but --kv-policy={sequence.policy.name} has {kv.capacity} KV rows: "
+            "raise --max-kv-size or use --kv-policy=streaming"
+        )
+    sequence.reset()
+    kv.announce(tokens.size)
+    total = np.zeros(engine.spec.hidden, np.float64)
+    for start in range(0, tokens.size, chunk):
+        part = tokens[start : start + chunk].astype(np.int32)
+        if not sequence.make_room(part.size):
+            raise BudgetError("memory is short: close other programs, or state a smaller --max-kv-size")
+        states = sequence.hidden(cast(HiddenEngine, engine), part)
+        total = total + states.sum(axis=0, dtype=np.float64) if pooling == "mean" else states[-1].astype(np.float64)
+    sequence.reset()
+    found = total / tokens.size if pooling == "mean" else total
+    length = float(np.linalg.norm(found))
+    if not np.isfinite(length):
+        raise EngineError("the model produced NaN: its weights are damaged or overflow")
+    return (found / (length or 1.0) if normalize else found).astype(np.float32)

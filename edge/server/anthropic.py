@@ -1,0 +1,233 @@
+"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's API has them (Claude Code)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import uuid4
+
+from edge.model.thinking import Think
+from edge.server.answers import Answer, gather, usage_of
+from edge.server.asked import Asked, Chat
+from edge.server.bodies import Budget, Count, Drawn, limits_of
+from edge.server.events import Call, Ended, Event, Piece
+from edge.server.fields import said
+from edge.server.http import event
+from edge.server.prompts import text_of
+from edge.server.refusal import RefusedError, refusal_of
+from edge.tools.parser import ArgumentPiece, CallBegin
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+@dataclass(frozen=True)
+class AnthropicMessage:
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessagesBody:
+    """POST /v1/messages"""
+
+    messages: list[AnthropicMessage] = field(metadata={"help": "The conversation; the last message is the user's."})
+    max_tokens: Count | None = said("Most tokens of the answer.")
+    model: str | None = said("A name of /v1/models; the first model without it.")
+    system: str | list[dict[str, Any]] | None = said("The system prompt.")
+    stop_sequences: list[str] | None = said("Texts before which the answer ends.")
+    stream: bool | None = said("Send the answer in pieces, as server-sent events.")
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    tools: list[dict[str, Any]] | None = said("Functions that the model may call.")
+    tool_choice: dict[str, Any] | None = said("auto, any, none or a tool.")
+    thinking: dict[str, Any] | None = said("Whether the model thinks, and for how many tokens at most.")
+    edge: Budget | None = said("Budgets of this request.")
+
+
+def translate(body: MessagesBody, headers: Any, tenant: str) -> Asked:
+    """Raises RefusedError."""
+    if not body.messages:
+        raise RefusedError(400, "messages is empty", param="messages", code="invalid_value")
+    system = text_of(body.system, "system")
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    for number, message in enumerate(body.messages):
+        messages += _messages(message, f"messages[{number}].content")
+    choice, parallel = _choice(body.tool_choice)
+    tools = tuple(
+        {
+            "type": "function",
+            "function": {
+                "name": tool["name"],
+                "description": tool.get("description", ""),
+                "parameters": tool.get("input_schema") or {"type": "object"},
+            },
+        }
+        for tool in body.tools or ()
+        if isinstance(tool.get("name"), str) and "input_schema" in tool  # others are Anthropic's own
+    )
+    drawn = Drawn(
+        temperature=body.temperature, top_k=body.top_k, top_p=body.top_p, stop=list(body.stop_sequences or ())
+    )
+    return Asked(
+        model=body.model or "", prompt=Chat(tuple(messages), tools, choice, parallel),
+        max_tokens=body.max_tokens if body.max_tokens and body.max_tokens > 0 else None, sampling=drawn.sampling(),
+        stop=drawn.stops(), think=_think(body.thinking), tenant=tenant, **limits_of(body.edge, headers),
+    )  # fmt: skip
+
+
+def _messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
+    """A message in OpenAI's form; results of tools become messages of their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts: list[Any] = []
+    calls, results, thoughts = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
+    for block in message.content:
+        kind = block.get("type")
+        if kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result":
+            text = text_of(block.get("content"), where)
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking", "")))
+        elif kind != "redacted_thinking":
+            texts.append(block)
+    text = text_of(texts, where)
+    said: dict[str, Any] = {"role": message.role, "content": text}
+    if calls:
+        said["tool_calls"] = calls
+    if thoughts:
+        said["reasoning_content"] = "".join(thoughts)
+    return [*results, *([said] if text or calls or not results else [])]
+
+
+def _choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
+    """tool_choice in OpenAI's form, and whether several calls may follow each other."""
+    if choice is None:
+        return None, True
+    kind, parallel = choice.get("type"), not choice.get("disable_parallel_tool_use")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}, parallel
+    return {"any": "required", "none": "none"}.get(str(kind), "auto"), parallel
+
+
+def _think(thinking: dict[str, Any] | None) -> Think:
+    if thinking is None:
+        return Think()
+    budget = thinking.get("budget_tokens")
+    if thinking.get("type") == "enabled" and isinstance(budget, int) and budget > 0:
+        return Think(enabled=True, tokens=budget)
+    return Think(enabled=thinking.get("type") in ("enabled", "adaptive"))
+
+
+def refused(error: RefusedError) -> dict[str, Any]:
+    """Errors as this API has them."""
+    return {"type": "error", "error": {"type": error.type, "message": error.message}}
+
+
+class Writer:
+    """Writes one response, whole or in events."""
+
+    def __init__(self, model: str) -> None:
+        self._head = {"id": f"msg_{uuid4().hex[:24]}", "type": "message", "role": "assistant", "model": model}
+        self._answers: dict[int, Answer] = {0: Answer()}
+        self._open: tuple[str, int] | None = None  # kind of the block, and its index
+        self._blocks = 0
+        self._began = False
+
+    def chunks(self, found: Event) -> list[bytes]:
+        """The events that an event makes."""
+        gather(self._answers, found)
+        sent: list[bytes] = []
+        if not self._began:
+            self._began = True
+            usage = {"input_tokens": 0, "output_tokens": 0}
+            message: dict[str, Any] = {
+                **self._head,
+                "content": [],
+                "stop_reason": None,
+                "stop_sequence": None,
+                "usage": usage,
+            }
+            sent.append(_event("message_start", message=message))
+        if isinstance(found, Piece):
+            kind = "thinking" if found.thought else "text"
+            if self._open is None or self._open[0] != kind:
+                start = {"type": "thinking", "thinking": "", "signature": ""} if found.thought else _text("")
+                sent += [*self._end_block(), self._begin_block(kind, start)]
+            sent.append(self._delta({"type": f"{kind}_delta", kind: found.text}))
+        elif isinstance(found, Call) and isinstance(found.event, CallBegin):
+            block = {"type": "tool_use", "id": found.event.id, "name": found.event.name, "input": {}}
+            sent += [*self._end_block(), self._begin_block("tool_use", block)]
+        elif isinstance(found, Call) and isinstance(found.event, ArgumentPiece):
+            sent.append(self._delta({"type": "input_json_delta", "partial_json": found.event.text}))
+        elif isinstance(found, Ended):
+            sent += self._end_block()
+        return sent
+
+    def last(self) -> list[bytes]:
+        """What ends a stream."""
+        reason = _REASONS[self._answers[0].reason]
+        delta = {"stop_reason": reason, "stop_sequence": None}
+        return [_event("message_delta", delta=delta, usage=self._usage()), _event("message_stop")]
+
+    def whole(self, events: list[Event]) -> dict[str, Any]:
+        """The response that is no stream."""
+        for each in events:
+            gather(self._answers, each)
+        answer = self._answers[0]
+        content: list[dict[str, Any]] = []
+        if answer.thoughts:
+            content.append({"type": "thinking", "thinking": answer.thought, "signature": ""})
+        if answer.text or not answer.calls:
+            content.append(_text(answer.text))
+        content += [
+            {"type": "tool_use", "id": each.id, "name": each.name, "input": json.loads(each.arguments)}
+            for each in answer.calls
+        ]
+        reason = _REASONS[answer.reason]
+        return {**self._head, "content": content, "stop_reason": reason, "stop_sequence": None, "usage": self._usage()}
+
+    def _usage(self) -> dict[str, Any]:
+        found = usage_of(self._answers.values())
+        cached = found["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": found["prompt_tokens"] - cached, "output_tokens": found["completion_tokens"],
+            "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0, "edge": found.get("edge"),
+        }  # fmt: skip
+
+    def _begin_block(self, kind: str, block: dict[str, Any]) -> bytes:
+        self._open = kind, self._blocks
+        self._blocks += 1
+        return _event("content_block_start", index=self._open[1], content_block=block)
+
+    def _end_block(self) -> list[bytes]:
+        found, self._open = self._open, None
+        return [] if found is None else [_event("content_block_stop", index=found[1])]
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._open[1] if self._open else 0, delta=delta)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return event({"type": name, **fields}, name)
+
+
+async def stream(writer: Writer, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    """A response's events; what goes wrong meanwhile is one of them."""
+    try:
+        async for each in events:
+            for chunk in writer.chunks(each):
+                yield chunk
+        for chunk in writer.last():
+            yield chunk
+    except Exception as error:
+        yield event(refused(refusal_of(error)), "error")

@@ -1,0 +1,217 @@
+"""Ollama's /api/chat, /api/generate, /api/tags, /api/show and /api/version, for programs that know no other."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge.model.thinking import Think
+from edge.server.answers import Answer, gather, timings_of, usage_of
+from edge.server.asked import Asked, Chat
+from edge.server.bodies import Budget, Drawn, grammar_of, limits_of
+from edge.server.events import Ended, Event, Piece
+from edge.server.fields import said
+from edge.server.http import dumps
+from edge.server.hub import Hub
+from edge.server.pool import Entry
+from edge.server.refusal import RefusedError, refusal_of
+
+VERSION = "0.12.0"  # of the protocol: programs refuse older ones
+
+_NAMES = ("temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "presence_penalty", "frequency_penalty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """Fields of both."""
+
+    model: str | None = said("A name of /v1/models; the first model without it.")
+    stream: bool | None = said("Send the answer in pieces, a line of JSON each (default: yes).")
+    format: str | dict[str, Any] | None = said("json, or a JSON schema.")
+    options: dict[str, Any] | None = said("num_predict, temperature, top_k, top_p, min_p, seed, stop and penalties.")
+    think: bool | str | None = said("Think before the answer, or not.")
+    edge: Budget | None = said("Budgets of this request.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiChatBody(Shared):
+    """POST /api/chat"""
+
+    messages: list[dict[str, Any]] = field(default_factory=list, metadata={"help": "The conversation."})
+    tools: list[dict[str, Any]] | None = said("Functions that the model may call.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiGenerateBody(Shared):
+    """POST /api/generate"""
+
+    prompt: str | None = said("The user's text.")
+    system: str | None = said("The system prompt.")
+    raw: bool | None = said("Continue the prompt as it is, without a chat template.")
+
+
+@dataclass(frozen=True)
+class ApiShowBody:
+    """POST /api/show"""
+
+    model: str | None = None
+    name: str | None = said("The same, in older programs.")
+
+
+def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) -> Asked:
+    """Raises RefusedError."""
+    options = body.options or {}
+    stop, limit = options.get("stop"), options.get("num_predict")
+    if not (
+        stop is None or isinstance(stop, str) or (isinstance(stop, list) and all(isinstance(s, str) for s in stop))
+    ):
+        raise RefusedError(400, "options.stop must be a list of texts", param="options.stop", code="invalid_value")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+        raise RefusedError(400, "options.num_predict must be a whole number", param="options", code="invalid_value")
+    drawn = Drawn(**{name: options[name] for name in _NAMES if options.get(name) is not None}, stop=stop)
+    form = body.format
+    grammar = None
+    if form:
+        grammar = grammar_of({"type": "json_object"} if form == "json" else {"type": "json_schema", "schema": form})
+    return Asked(
+        model=body.model or "", prompt=_prompt(body), max_tokens=limit if limit and limit > 0 else None,
+        sampling=drawn.sampling(), stop=drawn.stops(), think=Think.parse(body.think), grammar=grammar, tenant=tenant,
+        **limits_of(body.edge, headers),
+    )  # fmt: skip
+
+
+def _prompt(body: ApiChatBody | ApiGenerateBody) -> Chat | str:
+    if isinstance(body, ApiGenerateBody):
+        if not body.prompt:
+            raise RefusedError(400, "the prompt is empty", param="prompt", code="invalid_value")
+        if body.raw:
+            return body.prompt
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        return Chat((*system, {"role": "user", "content": body.prompt}))
+    if not body.messages:
+        raise RefusedError(400, "messages is empty", param="messages", code="invalid_value")
+    messages, last = [], ""
+    for number, message in enumerate(body.messages):
+        if not isinstance(message.get("role"), str):
+            raise RefusedError(400, f"messages[{number}].role must be text", param="messages", code="invalid_value")
+        said = {"role": message["role"], "content": message.get("content") or ""}
+        if calls := message.get("tool_calls"):
+            said["tool_calls"] = [_call(call, f"call_{number}_{n}") for n, call in enumerate(calls)]
+            last = f"call_{number}_0"
+        if said["role"] == "tool":
+            said["tool_call_id"] = message.get("tool_call_id") or last
+        messages.append(said)
+    return Chat(tuple(messages), tuple(body.tools or ()))
+
+
+def _call(call: Any, identifier: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise RefusedError(400, "a tool call must have a function", param="messages", code="invalid_value")
+    arguments = function.get("arguments") or {}
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": identifier, "type": "function", "function": {"name": function.get("name"), "arguments": text}}
+
+
+def refused(error: RefusedError) -> dict[str, Any]:
+    """Errors as this API has them."""
+    return {"error": error.message}
+
+
+class Writer:
+    """Writes one response, whole or in lines. chats: of /api/chat."""
+
+    def __init__(self, model: str, *, chats: bool) -> None:
+        self._model, self._chats = model, chats
+        self._answers: dict[int, Answer] = {0: Answer()}
+
+    def chunks(self, found: Event) -> list[bytes]:
+        """The line that an event makes."""
+        gather(self._answers, found)
+        if isinstance(found, Piece):
+            return [dumps(self._line("" if found.thought else found.text, found.text if found.thought else "")) + b"\n"]
+        if isinstance(found, Ended):
+            return [dumps(self._end("", "")) + b"\n"]
+        return []
+
+    def last(self) -> list[bytes]:
+        """What ends a stream: the last line has ended it."""
+        return []
+
+    def whole(self, events: list[Event]) -> dict[str, Any]:
+        """The response that is no stream."""
+        for each in events:
+            gather(self._answers, each)
+        return self._end(self._answers[0].text, self._answers[0].thought)
+
+    def _line(self, text: str, thought: str = "", calls: Any = None) -> dict[str, Any]:
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
+        head = {"model": self._model, "created_at": now, "done": False}
+        thinking = {"thinking": thought} if thought else {}
+        if not self._chats:
+            return {**head, "response": text, **thinking}
+        message = {"role": "assistant", "content": text, **thinking, **({"tool_calls": calls} if calls else {})}
+        return {**head, "message": message}
+
+    def _end(self, text: str, thought: str) -> dict[str, Any]:
+        answer = self._answers[0]
+        calls = [{"function": {"name": each.name, "arguments": json.loads(each.arguments)}} for each in answer.calls]
+        usage, timings = usage_of([answer]), timings_of([answer]) or {}
+        report = answer.ended.report if answer.ended else None
+        return {
+            **self._line(text, thought, calls), "done": True,
+            "done_reason": "length" if answer.reason == "length" else "stop",
+            "total_duration": int(1e9 * report.timings.total_s) if report else 0,
+            "load_duration": 0,
+            "prompt_eval_count": usage["prompt_tokens"],
+            "prompt_eval_duration": int(1e6 * timings.get("prompt_ms", 0)),
+            "eval_count": usage["completion_tokens"],
+            "eval_duration": int(1e6 * timings.get("predicted_ms", 0)),
+            "edge": usage.get("edge"),
+        }  # fmt: skip
+
+
+async def stream(writer: Writer, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    """A response's lines; what goes wrong meanwhile is one of them."""
+    try:
+        async for each in events:
+            for chunk in writer.chunks(each):
+                yield chunk
+    except Exception as error:
+        yield dumps(refused(refusal_of(error))) + b"\n"
+
+
+def tags(hub: Hub) -> dict[str, Any]:
+    """GET /api/tags"""
+    names = [(entry, name) for entry in hub.pool.entries.values() for name in (entry.name, *_adapters(entry))]
+    return {"models": [{"name": name, "model": name, "size": entry.size, **_about(entry)} for entry, name in names]}
+
+
+def show(entry: Entry) -> dict[str, Any]:
+    """POST /api/show"""
+    spec = entry.spec
+    info = {
+        "general.architecture": spec.architecture,
+        "general.parameter_count": spec.parameters,
+        f"{spec.architecture}.context_length": spec.context,
+        f"{spec.architecture}.embedding_length": spec.hidden,
+    }
+    capabilities = ["completion", *(["tools"] if entry.template else [])]
+    return {"template": entry.template or "", "model_info": info, "capabilities": capabilities, **_about(entry)}
+
+
+def _adapters(entry: Entry) -> list[str]:
+    return [f"{entry.name}:{name}" for name in entry.adapters]
+
+
+def _about(entry: Entry) -> dict[str, Any]:
+    spec = entry.spec
+    changed = datetime.datetime.fromtimestamp(entry.created, datetime.timezone.utc).isoformat()
+    details = {
+        "format": "gguf", "family": spec.architecture, "families": [spec.architecture],
+        "parameter_size": spec.label.split()[1], "quantization_level": spec.weight_type,
+    }  # fmt: skip
+    return {"modified_at": changed.replace("+00:00", "Z"), "digest": "", "details": details}

@@ -1,0 +1,248 @@
+"""POST /v1/responses without state, as Codex uses it: each request has the whole conversation, and none is stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from edge.server.answers import Answer, gather, usage_of
+from edge.server.asked import Asked, Chat
+from edge.server.bodies import Budget, Count, Drawn, grammar_of, limits_of, think_of
+from edge.server.events import Call, Ended, Event, Piece
+from edge.server.fields import said
+from edge.server.http import event
+from edge.server.prompts import text_of
+from edge.server.refusal import RefusedError, refusal_of
+from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponsesBody:
+    """POST /v1/responses"""
+
+    input: str | list[dict[str, Any]] = field(metadata={"help": "A text, or the items of a conversation."})
+    model: str | None = said("A name of /v1/models; the first model without it.")
+    instructions: str | None = said("The system prompt.")
+    max_output_tokens: Count | None = said("Most tokens of the answer.")
+    stream: bool | None = said("Send the answer in pieces, as server-sent events.")
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[dict[str, Any]] | None = said("Functions that the model may call; tools of other types are left out.")
+    tool_choice: str | dict[str, Any] | None = said("none, auto, required, or a function.")
+    parallel_tool_calls: bool | None = said("Whether the model may call several functions.")
+    text: dict[str, Any] | None = said("The form of the answer, in `format`.")
+    reasoning: dict[str, Any] | None = said("How long the model thinks, in `effort`.")
+    previous_response_id: str | None = said("Not supported: nothing is stored.")
+    edge: Budget | None = said("Budgets of this request.")
+
+
+def translate(body: ResponsesBody, headers: Any, tenant: str) -> Asked:
+    """Raises RefusedError."""
+    if body.previous_response_id:
+        message = "previous_response_id: this server stores nothing: send the whole conversation as input"
+        raise RefusedError(400, message, param="previous_response_id", code="unsupported")
+    if not body.input:
+        raise RefusedError(400, "input is empty", param="input", code="invalid_value")
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    for number, item in enumerate(items):
+        _add(messages, item, f"input[{number}]")
+    tools = tuple(
+        {
+            "type": "function",
+            "function": {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key)},
+        }
+        for tool in body.tools or ()
+        if tool.get("type") == "function"
+    )
+    choice = body.tool_choice
+    if isinstance(choice, dict):
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    drawn = Drawn(temperature=body.temperature, top_p=body.top_p)
+    return Asked(
+        model=body.model or "",
+        prompt=Chat(_merged(messages), tools, choice if tools else None, body.parallel_tool_calls is not False),
+        max_tokens=body.max_output_tokens if body.max_output_tokens and body.max_output_tokens > 0 else None,
+        sampling=drawn.sampling(), think=think_of((body.reasoning or {}).get("effort")),
+        grammar=grammar_of((body.text or {}).get("format")), tenant=tenant, **limits_of(body.edge, headers),
+    )  # fmt: skip
+
+
+def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+    """Add an item of a conversation in the form of a chat's message."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        role, text = item.get("role"), text_of(item.get("content"), f"{where}.content")
+        if role not in ("system", "developer", "user", "assistant"):
+            raise RefusedError(400, f"{where}.role is {str(role)[:40]!r}", param=where, code="invalid_value")
+        messages.append({"role": "system" if role == "developer" else role, "content": text})
+    elif kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        if messages and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("tool_calls", []).append(call)
+        else:
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+    elif kind == "function_call_output":
+        text = text_of(item.get("output"), f"{where}.output")
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+    elif kind != "reasoning":
+        raise RefusedError(
+            400, f"{where} is {str(kind)[:40]!r}, which is not supported", param=where, code="unsupported"
+        )
+
+
+def _merged(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """System messages at the beginning are one: templates know one."""
+    count = next((n for n, each in enumerate(messages) if each["role"] != "system"), len(messages))
+    if count < 2:
+        return tuple(messages)
+    text = "\n\n".join(each["content"] for each in messages[:count])
+    return ({"role": "system", "content": text}, *messages[count:])
+
+
+class Writer:
+    """Writes one response, whole or in events."""
+
+    def __init__(self, model: str) -> None:
+        self._head = {
+            "id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time.time()), "model": model,
+            "store": False, "previous_response_id": None, "error": None,
+        }  # fmt: skip
+        self._answers: dict[int, Answer] = {0: Answer()}
+        self._items: list[dict[str, Any]] = []  # of the output
+        self._text: list[str] = []  # of the item that is open
+        self._sequence = 0
+
+    def chunks(self, found: Event) -> list[bytes]:
+        """The events that an event makes."""
+        gather(self._answers, found)
+        sent = [] if self._sequence else [self._event("response.created", response=self._response("in_progress"))]
+        kind = self._open
+        if isinstance(found, Piece):
+            wanted = "reasoning" if found.thought else "message"
+            if kind != wanted:
+                sent += [*self._done(), *self._begin(wanted)]
+            self._text.append(found.text)
+            name = "response.reasoning_text.delta" if found.thought else "response.output_text.delta"
+            sent.append(self._delta(name, found.text, content_index=0))
+        elif isinstance(found, Call):
+            part = found.event
+            if isinstance(part, CallBegin):
+                sent += [*self._done(), *self._begin("function_call", call_id=part.id, name=part.name, arguments="")]
+            elif isinstance(part, ArgumentPiece):
+                self._text.append(part.text)
+                sent.append(self._delta("response.function_call_arguments.delta", part.text))
+            elif isinstance(part, CallCut | CallEnd):
+                sent += self._done(cut=isinstance(part, CallCut))
+        elif isinstance(found, Ended):
+            sent += self._done()
+        return sent
+
+    def last(self) -> list[bytes]:
+        """What ends a stream."""
+        response = self._finished()
+        return [self._event(f"response.{response['status']}", response=response)]
+
+    def whole(self, events: list[Event]) -> dict[str, Any]:
+        """The response that is no stream."""
+        for each in events:
+            self.chunks(each)
+        return self._finished()
+
+    def failed(self, error: RefusedError) -> bytes:
+        """The event of a stream that goes wrong."""
+        response = self._response("failed") | {"error": {"code": error.code or error.type, "message": error.message}}
+        return self._event("response.failed", response=response)
+
+    @property
+    def _open(self) -> str | None:
+        """The kind of the item that is being written."""
+        return self._items[-1]["type"] if self._items and self._items[-1]["status"] == "in_progress" else None
+
+    def _begin(self, kind: str, **more: Any) -> list[bytes]:
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
+        item: dict[str, Any] = {"id": f"{prefix}_{uuid4().hex}", "type": kind, "status": "in_progress", **more}
+        if kind == "message":
+            item |= {"role": "assistant", "content": []}
+        elif kind == "reasoning":
+            item |= {"summary": [], "content": []}
+        self._items.append(item)
+        self._text = []
+        index = len(self._items) - 1
+        sent = [self._event("response.output_item.added", output_index=index, item=dict(item))]
+        if kind == "message":
+            part = _part("")
+            sent.append(self._event("response.content_part.added", **self._place(), content_index=0, part=part))
+        return sent
+
+    def _done(self, *, cut: bool = False) -> list[bytes]:
+        kind = self._open
+        if kind is None:
+            return []
+        item, text, sent = self._items[-1], "".join(self._text), list[bytes]()
+        item["status"] = "incomplete" if cut else "completed"
+        if kind == "message":
+            item["content"] = [_part(text)]
+            sent.append(self._event("response.output_text.done", **self._place(), content_index=0, text=text))
+            part = _part(text)
+            sent.append(self._event("response.content_part.done", **self._place(), content_index=0, part=part))
+        elif kind == "reasoning":
+            item["content"] = [{"type": "reasoning_text", "text": text}]
+        else:
+            item["arguments"] = text
+            sent.append(self._event("response.function_call_arguments.done", **self._place(), arguments=text))
+        if cut:  # programs take what is there for a call
+            self._items.pop()
+            return []
+        return [*sent, self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)]
+
+    def _finished(self) -> dict[str, Any]:
+        cut = self._answers[0].reason == "length"
+        details = {"reason": "max_output_tokens"} if cut else None
+        return self._response("incomplete" if cut else "completed") | {"incomplete_details": details}
+
+    def _response(self, status: str) -> dict[str, Any]:
+        found = usage_of(self._answers.values())
+        usage = {
+            "input_tokens": found["prompt_tokens"], "output_tokens": found["completion_tokens"],
+            "total_tokens": found["total_tokens"], "input_tokens_details": found["prompt_tokens_details"],
+            "output_tokens_details": found["completion_tokens_details"], "edge": found.get("edge"),
+        }  # fmt: skip
+        return {
+            **self._head,
+            "status": status,
+            "output": self._items,
+            "usage": usage if status != "in_progress" else None,
+        }
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+    def _delta(self, name: str, text: str, **more: Any) -> bytes:
+        return self._event(name, **self._place(), delta=text, **more)
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        self._sequence += 1
+        return event({"type": name, "sequence_number": self._sequence - 1, **fields}, name)
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+async def stream(writer: Writer, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    """A response's events; what goes wrong meanwhile is one of them."""
+    try:
+        async for each in events:
+            for chunk in writer.chunks(each):
+                yield chunk
+        for chunk in writer.last():
+            yield chunk
+    except Exception as error:
+        yield writer.failed(refusal_of(error))

@@ -1,0 +1,105 @@
+"""Several requests at once, on an engine with several sequences."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving import HELLO, MODEL, chat, events_of, hub_of, served
+from starlette.testclient import TestClient
+
+SEVERAL: dict[str, Any] = {"backend": "cpu", "max_kv_size": 256, "threads": 1, "sequences": 3}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    pytest.importorskip("tvm")
+    with served(options=SEVERAL) as client:
+        yield client
+
+
+def ask_together(client: TestClient, texts: list[str], **fields: Any) -> list[str]:
+    """The answers to several questions that are asked at the same time."""
+    found: dict[str, str] = {}
+
+    def ask(text: str) -> None:
+        message = chat(client, [{"role": "user", "content": text}], **fields)["choices"][0]["message"]
+        found[text] = message["content"]
+
+    threads = [threading.Thread(target=ask, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [found[text] for text in texts]
+
+
+def test_requests_together_have_the_answers_that_they_have_alone(client: TestClient) -> None:
+    texts = [f"Question {number} of five" for number in range(5)]
+    together = ask_together(client, texts, max_tokens=20)
+    with served(options={**SEVERAL, "sequences": 1}) as alone:
+        assert [chat(alone, [{"role": "user", "content": text}], max_tokens=20)["choices"][0]["message"]["content"]
+                for text in texts] == together  # fmt: skip
+    assert client.get("/props").json()["total_slots"] == 3
+
+
+def test_what_needs_the_session_alone_waits_for_the_others(client: TestClient) -> None:
+    body = {"prompt": ["One two three"], "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    first = client.post("/v1/completions", json=body).json()["choices"]
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(ask_together(client, ["a", "b", "c"], max_tokens=30)))
+    thread.start()
+    assert client.post("/v1/completions", json=body).json()["choices"] == first
+    thread.join(60)
+    assert results
+    assert len(results[0]) == 3
+
+
+def test_choices_run_together(client: TestClient) -> None:
+    found = chat(client, n=3, temperature=1.0, seed=3, max_tokens=10)
+    assert len(found["choices"]) == 3
+    assert [each["message"]["content"] for each in found["choices"]] == [
+        chat(client, temperature=1.0, seed=3 + number, max_tokens=10)["choices"][0]["message"]["content"]
+        for number in range(3)
+    ]
+
+
+def test_tools_are_called(client: TestClient) -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+    }
+    body = {
+        "tools": [tool],
+        "tool_choice": "required",
+        "max_tokens": 100,
+        "ignore_eos": False,
+        "parallel_tool_calls": False,
+    }
+    assert chat(client, **body)["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "now"
+    chunks = events_of(client.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **body}).text)
+    assert any("tool_calls" in each["choices"][0]["delta"] for each in chunks[:-1])
+
+
+def test_nothing_is_left_behind(client: TestClient) -> None:
+    assert hub_of(client).pool.workers[MODEL].idle
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize("share", [False, True])
+def test_keys_share_rows_only_if_asked(sequences: int, share: bool) -> None:
+    pytest.importorskip("tvm")
+    keys = ["first-key-123", "second-key-45"]
+    with served(options={**SEVERAL, "sequences": sequences}, api_key=keys, share_prompts=share) as client:
+        body = {"messages": [{"role": "user", "content": "The secret plan, which is long enough"}], "max_tokens": 2}
+
+        def reused(key: str) -> int:
+            found = client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}).json()
+            count: int = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return count
+
+        assert reused(keys[0]) == 0
+        assert reused(keys[0]) > 10
+        assert (reused(keys[1]) > 10) == share

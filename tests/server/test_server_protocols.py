@@ -1,0 +1,157 @@
+"""Other protocols over the same answers: OpenAI's responses, Anthropic's messages, Ollama's; and their description."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving import HELLO, MODEL, chat, served
+from starlette.testclient import TestClient
+
+PLACE = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
+         "additionalProperties": False}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with served() as client:
+        yield client
+
+
+def sent(client: TestClient, path: str, body: dict[str, Any]) -> Any:
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def named_events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Names and data of server-sent events."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        head, data = block.split("\n", 1)
+        found.append((head.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def answer_of(client: TestClient, messages: list[dict[str, Any]] = HELLO, **fields: Any) -> str:
+    text: str = chat(client, messages, **{"max_tokens": 8, "ignore_eos": False, **fields})["choices"][0]["message"][
+        "content"
+    ]
+    return text
+
+
+def test_responses_have_the_answers_of_chats(client: TestClient) -> None:
+    found = sent(client, "/v1/responses", {"input": "Hello", "max_output_tokens": 8})
+    [item] = found["output"]
+    assert item["content"][0]["text"] == answer_of(client)
+    assert found["status"] in ("completed", "incomplete")
+    assert found["usage"]["output_tokens"] <= 8
+    items = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+        {"type": "reasoning", "summary": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]},
+        {"type": "message", "role": "user", "content": "More"},
+    ]
+    body = {"input": items, "instructions": "You are Codex.", "max_output_tokens": 8, "store": False, "stream": True,
+            "include": [], "tools": [{"type": "web_search"}], "reasoning": {"effort": "low"}}  # fmt: skip
+    events = named_events(client.post("/v1/responses", json=body).text)
+    assert [each["sequence_number"] for _, each in events] == list(range(len(events)))
+    names = [name for name, _ in events]
+    assert names[:3] == ["response.created", "response.output_item.added", "response.content_part.added"]
+    assert names[-1] in ("response.completed", "response.incomplete")
+    said = [{"role": "system", "content": "You are Codex.\n\nBe brief."}, *HELLO,
+            {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "More"}]  # fmt: skip
+    text = "".join(each["delta"] for name, each in events if name == "response.output_text.delta")
+    assert text == answer_of(client, said)
+    assert events[-1][1]["response"]["output"][0]["content"][0]["text"] == text
+    response = client.post("/v1/responses", json={"input": "x", "previous_response_id": "resp_1"})
+    assert response.status_code == 400
+
+
+def test_responses_call_tools(client: TestClient) -> None:
+    tool = {"type": "function", "name": "weather", "parameters": PLACE, "strict": True}
+    body = {"input": "Hello", "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    [item] = sent(client, "/v1/responses", body)["output"]
+    assert (item["type"], item["name"]) == ("function_call", "weather")
+    assert json.loads(item["arguments"])["city"] in ("Rome", "Oslo")
+    events = named_events(client.post("/v1/responses", json={**body, "stream": True}).text)
+    parts = [each["delta"] for name, each in events if name == "response.function_call_arguments.delta"]
+    assert "".join(parts) == item["arguments"]
+    follow = [{"type": "message", "role": "user", "content": "Hello"}, item,
+              {"type": "function_call_output", "call_id": item["call_id"], "output": "12 degrees"}]  # fmt: skip
+    assert sent(client, "/v1/responses", {"input": follow, "max_output_tokens": 4})["output"]
+
+
+def test_messages_have_the_answers_of_chats(client: TestClient) -> None:
+    system = [{"type": "text", "text": "x-anthropic-billing-header: cch=1;\n"}, {"type": "text", "text": "Be brief."}]
+    content = [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]
+    body = {"model": MODEL, "max_tokens": 8, "system": system, "messages": [{"role": "user", "content": content}]}
+    found = sent(client, "/v1/messages", body)
+    expected = answer_of(client, [{"role": "system", "content": "Be brief."}, *HELLO])
+    assert found["content"] == [{"type": "text", "text": expected}]
+    assert found["stop_reason"] in ("end_turn", "max_tokens")
+    events = named_events(client.post("/v1/messages", json={**body, "stream": True}).text)
+    assert all(name == each["type"] for name, each in events)
+    names = [name for name, _ in events]
+    assert names[:2] == ["message_start", "content_block_start"]
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert "".join(each["delta"]["text"] for name, each in events if name == "content_block_delta") == expected
+    usage = events[-2][1]["usage"]
+    counted = sent(client, "/v1/messages/count_tokens", body)["input_tokens"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted
+    response = client.post("/v1/messages", json={**body, "messages": []})
+    assert response.status_code == 400
+    assert response.json()["type"] == "error"
+
+
+def test_messages_call_tools(client: TestClient) -> None:
+    tools = [{"name": "weather", "input_schema": PLACE}, {"type": "web_search_20250305", "name": "web_search"}]
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    body = {"max_tokens": 200, "messages": HELLO, "tools": tools, "tool_choice": choice}
+    found = sent(client, "/v1/messages", body)
+    block = found["content"][-1]
+    assert (block["type"], block["name"], found["stop_reason"]) == ("tool_use", "weather", "tool_use")
+    assert block["input"]["city"] in ("Rome", "Oslo")
+    events = named_events(client.post("/v1/messages", json={**body, "stream": True}).text)
+    parts = [each["delta"]["partial_json"] for name, each in events if name == "content_block_delta"]
+    assert json.loads("".join(parts)) == block["input"]
+    result = {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "12 degrees"}]}
+    turns = [*HELLO, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
+    assert sent(client, "/v1/messages", {**body, "messages": turns, "tool_choice": None, "max_tokens": 4})["content"]
+
+
+def test_ollamas_programs_are_answered(client: TestClient) -> None:
+    options = {"num_predict": 8, "temperature": 0}
+    body = {"model": f"{MODEL}:latest", "messages": HELLO, "options": options}
+    whole = sent(client, "/api/chat", {**body, "stream": False})
+    assert whole["message"]["content"] == answer_of(client)
+    assert whole["done"]
+    lines = [json.loads(line) for line in client.post("/api/chat", json=body).text.splitlines()]
+    assert "".join(each["message"]["content"] for each in lines) == whole["message"]["content"]
+    assert [each["done"] for each in lines] == [False] * (len(lines) - 1) + [True]
+    content = json.dumps({"prompt": "Hello", "options": options, "stream": False})
+    plain = client.post("/api/generate", content=content, headers={"Content-Type": "application/x-www-form-urlencoded"})
+    assert plain.json()["response"] == whole["message"]["content"]
+    assert client.get("/api/tags").json()["models"][0]["name"] == MODEL
+    assert client.get("/api/version").json()["version"]
+    assert "tools" in sent(client, "/api/show", {"model": MODEL})["capabilities"]
+    form = sent(client, "/api/chat", {"messages": HELLO, "format": PLACE, "stream": False})
+    assert json.loads(form["message"]["content"])["city"] in ("Rome", "Oslo")
+    for body in ({"model": "none", "messages": HELLO}, {"messages": []}, {"options": {"top_p": 7}, "messages": HELLO}):
+        response = client.post("/api/chat", json=body)
+        assert response.status_code in (400, 404)
+        assert isinstance(response.json()["error"], str)
+
+
+def test_the_description_has_every_endpoint(client: TestClient) -> None:
+    found = client.get("/openapi.json").json()
+    for path, methods in found["paths"].items():
+        for method in methods:
+            response = client.request(method.upper(), path, json={} if method == "post" else None)
+            assert response.status_code in (200, 400), path
+    schema = found["components"]["schemas"]["ChatBody"]
+    assert schema["required"] == ["messages"]
+    assert schema["properties"]["top_p"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 1}
