@@ -57,10 +57,12 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     per_row = heads * _BOOKKEEPING + spec.kv_heads * spec.head_dim * _KEY_BYTES
     by_head = rows * per_row if config.per_head else 0
     attention = float_bytes * heads * rows if config.observes else 0
+    kv = row_bytes(spec, config.kv_dtype) * len(kinds.whole) * rows + attention + fixed
+    scratch = float_bytes * numbers + by_head + state + pinned_bytes(heads, spec.head_dim, config.pinned)
     return Footprint(
         weights=_weights(spec),
-        kv=row_bytes(spec, config.kv_dtype) * len(kinds.whole) * rows + attention + fixed,
-        scratch=float_bytes * numbers + by_head + state + pinned_bytes(heads, spec.head_dim, config.pinned),
+        kv=kv,
+        scratch=max(scratch, _packed_head(spec) - kv),  # before there are rows
         runtime=_LIBRARY_BYTES + _LAYER_BYTES * spec.layers,
         fixed_kv=fixed,
     )
@@ -103,6 +105,15 @@ def _weights(spec: ModelSpec) -> int:
             total += nbytes / size * values * (_value_bytes("Q8_0") - _value_bytes(kind))
     on_the_way = 2 * spec.largest_tensor if {"F16", "BF16"} & {kind for kind, _ in spec.type_bytes} else 0
     return int(total) + (spec.largest_tensor if spec.tied_head else 0) + on_the_way
+
+
+def _packed_head(spec: ModelSpec) -> int:
+    """Bytes of the output head that exist twice while ONNX Runtime packs it for its kernels."""
+    values = spec.vocab * spec.hidden
+    bits = 8 * spec.embedding_bytes / values  # in the file
+    if bits >= 16:
+        return 0  # `_weights` counts floats twice
+    return int(values * (_value_bytes("Q4_0") if spec.tied_head and bits < 4.6 else _value_bytes("Q8_0")))
 
 
 def _value_bytes(kind: str) -> float:
