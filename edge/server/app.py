@@ -18,11 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edge.errors import EdgeError
 from edge.model.thinking import Think
 from edge.run.session import Session
-from edge.server import anthropic, chat, completions, embeddings, native, ollama, openapi, page, responses
-from edge.server.anthropic import MessagesBody
+from edge.server import page
 from edge.server.asked import Asked
-from edge.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from edge.server.embeddings import EmbeddingsBody
 from edge.server.events import Event
 from edge.server.guard import Guard
 from edge.server.http import (
@@ -39,12 +36,16 @@ from edge.server.http import (
     until_gone,
 )
 from edge.server.hub import Hub
-from edge.server.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
-from edge.server.pool import Lease
+from edge.server.models.pool import Lease
+from edge.server.models.worker import Job
 from edge.server.prompts import prompt_of, score
+from edge.server.protocols import anthropic, chat, completions, embeddings, native, ollama, openapi, responses
+from edge.server.protocols.anthropic import MessagesBody
+from edge.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from edge.server.protocols.embeddings import EmbeddingsBody
+from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
+from edge.server.protocols.responses import ResponsesBody
 from edge.server.refusal import RefusedError
-from edge.server.responses import ResponsesBody
-from edge.server.worker import Job
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]

@@ -18,7 +18,6 @@ from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
 
 _OPEN = ("/health", "/v1/health", "/")  # what says nothing about the server needs no key
-_OPEN_FOLDER = "/page/"
 _ALLOWED = "Authorization, Content-Type, X-Api-Key, Edge-Energy, Edge-Time"
 
 _log = logging.getLogger("edge.server")

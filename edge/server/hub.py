@@ -13,11 +13,11 @@ from edge.run.session import Session
 from edge.server.asked import PRIORITIES, Asked
 from edge.server.deadline import Deadline
 from edge.server.events import Embedded, Ended, Event, Flow, Scored
-from edge.server.pool import Lease, Pool
+from edge.server.models.pool import Lease, Pool
+from edge.server.models.worker import Job
 from edge.server.prompts import make_request
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
-from edge.server.worker import Job
 
 _SOON_S = 5.0  # after which a stream begins, whether or not there is text
 

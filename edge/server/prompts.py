@@ -18,9 +18,9 @@ from edge.run.request import Request
 from edge.run.session import Session
 from edge.server.asked import Asked, Chat
 from edge.server.events import Scored
-from edge.server.pool import SCORED_AT_ONCE
+from edge.server.models.pool import SCORED_AT_ONCE
+from edge.server.models.worker import Job
 from edge.server.refusal import RefusedError
-from edge.server.worker import Job
 from edge.types import IntArray
 
 _BILLING = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)

@@ -15,7 +15,7 @@ from edge.errors import InputError
 from edge.options import Options
 from edge.server.app import make_app
 from edge.server.hub import Hub
-from edge.server.pool import Pool
+from edge.server.models.pool import Pool
 from edge.server.settings import Settings
 
 _KEEP_ALIVE_S = 75

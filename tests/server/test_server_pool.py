@@ -17,11 +17,11 @@ from edge.errors import BudgetError, InputError
 from edge.plan.plan import PlanBytes
 from edge.run.loading import load
 from edge.run.request import Request
-from edge.server.driver import Hooks, OneAtATime
 from edge.server.events import Flow, Piece
-from edge.server.ledger import Ledger
+from edge.server.models.driver import Hooks, OneAtATime
+from edge.server.models.ledger import Ledger
+from edge.server.models.worker import Turns
 from edge.server.refusal import RefusedError
-from edge.server.worker import Turns
 
 
 @pytest.fixture(scope="module")

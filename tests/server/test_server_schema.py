@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from serving import served
 from starlette.testclient import TestClient
 
-from edge.server.openapi import describe
+from edge.server.protocols.openapi import describe
 
 schemathesis = pytest.importorskip("schemathesis")
 SCHEMA = schemathesis.openapi.from_dict(describe())

@@ -21,9 +21,9 @@ from edge.prompt_cache.tree import agreement
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.session import Session
-from edge.server.driver import Driver, Hooks, make_driver
 from edge.server.events import Call, Ended, Flow, Likely, Piece
 from edge.server.guard import where
+from edge.server.models.driver import Driver, Hooks, make_driver
 from edge.server.refusal import RefusedError
 from edge.types import IntArray
 

@@ -11,10 +11,10 @@ from edge.flags import flags_of
 from edge.model.lora_file import LoraFile
 from edge.run.session import Session
 from edge.sampling import SamplingParams
-from edge.server.bodies import DetokenizeBody, TokenizeBody
 from edge.server.http import Json
 from edge.server.hub import Hub
-from edge.server.pool import Entry
+from edge.server.models.pool import Entry
+from edge.server.protocols.bodies import DetokenizeBody, TokenizeBody
 from edge.server.refusal import RefusedError
 from edge.storage.versions import edge_version
 

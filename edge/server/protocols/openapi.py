@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from edge.flags import flags_of
 from edge.sampling import SamplingParams
-from edge.server.anthropic import MessagesBody
-from edge.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from edge.server.embeddings import EmbeddingsBody
-from edge.server.fields import Range
-from edge.server.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
-from edge.server.responses import ResponsesBody
+from edge.server.protocols.anthropic import MessagesBody
+from edge.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from edge.server.protocols.embeddings import EmbeddingsBody
+from edge.server.protocols.fields import Range
+from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
+from edge.server.protocols.responses import ResponsesBody
 from edge.storage.versions import edge_version
 
 BODIES: dict[str, type] = {

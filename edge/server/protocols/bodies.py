@@ -14,7 +14,7 @@ from edge.flags import flags_of
 from edge.grammar.grammar import Grammar
 from edge.model.thinking import EFFORTS, Think
 from edge.sampling import SamplingParams
-from edge.server.fields import said, whole
+from edge.server.protocols.fields import said, whole
 from edge.server.refusal import RefusedError
 
 MOST_CHOICES = 16

@@ -20,10 +20,10 @@ from edge.run.opening import open_model
 from edge.run.report import RunReport
 from edge.run.session import Session
 from edge.server.deadline import Deadline
-from edge.server.ledger import Ledger
+from edge.server.models.ledger import Ledger
+from edge.server.models.worker import Job, Loras, Turns, Worker
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
-from edge.server.worker import Job, Loras, Turns, Worker
 
 SCORED_AT_ONCE = 8  # tokens of a prompt whose probabilities are asked for: rows of logits that exist at once
 _USEFUL_ROWS, _SCRATCH = 2048, 32 << 20  # of a model that has not been loaded yet

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge.model.thinking import Think
-from edge.server.answers import Answer, gather, timings_of, usage_of
 from edge.server.asked import Asked, Chat
-from edge.server.bodies import Budget, Drawn, grammar_of, limits_of
 from edge.server.events import Ended, Event, Piece
-from edge.server.fields import said
 from edge.server.http import dumps
 from edge.server.hub import Hub
-from edge.server.pool import Entry
+from edge.server.models.pool import Entry
+from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
+from edge.server.protocols.bodies import Budget, Drawn, grammar_of, limits_of
+from edge.server.protocols.fields import said
 from edge.server.refusal import RefusedError, refusal_of
 
 VERSION = "0.12.0"  # of the protocol: programs refuse older ones

@@ -10,11 +10,11 @@ import numpy as np
 
 from edge.run.session import Session
 from edge.server.asked import Asked
-from edge.server.bodies import MOST_PROMPTS, TokenId
 from edge.server.events import Embedded, Event
-from edge.server.fields import said
+from edge.server.models.worker import Job
+from edge.server.protocols.bodies import MOST_PROMPTS, TokenId
+from edge.server.protocols.fields import said
 from edge.server.refusal import RefusedError
-from edge.server.worker import Job
 from edge.types import FloatArray
 
 

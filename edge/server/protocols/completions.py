@@ -7,12 +7,12 @@ from typing import Any
 from uuid import uuid4
 
 from edge.model.tokenizer import TokenizerLike
-from edge.server.answers import Answer, gather, timings_of, usage_of
 from edge.server.asked import Asked, Text
-from edge.server.bodies import MOST_PROMPTS, CompletionBody, limits_of
-from edge.server.chat import DONE, limit_of
 from edge.server.events import Ended, Event, Piece, Scored
 from edge.server.http import event
+from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
+from edge.server.protocols.bodies import MOST_PROMPTS, CompletionBody, limits_of
+from edge.server.protocols.chat import DONE, limit_of
 from edge.server.refusal import RefusedError
 
 

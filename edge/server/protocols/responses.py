@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from edge.server.answers import Answer, gather, usage_of
 from edge.server.asked import Asked, Chat
-from edge.server.bodies import Budget, Count, Drawn, grammar_of, limits_of, think_of
 from edge.server.events import Call, Ended, Event, Piece
-from edge.server.fields import said
 from edge.server.http import event
 from edge.server.prompts import text_of
+from edge.server.protocols.answers import Answer, gather, usage_of
+from edge.server.protocols.bodies import Budget, Count, Drawn, grammar_of, limits_of, think_of
+from edge.server.protocols.fields import said
 from edge.server.refusal import RefusedError, refusal_of
 from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd
 

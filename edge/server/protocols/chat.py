@@ -10,12 +10,12 @@ from uuid import uuid4
 
 from edge.model.tokenizer import TokenizerLike
 from edge.run.report import TokenLogprob
-from edge.server.answers import Answer, gather, timings_of, usage_of
 from edge.server.asked import Asked, Chat, Priority
-from edge.server.bodies import ChatBody, grammar_of, limits_of
 from edge.server.events import Call, Ended, Event, Likely, Piece
 from edge.server.http import dumps, event
 from edge.server.prompts import is_background, text_of
+from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
+from edge.server.protocols.bodies import ChatBody, grammar_of, limits_of
 from edge.server.refusal import RefusedError, refusal_of
 from edge.tools.parser import ArgumentPiece, CallBegin
 

@@ -9,13 +9,13 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from edge.model.thinking import Think
-from edge.server.answers import Answer, gather, usage_of
 from edge.server.asked import Asked, Chat
-from edge.server.bodies import Budget, Count, Drawn, limits_of
 from edge.server.events import Call, Ended, Event, Piece
-from edge.server.fields import said
 from edge.server.http import event
 from edge.server.prompts import text_of
+from edge.server.protocols.answers import Answer, gather, usage_of
+from edge.server.protocols.bodies import Budget, Count, Drawn, limits_of
+from edge.server.protocols.fields import said
 from edge.server.refusal import RefusedError, refusal_of
 from edge.tools.parser import ArgumentPiece, CallBegin
 

@@ -1,0 +1,1 @@
+"""What programs speak: bodies of requests to one form (`Asked`), and events to responses."""
