@@ -41,8 +41,8 @@ class EngineConfig:
     chunk: int  # most tokens that run at once in prefill
     kv_dtype: str
     threads: int
-    sequences: int = 1  # cpu: that run at once, each with as many rows (`BatchedEngine`)
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
+    sequences: int = 1  # cpu: that run at once, each with as many rows (`BatchedEngine`)
     observes: bool = False  # attention scores can be summed: cpu and onnx need room for them, llamacpp is slower
     per_head: bool = False  # cpu, onnx: room for the bookkeeping of rows that differ from head to head
     uneven: bool = False  # heads may keep different numbers of rows (`Capabilities.uneven`)

@@ -386,6 +386,8 @@ class TokenSequence:
         else:
             keep_heads(kv, rows, self.engine.spec.context, forget=self.policy.needs.queries > 0)
         self.evicted += before - rows_per_head(kv, self.policy.needs)
+        if self.evicted:
+            self.fed = array("i")
         self.snapshots.drop(0)
 
     def mark(self, *, hold: bool) -> Mark:

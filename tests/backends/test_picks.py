@@ -111,7 +111,7 @@ Pair = tuple[Session, Session]
 @contextmanager
 def both(model: Model, most: int = 256, **options: Any) -> Iterator[Pair]:
     """Two sessions alike, but for an engine of the second that picks."""
-    options = {"backend": "cpu", "threads": 1, **options}
+    options = {"backend": "cpu", "threads": 1, "speculate": "off", **options}
     cached = options.pop("cached", False)
 
     def own() -> dict[str, Any]:

@@ -46,6 +46,8 @@ REPORT_KEYS = {
     "plan": None,
     "versions": None,
     "seed": None,
+    "drafted": None,
+    "tool_calls": None,
     "incomplete": None,
     "logprobs": None,
     "beams": None,

@@ -163,7 +163,7 @@ def test_the_last_tokens_are_within_the_power_limit_too() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_energy_stops_within_a_token(tmp_path: Path, seed: int) -> None:
     golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.02, seed)
-    with load(golden.model, max_kv_size=48, prefill_step_size=1, energy="2J", meter=driven) as session:
+    with load(golden.model, max_kv_size=48, prefill_step_size=1, energy="2J", meter=driven, speculate="off") as session:
         session.generate(golden.tokens[:8], max_tokens=None, ignore_eos=True, raw=True)
         report = session.report
     assert report is not None
@@ -201,7 +201,7 @@ def test_a_prompt_that_the_budget_does_not_pay_for_is_left(tmp_path: Path, seed:
 def test_power_is_held_by_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meters, "_COST", 0.0)  # a reading that took long on a loaded machine would delay the next ones
     golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.2, 1)
-    with load(golden.model, max_kv_size=48, power="4W", meter=driven) as session:
+    with load(golden.model, max_kv_size=48, power="4W", meter=driven, speculate="off") as session:
         session.generate(golden.tokens[:8], max_tokens=30, ignore_eos=True, raw=True)
         report = session.report
     assert report is not None

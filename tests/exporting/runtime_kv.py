@@ -133,7 +133,7 @@ def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[HostRows]]:
 def make_sequence(case: Case, kv: object) -> TokenSequence:
     """Policies as a session applies them."""
     engine = SimpleNamespace(kv=kv, spec=SimpleNamespace(context=case.context))
-    config = SimpleNamespace(chunk=case.chunk)
+    config = SimpleNamespace(chunk=case.chunk, drafts=0)
     plan = SimpleNamespace(
         kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step, config=config, snapshots=0
     )

@@ -339,7 +339,7 @@ class Twin:
         assert self.kv.next_position <= self.session.spec.context
         if self.oracle:
             self.oracle.votes = self.policy.needs.votes
-            answers = self.oracle.forward_all(tokens, observed=self.session.engine._observed)
+            answers = self.oracle.forward_all(tokens, observed=self.session.engine._sequences[0].observed)
             if self.exact:
                 np.testing.assert_allclose(logits, answers, rtol=0, atol=EXACT)
             else:

@@ -43,7 +43,7 @@ def open_session(engines: Callable[[Any], Any]) -> OpenSession:
 
     def make(model: Model | str = "llama-gqa-tied", **options: Any) -> Session:
         opened = open_golden(model).model if isinstance(model, str) else model
-        return engines(load(opened, **{"threads": 1, **options}))  # type: ignore[no-any-return]
+        return engines(load(opened, **{"threads": 1, "speculate": "off", **options}))  # type: ignore[no-any-return]
 
     return make
 

@@ -299,7 +299,7 @@ def test_settings_reach_the_server(page: Page, server: tuple[str, Script]) -> No
     page.value("document.getElementById('tools').select()")
     page.ask("Input.insertText", text=json.dumps(tools))
     click(page, "#settings [value=save]")
-    until(page, "!document.getElementById('settings').open")
+    until(page, "JSON.stringify(localStorage).includes('Be brief.')")  # the dialog is closed before they are kept
     page.visit(url)
     until(page, READY)
     ask(page, "hi")

@@ -318,7 +318,7 @@ def test_conversations_are_saved_and_restored(page: Page, site: Sent) -> None:
 
 
 @pytest.mark.parametrize(("options", "code", "words"), [
-    ("{ memory: '1MiB' }", "no-memory", "needs 1"),
+    ("{ memory: '1MiB' }", "no-memory", "MiB, memory is 1 MiB"),
     ("{ memory: 'much' }", "bad-argument", 'memory much: give bytes, or a text such as "256MiB"'),
     ("{ isa: 'sse9' }", "bad-argument", "isa sse9: choose relaxed"),
 ])  # fmt: skip

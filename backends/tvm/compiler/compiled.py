@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from edge.backends.tvm.cpu.elf import Image
@@ -39,11 +40,24 @@ def compiled(design: Design, progress: Progress | None = None, *, frugal: bool =
     Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, EdgeError if the cache folder
     cannot be written.
     """
+    design = _at_hand(design)
     make = functools.partial(compile_design, design, progress=progress, frugal=frugal)
     return _load(cache.find_or_make("kernels", design_key(design), ".img", make, about=about_design(design)))
 
 
 def is_compiled(design: Design) -> bool:
+    return _is_there(_at_hand(design))
+
+
+def _at_hand(design: Design) -> Design:
+    """The design, or one that can do more, if only that is compiled: a budget may have room for drafts or not."""
+    if design.batches or design.exported or _is_there(design):
+        return design
+    more = replace(design, batches=[design.most_tokens])
+    return more if _is_there(more) else design
+
+
+def _is_there(design: Design) -> bool:
     return cache.find("kernels", design_key(design), ".img") is not None
 
 

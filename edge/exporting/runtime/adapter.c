@@ -88,7 +88,7 @@ static edge_status read_all(edge_session *s, const edge_stream *stream, float sc
                 (!memcmp(places, none, sizeof none) || are_within(matrices + i, places, &header));
     }
     uint8_t stored[DIGEST];
-    whole = whole && state_get(&from, to.memory, header.bytes);
+    whole = whole && state_get(&from, to.memory, (size_t)header.bytes);
     hash_end(&from.sum, s->adapter.hash);
     if (!whole || !state_get(&from, stored, sizeof stored) || memcmp(stored, s->adapter.hash, sizeof stored))
         return edge_fail(error, EDGE_BAD_FILE, "the adapter is damaged or cut short: copy it again");

@@ -59,7 +59,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
         return NULL;
     const uint8_t *table = model->sections[SECTION_DESIGNS] + design->table;
     if (room)
-        table = memcpy(adapter.table, table, size);
+        table = memcpy(adapter.table, table, (size_t)size);
     *p = (pass){.model = model, .design = design, .rows = rows, .job = job, .lines = lines, .floats = floats,
                 .integers = integers, .tokens = tokens, .logits = logits, .rope = rope, .members = members,
                 .cache = kv_arguments(rows), .bytes = bytes, .table = (const int64_t *)table, .adapter = adapter,
