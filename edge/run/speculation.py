@@ -15,7 +15,7 @@ from edge.types import IntArray
 
 _LEAST_GAIN = 1.05  # by which a draft must be expected to pay
 _FIRST_COST = (1.4, 0.05)  # of a pass over n > 1 tokens, until it is measured: 1.4 + 0.05 n passes over one
-_FIRST_CHANCES = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95)  # by ⌊log₂ match⌋, until they are counted
+_FIRST_CHANCES = (0.12, 0.25, 0.48, 0.65, 0.8, 0.9, 0.95)  # by ⌊log₂ match⌋, until they are counted
 _TRUSTED = 4.0  # tokens for which a first chance counts
 _MEMORY = 64.0  # tokens, of the latest that count
 _NEWEST = 0.15  # the share of a new pass in a mean time
