@@ -12,6 +12,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from edge.tools.formats import ToolFormat
@@ -400,6 +401,23 @@ class ToolParser:
         if depth > _DEEPEST:
             raise _OtherFormError
         self._give("{")
+        yield from self._items(closing, partial(self._field, assign, depth))
+        self._give("}")
+
+    def _field(self, assign: str, depth: int) -> Chars:
+        if self._next and self._next in self._quotes:
+            yield from self._quoted_text()
+            yield from self._skip_blanks()
+            yield from self._expect(assign)
+        else:
+            key = yield from self._until(assign)
+            self._give(json.dumps(key.strip(), ensure_ascii=False))
+        self._give(": ")
+        yield from self._skip_blanks()
+        yield from self._value(depth + 1)
+
+    def _items(self, closing: str, read: Callable[[], Chars]) -> Chars:
+        """Items with commas between them, up to the closing bracket, before which one more comma may stand."""
         yield from self._skip_blanks()
         first = True
         while self._next != closing:
@@ -410,19 +428,9 @@ class ToolParser:
                     break
                 self._give(", ")
             first = False
-            if self._next and self._next in self._quotes:
-                yield from self._quoted_text()
-                yield from self._skip_blanks()
-                yield from self._expect(assign)
-            else:
-                key = yield from self._until(assign)
-                self._give(json.dumps(key.strip(), ensure_ascii=False))
-            self._give(": ")
-            yield from self._skip_blanks()
-            yield from self._value(depth + 1)
+            yield from read()
             yield from self._skip_blanks()
         yield from self._take()
-        self._give("}")
 
     def _value(self, depth: int) -> Chars:
         if depth > _DEEPEST:
@@ -435,20 +443,8 @@ class ToolParser:
         elif self._next in ("[", "("):
             closing = {"[": "]", "(": ")"}[self._next]
             yield from self._take()
-            yield from self._skip_blanks()
             self._give("[")
-            first = True
-            while self._next != closing:
-                if not first:
-                    yield from self._expect(",")
-                    yield from self._skip_blanks()
-                    if self._next == closing:
-                        break
-                    self._give(", ")
-                first = False
-                yield from self._value(depth + 1)
-                yield from self._skip_blanks()
-            yield from self._take()
+            yield from self._items(closing, partial(self._value, depth + 1))
             self._give("]")
         else:
             word = ""
