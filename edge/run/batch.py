@@ -287,7 +287,7 @@ class Batch:
                 slot.tokens.resume(slot.engine)
                 self._reclaim_from_slots()
             elif slot.tenant != ticket.tenant:
-                slot.tokens.reset()
+                slot.tokens.forget()
             slot.ticket, slot.tenant, slot.used = ticket, ticket.tenant, self._order.now()
 
     def _preempt(self, priority: int) -> list[_Slot]:

@@ -13,7 +13,6 @@ import numpy as np
 from edge.types import IntArray
 
 MOST_TOKENS = 1 << 16  # that are looked at; of longer texts, half of the older ones are forgotten
-DRAFT_BYTES = 4 * MOST_TOKENS
 _DEPTH = 64  # tokens of a match that are told apart from a longer one
 _SURE = 8  # tokens of a match that no other place is compared with while it goes on
 _FEW = 8  # places that are compared token by token, the latest of those that are left

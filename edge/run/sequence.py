@@ -89,6 +89,13 @@ class TokenSequence:
         self._forget()
         self.fed = fed
 
+    def forget(self) -> None:
+        """Forget all texts, earlier conversations' too, from which drafts are copied: others must not be able to tell
+        them by the time that their answers take."""
+        self.reset()
+        if self.speculation:
+            self.speculation.drafts.clear()
+
     def shared(self, tokens: IntArray) -> int:
         """The number of first rows that a prompt, whose first tokens these are, has in common with this sequence."""
         kv = self.engine.kv

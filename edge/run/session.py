@@ -108,7 +108,7 @@ class Session:
     def reset(self) -> None:
         """Forget the conversation: empty the KV cache. Raises BusyError during a generation."""
         self.steps.check_idle()
-        self._sequence.reset()
+        self._sequence.forget()
 
     @property
     def lora(self) -> Lora | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import closing
 from typing import cast
 
@@ -15,7 +16,9 @@ from edge.backends.base import EngineConfig, VerifyingEngine
 from edge.backends.kv_cache import CapacityError
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
+from edge.run.sequence import TokenSequence
 from edge.sampling import SamplingParams
+from edge.types import IntArray
 
 CPU = engine_named("cpu")
 DRAFTS = 7
@@ -110,3 +113,27 @@ def test_an_answer_is_the_same_with_drafts_and_without(sampling: SamplingParams)
     assert report.drafted is not None
     if sampling.temperature == 0:  # a small random model ends in a loop
         assert 0 < report.drafted.accepted <= report.drafted.tokens
+
+
+def test_drafts_are_not_copied_from_what_was_forgotten_or_is_of_another_tenant() -> None:
+    tokens = np.arange(5, 45, dtype=np.int32)
+    with edge.load(GOLDEN / "llama-gqa-tied.gguf", max_kv_size=200, backend="cpu") as session:
+        session.generate(tokens, max_tokens=4, ignore_eos=True)
+        assert _copied(session._sequence, tokens)
+        session.reset()
+        assert not _copied(session._sequence, tokens)
+        with session.batch() as batch:
+            sequence = batch._slots[0].tokens
+            batch.generate(tokens, max_tokens=4, ignore_eos=True, tenant="one")
+            batch.generate(tokens[:1], max_tokens=1, ignore_eos=True, tenant="one")
+            assert _copied(sequence, tokens)
+            batch.generate(tokens[:1], max_tokens=1, ignore_eos=True, tenant="two")
+            assert not _copied(sequence, tokens)
+
+
+def _copied(sequence: TokenSequence, text: IntArray) -> bool:
+    """Whether a draft behind the beginning of a text would be its continuation."""
+    assert sequence.speculation is not None
+    drafts = copy.deepcopy(sequence.speculation.drafts)
+    drafts.add(text[:10])
+    return drafts.draft(5).tolist() == text[10:15].tolist()
