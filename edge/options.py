@@ -25,6 +25,12 @@ AUTO = "auto"
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def _parse_speculate(text: str) -> str:
+    if text not in (AUTO, "off"):
+        raise InputError(f"--speculate={text:.40} is not there: choose auto or off")
+    return text
+
+
 @named_in_errors
 @dataclass(frozen=True)
 class Options:
@@ -106,7 +112,7 @@ class Options:
     threads: int | None = option(None, "--threads", group=ENGINE, help="CPU threads (default: physical cores).")
 
     speculate: str = option(
-        AUTO, "--speculate", group=ENGINE,
+        AUTO, "--speculate", group=ENGINE, parse=_parse_speculate,
         help="auto: verify drafts of repeated text, with the same answer; or off.",
     )  # fmt: skip
     sequences: int = option(

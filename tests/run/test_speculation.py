@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.errors import InputError
+from edge.options import Options
 from edge.run.drafts import MOST_TOKENS, Drafts
 from edge.run.speculation import Speculation
 
@@ -114,3 +117,8 @@ def test_a_pass_that_costs_what_its_tokens_cost_is_not_worth_a_draft() -> None:
     text = np.arange(100, dtype=np.int32)
     one.drafts.add(np.concatenate([text, text[:50]]))
     assert one.propose(99).size == 0
+
+
+def test_only_auto_and_off_are_known() -> None:
+    with pytest.raises(InputError, match="choose auto or off"):
+        Options.parse(speculate="maybe")
