@@ -38,6 +38,7 @@ _log = logging.getLogger("edge")
 _RESERVE = 6 << 20
 _CARD_RESERVE = 512 << 20  # of a card's memory, for what its driver keeps of each process and for other programs
 _GRAIN = 2 << 20  # the interpreter counts as a multiple of this: a budget that fits in one run fits in the next
+_DRIFT = 2 << 20  # by which the next process may be larger, because other pages of libraries are in the page cache
 
 _TOKEN_BYTES = 5  # of a sequence's token ids, in an array that grows
 _SAVING = 1  # snapshot more, while its parts are joined
@@ -142,7 +143,8 @@ def first_fit(
                 card = None  # it is the process that has no room
                 break
             return _plan(run, config, counted, limit, card, before)
-    raise _too_small(runs, limit, card, before, elsewhere=elsewhere is not None)
+    following = replace(before, resident=before.resident + _DRIFT) if process is None else before
+    raise _too_small(runs, limit, card, before, following, elsewhere=elsewhere is not None)
 
 
 def gpu_limit(options: Options, gpu: GPUMemory | None) -> MemoryLimit | None:
@@ -271,17 +273,19 @@ def _snapshot_bytes(count: int, size: int, config: EngineConfig) -> int:
 
 
 def _too_small(
-    runs: Sequence[Resolved], limit: MemoryLimit, card: MemoryLimit | None, before: _Before, *, elsewhere: bool
-) -> BudgetError:
-    """Says what the options need, the smallest budget that they fit, and the smallest with the fewest rows."""
+    runs: Sequence[Resolved], limit: MemoryLimit, card: MemoryLimit | None, before: _Before, following: _Before,
+    *, elsewhere: bool,
+) -> BudgetError:  # fmt: skip
+    """Says what the options need, the smallest budget that they fit in the process that tries it, and the smallest with
+    the fewest rows."""
     spec, backend, options = runs[0].spec, runs[0].backend, runs[0].options
     _, _, needed = next(before.count(runs))
-    smallest, config = _smallest(runs, before)
-    if card and smallest <= limit.bytes:
+    smallest, config = _smallest(runs, following)
+    if card and _smallest(runs, before)[0] <= limit.bytes:
         return _card_too_small(runs, card, before)
     how = f"{config.capacity} KV rows{', weights streamed' if config.resident else ''}"
     stated = "the memory budget is" if limit.source == "budget" else f"the {limit.source} limit is"
-    first = -(-before.needs_first(replace(config, frugal=True)) >> 20) << 20
+    first = -(-following.needs_first(replace(config, frugal=True)) >> 20) << 20
     message = (
         f"needs {format_bytes(max(first, needed.total + needed.reserve))}, {stated} {format_bytes(limit.bytes)}: the "
         "smallest that fits is "
@@ -294,7 +298,7 @@ def _too_small(
     fewest = replace(options, max_kv_size=rows, kv_memory=None, kv_policy=policy)
     with suppress(InputError, UnsupportedError):  # a policy that keeps no recent rows when there are few
         found = resolve(spec, backend, fewest, elsewhere=elsewhere, threads=runs[0].threads)
-        least, _ = _smallest(found, before)
+        least, _ = _smallest(found, following)
         if least < smallest:
             message += f", or --memory {least >> 20}MiB with --max-kv-size {rows}"
             message += f" --kv-policy={policy}" if policy != options.kv_policy else ""
