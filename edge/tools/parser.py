@@ -107,7 +107,11 @@ class ToolParser:
     def _read(self) -> Chars:
         form = self._form
         openings = [mark for mark in (form.opening, *form.also) if mark]
-        starts = {"json": "{[", "tags": "", "call": "", "python": "[", "named": ""}[form.body] if form.bare else ""
+        starts = (
+            {"json": "{[", "tags": "", "call": "", "python": "[", "named": "", "header": ""}[form.body]
+            if form.bare
+            else ""
+        )
         firsts = {mark[0] for mark in openings}
         yield from self._scan.take()
         while self._scan.next:
@@ -201,6 +205,8 @@ class ToolParser:
                 yield from self._literal_call("{", "}", ":")
             elif form.body == "named":
                 yield from self._named()
+            elif form.body == "header":
+                yield from self._headed()
             else:
                 yield from self._python_calls()
         if form.closing and mark:
@@ -307,6 +313,20 @@ class ToolParser:
                 raise OtherFormError
             yield from self._scan.take()
         self._begin(re.split(r"\[(?:ARGS|CALL_ID)\]", name)[0].strip())
+        yield from read_value(self._scan, self._give)
+        self._end()
+
+    def _headed(self) -> Chars:
+        header, end = "", "<|message|>"
+        while not header.endswith(end):
+            header += self._scan.next
+            if not self._scan.next or len(header) > 2 * LONGEST_NAME:
+                raise OtherFormError
+            yield from self._scan.take()
+        yield from self._scan.skip_blanks()
+        if self._scan.next != "{":
+            raise OtherFormError
+        self._begin(re.split(r"[\s<]", header, maxsplit=1)[0])
         yield from read_value(self._scan, self._give)
         self._end()
 
