@@ -82,7 +82,9 @@ class Generation:
         begins = begins and grammar is None
         if use and grammar is None and (lark := use.grammar(marks)) is not None:
             grammar = Grammar(lark=lark)
-        sample = Sampler(sampling, banned, piece=tokenizer.piece, processor=request.logits_processor)
+        sample = Sampler(
+            sampling, banned, piece=tokenizer.piece, processor=request.logits_processor, ends=tokenizer.end_ids
+        )
         outside = [token for token, _ in sampling.logit_bias if token >= tokenizer.size]
         if outside:
             raise InputError(f"--logit-bias names token {outside[0]}, and the vocabulary has {tokenizer.size}")
@@ -159,7 +161,8 @@ class Generation:
     def most_ahead(self) -> int:
         """Tokens that may be run before budgets are asked."""
         most = self.request.max_tokens
-        return self.watch.affordable(_MOST_AHEAD if most is None else min(_MOST_AHEAD, most - self.generated))
+        limits = (None if most is None else most - self.generated, self.sample.most_alike(self.generated))
+        return self.watch.affordable(min([_MOST_AHEAD, *(each for each in limits if each is not None)]))
 
     @property
     def tokens(self) -> Tokens:

@@ -146,6 +146,7 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
             reason = "eos"
             break
         run.generated += 1
+        sample.count(run.generated)
         sequence.append(token)
         text = stops.feed(run.said(thinking.feed(token)))
         if drawn and run.logprobs is not None:

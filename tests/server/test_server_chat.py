@@ -77,6 +77,27 @@ def test_a_stream_has_the_same_text_in_pieces(client: TestClient) -> None:
     assert all(each == "[DONE]" or each["choices"] for each in without)
 
 
+@pytest.mark.parametrize("policy", ["full", "streaming"])
+def test_answers_without_a_limit_end_with_their_rows(policy: str) -> None:
+    """Or after as many tokens as there are rows, if a policy makes room; the finish reason tells."""
+    with served(options={"max_kv_size": 96, "kv_policy": policy}) as client:
+        response = client.post("/v1/chat/completions", json={"messages": HELLO, "ignore_eos": True})
+        found = response.json()
+        assert found["choices"][0]["finish_reason"] == "length"
+        usage = found["usage"]
+        assert usage["completion_tokens"] == 96 - (usage["prompt_tokens"] if policy == "full" else 0)
+        capacity = usage["edge"]["kv"]["capacity"]
+        assert usage["edge"]["kv"]["rows"] <= capacity == 96
+
+
+def test_answers_have_their_least_tokens(client: TestClient) -> None:
+    bias = {str(token): 1000 for token in open_golden(MODEL).model.tokenizer.end_ids}
+    for least in (0, 5):
+        found = chat(client, logit_bias=bias, min_tokens=least, ignore_eos=False)
+        assert found["choices"][0]["finish_reason"] == "stop"
+        assert found["usage"]["completion_tokens"] == least
+
+
 def test_several_choices_have_seeds_of_their_own(client: TestClient) -> None:
     found = chat(client, n=3, temperature=1.5, seed=1)
     assert [each["index"] for each in found["choices"]] == [0, 1, 2]
