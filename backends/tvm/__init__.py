@@ -49,6 +49,7 @@ class CPU(Backend):
         lora=True,
         hidden=True,
         sequences=True,
+        verifies=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.93, 4.6, 0.57), "floats": WeightEfficiency(0.93, 1.4)},

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -15,10 +17,11 @@ from edge.backends import engine_named
 from edge.backends.base import EngineConfig, VerifyingEngine
 from edge.backends.kv_cache import CapacityError
 from edge.errors import InputError, UnsupportedError
+from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
 from edge.run.sequence import TokenSequence
 from edge.sampling import SamplingParams
-from edge.types import IntArray
+from edge.types import FloatArray, IntArray
 
 CPU = engine_named("cpu")
 DRAFTS = 7
@@ -113,6 +116,40 @@ def test_an_answer_is_the_same_with_drafts_and_without(sampling: SamplingParams)
     assert report.drafted is not None
     if sampling.temperature == 0:  # a small random model ends in a loop
         assert 0 < report.drafted.accepted <= report.drafted.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_that_a_grammar_forces_run_together_with_the_rows_of_steps(temperature: float) -> None:
+    """Also behind drafted tokens, and together with others."""
+    pytest.importorskip("llguidance")
+    grammar = Grammar(regex=r"(The answer, in a word, is [a-c]\.){6}")
+    sampling, found, passes = SamplingParams(temperature=temperature, seed=3), dict[str, object](), list[int]()
+    for speculate in ("auto", "off"):
+        with edge.load(GOLDEN / "llama-one-layer.gguf", backend="cpu", max_kv_size=400, speculate=speculate) as session:
+            engine = cast(VerifyingEngine, session.engine)
+            verify, forward = engine.verify, engine.forward
+
+            def counted(tokens: IntArray, run: Callable[[IntArray], FloatArray]) -> FloatArray:
+                logits = run(tokens)
+                passes.append(len(logits) if logits.ndim > 1 else tokens.size)
+                return logits
+
+            prompt = np.arange(70, 90, dtype=np.int32)
+            session.generate(prompt, max_tokens=1)
+            passes.clear()
+            engine.verify = partial(counted, run=verify)  # type: ignore[method-assign]
+            engine.forward = partial(counted, run=forward)  # type: ignore[method-assign]
+            text = session.generate(prompt, max_tokens=200, grammar=grammar, sampling=sampling)
+            report = session.report
+            assert report is not None
+            assert report.tokens.forced > 100
+            found[speculate] = text, engine.kv.save().data
+            if speculate == "off":
+                assert max(passes[1:]) == 1
+            else:
+                assert max(passes[1:]) == 1 + engine.config.drafts
+                assert len(passes) < report.tokens.generated / 3
+    assert found["auto"] == found["off"]
 
 
 def test_drafts_are_not_copied_from_what_was_forgotten_or_is_of_another_tenant() -> None:
