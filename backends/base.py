@@ -283,10 +283,6 @@ class Backend(ABC):
         ones could not be forgotten without a trace."""
         return 0
 
-    def one_at_a_time(self, spec: ModelSpec) -> str | None:
-        """Why the engine runs only one sequence of this model at a time; None if it runs several."""
-        return None if self.CAPABILITIES.sequences else f"the {self.NAME} engine"
-
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""
         return False

@@ -101,13 +101,11 @@ class CPU(Backend):
         """One fewer than the tokens for which products read weights once."""
         from edge.backends.tvm.compiler.compiled import is_installed
         from edge.backends.tvm.targets import choose_target
-
-        return 0 if self.one_at_a_time(spec) or not is_installed() else choose_target().gemm_tokens - 1
-
-    def one_at_a_time(self, spec: ModelSpec) -> str | None:
         from edge.model.tensors import find_network
 
-        return "a model with recurrent layers" if any(find_network(spec).fixed_values) else None
+        if any(find_network(spec).fixed_values) or not is_installed():
+            return 0
+        return choose_target().gemm_tokens - 1
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the arrays that the engine allocates; the weights are those of the packed file."""

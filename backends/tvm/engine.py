@@ -69,8 +69,6 @@ class NativeEngine:
         layout = make_layout(file, spec)
         design = replace(Design.here(layout, config), timed=timed)
         target, self._batches = design.target, design.batches
-        if config.sequences > 1 and (reason := ENGINE.one_at_a_time(spec)):
-            raise UnsupportedError(f"{reason} runs one sequence at a time: load it without sequences")
         need = streaming_need(spec, config)
         streams = make_streams(layout, need.kept, config.threads) if config.resident else None
         resident, slots = streams.resident if streams else None, need.slots
@@ -135,11 +133,13 @@ class NativeEngine:
             if apart else None
         )  # fmt: skip
         self._model_key = key
-        self._states = aligned_zeros(sum(network.fixed_values), "float32")
-        state = FixedState(network.fixed_values, self._states) if self._states.size else None
+        self._states = aligned_zeros(count * sum(network.fixed_values), "float32")
+        states = [
+            FixedState(network.fixed_values, each) if each.size else None for each in self._states.reshape(count, -1)
+        ]
         # Weights are packed so that pairs are neighbours.
         ropes = [CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head) for _ in sequences]
-        self._tokens = aligned_zeros(max(tokens, 3 * config.together), "int32")
+        self._tokens = aligned_zeros(max(tokens, 4 * config.together), "int32")
         tables = len(ropes[0].rotation.angles)
         self._rope = aligned_zeros(tables * rope_size, "float32")
         self._angles = self._rope.reshape(tables, -1, 2 * self._head)
@@ -147,10 +147,10 @@ class NativeEngine:
         first = max(tokens, ROPE_AHEAD) + target.gemm_tokens
         self._sequences = [
             NativeSequence(
-                spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
+                number, spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
                 Angles(self._angles, first + number * ROPE_AHEAD) if count > 1 else self._chunk_angles, self._run,
             )
-            for number, own, rope in zip(sequences, parts, ropes, strict=True)
+            for number, own, rope, state in zip(sequences, parts, ropes, states, strict=True)
         ]  # fmt: skip
         self._batch_angles = first + count * ROPE_AHEAD
         self._logits = aligned_zeros(max(config.logits_rows, config.together) * self._padded_vocab, "float32")
@@ -319,7 +319,7 @@ class NativeEngine:
         self._finish(
             count, kind=Job.STEP if count == 1 else Job.CHUNK, position=kv.next_position,
             angle=angles.row(kv.rope.rotation, kv.next_rope_position, count), wanted=wanted,
-            observed=min(count, sequence.observed), votes=int(sequence.votes),
+            observed=min(count, sequence.observed), votes=int(sequence.votes), sequence=sequence.number,
         )  # fmt: skip
         kv.appended(count)
         self._end()
@@ -345,13 +345,14 @@ class NativeEngine:
         """Run the tokens that were begun, each as if it ran alone. angle: the row of angles of the first. sequences:
         that get rows, and how many. Returns their logits."""
         count = positions.size
-        self._tokens[count : 3 * count] = np.concatenate([positions, observed])
+        numbers = np.repeat([each.number for each, _ in sequences], [rows for _, rows in sequences])
+        self._tokens[count : 4 * count] = np.concatenate([positions, observed, numbers])
         if self._temperature:
             self._temperatures[:count] = temperatures(self._temperature, positions)
         fitting = (at for at, size in enumerate(self._batches) if size >= count)
         self._finish(
             count, kind=Job.BATCH + next(fitting, len(self._batches) - 1), position=0, angle=angle,
-            wanted=count, observed=int(observed.any()), votes=0,
+            wanted=count, observed=int(observed.any()), votes=0, sequence=0,
         )  # fmt: skip
         for sequence, rows in sequences:
             sequence.kv.appended(rows)

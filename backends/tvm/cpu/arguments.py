@@ -28,12 +28,13 @@ class Job:
     observed: the number of last tokens whose attention is accumulated. votes: 1 to count instead how often a row gets
     more than the average.
     kind: BATCH and the numbers behind it are passes of one token each of several sequences (`Design.batches`). Behind
-    the `count` tokens are then as many positions, and as many numbers that say whether a token is observed: 0, 1, or 2
-    for votes. Token t has the t-th lengths and starts of all heads.
+    the `count` tokens are then as many positions, as many numbers that say whether a token is observed (0, 1, or 2 for
+    votes), and as many numbers of sequences. Token t has the t-th lengths and starts of all heads.
     disk: 1 if streamed weights come from a disk (streaming.py).
+    sequence: whose fixed state a step or a chunk changes.
     """
 
-    NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed", "votes", "disk")
+    NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed", "votes", "disk", "sequence")
     QUIT, STEP, CHUNK, BATCH = 0, 1, 2, 3
 
     @classmethod
@@ -88,6 +89,7 @@ _NAMES = (
     "output_norm", "output_norm.bias", "head", "head.scales",
     "block", "head_step", "head_parts",  # streaming.py
     "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
+    "states",  # values of all fixed states of one sequence
     "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of threads' columns
 )  # fmt: skip
 _PER_LAYER = (
@@ -138,6 +140,7 @@ def fill_table(
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
     values["experts_at_once"] = max((each.number for each in layout.experts.values()), default=0)
+    values["states"] = sum(layout.network.fixed_values)
     slots = Table.of(layout.shape)
     table = [values.get(name, 0) for name in slots.names]
     pieces = streams.table if streams else [0] * 4 * (layout.shape.layers + 2)

@@ -286,5 +286,5 @@ CORES: dict[type, dict[str, Unit]] = {
     Mamba: mamba.UNITS,    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
-_ALIKE = ("embed", "attend")  # units without products
-_OF_ROWS = ("qkv", "output")  # units whose tokens have rows of their own in a batch
+_ALIKE = ("embed", "attend", "delta_net", "mamba_scan", "convolve")  # units without products
+_OF_ROWS = ("qkv", "output", "delta_out", "mamba_out")  # units whose tokens have rows or states of their own in a batch

@@ -80,6 +80,7 @@ class PassBuilder:
             let(job[Job.slot(name)])
             for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes", "disk")
         )
+        self._sequence = let(job[Job.slot("sequence")])
         self.count = i64(1) if self.single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
         # In a step with adapters: makes sure that A x of a matrix is there.
@@ -372,6 +373,11 @@ class PassBuilder:
     def position_of(self, token: Value) -> Value:
         return let(T.cast(self.tokens[self.count + token], "int64") if self.apart else self.position + token)
 
+    def state(self, layer: Value, token: Value) -> Value:
+        """Where a layer has the fixed state of the token's sequence."""
+        sequence = T.cast(self.tokens[self.count * 3 + token], "int64") if self.apart else self._sequence
+        return let(self.layer_at(layer, "state") + sequence * self.at("states"))
+
     def _of_sequence(self, layer: Value, token: Value) -> Value:
         """Where the layer's lengths and starts are, those of the token's sequence."""
         return layer + token * self.shape.layers if self.apart else layer
@@ -383,6 +389,15 @@ class PassBuilder:
             return
         with loop(i64(0), self.count) as token:
             yield token
+
+    @contextmanager
+    def sequences(self) -> Iterator[tuple[Value, Value]]:
+        """The tokens of each sequence: the first, and the end."""
+        if not self.apart:
+            yield i64(0), self.count
+            return
+        with loop(i64(0), self.count) as token:
+            yield token, let(token + 1)
 
     @contextmanager
     def if_observed(self, token: Value) -> Iterator[Value]:

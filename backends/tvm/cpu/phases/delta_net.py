@@ -96,8 +96,6 @@ class _Head:
 
     def __init__(self, b: PassBuilder, core: DeltaNet, layer: Value, head: Value) -> None:
         self.b, self.core, self.layer, self.head = b, core, layer, head
-        memory = let(b.layer_at(layer, "state") + (core.kernel - 1) * core.mixed)
-        self.memory = let(memory + head * (core.size * core.value_size))
         work = let(b.at("work") + b.thread * b.at("part_stride"))
         self.query, self.key, self.value = work, let(work + core.size), let(work + 2 * core.size)
 
@@ -105,17 +103,21 @@ class _Head:
         b, core, convolution = self.b, self.core, _convolution(self.b, self.layer)
         key_head = let(remainder(self.head, core.key_heads))
         values_at = let(2 * core.key_heads * core.size + self.head * core.value_size)
-        with loop(i64(0), b.count) as token:
-            convolution.run(token, let(key_head * core.size), core.size, self.query)
-            convolution.run(token, let((core.key_heads + key_head) * core.size), core.size, self.key)
-            convolution.run(token, values_at, core.value_size, self.value)
-            self._normalise(self.query, core.size**-0.5)
-            self._normalise(self.key, 1.0)
-            decay, beta = self._gates(token)
-            out = let(b.at("mixed") + token * round_up(core.width, 32) + self.head * core.value_size)
-            for first in range(0, core.value_size // 16, _AT_ONCE):
-                self._step(range(first, min(first + _AT_ONCE, core.value_size // 16)), decay, beta, out)
-            self._finish(token, out)
+        with b.sequences() as (begin, stop):
+            memory = let(b.state(self.layer, begin) + (core.kernel - 1) * core.mixed)
+            memory = let(memory + self.head * (core.size * core.value_size))
+            with loop(begin, stop) as token:
+                convolution.run(begin, token, let(key_head * core.size), core.size, self.query)
+                convolution.run(begin, token, let((core.key_heads + key_head) * core.size), core.size, self.key)
+                convolution.run(begin, token, values_at, core.value_size, self.value)
+                self._normalise(self.query, core.size**-0.5)
+                self._normalise(self.key, 1.0)
+                decay, beta = self._gates(token)
+                out = let(b.at("mixed") + token * round_up(core.width, 32) + self.head * core.value_size)
+                for first in range(0, core.value_size // 16, _AT_ONCE):
+                    parts = range(first, min(first + _AT_ONCE, core.value_size // 16))
+                    self._step(memory, parts, decay, beta, out)
+                self._finish(token, out)
 
     def _normalise(self, at: Value, scale: float) -> None:
         """To length `scale`."""
@@ -136,7 +138,7 @@ class _Head:
         decay = let(exp(rate * softplus(b.floats[row + heads] + bias, 1), 1))
         return decay, let(sigmoid(b.floats[row], 1))
 
-    def _step(self, parts: Sequence[int], decay: Value, beta: Value, out: Value) -> None:
+    def _step(self, memory: Value, parts: Sequence[int], decay: Value, beta: Value, out: Value) -> None:
         """What the state holds for the key, the state with the new value, and what it holds for the query; of some
         vectors of the values."""
         b, core, states = self.b, self.core, self.b.states
@@ -146,7 +148,7 @@ class _Head:
         with loop(i64(0), i64(core.size)) as row:
             key = let(spread(b.floats[self.key + row]))
             for each, part in zip(found, parts, strict=True):
-                each.value = each.value + key * load(states, self.memory + row * core.value_size + part * 16)
+                each.value = each.value + key * load(states, memory + row * core.value_size + part * 16)
         changes = [
             let(spread(beta) * (load(b.floats, self.value + part * 16) - spread(decay) * each.value))
             for each, part in zip(found, parts, strict=True)
@@ -154,7 +156,7 @@ class _Head:
         with loop(i64(0), i64(core.size)) as row:
             key, query = let(spread(b.floats[self.key + row])), let(spread(b.floats[self.query + row]))
             for each, change, part in zip(sums, changes, parts, strict=True):
-                at = let(self.memory + row * core.value_size + part * 16)
+                at = let(memory + row * core.value_size + part * 16)
                 new = let(load(states, at) * spread(decay) + key * change)
                 store(states, at, new)
                 each.value = each.value + query * new

@@ -100,8 +100,6 @@ class _Head:
 
     def __init__(self, b: PassBuilder, core: Mamba, layer: Value, head: Value) -> None:
         self.b, self.core, self.layer, self.head = b, core, layer, head
-        memory = let(b.layer_at(layer, "state") + (core.kernel - 1) * core.mixed)
-        self.memory = let(memory + head * (core.size * core.head_dim))
         work = let(b.at("work") + b.thread * b.at("part_stride"))
         self.reads, self.writes, self.values = work, let(work + core.size), let(work + 2 * core.size)  # C, B, x
 
@@ -109,22 +107,28 @@ class _Head:
         b, core, convolution = self.b, self.core, _convolution(self.b, self.layer)
         group = let(quotient(self.head, core.heads // core.groups))
         writes = let(core.width + group * core.size)
-        with loop(i64(0), b.count) as token:
-            convolution.run(token, let(self.head * core.head_dim), core.head_dim, self.values)
-            convolution.run(token, writes, core.size, self.writes)
-            convolution.run(token, let(writes + core.groups * core.size), core.size, self.reads)
-            rate, bias, skip = (
-                b.weights.floats[b.layer_at(self.layer, name) + self.head] for name in ("ssm_a", "ssm_dt.bias", "ssm_d")
-            )
-            row = let(b.at("channels") + token * mamba_row(core) + core.width + core.mixed)
-            step = let(softplus(b.floats[row + self.head] + bias, 1))
-            decay = let(exp(rate * step, 1))
-            out = let(b.at("scanned") + token * round_up(core.width, 32) + self.head * core.head_dim)
-            for first in range(0, core.head_dim // 16, _AT_ONCE):
-                parts = range(first, min(first + _AT_ONCE, core.head_dim // 16))
-                self._step(parts, step, decay, let(spread(skip)), out)
+        with b.sequences() as (begin, stop):
+            memory = let(b.state(self.layer, begin) + (core.kernel - 1) * core.mixed)
+            memory = let(memory + self.head * (core.size * core.head_dim))
+            with loop(begin, stop) as token:
+                convolution.run(begin, token, let(self.head * core.head_dim), core.head_dim, self.values)
+                convolution.run(begin, token, writes, core.size, self.writes)
+                convolution.run(begin, token, let(writes + core.groups * core.size), core.size, self.reads)
+                rate, bias, skip = (
+                    b.weights.floats[b.layer_at(self.layer, name) + self.head]
+                    for name in ("ssm_a", "ssm_dt.bias", "ssm_d")
+                )
+                row = let(b.at("channels") + token * mamba_row(core) + core.width + core.mixed)
+                step = let(softplus(b.floats[row + self.head] + bias, 1))
+                decay = let(exp(rate * step, 1))
+                out = let(b.at("scanned") + token * round_up(core.width, 32) + self.head * core.head_dim)
+                for first in range(0, core.head_dim // 16, _AT_ONCE):
+                    parts = range(first, min(first + _AT_ONCE, core.head_dim // 16))
+                    self._step(memory, parts, step, decay, let(spread(skip)), out)
 
-    def _step(self, parts: Sequence[int], step: Value, decay: Value, skip: Value, out: Value) -> None:
+    def _step(
+        self, memory: Value, parts: Sequence[int], step: Value, decay: Value, skip: Value, out: Value
+    ) -> None:  # fmt: skip
         """The state with the new values, and what it holds for C; of some vectors of the values."""
         b, core, states = self.b, self.core, self.b.states
         values = [let(load(b.floats, self.values + part * 16)) for part in parts]
@@ -134,7 +138,7 @@ class _Head:
         with loop(i64(0), i64(core.size)) as row:
             write, read = let(spread(b.floats[self.writes + row])), let(spread(b.floats[self.reads + row]))
             for each, change, part in zip(sums, changes, parts, strict=True):
-                at = let(self.memory + row * core.head_dim + part * 16)
+                at = let(memory + row * core.head_dim + part * 16)
                 new = let(load(states, at) * spread(decay) + write * change)
                 store(states, at, new)
                 each.value = each.value + read * new
