@@ -15,7 +15,7 @@ from conftest import GOLDEN, open_golden
 import edge
 from edge.backends import engine_named
 from edge.backends.base import EngineConfig, VerifyingEngine
-from edge.backends.kv_cache import CapacityError
+from edge.backends.kv_cache import CapacityError, RewindError
 from edge.errors import InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
@@ -77,8 +77,29 @@ def test_drafts_have_the_logits_of_steps_in_every_dtype(kv_dtype: str) -> None:
     check(open_model(GOLDEN / "gemma3.gguf"), kv_dtype)
 
 
-def test_recurrent_states_cannot_forget_a_wrong_draft() -> None:
-    assert CPU.most_drafts(open_model(GOLDEN / "lfm2.gguf").spec) == 0
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", pytest.param("nemotron_h", marks=pytest.mark.exhaustive)])
+def test_recurrent_states_forget_wrong_drafts(name: str) -> None:
+    """A snapshot between has the tokens that stayed."""
+    model = open_model(GOLDEN / f"{name}.gguf")
+    check(model)
+    text, wrong = np.arange(40, 60, dtype=np.int32), np.arange(9, 13, dtype=np.int32)
+    with closing(load(model)) as engine:
+        for token in text:
+            engine.forward(token[None])
+        expected = engine.kv.save()
+        engine.kv.truncate(0)
+        for token in text[:16]:
+            engine.forward(token[None])
+        engine.verify(np.concatenate([text[16:], wrong]))
+        engine.kv.truncate(text.size)
+        found = engine.kv.save()
+        assert (found.data, found.tail) == (expected.data, expected.tail)
+        with pytest.raises(RewindError):
+            engine.kv.truncate(text.size - 1)
+        engine.verify(wrong)
+        engine.kv.truncate(text.size)
+        found = engine.kv.save()
+        assert (found.data, found.tail) == (expected.data, expected.tail)
 
 
 def test_only_as_many_drafts_are_verified_as_there_is_room_for() -> None:
@@ -93,9 +114,9 @@ def test_only_as_many_drafts_are_verified_as_there_is_room_for() -> None:
         assert engine.kv.length == 90
 
 
-def _answers(speculate: str, **options: object) -> tuple[str, edge.RunReport]:
+def _answers(name: str, speculate: str, **options: object) -> tuple[str, edge.RunReport]:
     keywords = {"max_kv_size": 200, "speculate": speculate, "backend": "cpu"}
-    with edge.load(GOLDEN / "llama-gqa-tied.gguf", **keywords) as session:  # type: ignore[arg-type]
+    with edge.load(GOLDEN / f"{name}.gguf", **keywords) as session:  # type: ignore[arg-type]
         prompt = np.tile(np.arange(5, 45, dtype=np.int32), 2)
         text = session.generate(prompt, max_tokens=260, ignore_eos=True, **options)
         assert session.report is not None
@@ -105,11 +126,12 @@ def _answers(speculate: str, **options: object) -> tuple[str, edge.RunReport]:
 COLD, WARM = SamplingParams(temperature=0.3, seed=5, repeat_penalty=1.05), SamplingParams(temperature=1, seed=1)
 
 
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35"])
 @pytest.mark.parametrize("sampling", [SamplingParams(), COLD, WARM])
-def test_an_answer_is_the_same_with_drafts_and_without(sampling: SamplingParams) -> None:
+def test_an_answer_is_the_same_with_drafts_and_without(name: str, sampling: SamplingParams) -> None:
     """Evictions included: the cache is too small for prompt and answer."""
-    text, report = _answers("auto", sampling=sampling)
-    plain, without = _answers("off", sampling=sampling)
+    text, report = _answers(name, "auto", sampling=sampling)
+    plain, without = _answers(name, "off", sampling=sampling)
     assert text == plain
     assert report.kv == without.kv
     assert without.drafted is None
