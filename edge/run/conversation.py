@@ -48,9 +48,10 @@ class Turn:
 
     def messages(self) -> list[dict[str, Any]]:
         said: list[dict[str, Any]] = [{"role": "user", "content": self.user}, *self.steps]
-        if self.calls:
-            return [*said, _calling(self.answer, self.calls)]
-        return [*said, {"role": "assistant", "content": self.answer}] if self.answer else said
+        return [
+            *said,
+            _calling(self.answer, self.calls) if self.calls else {"role": "assistant", "content": self.answer},
+        ]
 
 
 class Conversation:
@@ -85,7 +86,10 @@ class Conversation:
 
     def _said(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
         said = [] if self._system is None else [{"role": "system", "content": self._system}]
-        return said + [message for turn in turns for message in turn.messages()]
+        said += [message for turn in turns for message in turn.messages()]
+        if said and said[-1] == {"role": "assistant", "content": ""}:
+            said.pop()  # a question that waits for its answer
+        return said
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:

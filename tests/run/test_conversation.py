@@ -132,6 +132,11 @@ def test_a_conversation_comes_back_from_its_file(open_session: Open, tmp_path: P
     other = Conversation(open_session())
     other.load(path)
     assert other.messages == talk.messages
+    path.write_text(
+        json.dumps([{"role": each, "content": "x" * (each == "user")} for each in ("user", "assistant") * 2])
+    )
+    other.load(path)
+    assert [each["content"] for each in other.messages] == ["x", "", "x"]  # an empty answer, and a question
     talk.reset()
     assert talk.messages == [{"role": "system", "content": "Be brief."}]
 
