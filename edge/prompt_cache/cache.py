@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.budget import parse_bytes
 from edge.devices.output import check_path
 from edge.errors import EdgeError, InputError
+from edge.prompt_cache.cost import Cost
 from edge.prompt_cache.disk import BlockFiles
 from edge.prompt_cache.tree import BLOCK, Block, PrefixTree, prefix_name, root_name
 from edge.types import IntArray
@@ -30,6 +32,8 @@ from edge.types import IntArray
 DEFAULT_SIZE = "1GiB"
 SNAPSHOT_STEP = 2048  # tokens of a long prompt after which its tail is stored, too: a multiple of BLOCK
 _WAIT_S = 1.0  # for the lock, which is never free if a signal came in the middle of `store`
+
+_UNKNOWN = Cost()
 
 _log = logging.getLogger("edge")
 
@@ -56,8 +60,9 @@ class PromptCache:
         self._tiers += [self._files] if self._files else []
         self._lock = threading.Lock()
 
-    def restore(self, kv: KVCache, tokens: IntArray, most: int) -> int:
-        """Restore the rows of at most `most` first tokens into an empty cache. Returns their number."""
+    def restore(self, kv: KVCache, tokens: IntArray, most: int, cost: Cost = _UNKNOWN) -> int:
+        """Restore the rows of at most `most` first tokens into an empty cache. Returns their number. cost: as for
+        `store`."""
         parent, length = root_name(kv.key), 0
         with self._lock, self._holding() as hold:
             tail = None
@@ -78,7 +83,7 @@ class PromptCache:
                     tier.drop(block)
                     break
                 if self.memory and tier is not self._tree:
-                    self._tree.put(block)
+                    self._tree.put(replace(block, cost=cost.between(length, end)))
                 length += min(block.agreement(tokens[length:]), most - length)
                 if length < end:
                     kv.truncate(length)
@@ -119,8 +124,9 @@ class PromptCache:
         steps = {each for each in range(SNAPSHOT_STEP, tokens.size, SNAPSHOT_STEP) if each > shared}
         return sorted({shared, *(size // BLOCK * BLOCK for size in (system, tokens.size)), *steps} - {0})
 
-    def store(self, kv: KVCache, tokens: IntArray) -> None:
-        """Store a copy of the cache's first rows, those of `tokens`; existing blocks are only marked as used.
+    def store(self, kv: KVCache, tokens: IntArray, cost: Cost = _UNKNOWN) -> None:
+        """Store a copy of the cache's first rows, those of `tokens`; existing blocks are only marked as used. cost: of
+        running tokens again, by which memory evicts; the folder evicts what was not used for longest.
 
         Nothing may have been evicted. Failures are logged: they must not fail an answer.
         """
@@ -130,7 +136,8 @@ class PromptCache:
                 for first in range(0, tokens.size, BLOCK):
                     part = tokens[first : first + BLOCK]
                     if lacking := [tier for tier in tiers if not tier.has(parent, part)]:
-                        block = Block(parent, part, kv.save(first, first + part.size).data)
+                        end = first + part.size
+                        block = Block(parent, part, kv.save(first, end).data, cost.between(first, end))
                         full = [tier for tier in lacking if not tier.put(block)]
                         tiers = [tier for tier in tiers if tier not in full]  # a block is useless without its parent
                     if not tiers:
@@ -138,7 +145,7 @@ class PromptCache:
                     before, parent = parent, prefix_name(parent, part)
                     hold(parent)
                 if kv.has_tail and kv.length == tokens.size and tokens.size and tokens.size % BLOCK == 0:
-                    self._store_tail(kv, _tail_name(before), part, tiers)
+                    self._store_tail(kv, _tail_name(before), part, tiers, cost.between(0, tokens.size))
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             _log.warning("the prompt cache could not be written: %s%s", where, error.strerror or error)
@@ -152,11 +159,13 @@ class PromptCache:
             self.memory = memory
             self._lock.release()
 
-    def _store_tail(self, kv: KVCache, parent: str, part: IntArray, tiers: list[PrefixTree | BlockFiles]) -> None:
+    def _store_tail(
+        self, kv: KVCache, parent: str, part: IntArray, tiers: list[PrefixTree | BlockFiles], cost: float
+    ) -> None:
         lacking = [tier for tier in tiers if not tier.has(parent, part)]
         if lacking and (tail := kv.save(kv.length).tail) is not None:
             for tier in lacking:
-                tier.put(Block(parent, part, tail))
+                tier.put(Block(parent, part, tail, cost))  # without it, the rows before it are of no use
 
     def _find_tail(self, parent: str, tokens: IntArray) -> tuple[int, bytes | memoryview | None]:
         """The longest prefix of these tokens with a stored tail: its length and the tail; 0 and None if there is

@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from edge.types import IntArray
 
 BLOCK = 64  # tokens. Shorter ones are more files, longer ones more rows that are stored twice where prompts part.
 _NAME_BYTES = 12
+_COMPARED = 256  # blocks of which the one of least worth is evicted, from the least recently used on
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,7 @@ class Block:
     parent: str  # name of the prefix
     tokens: IntArray  # int32 [n]
     data: bytes | memoryview  # `KVState.data`
+    cost: float = 1.0  # of running its tokens again
 
     @cached_property
     def name(self) -> str:
@@ -61,14 +64,17 @@ def agreement(one: IntArray, other: IntArray) -> int:
 
 
 class PrefixTree:
-    """Blocks in memory, at most `limit` bytes. The least recently used are evicted first, leaves before their parents;
-    held blocks stay."""
+    """Blocks in memory, at most `limit` bytes. Those are evicted first whose rows are worth least: cost of running them
+    again ÷ bytes, × likelihood of a use, which falls with the uses of others since the last one. Blocks of equal cost
+    are so evicted from the least recently used one on. Leaves go before their parents; held blocks stay."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.nbytes = limit, 0
         self._blocks: OrderedDict[str, Block] = OrderedDict()  # by name, the least recently used first
         self._children: defaultdict[str, list[Block]] = defaultdict(list)  # by the name of their parent
         self._holders: Counter[str] = Counter()
+        self._uses = 0
+        self._used: dict[str, int] = {}  # by name: `_uses` when the block was used last
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -78,7 +84,7 @@ class PrefixTree:
         best = max(self._children.get(parent, ()), key=lambda block: block.agreement(tokens), default=None)
         if best is None or not best.agreement(tokens):
             return None
-        self._blocks.move_to_end(best.name)
+        self._use(best)
         return best
 
     def has(self, parent: str, tokens: IntArray) -> bool:
@@ -96,6 +102,7 @@ class PrefixTree:
             if each.agreement(block.tokens) == each.tokens.size and not self.references(each.name):
                 self.drop(each)
         self._blocks[block.name] = block
+        self._use(block)
         self._children[block.parent].append(block)
         self.nbytes += block.nbytes
         return True
@@ -108,12 +115,20 @@ class PrefixTree:
     def _make_room(self, nbytes: int, keep: str = "") -> bool:
         """Evict blocks other than `keep` until this many bytes fit. False if that is impossible."""
         while self.nbytes + nbytes > self.limit:
-            free = (each for each in self._blocks.values() if not self.references(each.name))
-            victim = next((each for each in free if each.name != keep), None)
+            free = (each for each in self._blocks.values() if not self.references(each.name) and each.name != keep)
+            victim = min(islice(free, _COMPARED), key=self._worth, default=None)
             if victim is None:
                 return False
             self.drop(victim)
         return True
+
+    def _worth(self, block: Block) -> float:
+        return block.cost / block.nbytes / (1 + self._uses - self._used[block.name])
+
+    def _use(self, block: Block) -> None:
+        self._uses += 1
+        self._used[block.name] = self._uses
+        self._blocks.move_to_end(block.name)
 
     def references(self, name: str) -> int:
         """The number of references to a block: its holders and its children."""
@@ -135,3 +150,4 @@ class PrefixTree:
         if not self._children[block.parent]:
             del self._children[block.parent]
         self.nbytes -= block.nbytes
+        del self._used[block.name]

@@ -22,6 +22,7 @@ from edge.model.prompt import Prompt, joined
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.plan import Plan
 from edge.prompt_cache.cache import SNAPSHOT_STEP, PromptCache
+from edge.prompt_cache.cost import Cost
 from edge.prompt_cache.tree import BLOCK, agreement
 from edge.run.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
 from edge.run.meters import EnergyMeter
@@ -56,6 +57,7 @@ class TokenSequence:
     ) -> None:
         """lora: the adapters that the engine runs. meter: counts the bytes that passes read."""
         self.engine, self.plan, self.lora, self.prompt_cache = engine, plan, lora, prompt_cache
+        self._cost = Cost.of_model(engine.spec)  # of tokens whose rows the prompt cache evicts
         self.policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
         self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
@@ -477,7 +479,7 @@ class TokenSequence:
         if prompt.waiting > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
             most -= most % self.pass_size(prompt.waiting)
         tokens = prompt.peek(kv.capacity)
-        reused = self.prompt_cache.restore(kv, tokens, most)
+        reused = self.prompt_cache.restore(kv, tokens, most, self._cost)
         prompt.advance(reused)
         self._note(tokens[:reused])
         self.fed = array("i", tokens[:reused].tolist())
@@ -514,4 +516,4 @@ class TokenSequence:
     def remember(self) -> None:
         """Put the rows of all prompts so far, and of the answers between them, into the prompt cache."""
         if self.prompt_cache is not None and not self.evicted:
-            self.prompt_cache.store(self.engine.kv, np.array(self.fed[: self._prompts_end], np.int32))
+            self.prompt_cache.store(self.engine.kv, np.array(self.fed[: self._prompts_end], np.int32), self._cost)

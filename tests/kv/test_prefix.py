@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import examples
+from conftest import examples, open_golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefix_rows import WIDTH, PrefixRows, longest_common_prefix, rows_for, tokens_of
@@ -23,6 +23,7 @@ from prefix_rows import WIDTH, PrefixRows, longest_common_prefix, rows_for, toke
 from edge.errors import InputError
 from edge.prompt_cache import disk
 from edge.prompt_cache.cache import PromptCache
+from edge.prompt_cache.cost import Cost
 from edge.prompt_cache.tree import BLOCK, Block, PrefixTree, prefix_name, root_name
 from edge.types import IntArray
 
@@ -215,6 +216,57 @@ def test_blocks_that_are_held_or_have_some_behind_them_stay(data: st.DataObject)
         for name in tree._blocks:
             behind = sum(block.parent == name for block in tree._blocks.values())
             assert tree.references(name) == held.count(name) + behind
+
+
+COSTS = st.sampled_from([Cost(), Cost(1e9, 1e5), Cost(3e7, 0.0)])
+
+
+@settings(max_examples=examples(30))
+@given(
+    prompts=st.lists(st.tuples(PROMPT, st.sampled_from(["one", "other"]), COSTS), min_size=2, max_size=14),
+    blocks=st.integers(1, 9),
+)
+def test_whatever_blocks_cost_the_limit_holds(prompts: list[tuple[IntArray, str, Cost]], blocks: int) -> None:
+    cache = PromptCache(memory=f"{blocks * BLOCK_BYTES}B")
+    for prompt, key, cost in prompts:
+        kv = PrefixRows(key)
+        reused = cache.restore(kv, prompt, prompt.size - 1, cost)
+        np.testing.assert_array_equal(kv.rows, rows_for(prompt[:reused]).reshape(-1, WIDTH))
+        kv.run(prompt)
+        cache.store(kv, prompt, cost)
+        assert cache._tree.nbytes == sum(block.nbytes for block in cache._tree._blocks.values()) <= cache.memory
+        assert set(cache._tree._used) == set(cache._tree._blocks)
+
+
+def test_an_expensive_prefix_outlives_a_cheap_one() -> None:
+    """One that was used as recently; in the end, it goes as well if it is not used."""
+    cache = PromptCache(memory=f"{4 * BLOCK_BYTES}B")
+    dear, cheap, *others = (tokens_of((value, 2 * BLOCK)) for value in range(1, 60))
+
+    def store(prompt: IntArray, cost: Cost) -> None:
+        kv = PrefixRows()
+        kv.run(prompt)
+        cache.store(kv, prompt, cost)
+
+    def held(prompt: IntArray) -> bool:
+        name = prefix_name(root_name("model"), prompt[:BLOCK])
+        return name in cache._tree._blocks
+
+    store(dear, Cost(8.0))
+    store(cheap, Cost(1.0))
+    store(others[0], Cost(1.0))
+    assert (held(dear), held(cheap)) == (True, False)
+    for other in others[1:]:
+        store(other, Cost(1.0))
+    assert not held(dear)
+
+
+def test_tokens_of_larger_models_and_later_tokens_cost_more() -> None:
+    small, large = (Cost.of_model(open_golden(name).model.spec) for name in ("llama-one-layer", "llama-gqa-tied"))
+    assert 0 < small.token < large.token
+    assert 0 < small.row < large.row
+    assert large.between(0, 64) < large.between(64, 128)
+    assert Cost(5.0, 2.0).between(3, 6) == 3 * 5 + 2 * (3 + 4 + 5)
 
 
 # What is never believed

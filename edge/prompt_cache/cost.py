@@ -1,0 +1,29 @@
+"""The cost of running tokens again whose rows were evicted, by which blocks of several models are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Operations: of each token, and for each row before it, which attention reads."""
+
+    token: float = 1.0
+    row: float = 0.0
+
+    @classmethod
+    def of_model(cls, spec: ModelSpec) -> Cost:
+        """Of a model's layers: windows, which make late tokens cheaper, are left out of account."""
+        idle = spec.expert_parameters * (1 - spec.experts_used / spec.experts) if spec.experts else 0.0
+        network = spec.network
+        widths = [core.width for core in network.attention if core] if network else [spec.heads * spec.head_dim]
+        count = 1 if network else spec.layers
+        return cls(2.0 * max(1.0, spec.parameters - spec.table_parameters - idle), 4.0 * sum(widths) * count)
+
+    def between(self, first: int, end: int) -> float:
+        """Of the tokens from `first` to before `end`."""
+        count = end - first
+        return count * (self.token + self.row * (first + end - 1) / 2)
