@@ -86,6 +86,7 @@ bench: $(VENV)/.dev
 golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/make.py
 	$(GOLDEN_PYTHON) tests/golden/beams.py
+	$(GOLDEN_PYTHON) tests/golden/encoders.py
 	$(BIN)/python tests/golden/tokens.py
 	$(GOLDEN_PYTHON) tests/golden/folders.py
 	$(BIN)/python tests/golden/back.py build/folders

@@ -106,6 +106,8 @@ class CPU(Backend):
     def one_at_a_time(self, spec: ModelSpec) -> str | None:
         from edge.model.tensors import find_network
 
+        if spec.encoder:
+            return "an encoder"
         return "a model with recurrent layers" if any(find_network(spec).fixed_values) else None
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
@@ -158,7 +160,7 @@ class CPU(Backend):
             + _TABLE_BYTES * (shape.layer_inputs > 0),
             streamed=streaming.streamed,
             fixed_kv=config.sequences * fixed,
-            least_weights=streaming.least,
+            least_weights=None if spec.encoder else streaming.least,
             lora=adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
             on_disk=spec.table_bytes if shape.layer_inputs else 0,
         )

@@ -62,6 +62,8 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
         ("--gpu-layers", options.gpu_layers, 0, spec.layers + 1),  # the output layer is one more
     ):
         check_count(flag, value, low, high, f" ({most.why})" if high == most.rows else "")
+    if spec.encoder and options.prefill_step_size is not None:
+        raise InputError("--prefill-step-size: an encoder runs whole texts: state --max-kv-size for shorter ones")
     if not elsewhere:
         check_threads(run.threads)
     if has.granularity == "token" and not _keeps_newest(run):

@@ -19,6 +19,7 @@ import numpy as np
 
 from edge.errors import InputError, UnsupportedError
 from edge.model.prompt import Prompt
+from edge.model.spec import check_generates
 from edge.model.thinking import Think
 from edge.run.arguments import check_text
 from edge.run.report import RunReport
@@ -56,6 +57,7 @@ class Conversation:
         if not hasattr(session, "model"):
             raise InputError(f"session must be edge.Session, not {session!r:.60}")
         check_text("system", system)
+        check_generates(session.spec)
         if session.model.template is None:
             raise UnsupportedError(f"{session.model.name} has no chat template: use --raw")
         self.session = session
