@@ -107,6 +107,7 @@ class Capabilities:
     hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
     sequences: bool = False  # it runs several at once (`BatchedEngine`)
+    verifies: bool = False  # it runs several tokens with the results of single ones (`VerifyingEngine`)
 
 
 class Engine(Protocol):
@@ -281,10 +282,6 @@ class Backend(ABC):
         """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
         ones could not be forgotten without a trace."""
         return 0
-
-    def one_at_a_time(self, spec: ModelSpec) -> str | None:
-        """Why the engine runs only one sequence of this model at a time; None if it runs several."""
-        return None if self.CAPABILITIES.sequences else f"the {self.NAME} engine"
 
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""

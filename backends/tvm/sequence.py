@@ -46,16 +46,16 @@ class Angles:
 
 
 class NativeSequence:
-    """The Engine and ObservedEngine protocols for one sequence. run: runs tokens of it, at most a chunk, and leaves as
-    many rows of logits as wanted, [wanted, vocab]."""
+    """The Engine and ObservedEngine protocols for one sequence. number: among those of the engine. run: runs tokens of
+    it, at most a chunk, and leaves as many rows of logits as wanted, [wanted, vocab]."""
 
     capabilities = ENGINE.CAPABILITIES
 
     def __init__(
-        self, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
+        self, number: int, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
         run: Callable[[NativeSequence, IntArray, int], FloatArray],
     ) -> None:  # fmt: skip
-        self.spec, self.config, self.kv, self.angles, self._run = spec, config, kv, angles, run
+        self.number, self.spec, self.config, self.kv, self.angles, self._run = number, spec, config, kv, angles, run
         self.observed, self.votes = 0, False
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
