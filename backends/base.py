@@ -108,6 +108,7 @@ class Capabilities:
     hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
     sequences: bool = False  # it runs several at once (`BatchedEngine`)
+    verifies: bool = False  # it runs several tokens with the results of single ones (`VerifyingEngine`)
 
 
 class Engine(Protocol):

@@ -49,6 +49,7 @@ class CPU(Backend):
         lora=True,
         hidden=True,
         sequences=True,
+        verifies=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.93, 4.6, 0.57), "floats": WeightEfficiency(0.93, 1.4)},
@@ -100,18 +101,15 @@ class CPU(Backend):
         """One fewer than the tokens for which products read weights once."""
         from edge.backends.tvm.compiler.compiled import is_installed
         from edge.backends.tvm.targets import choose_target
-        from edge.model.tensors import find_network
 
-        if any(find_network(spec).fixed_values) or not is_installed():
-            return 0
-        return choose_target().gemm_tokens - 1
+        return choose_target().gemm_tokens - 1 if is_installed() else 0
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
         from edge.backends.ring import LayerKinds
         from edge.backends.row_lists import pinned_bytes
         from edge.backends.tvm.adapters import adapter_bytes, padded_rank
-        from edge.backends.tvm.cpu.arguments import make_scratch
+        from edge.backends.tvm.cpu.arguments import Kept, make_scratch
         from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
         from edge.backends.tvm.kv.regions import TILE, make_regions
         from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
@@ -129,7 +127,9 @@ class CPU(Backend):
         regions, rings = make_regions(kinds, core.kv_heads, config, spec.context, apart)
         heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
-        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank, config.together)
+        kept = Kept.of(network, target, config.drafts)
+        given = config.chunk, config.threads, observed, rank, config.together, kept.floats
+        scratch = make_scratch(shape, target, *given)
         per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
         fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
         per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
@@ -147,7 +147,7 @@ class CPU(Backend):
         return Footprint(
             weights=packed_bytes(spec),
             kv=config.sequences * (regions.size * per_whole + fixed),
-            scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope)
+            scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope + config.threads * kept.copied)
             + config.sequences * (by_head + pinned),
             runtime=_RUNTIME_BYTES
             + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from edge.backends.token_table import TokenTable
 from edge.backends.tvm import ENGINE
 from edge.backends.tvm.adapters import Adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
-from edge.backends.tvm.cpu.arguments import Job, Table, fill_table, make_scratch
+from edge.backends.tvm.cpu.arguments import Job, Kept, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.cpu.expert_trace import save_trace
 from edge.backends.tvm.cpu.slots import ExpertSlots, reads_size
@@ -91,11 +92,13 @@ class NativeEngine:
         regions, rings = parts[0]
         observed = round_up(regions.longest, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
-        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank, config.together)
+        kept = Kept.of(network, target, config.drafts)
+        sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats
+        scratch, copies = make_scratch(shape, target, *sizes), config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)
         reads = reads_size(layout) if slots else 0
-        table = np.array(fill_table(layout, scratch, rope_size, streams, reads), np.int64)
+        table = np.array(fill_table(layout, scratch, rope_size, streams, reads, kept, copies), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
         self._layout = layout
@@ -133,9 +136,11 @@ class NativeEngine:
             if apart else None
         )  # fmt: skip
         self._model_key = key
-        self._states = aligned_zeros(count * sum(network.fixed_values), "float32")
+        self._states = aligned_zeros(copies + count * sum(network.fixed_values), "float32")
+        most = 1 + config.drafts
         states = [
-            FixedState(network.fixed_values, each) if each.size else None for each in self._states.reshape(count, -1)
+            FixedState(network.fixed_values, each, partial(self._apply, number), most) if each.size else None
+            for number, each in enumerate(self._states[copies:].reshape(count, -1))
         ]
         # Weights are packed so that pairs are neighbours.
         ropes = [CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head) for _ in sequences]
@@ -277,7 +282,17 @@ class NativeEngine:
         self._arena.follow(count)
         positions = kv.next_position + np.arange(count, dtype=np.int32)
         angle = sequence.angles.row(kv.rope.rotation, kv.next_rope_position, count)
-        return self._run_together(positions, np.zeros(count, np.int32), angle, [(sequence, count)])
+        observed, drafts = np.zeros(count, np.int32), Job.VERIFIED if kv.state else 0
+        found = self._run_together(positions, observed, angle, [(sequence, count)], drafts)
+        if kv.state:
+            kv.state.draft(count)
+        return found
+
+    def _apply(self, number: int, count: int) -> None:
+        """Change the fixed state of a sequence by the first of the tokens that were verified last."""
+        if self._workers is None:
+            raise EngineError("the engine is closed")
+        self._workers.run(kind=Job.APPLY, count=count, sequence=number, drafts=Job.APPLIED)
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
@@ -316,7 +331,7 @@ class NativeEngine:
         self._finish(
             count, kind=Job.STEP if count == 1 else Job.CHUNK, position=kv.next_position,
             angle=angles.row(kv.rope.rotation, kv.next_rope_position, count), wanted=wanted,
-            observed=min(count, sequence.observed), votes=int(sequence.votes), sequence=sequence.number,
+            observed=min(count, sequence.observed), votes=int(sequence.votes), sequence=sequence.number, drafts=0,
         )  # fmt: skip
         kv.appended(count)
         self._end()
@@ -337,8 +352,9 @@ class NativeEngine:
         return self._run_together(positions, observed, self._batch_angles, [(each, 1) for each in sequences])
 
     def _run_together(
-        self, positions: IntArray, observed: IntArray, angle: int, sequences: Sequence[tuple[NativeSequence, int]]
-    ) -> FloatArray:
+        self, positions: IntArray, observed: IntArray, angle: int, sequences: Sequence[tuple[NativeSequence, int]],
+        drafts: int = 0,
+    ) -> FloatArray:  # fmt: skip
         """Run the tokens that were begun, each as if it ran alone. angle: the row of angles of the first. sequences:
         that get rows, and how many. Returns their logits."""
         count = positions.size
@@ -349,7 +365,7 @@ class NativeEngine:
         fitting = (at for at, size in enumerate(self._batches) if size >= count)
         self._finish(
             count, kind=Job.BATCH + next(fitting, len(self._batches) - 1), position=0, angle=angle,
-            wanted=count, observed=int(observed.any()), votes=0, sequence=0,
+            wanted=count, observed=int(observed.any()), votes=0, sequence=sequences[0][0].number, drafts=drafts,
         )  # fmt: skip
         for sequence, rows in sequences:
             sequence.kv.appended(rows)

@@ -122,8 +122,10 @@ class Model:
         template, known = self._needed_template(), parse_tools(tools) or []
         only, required, any_call = parse_choice(tool_choice, [tool["function"]["name"] for tool in known])
         known = known if any_call else []
-        segments, thinks = template.conversation(messages, known, Think.parse(think), variables)
-        use = ToolUse(self.tool_format, known, only, required, parallel_tool_calls) if known else None
+        thought = Think.parse(think)
+        segments, thinks = template.conversation(messages, known, thought, variables)
+        may_think = thought.enabled is not False
+        use = ToolUse(self.tool_format, known, only, required, parallel_tool_calls, may_think) if known else None
         return Prompt(self._with_bos(self._encode_segments(self._merged(segments))), thinks, use, whole=True)
 
     @property

@@ -74,7 +74,7 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Reque
     room = session.engine.kv.capacity
     if job.tokens.size >= room and not session.may_evict:
         raise InputError(f"the prompt has {job.tokens.size} tokens, but there are {room} free KV rows")
-    longest = room - job.tokens.size if job.tokens.size < room else room
+    longest = room if session.may_evict else room - job.tokens.size
     return Request(
         prompt=prompt, max_tokens=asked.max_tokens or longest,
         sampling=model.sampling(**chosen), stop=asked.stop or None, ignore_eos=asked.ignore_eos,

@@ -397,6 +397,29 @@ def test_shares_of_energy_add_up() -> None:
     assert ledger.read(anew=True).joules == 10.0
 
 
+def test_models_that_take_turns_pay_for_their_own() -> None:
+    """By the time of their turns, which is an estimate once they had turns between two readings; none pays for idle
+    times."""
+    meter, now = Joules(), [0.0]
+    ledger = Ledger(meter, lambda: now[0], idle=True)
+    one, two = ledger.share(), ledger.share()
+    for number, (seconds, joules, shares) in enumerate(
+        [(9, 90.0, ()), (1, 4.0, [one]), (9, 90.0, ()), (2, 6.0, [two])]
+    ):
+        ledger.run(shares)
+        now[0], meter.joules = now[0] + seconds, meter.joules + joules
+        ledger.run(())
+        expected = [(0.0, 0.0), (4.0, 0.0), (4.0, 0.0), (4.0, 6.0)][number]
+        assert tuple(each.read().joules for each in (one, two)) == expected
+    assert {each.read().kind for each in (one, two)} == {"counter"}
+    for share in (one, two, one):
+        ledger.run([share])
+        now[0], meter.joules = now[0] + 1, meter.joules + 2
+    ledger.run(())
+    assert [each.read().joules for each in (one, two)] == pytest.approx([8.0, 8.0])
+    assert {each.read().kind for each in (one, two)} == {"estimate"}
+
+
 def test_energy_ends_one_generation_and_not_others(model: Model) -> None:
     """The meter counts a joule for each reading; the limited one has a part of them."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from small_models import Special
 from thinking_models import write_script
-from tool_templates import QWEN3, TOOLS
+from tool_templates import GPT_OSS, QWEN3, TOOLS
 
 from edge.errors import InputError
 from edge.model.model import Model, open_model
@@ -172,3 +172,62 @@ def test_a_system_prompt_beside_messages(speaks: Speak) -> None:
         count = session.report and session.report.tokens.prompt
         whole = [{"role": "system", "content": "Be brief."}, *MESSAGES]
         assert session.model.chat_prompt(whole).first(None).size == count
+
+
+HARMONY = Special(
+    control=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+    template=GPT_OSS,
+)
+LOOKED = "I look. to=functions.time"
+LOOK = f"<|channel|>analysis<|message|>{LOOKED}<|end|><|start|>assistant"
+BODY = '<|message|>{"city": "Rome"}<|call|>'
+
+
+@pytest.mark.parametrize("special", [HARMONY, Special(template=GPT_OSS)], ids=["tokens", "text"])
+@pytest.mark.parametrize(
+    ("before", "answer", "thought", "said"),
+    [
+        (LOOK, f" to=functions.get_weather<|channel|>commentary json{BODY}", LOOKED, ""),
+        (LOOK, f"<|channel|>commentary to=functions.get_weather <|constrain|>json{BODY}", LOOKED, ""),
+        ("", f" to=functions.get_weather<|channel|>commentary json{BODY}", "", ""),
+        (LOOK, "<|channel|>final<|message|>{{Sunny}} to=functions.", LOOKED, "{{Sunny}} to=functions."),
+        (f"{LOOK}<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant",
+         f" to=functions.get_weather json{BODY}", f"{LOOKED}Wait.", ""),
+    ],
+    ids=["recipient-first", "channel-first", "no-thought", "text", "preamble"],
+)  # fmt: skip
+def test_calls_with_headers(
+    tmp_path: Path, special: Special, before: str, answer: str, thought: str, said: str
+) -> None:
+    """gpt-oss's: the header of a part says whether it is a thought, a call or text."""
+    model = open_model(write_script(tmp_path / "m.gguf", special, 8, [2], CONTEXT))
+    start = model.chat_prompt(MESSAGES, tools=TOOLS).first(None).size
+    script = model.tokenizer.encode((before + answer).removesuffix("<|call|>"), special=True).tolist()
+    path = write_script(tmp_path / "m.gguf", special, start, script, CONTEXT)
+    with load(path, backend="reference", max_kv_size=CONTEXT) as session:
+        events, thoughts = list[Any](), list[str]()
+        text = session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=len(script), on_call=events.append,
+                                on_thought=thoughts.append)  # fmt: skip
+        report = session.report
+    assert report is not None
+    told = "".join(thoughts)
+    assert (told if special.control else told.replace("<|end|>", "")) == thought  # which is no token there
+    assert text == said
+    calls = [(call.name, json.loads(call.arguments)) for call in report.tool_calls]
+    assert calls == ([] if said else [("get_weather", {"city": "Rome"})])
+    if calls:
+        assert [type(each) for each in (events[0], events[-1])] == [CallBegin, CallEnd]
+
+
+def test_a_replayed_call_is_what_the_model_wrote(tmp_path: Path) -> None:
+    """The template writes an earlier call as the grammar forces it, so the rows of the conversation stay."""
+    model = open_model(write_script(tmp_path / "m.gguf", HARMONY, 8, [2], CONTEXT))
+    first = model.chat_prompt(MESSAGES, tools=TOOLS).first(None)
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    later = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]},
+             {"role": "tool", "tool_call_id": "c1", "content": "none"}]  # fmt: skip
+    second = model.chat_prompt(later, tools=TOOLS).first(None)
+    answer = model.tokenizer.encode(
+        f" to=functions.get_weather<|channel|>commentary json{BODY}", special=True, start=False
+    )
+    assert second[: first.size + answer.size].tolist() == [*first.tolist(), *answer.tolist()]

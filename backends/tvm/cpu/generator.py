@@ -253,6 +253,14 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                     with when(table[slots.place(layer, "form")] == index):
                         _layer(shape, form, kind, layer, emit, waves)
             emit(kind, "head", i64(0), i64(0))
+    batches = [kind for kind in pass_kinds(design) if kind.apart]
+    if shape.states and batches:
+        with when(number == Job.APPLY), loop(i64(0), i64(shape.layers)) as layer:
+            for index, form in enumerate(shape.forms):
+                with when(table[slots.place(layer, "form")] == index):
+                    for block in form:
+                        if unit := _RECURRENT.get(type(shape.blocks[block].core)):
+                            emit(batches[0], shape.code(block, unit), layer, i64(0))
 
 
 def _layer(
@@ -286,5 +294,6 @@ CORES: dict[type, dict[str, Unit]] = {
     Mamba: mamba.UNITS,    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
-_ALIKE = ("embed", "attend", "delta_net", "mamba_scan", "convolve")  # units without products
+_RECURRENT: dict[type, str] = {DeltaNet: "delta_net", Mamba: "mamba_scan", ShortConvolution: "convolve"}
+_ALIKE = ("embed", "attend", *_RECURRENT.values())  # units without products
 _OF_ROWS = ("qkv", "output", "delta_out", "mamba_out")  # units whose tokens have rows or states of their own in a batch

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge.devices.memory import memory_use, release_free_memory
+from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.lora import size_of
 from edge.model.lora_file import Loras, parse_lora
@@ -19,6 +20,7 @@ from edge.run.loading import open_session
 from edge.run.opening import open_model
 from edge.run.report import RunReport
 from edge.run.session import Session
+from edge.run.shares import Ledger as Energy
 from edge.server.deadline import Deadline
 from edge.server.models.ledger import Ledger
 from edge.server.models.worker import Job, Turns, Worker
@@ -70,7 +72,9 @@ class Pool:
         self.ledger = ledger or Ledger(options.memory)
         self.workers: dict[str, Worker] = {}
         self.loads = self.evictions = 0
-        self._turns = Turns()
+        self.energy = Energy(find_meter(), idle=True)
+        self.shares = {name: self.energy.share() for name in self.entries}  # of the joules, by model
+        self._turns = Turns(self.energy)
         self._loading = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[Worker]] = {}
 
@@ -151,7 +155,8 @@ class Pool:
         """Load a model, and evict the least recently used idle ones until it fits."""
         while True:
             worker = Worker(
-                entry.name, lambda: self._open(entry), self._turns, on_end=self._on_end, lora=self._lora
+                entry.name, lambda: self._open(entry), self._turns, self.shares[entry.name], on_end=self._on_end,
+                lora=self._lora,
             )  # fmt: skip
             try:
                 await asyncio.wrap_future(worker.opened)
@@ -193,17 +198,20 @@ class Pool:
             loras=max(1, min(options.sequences, len(loras))),
         )  # fmt: skip
         others = [each for each in self.entries.values() if each is not entry and each.name not in self.ledger.models]
+        # The joules of a power limit are those of all models.
+        meter = self.shares[entry.name] if options.power is None else None
         before, for_others = memory_use().rss, sum(map(self._least, others))
         try:
-            session = open_session(entry.path, options, more=self.ledger.to_come + for_others)
+            session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come + for_others)
         except BudgetError:
             if not others:
                 raise
-            session = open_session(entry.path, options, more=self.ledger.to_come)
+            session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come)
         except UnsupportedError:
             if options.sequences == 1:
                 raise
-            session = open_session(entry.path, replace(options, sequences=1), more=self.ledger.to_come)
+            options = replace(options, sequences=1)
+            session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come)
         if largest not in (None, self._lora):
             session.set_lora(self._lora)
         self.ledger.enter(entry.name, session.plan.bytes, before, prompts)

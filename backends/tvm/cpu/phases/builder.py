@@ -21,7 +21,7 @@ from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix, Weights, multip
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import meet
 from edge.backends.tvm.cpu.kernels.timing import add_time
-from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, when
+from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, store, when
 from edge.backends.tvm.design import Design, low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, IntegerBlock
 from edge.backends.tvm.packing.cores import Groups, groups_of, round_up
@@ -83,7 +83,7 @@ class PassBuilder:
             let(job[Job.slot(name)])
             for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes", "disk")
         )
-        self._sequence = let(job[Job.slot("sequence")])
+        self._sequence, self._drafts = (let(job[Job.slot(name)]) for name in ("sequence", "drafts"))
         self.count = i64(1) if self.single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
         # In a step with adapters: makes sure that A x of a matrix is there.
@@ -383,8 +383,41 @@ class PassBuilder:
 
     def state(self, layer: Value, token: Value) -> Value:
         """Where a layer has the fixed state of the token's sequence."""
-        sequence = T.cast(self.tokens[self.count * 3 + token], "int64") if self.apart else self._sequence
+        sequence = self._sequence
+        if self.apart:
+            of_token = T.cast(self.tokens[self.count * 3 + token], "int64")
+            sequence = T.if_then_else(self._drafts > 0, sequence, of_token)
         return let(self.layer_at(layer, "state") + sequence * self.at("states"))
+
+    def for_drafts(self, state: Value, count: int) -> Value:
+        """Where to change `count` values of a state: where they are, or in the thread's copy if that may be undone."""
+        if not self.apart:
+            return state
+        copy = let(self.thread * self.at("copied"))
+        with when(self._drafts == Job.VERIFIED), loop(i64(0), i64(count // 16)) as part:
+            store(self.states, copy + part * 16, load(self.states, state + part * 16))
+        return let(T.if_then_else(self._drafts == Job.VERIFIED, copy, state))
+
+    @contextmanager
+    def unless_verified(self) -> Iterator[None]:
+        """For what changes states in place."""
+        if not self.apart:
+            yield
+            return
+        with when(self._drafts < Job.VERIFIED):
+            yield
+
+    @contextmanager
+    def if_applied(self) -> Iterator[None]:
+        """In an APPLY job."""
+        with when(self._drafts == Job.APPLIED):
+            yield
+
+    def inputs_at(self, name: str, layer: Value) -> Value:
+        """Where a core with a fixed state has its inputs, "channels" or "steps"; of drafts, the layer keeps them."""
+        if self.single:
+            return let(self.at(name))
+        return let(self.at(name) + T.min(self._drafts, i64(1)) * self.layer_at(layer, f"kept_{name}"))
 
     def _of_sequence(self, layer: Value, token: Value) -> Value:
         """Where the layer's lengths and starts are, those of the token's sequence."""
@@ -404,8 +437,9 @@ class PassBuilder:
         if not self.apart:
             yield i64(0), self.count
             return
-        with loop(i64(0), self.count) as token:
-            yield token, let(token + 1)
+        each = let(T.if_then_else(self._drafts > 0, self.count, i64(1)))
+        with loop(i64(0), quotient(self.count, each)) as number:
+            yield let(number * each), let((number + 1) * each)
 
     @contextmanager
     def if_observed(self, token: Value) -> Iterator[Value]:

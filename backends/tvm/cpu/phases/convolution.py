@@ -45,10 +45,16 @@ class Convolution:
                     mixed.value = mixed.value + weight * load(b.states, state + row * self.mixed + at)
             store(b.floats, out + part * 16, silu(mixed.value))
 
+    def apply(self, name: str) -> None:
+        """Where drafts are applied, `keep_inputs` in a phase of its own."""
+        if self.b.apart:
+            with self.b.if_applied(), self.b.phase(name, self.layer):
+                self.keep_inputs()
+
     def keep_inputs(self) -> None:
-        """The last inputs become the state, the thread's share of the channels."""
+        """The last inputs become the state, the thread's share of the channels, unless they are drafts."""
         b = self.b
-        with b.tiles(self.mixed // 16) as tile, b.sequences() as (begin, stop):
+        with b.unless_verified(), b.tiles(self.mixed // 16) as tile, b.sequences() as (begin, stop):
             state = b.state(self.layer, begin)
             for row in range(self.kernel - 1):
                 target, token = let(state + row * self.mixed + tile * 16), let(stop - (self.kernel - 1) + row)

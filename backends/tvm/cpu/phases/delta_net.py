@@ -30,7 +30,7 @@ from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.convolution import Convolution
 from edge.backends.tvm.cpu.phases.project import project
-from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.cores import round_up, state_values
 from edge.model.layers import DeltaNet
 
 _EPSILON = 1e-6  # of the lengths of queries and keys
@@ -45,11 +45,12 @@ def products(b: PassBuilder, layer: Value) -> None:
         inputs = b.normalised_inputs(norm, layer, "delta_in")
         adapt(b, "delta_in", layer, inputs)
         heads = round_up(core.heads, 16)
+        channels, steps = (b.inputs_at(name, layer) for name in ("channels", "steps"))
         for name, rows, start in (
-            ("attn_qkv", core.mixed, b.at("channels")),
-            ("attn_gate", core.width, b.at("channels") + core.mixed),
-            ("ssm_beta", heads, b.at("steps")),
-            ("ssm_alpha", heads, b.at("steps") + heads),
+            ("attn_qkv", core.mixed, channels),
+            ("attn_gate", core.width, channels + core.mixed),
+            ("ssm_beta", heads, steps),
+            ("ssm_alpha", heads, steps + heads),
         ):
             stride = 2 * heads if name.startswith("ssm") else core.mixed + core.width
             _product(b, name, layer, inputs, rows, start, stride)
@@ -59,6 +60,7 @@ def recur(b: PassBuilder, layer: Value) -> None:
     core = _core(b)
     with b.phase("delta_net", layer), b.dealt_out(i64(core.heads)) as head:
         _Head(b, core, layer, head).run()
+    _convolution(b, layer).apply("delta_net")
 
 
 def output(b: PassBuilder, layer: Value) -> None:
@@ -88,7 +90,8 @@ def _product(b: PassBuilder, name: str, layer: Value, inputs: Inputs, rows: int,
 
 def _convolution(b: PassBuilder, layer: Value) -> Convolution:
     core = _core(b)
-    return Convolution(b, layer, core.mixed, core.kernel, let(b.at("channels")), core.mixed + core.width)
+    channels = b.inputs_at("channels", layer)
+    return Convolution(b, layer, core.mixed, core.kernel, channels, core.mixed + core.width)
 
 
 class _Head:
@@ -105,7 +108,7 @@ class _Head:
         values_at = let(2 * core.key_heads * core.size + self.head * core.value_size)
         with b.sequences() as (begin, stop):
             memory = let(b.state(self.layer, begin) + (core.kernel - 1) * core.mixed)
-            memory = let(memory + self.head * (core.size * core.value_size))
+            memory = b.for_drafts(let(memory + self.head * state_values(core)), state_values(core))
             with loop(begin, stop) as token:
                 convolution.run(begin, token, let(key_head * core.size), core.size, self.query)
                 convolution.run(begin, token, let((core.key_heads + key_head) * core.size), core.size, self.key)
@@ -133,7 +136,7 @@ class _Head:
     def _gates(self, token: Value) -> tuple[Value, Value]:
         """The decay of the state, and β."""
         b, heads = self.b, round_up(self.core.heads, 16)
-        row = let(b.at("steps") + token * (2 * heads) + self.head)
+        row = let(b.inputs_at("steps", self.layer) + token * (2 * heads) + self.head)
         rate, bias = (b.weights.floats[b.layer_at(self.layer, name) + self.head] for name in ("ssm_a", "ssm_dt.bias"))
         decay = let(exp(rate * softplus(b.floats[row + heads] + bias, 1), 1))
         return decay, let(sigmoid(b.floats[row], 1))
@@ -166,7 +169,8 @@ class _Head:
     def _finish(self, token: Value, out: Value) -> None:
         """RMSNorm of the head's output, times SiLU(z)."""
         b, core, squares = self.b, self.core, Register()
-        gate = let(b.at("channels") + token * (core.mixed + core.width) + core.mixed + self.head * core.value_size)
+        row = let(b.inputs_at("channels", self.layer) + token * (core.mixed + core.width))
+        gate = let(row + core.mixed + self.head * core.value_size)
         norm = let(b.layer_at(self.layer, "ssm_norm"))
         squares.value = floats(0)
         with loop(i64(0), i64(core.value_size // 16)) as part:

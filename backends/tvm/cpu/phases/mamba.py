@@ -26,7 +26,7 @@ from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.convolution import Convolution
 from edge.backends.tvm.cpu.phases.project import project
-from edge.backends.tvm.packing.cores import mamba_row, round_up
+from edge.backends.tvm.packing.cores import mamba_row, round_up, state_values
 from edge.model.layers import Mamba
 
 _AT_ONCE = 4  # vectors of a head's values that stay in registers while its state is read
@@ -39,15 +39,17 @@ def products(b: PassBuilder, layer: Value) -> None:
     with b.phase("mamba_in", layer):
         inputs = b.normalised_inputs(norm, layer, "mamba_in")
         adapt(b, "mamba_in", layer, inputs)
+        channels = b.inputs_at("channels", layer)
         with b.tiles(stride // 16) as tile, b.batches() as tokens:
             for token, each in zip(tokens, b.product("ssm_in", layer, tile, inputs, b.rows(tokens)), strict=True):
-                store(b.floats, b.at("channels") + token * stride + tile * 16, each.value)
+                store(b.floats, channels + token * stride + tile * 16, each.value)
 
 
 def scan(b: PassBuilder, layer: Value) -> None:
     core = _core(b)
     with b.phase("mamba_scan", layer), b.dealt_out(i64(core.heads)) as head:
         _Head(b, core, layer, head).run()
+    _convolution(b, layer).apply("mamba_scan")
 
 
 def output(b: PassBuilder, layer: Value) -> None:
@@ -73,13 +75,14 @@ def _core(b: PassBuilder) -> Mamba:
 
 def _convolution(b: PassBuilder, layer: Value) -> Convolution:
     core = _core(b)
-    return Convolution(b, layer, core.mixed, core.kernel, let(b.at("channels") + core.width), mamba_row(core))
+    channels = b.inputs_at("channels", layer)
+    return Convolution(b, layer, core.mixed, core.kernel, let(channels + core.width), mamba_row(core))
 
 
 def _finish(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
     """Row `row` of `mixed`: a token's outputs times SiLU(z), and their norm if there is one."""
     core, width = _core(b), round_up(_core(b).width, 32)
-    source, gate = let(b.at("scanned") + token * width), let(b.at("channels") + token * mamba_row(core))
+    source, gate = let(b.at("scanned") + token * width), let(b.inputs_at("channels", layer) + token * mamba_row(core))
     out = let(b.at("mixed") + row * width)
     with loop(i64(0), i64(core.width // 16)) as part:
         at = part * 16
@@ -109,7 +112,7 @@ class _Head:
         writes = let(core.width + group * core.size)
         with b.sequences() as (begin, stop):
             memory = let(b.state(self.layer, begin) + (core.kernel - 1) * core.mixed)
-            memory = let(memory + self.head * (core.size * core.head_dim))
+            memory = b.for_drafts(let(memory + self.head * state_values(core)), state_values(core))
             with loop(begin, stop) as token:
                 convolution.run(begin, token, let(self.head * core.head_dim), core.head_dim, self.values)
                 convolution.run(begin, token, writes, core.size, self.writes)
@@ -118,7 +121,7 @@ class _Head:
                     b.weights.floats[b.layer_at(self.layer, name) + self.head]
                     for name in ("ssm_a", "ssm_dt.bias", "ssm_d")
                 )
-                row = let(b.at("channels") + token * mamba_row(core) + core.width + core.mixed)
+                row = let(b.inputs_at("channels", self.layer) + token * mamba_row(core) + core.width + core.mixed)
                 step = let(softplus(b.floats[row + self.head] + bias, 1))
                 decay = let(exp(rate * step, 1))
                 out = let(b.at("scanned") + token * round_up(core.width, 32) + self.head * core.head_dim)
