@@ -7,8 +7,9 @@ counted, by the length of the match that the draft came from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from edge.dataclass import dataclass
 from edge.run.drafts import Drafts
 from edge.run.report import Drafted
 from edge.types import IntArray

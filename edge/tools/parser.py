@@ -11,10 +11,10 @@ import re
 import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from edge.dataclass import dataclass
 from edge.tools.formats import ToolFormat
 from edge.tools.marks import overlap
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from edge.backends.tvm.packing.blocks import BLOCKS, Block
 from edge.backends.tvm.packing.cores import groups_of, round_up
 from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape
+from edge.dataclass import dataclass
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Experts, Network, Tensor
