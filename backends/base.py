@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +21,7 @@ from edge.formats.gguf import GGUFFile
 from edge.model.layers import Core
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
+from edge.storage.versions import version_of
 from edge.types import FloatArray, Granularity, IntArray
 
 if TYPE_CHECKING:
@@ -349,13 +349,7 @@ class Backend(ABC):
 
     def versions(self) -> dict[str, str]:
         """Of `PACKAGES`, as far as they are installed."""
-        from importlib import metadata  # here, because it takes 20 ms and only reports need it
-
-        found = {}
-        for name in self.PACKAGES:
-            with suppress(metadata.PackageNotFoundError):
-                found[name] = metadata.version(name)
-        return found
+        return {name: version for name in self.PACKAGES if (version := version_of(name)) is not None}
 
 
 NOT_FINITE = "the model produced NaN logits: its weights are damaged or overflow"
