@@ -108,6 +108,7 @@ class Capabilities:
     hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
     sequences: bool = False  # it runs several at once (`BatchedEngine`)
+    verifies: bool = False  # it runs several tokens with the results of single ones (`VerifyingEngine`)
 
 
 class Engine(Protocol):
@@ -276,16 +277,12 @@ class Backend(ABC):
 
     def keeps_all(self, spec: ModelSpec) -> str | None:
         """Why the engine can evict no rows of this model, so that policy `full` is the only one; None if it can."""
-        return None
+        return "an encoder sees whole texts" if spec.encoder else None
 
     def most_drafts(self, spec: ModelSpec) -> int:
         """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
         ones could not be forgotten without a trace."""
         return 0
-
-    def one_at_a_time(self, spec: ModelSpec) -> str | None:
-        """Why the engine runs only one sequence of this model at a time; None if it runs several."""
-        return None if self.CAPABILITIES.sequences else f"the {self.NAME} engine"
 
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""

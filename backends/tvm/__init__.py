@@ -49,6 +49,7 @@ class CPU(Backend):
         lora=True,
         hidden=True,
         sequences=True,
+        verifies=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.93, 4.6, 0.57), "floats": WeightEfficiency(0.93, 1.4)},
@@ -101,19 +102,14 @@ class CPU(Backend):
         from edge.backends.tvm.compiler.compiled import is_installed
         from edge.backends.tvm.targets import choose_target
 
-        return 0 if self.one_at_a_time(spec) or not is_installed() else choose_target().gemm_tokens - 1
-
-    def one_at_a_time(self, spec: ModelSpec) -> str | None:
-        from edge.model.tensors import find_network
-
-        return "a model with recurrent layers" if any(find_network(spec).fixed_values) else None
+        return choose_target().gemm_tokens - 1 if is_installed() and not spec.encoder else 0
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
         from edge.backends.ring import LayerKinds
         from edge.backends.row_lists import pinned_bytes
         from edge.backends.tvm.adapters import adapter_bytes, padded_rank
-        from edge.backends.tvm.cpu.arguments import make_scratch
+        from edge.backends.tvm.cpu.arguments import Kept, make_scratch
         from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
         from edge.backends.tvm.kv.regions import TILE, make_regions
         from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
@@ -133,7 +129,9 @@ class CPU(Backend):
         regions, rings = make_regions(kinds, core.kv_heads, config, spec.context, apart)
         heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
-        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank, config.together)
+        kept = Kept.of(network, target, config.drafts)
+        given = config.chunk, config.threads, observed, rank, config.together, kept.floats
+        scratch = make_scratch(shape, target, *given)
         per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
         fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
         per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
@@ -151,14 +149,14 @@ class CPU(Backend):
         return Footprint(
             weights=packed_bytes(spec),
             kv=config.sequences * (regions.size * per_whole + fixed),
-            scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope)
+            scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope + config.threads * kept.copied)
             + config.sequences * (by_head + pinned),
             runtime=_RUNTIME_BYTES
             + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
             + _TABLE_BYTES * (shape.layer_inputs > 0),
             streamed=streaming.streamed,
             fixed_kv=config.sequences * fixed,
-            least_weights=streaming.least,
+            least_weights=None if spec.encoder else streaming.least,
             lora=adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
             on_disk=spec.table_bytes if shape.layer_inputs else 0,
         )

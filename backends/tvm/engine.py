@@ -10,12 +10,13 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from edge.backends.base import EngineConfig, LoadProgress
-from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
+from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole, check_whole_text
 from edge.backends.counts import ExpertCounts
 from edge.backends.fixed_state import FixedState
 from edge.backends.kv_cache import state_key
@@ -25,7 +26,7 @@ from edge.backends.token_table import TokenTable
 from edge.backends.tvm import ENGINE
 from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
-from edge.backends.tvm.cpu.arguments import Job, Table, fill_table, make_scratch
+from edge.backends.tvm.cpu.arguments import Job, Kept, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.cpu.expert_trace import save_trace
 from edge.backends.tvm.cpu.slots import ExpertSlots, reads_size
@@ -69,8 +70,6 @@ class NativeEngine:
         layout = make_layout(file, spec)
         design = replace(Design.here(layout, config), timed=timed)
         target, self._batches = design.target, design.batches
-        if config.sequences > 1 and (reason := ENGINE.one_at_a_time(spec)):
-            raise UnsupportedError(f"{reason} runs one sequence at a time: load it without sequences")
         need = streaming_need(spec, config)
         streams = make_streams(layout, need.kept, config.threads) if config.resident else None
         resident, slots = streams.resident if streams else None, need.slots
@@ -93,11 +92,13 @@ class NativeEngine:
         regions, rings = parts[0]
         observed = round_up(regions.longest, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
-        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank, config.together)
+        kept = Kept.of(network, target, config.drafts)
+        sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats
+        scratch, copies = make_scratch(shape, target, *sizes), config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)
         reads = reads_size(layout) if slots else 0
-        table = np.array(fill_table(layout, scratch, rope_size, streams, reads), np.int64)
+        table = np.array(fill_table(layout, scratch, rope_size, streams, reads, kept, copies), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
         self._layout, self._exact = layout, design.exact
@@ -135,11 +136,15 @@ class NativeEngine:
             if apart else None
         )  # fmt: skip
         self._model_key = key
-        self._states = aligned_zeros(sum(network.fixed_values), "float32")
-        state = FixedState(network.fixed_values, self._states) if self._states.size else None
+        self._states = aligned_zeros(copies + count * sum(network.fixed_values), "float32")
+        most = 1 + config.drafts
+        states = [
+            FixedState(network.fixed_values, each, partial(self._apply, number), most) if each.size else None
+            for number, each in enumerate(self._states[copies:].reshape(count, -1))
+        ]
         # Weights are packed so that pairs are neighbours.
         ropes = [CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head) for _ in sequences]
-        self._tokens = aligned_zeros(max(tokens, 3 * config.together), "int32")
+        self._tokens = aligned_zeros(max(tokens, 4 * config.together), "int32")
         tables = len(ropes[0].rotation.angles)
         self._rope = aligned_zeros(tables * rope_size, "float32")
         self._angles = self._rope.reshape(tables, -1, 2 * self._head)
@@ -147,10 +152,10 @@ class NativeEngine:
         first = max(tokens, ROPE_AHEAD) + target.gemm_tokens
         self._sequences = [
             NativeSequence(
-                spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
+                number, spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
                 Angles(self._angles, first + number * ROPE_AHEAD) if count > 1 else self._chunk_angles, self._run,
             )
-            for number, own, rope in zip(sequences, parts, ropes, strict=True)
+            for number, own, rope, state in zip(sequences, parts, ropes, states, strict=True)
         ]  # fmt: skip
         self._batch_angles = first + count * ROPE_AHEAD
         self._logits = aligned_zeros(max(config.logits_rows, config.together) * self._padded_vocab, "float32")
@@ -159,7 +164,7 @@ class NativeEngine:
         weakref.finalize(self, self._workers.close)  # also at exit: threads must not outlive the interpreter
 
         if FORMATS[config.kv_dtype].transformed:
-            choose_normals(self.kv, self.forward, spec.vocab)
+            choose_normals(self.kv, self.hidden if shape.encoder else self.forward, spec.vocab)
             for sequence in self._sequences:
                 sequence.kv.settings = self.kv.settings
 
@@ -225,13 +230,17 @@ class NativeEngine:
 
     def hidden(self, tokens: IntArray) -> FloatArray:
         """See HiddenEngine."""
+        encoder = self._layout.shape.encoder
+        if encoder:
+            check_whole_text(tokens, self.kv, self.config)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(tokens.size)
         found, chunk = np.empty((tokens.size, self.spec.hidden), np.float32), self.config.chunk
         for start in range(0, tokens.size, chunk):
             part = tokens[start : start + chunk]
             self._run(self._sequences[0], part, 1)
-            found[start : start + part.size] = self._normed(self._behind_layers[: part.size])
+            states = self._behind_layers[: part.size]
+            found[start : start + part.size] = states if encoder else self._normed(states)
         return found
 
     def _normed(self, states: FloatArray) -> FloatArray:
@@ -280,7 +289,17 @@ class NativeEngine:
         self._arena.follow(count)
         positions = kv.next_position + np.arange(count, dtype=np.int32)
         angle = sequence.angles.row(kv.rope.rotation, kv.next_rope_position, count)
-        return self._run_together(positions, np.zeros(count, np.int32), angle, [(sequence, count)])
+        observed, drafts = np.zeros(count, np.int32), Job.VERIFIED if kv.state else 0
+        found = self._run_together(positions, observed, angle, [(sequence, count)], drafts)
+        if kv.state:
+            kv.state.draft(count)
+        return found
+
+    def _apply(self, number: int, count: int) -> None:
+        """Change the fixed state of a sequence by the first of the tokens that were verified last."""
+        if self._workers is None:
+            raise EngineError("the engine is closed")
+        self._workers.run(kind=Job.APPLY, count=count, sequence=number, drafts=Job.APPLIED)
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
@@ -316,10 +335,11 @@ class NativeEngine:
             positions = kv.next_position + np.arange(count)
             self._temperatures[:count] = temperatures(self._temperature, positions)
         angles = sequence.angles if count <= ROPE_AHEAD else self._chunk_angles
+        alone = count == 1 and not self._layout.shape.encoder
         self._finish(
-            count, kind=Job.STEP if count == 1 else Job.CHUNK, position=kv.next_position,
+            count, kind=Job.STEP if alone else Job.CHUNK, position=kv.next_position,
             angle=angles.row(kv.rope.rotation, kv.next_rope_position, count), wanted=wanted,
-            observed=min(count, sequence.observed), votes=int(sequence.votes),
+            observed=min(count, sequence.observed), votes=int(sequence.votes), sequence=sequence.number, drafts=0,
         )  # fmt: skip
         kv.appended(count)
         self._end()
@@ -340,18 +360,20 @@ class NativeEngine:
         return self._run_together(positions, observed, self._batch_angles, [(each, 1) for each in sequences])
 
     def _run_together(
-        self, positions: IntArray, observed: IntArray, angle: int, sequences: Sequence[tuple[NativeSequence, int]]
-    ) -> FloatArray:
+        self, positions: IntArray, observed: IntArray, angle: int, sequences: Sequence[tuple[NativeSequence, int]],
+        drafts: int = 0,
+    ) -> FloatArray:  # fmt: skip
         """Run the tokens that were begun, each as if it ran alone. angle: the row of angles of the first. sequences:
         that get rows, and how many. Returns their logits."""
         count = positions.size
-        self._tokens[count : 3 * count] = np.concatenate([positions, observed])
+        numbers = np.repeat([each.number for each, _ in sequences], [rows for _, rows in sequences])
+        self._tokens[count : 4 * count] = np.concatenate([positions, observed, numbers])
         if self._temperature:
             self._temperatures[:count] = temperatures(self._temperature, positions)
         fitting = (at for at, size in enumerate(self._batches) if size >= count)
         self._finish(
             count, kind=Job.BATCH + next(fitting, len(self._batches) - 1), position=0, angle=angle,
-            wanted=count, observed=int(observed.any()), votes=0,
+            wanted=count, observed=int(observed.any()), votes=0, sequence=sequences[0][0].number, drafts=drafts,
         )  # fmt: skip
         for sequence, rows in sequences:
             sequence.kv.appended(rows)

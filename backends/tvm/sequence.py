@@ -15,7 +15,7 @@ from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import NativeStore
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.errors import UnsupportedError
-from edge.model.spec import ModelSpec
+from edge.model.spec import ModelSpec, check_generates
 from edge.types import AnyArray, FloatArray, IntArray
 
 NativeKV = HeadKV[NativeStore[HostRows]]
@@ -46,16 +46,16 @@ class Angles:
 
 
 class NativeSequence:
-    """The Engine and ObservedEngine protocols for one sequence. run: runs tokens of it, at most a chunk, and leaves as
-    many rows of logits as wanted, [wanted, vocab]."""
+    """The Engine and ObservedEngine protocols for one sequence. number: among those of the engine. run: runs tokens of
+    it, at most a chunk, and leaves as many rows of logits as wanted, [wanted, vocab]."""
 
     capabilities = ENGINE.CAPABILITIES
 
     def __init__(
-        self, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
+        self, number: int, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
         run: Callable[[NativeSequence, IntArray, int], FloatArray],
     ) -> None:  # fmt: skip
-        self.spec, self.config, self.kv, self.angles, self._run = spec, config, kv, angles, run
+        self.number, self.spec, self.config, self.kv, self.angles, self._run = number, spec, config, kv, angles, run
         self.observed, self.votes = 0, False
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
@@ -68,6 +68,7 @@ class NativeSequence:
         self.observed, self.votes = queries, votes
 
     def forward(self, tokens: IntArray) -> FloatArray:
+        check_generates(self.spec)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(tokens.size)
         chunk, logits = self.config.chunk, np.zeros((1, 0), np.float32)
@@ -77,6 +78,7 @@ class NativeSequence:
         return np.asarray(logits[0])
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
+        check_generates(self.spec)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(tokens.size)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)

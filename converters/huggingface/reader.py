@@ -35,8 +35,8 @@ from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
 from edge.model.layers import Tensor
 from edge.model.layout import network_of, stored_tensors
+from edge.model.model import make_tokenizer
 from edge.model.reader import read_spec
-from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray
 
 _ROOTS = ("", "model.", "transformer.", "language_model.model.", "model.language_model.", "backbone.")
@@ -133,7 +133,7 @@ def convert_folder(
         try:
             file = read_gguf(temporary)
             read_spec(file)
-            Tokenizer(file)
+            make_tokenizer(file)
         except EdgeError as error:
             message = str(error).removeprefix(f"{temporary}: ")
             raise ModelFormatError(f"{folder}: as GGUF, it would not be readable: {message}") from None

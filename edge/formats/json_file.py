@@ -9,9 +9,10 @@ from reprlib import repr as brief
 from typing import Any
 
 from edge.devices.regular import read_regular
-from edge.errors import ModelFormatError
+from edge.errors import InputError, ModelFormatError
 
 _MOST_BYTES = 256 << 20  # the largest tokenizer.json have 35 MB
+_MOST_GIVEN = 64 << 20
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -23,6 +24,20 @@ def read_object(path: Path) -> dict[str, Any]:
     if len(data) > _MOST_BYTES:
         raise ModelFormatError(f"{path}: larger than {_MOST_BYTES >> 20} MiB: the file is damaged")
     return parse_object(data, str(path))
+
+
+def read_given(path: Path, what: str) -> Any:
+    """Read a JSON file of a user's, which errors call `what`. Raises InputError."""
+    try:
+        if not path.is_file():
+            raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        if path.stat().st_size > _MOST_GIVEN:
+            raise InputError(f"{path} is larger than {_MOST_GIVEN >> 20} MiB: that is no {what}")
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path}: not JSON, so no {what}") from None
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:

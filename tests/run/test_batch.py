@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import open_golden
+from conftest import GOLDEN, open_golden
 
 from edge.devices.power.base import Reading
 from edge.errors import BudgetError, BusyError, InputError
-from edge.model.model import Model
+from edge.model.model import Model, open_model
 from edge.model.prompt import Prompt
 from edge.prompt_cache.cache import PromptCache
 from edge.run.batch import Batch, Ticket
@@ -28,6 +28,7 @@ from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 SEQUENCES, ROWS = 5, 128  # of five to eight, code is compiled once (test_batches.py)
+HYBRIDS = ["qwen35", "qwen35moe", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h"]
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +112,34 @@ def test_answers_are_those_of_a_session(model: Model, policy: str) -> None:
         assert answer.report.tokens == other.tokens
         assert answer.report.kv.evicted == other.kv.evicted
         assert answer.report.stop_reason == other.stop_reason == "length"
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in HYBRIDS)])
+def test_states_of_recurrent_layers_are_those_of_one_alone(name: str) -> None:
+    """Beside generations that are cancelled and preempted, and in sequences that these have left."""
+    model = open_model(GOLDEN / f"{name}.gguf")
+    options: dict[str, Any] = {"max_kv_size": 48, "threads": 2}
+    asked = [(tokens(count, count), 12 + count % 5) for count in (4, 30, 11, 60, 2, 21, 7, 16)]
+    expected = []
+    with load(model, **options) as alone:
+        for prompt, most in asked:
+            alone.reset()
+            expected.append(alone.generate(prompt, max_tokens=most, ignore_eos=True))
+    with load(model, sequences=SEQUENCES, **options) as session, session.batch() as batch:
+
+        def answers(priority: int) -> list[str]:
+            left = [Answer(batch).start(tokens(9, each), None) for each in range(2)]
+            found = [Answer(batch).start(*each, priority=priority) for each in asked[:6]]
+            run_until(batch, lambda: all(each.pieces for each in (*left, *found[:2])))
+            found += [Answer(batch).start(*each) for each in asked[6:]]
+            run_until(batch, lambda: any(each.ends for each in found))
+            for each in left:
+                each.cancel()
+            run(batch)
+            return [each.report.text for each in found]
+
+        assert answers(TITLES) == expected
+        assert answers(INTERACTIVE) == expected
 
 
 def test_stop_strings_end_one_answer_and_not_others(batch: Batch) -> None:
@@ -311,6 +340,29 @@ def test_shares_of_energy_add_up() -> None:
     meter.joules = 10.0
     assert [each.read().joules for each in (one, two)] == [4.0, 6.0]
     assert ledger.read(anew=True).joules == 10.0
+
+
+def test_models_that_take_turns_pay_for_their_own() -> None:
+    """By the time of their turns, which is an estimate once they had turns between two readings; none pays for idle
+    times."""
+    meter, now = Joules(), [0.0]
+    ledger = Ledger(meter, lambda: now[0], idle=True)
+    one, two = ledger.share(), ledger.share()
+    for number, (seconds, joules, shares) in enumerate(
+        [(9, 90.0, ()), (1, 4.0, [one]), (9, 90.0, ()), (2, 6.0, [two])]
+    ):
+        ledger.run(shares)
+        now[0], meter.joules = now[0] + seconds, meter.joules + joules
+        ledger.run(())
+        expected = [(0.0, 0.0), (4.0, 0.0), (4.0, 0.0), (4.0, 6.0)][number]
+        assert tuple(each.read().joules for each in (one, two)) == expected
+    assert {each.read().kind for each in (one, two)} == {"counter"}
+    for share in (one, two, one):
+        ledger.run([share])
+        now[0], meter.joules = now[0] + 1, meter.joules + 2
+    ledger.run(())
+    assert [each.read().joules for each in (one, two)] == pytest.approx([8.0, 8.0])
+    assert {each.read().kind for each in (one, two)} == {"estimate"}
 
 
 def test_energy_ends_one_generation_and_not_others(model: Model) -> None:

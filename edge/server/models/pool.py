@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge.devices.memory import memory_use, release_free_memory
+from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.lora import size_of
 from edge.model.lora_file import parse_lora
@@ -19,6 +20,7 @@ from edge.run.loading import open_session
 from edge.run.opening import open_model
 from edge.run.report import RunReport
 from edge.run.session import Session
+from edge.run.shares import Ledger as Energy
 from edge.server.deadline import Deadline
 from edge.server.models.ledger import Ledger
 from edge.server.models.worker import Job, Loras, Turns, Worker
@@ -69,7 +71,9 @@ class Pool:
         self.ledger = ledger or Ledger(options.memory)
         self.workers: dict[str, Worker] = {}
         self.loads = self.evictions = 0
-        self._turns = Turns()
+        self.energy = Energy(find_meter(), idle=True)
+        self.shares = {name: self.energy.share() for name in self.entries}  # of the joules, by model
+        self._turns = Turns(self.energy)
         self._loading = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[Worker]] = {}
 
@@ -149,7 +153,9 @@ class Pool:
     async def _load(self, entry: Entry) -> Worker:
         """Load a model, and evict the least recently used idle ones until it fits."""
         while True:
-            worker = Worker(entry.name, lambda: self._open(entry), self._turns, on_end=self._on_end)
+            worker = Worker(
+                entry.name, lambda: self._open(entry), self._turns, self.shares[entry.name], on_end=self._on_end
+            )
             try:
                 await asyncio.wrap_future(worker.opened)
             except BudgetError:
@@ -187,17 +193,20 @@ class Pool:
         loras = options.lora if largest is None else largest
         options = replace(options, prompt_cache=cache, logits_rows=SCORED_AT_ONCE, lora=loras)
         others = [each for each in self.entries.values() if each is not entry and each.name not in self.ledger.models]
+        # The joules of a power limit are those of all models.
+        meter = self.shares[entry.name] if options.power is None else None
         before, for_others = memory_use().rss, sum(map(self._least, others))
         try:
-            session = open_session(entry.path, options, more=self.ledger.to_come + for_others)
+            session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come + for_others)
         except BudgetError:
             if not others:
                 raise
-            session = open_session(entry.path, options, more=self.ledger.to_come)
+            session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come)
         except UnsupportedError:
             if options.sequences == 1:
                 raise
-            session = open_session(entry.path, replace(options, sequences=1), more=self.ledger.to_come)
+            options = replace(options, sequences=1)
+            session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come)
         if largest is not None:
             session.set_lora(self.options.lora)  # type: ignore[arg-type]
         self.ledger.enter(entry.name, session.plan.bytes, before, prompts)

@@ -7,8 +7,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -21,6 +22,7 @@ from edge.prompt_cache.tree import agreement
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.session import Session
+from edge.run.shares import Ledger, Share
 from edge.server.events import Call, Ended, Flow, Likely, Piece
 from edge.server.guard import where
 from edge.server.models.driver import Driver, Hooks, make_driver
@@ -36,21 +38,26 @@ _log = logging.getLogger("edge")
 
 class Turns:
     """Lets the threads of several models compute one after the other, in the order in which they ask: engines use all
-    cores, and two at once would wait for each other."""
+    cores, and two at once would wait for each other. energy: is divided by the time of these turns."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, energy: Ledger) -> None:
+        self._energy, self._changed = energy, threading.Condition()
         self._next = self._serving = 0
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def turn(self, share: Share) -> Iterator[None]:
+        """Wait for a turn, whose joules are those of a share."""
         with self._changed:
             mine, self._next = self._next, self._next + 1
             self._changed.wait_for(lambda: self._serving == mine)
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._serving += 1
-            self._changed.notify_all()
+        self._energy.run([share])
+        try:
+            yield
+        finally:
+            self._energy.run(())
+            with self._changed:
+                self._serving += 1
+                self._changed.notify_all()
 
 
 @dataclass(eq=False)
@@ -77,13 +84,14 @@ class Job:
 
 
 class Worker:
-    """open: loads the session, in the worker's thread. `opened` has it, or why it could not be loaded."""
+    """load: loads the session, in the worker's thread. `opened` has it, or why it could not be loaded. share: of the
+    joules, the model's."""
 
     def __init__(
-        self, name: str, load: Callable[[], Session], turns: Turns,
+        self, name: str, load: Callable[[], Session], turns: Turns, share: Share,
         on_end: Callable[[Job, RunReport | Exception], None] = lambda job, result: None,
     ) -> None:  # fmt: skip
-        self.name, self._load, self._turns, self._told = name, load, turns, on_end
+        self.name, self._load, self._turns, self._share, self._told = name, load, turns, share, on_end
         self.opened: Future[Session] = Future()
         self._lock = threading.Condition()
         self._waiting: list[tuple[int, int, Job]] = []
@@ -176,7 +184,7 @@ class Worker:
                 for job in [each for each in self._running if each.cancelled]:
                     driver.cancel(job.ticket)
                 if self._running:
-                    with self._turns:
+                    with self._turns.turn(self._share):
                         driver.step()
         except Exception as error:
             _log.error("the thread of %s failed: %s", self.name, where(error))
@@ -222,7 +230,7 @@ class Worker:
                 session.set_lora(job.lora)  # type: ignore[arg-type]
                 self._lora = job.lora
             if job.work is not None:
-                with self._turns:
+                with self._turns.turn(self._share):
                     session.reset()
                     job.work(session, job)
         except Exception as error:
