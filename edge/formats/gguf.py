@@ -15,13 +15,13 @@ import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief  # what a file claims may be megabytes long, a message may not
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from edge.dataclass import dataclass
 from edge.devices.output import work_folder
 from edge.devices.regular import open_regular
 from edge.errors import ModelFormatError, UnsupportedError

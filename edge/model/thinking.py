@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from edge.budget import format_joules, parse_joules
-from edge.dataclass import dataclass
 from edge.errors import InputError
 
 EFFORTS = ("low", "medium", "high")

@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import field
-
-from edge.dataclass import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass

@@ -5,6 +5,7 @@ TVM is not needed. `generator.POINTERS` lists the arguments.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from edge.backends.ring import LayerKinds
@@ -12,7 +13,6 @@ from edge.backends.tvm.packing.cores import Sizes, groups_of, kind_of, round_up,
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.backends.tvm.packing.shape import Shape, padded_head
 from edge.backends.tvm.targets import Target
-from edge.dataclass import dataclass
 from edge.model.layers import Attention, Network
 
 LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
