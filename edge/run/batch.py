@@ -257,7 +257,7 @@ class Batch:
 
     def _new_sequence(self, engine: Engine) -> TokenSequence:
         plan, lora, cache = self._loaded.plan, self._loaded.sequence.lora, self._options.prompt_cache
-        return TokenSequence(engine, plan, lora, cache, self._ledger)
+        return TokenSequence(engine, plan, lora, cache, self._ledger, self._loaded.draft)
 
     def _reclaim_from_slots(self) -> None:
         self._loaded.reclaimer.sequences = [slot.tokens for slot in self._slots]
