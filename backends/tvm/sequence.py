@@ -46,16 +46,19 @@ class Angles:
 
 
 class NativeSequence:
-    """The Engine and ObservedEngine protocols for one sequence. number: among those of the engine. run: runs tokens of
-    it, at most a chunk, and leaves as many rows of logits as wanted, [wanted, vocab]."""
+    """The Engine, ObservedEngine and VerifyingEngine protocols for one sequence. number: among those of the engine.
+    run: runs tokens of it, at most a chunk, and leaves as many rows of logits as wanted, [wanted, vocab]. verify: runs
+    them as if each ran alone."""
 
     capabilities = ENGINE.CAPABILITIES
 
     def __init__(
         self, number: int, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
         run: Callable[[NativeSequence, IntArray, int], FloatArray],
+        verify: Callable[[NativeSequence, IntArray], FloatArray],
     ) -> None:  # fmt: skip
-        self.number, self.spec, self.config, self.kv, self.angles, self._run = number, spec, config, kv, angles, run
+        self.number, self.spec, self.config, self.kv, self.angles = number, spec, config, kv, angles
+        self._run, self._verify = run, verify
         self.observed, self.votes = 0, False
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
@@ -85,6 +88,15 @@ class NativeSequence:
             part = tokens[start : start + step]
             logits[start : start + part.size] = self._run(self, part, part.size)
         return logits
+
+    def verify(self, tokens: IntArray) -> FloatArray:
+        """See VerifyingEngine. Raises UnsupportedError for more tokens than `EngineConfig.drafts` has room for."""
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        if tokens.size > 1 + self.config.drafts:
+            raise UnsupportedError(f"the engine can verify {self.config.drafts} drafts at once, not {tokens.size - 1}")
+        tokens = tokens[: self.kv.at_once(tokens.size)]
+        self.kv.announce(tokens.size)
+        return self._run(self, tokens, 1) if tokens.size == 1 else self._verify(self, tokens)
 
     def close(self) -> None:
         """The engine is closed as a whole."""

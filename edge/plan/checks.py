@@ -83,8 +83,7 @@ def _check_draft(run: Resolved, *, elsewhere: bool) -> None:
         where = "another device" if elsewhere else f"the {run.backend.NAME} engine"
         raise UnsupportedError(f"--draft is for the {engines_with('verifies')[0]} engine here, not for {where}")
     if not run.drafts:
-        several = f"--sequences {options.sequences}" if options.sequences > 1 else f"--kv-policy={run.kv_policy}"
-        raise UnsupportedError(f"{several} goes without drafts: leave --draft out")
+        raise UnsupportedError(f"--kv-policy={run.kv_policy} goes without drafts: leave --draft out")
     run.backend.check_supported(draft.file, draft.spec)
     if draft.spec.network and any(draft.spec.network.fixed_values):
         raise UnsupportedError(f"--draft {draft.file.path}: a model with recurrent layers cannot take a draft back")

@@ -44,9 +44,8 @@ class Resolved:
 
     @property
     def drafts(self) -> int:
-        """Drafted tokens to verify at once; 0 where a policy would see the attention that wrong ones paid, and where
-        passes run tokens of several sequences instead."""
-        off = self.options.speculate == "off" or self.options.sequences > 1 or self.policy.needs.queries
+        """Drafted tokens to verify at once; 0 where a policy would see the attention that wrong ones paid."""
+        off = self.options.speculate == "off" or self.policy.needs.queries
         return 0 if off else self.backend.most_drafts(self.spec)
 
     def draft_config(self, config: EngineConfig) -> EngineConfig | None:

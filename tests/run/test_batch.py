@@ -90,6 +90,20 @@ def run_until(batch: Batch, ready: Callable[[], bool]) -> None:
         assert batch.step()
 
 
+def test_a_generation_that_runs_alone_verifies_drafts(batch: Batch, model: Model) -> None:
+    """Until another one comes; what it says is the same."""
+    prompt = np.tile(np.arange(5, 25, dtype=np.int32), 2)
+    answer, other = Answer(batch).start(prompt, 60), Answer(batch)
+    run_until(batch, lambda: answer.ticket is not None and answer.ticket.run.generated > 40)
+    other.start(tokens(20), 10)
+    run(batch)
+    with load(model, speculate="off", max_kv_size=ROWS, threads=2) as alone:
+        for found, given, count in ((answer, prompt, 60), (other, tokens(20), 10)):
+            assert found.report.text == alone.generate(given, max_tokens=count, ignore_eos=True)
+    assert answer.report.drafted is not None
+    assert answer.report.drafted.accepted > 0
+
+
 @pytest.mark.parametrize("policy", ["streaming", "h2o", "snapkv"])
 def test_answers_are_those_of_a_session(model: Model, policy: str) -> None:
     """Greedy and sampled ones, of prompts with and without evictions, more than there are sequences."""
