@@ -276,7 +276,7 @@ class Backend(ABC):
 
     def keeps_all(self, spec: ModelSpec) -> str | None:
         """Why the engine can evict no rows of this model, so that policy `full` is the only one; None if it can."""
-        return None
+        return "an encoder sees whole texts" if spec.encoder else None
 
     def most_drafts(self, spec: ModelSpec) -> int:
         """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong

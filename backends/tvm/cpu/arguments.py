@@ -85,11 +85,13 @@ class Table:
         return len(self.names) + self.layers * len(self.per_layer)
 
 
+_NORMS = ("token_embd_norm", "token_embd_norm.bias", "output_norm", "output_norm.bias")  # outside of layers
 _OF_INPUTS = ("per_layer_model_proj", "per_layer_proj_norm")
 _NAMES = (
     "x", "normed", "queries", "query_rows", "work", "part_stride", "raw", "raw_stride", "normals", "temperatures",
     "layer_inputs", "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
-    "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
+    "token_embd", "token_embd.scales", "position_embd", "position_embd.scales", "token_types", "token_types.scales",
+    "token_embd_norm", "token_embd_norm.bias",
     "per_layer_model_proj", "per_layer_model_proj.scales", "per_layer_proj_norm",
     "output_norm", "output_norm.bias", "head", "head.scales",
     "block", "head_step", "head_parts",  # streaming.py
@@ -170,7 +172,7 @@ def fill_table(
     if streams:
         parts = len(streams.pieces) - layout.shape.layers - 1
         values |= {"head_step": streams.head_step, "head_parts": parts, "block": streams.block}
-    for name in ("token_embd", "position_embd", *_OF_INPUTS, "output_norm", "output_norm.bias"):
+    for name in ("token_embd", "position_embd", "token_types", *_OF_INPUTS, *_NORMS):
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
     values["experts_at_once"] = max((each.number for each in layout.experts.values()), default=0)
