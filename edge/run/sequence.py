@@ -103,12 +103,25 @@ class TokenSequence:
     def shared(self, tokens: IntArray) -> int:
         """The number of first rows that a prompt, whose first tokens these are, has in common with this sequence."""
         kv = self.engine.kv
-        fits = len(self.fed) == kv.length and tokens.size <= kv.capacity  # else evictions would come at other times
-        if not fits or self.evicted or self._changes or self.policy.needs.queries:
-            return 0
-        most = min(kv.length, tokens.size - 1)  # the last token is run for its logits
-        count = agreement(np.frombuffer(self.fed, np.int32)[:most], tokens) if most > 0 else 0
+        count = self._common(np.frombuffer(self.fed, np.int32)[: kv.length], tokens)
         return count if count >= kv.earliest else 0
+
+    def is_ahead_of(self, tokens: IntArray) -> bool:
+        """Whether the rest of this sequence's prompt brings rows that the prompt of these tokens will share."""
+        kv = self.engine.kv
+        text = np.concatenate([np.array(self.fed, np.int32), self.prompt.peek(max(0, tokens.size - len(self.fed)))])
+        common = self._common(text, tokens)
+        if kv.has_tail:  # by the prompt cache
+            return any(kv.length < end <= common for end in self._ends)
+        return common > kv.length
+
+    def _common(self, text: IntArray, tokens: IntArray) -> int:
+        """The number of first tokens of a prompt whose rows are the same behind `text`; the last one is run."""
+        kv = self.engine.kv
+        fits = len(self.fed) == kv.length and tokens.size <= kv.capacity  # else evictions would come at other times
+        if not fits or self.evicted or self._changes or self.policy.needs.queries or not text.size:
+            return 0
+        return min(agreement(text, tokens), max(0, tokens.size - 1))
 
     def take_rows(self, other: TokenSequence, count: int) -> None:
         """Copy the rows that another sequence has beyond these, up to `count`: both have the same tokens so far."""
