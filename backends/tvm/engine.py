@@ -45,7 +45,7 @@ from edge.backends.tvm.packing.shape import ROPE_AHEAD, padded_head, rope_values
 from edge.backends.tvm.packing.weights import PackedWeights, Ranges, open_weights
 from edge.backends.tvm.sequence import Angles, NativeKV, NativeSequence
 from edge.backends.tvm.sources import source_hash
-from edge.errors import EngineError, InputError, UnsupportedError
+from edge.errors import EngineError, InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
 from edge.model.layers import Attention
@@ -154,7 +154,7 @@ class NativeEngine:
             NativeSequence(
                 number, spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
                 Angles(self._angles, first + number * ROPE_AHEAD) if count > 1 else self._chunk_angles, self._run,
-                self._adapt,
+                self._verify, self._adapt,
             )
             for number, own, rope, state in zip(sequences, parts, ropes, states, strict=True)
         ]  # fmt: skip
@@ -270,18 +270,17 @@ class NativeEngine:
         return self._run_batch(tokens, found) if len(found) > 1 else self._run(found[0], tokens, 1)
 
     def verify(self, tokens: IntArray) -> FloatArray:
-        """See VerifyingEngine. Raises UnsupportedError for more tokens than `EngineConfig.drafts` has room for."""
-        sequence, kv = self._sequences[0], self.kv
-        tokens = check_tokens(tokens, self.spec.vocab, kv.free)
-        if tokens.size > 1 + self.config.drafts:
-            raise UnsupportedError(f"the engine can verify {self.config.drafts} drafts at once, not {tokens.size - 1}")
-        tokens = tokens[: kv.at_once(tokens.size)]
-        count = tokens.size
-        kv.announce(count)
-        if count == 1:
-            return self._run(sequence, tokens, 1)
+        """See VerifyingEngine, and `NativeSequence.verify`."""
+        return self._sequences[0].verify(tokens)
+
+    def _verify(self, sequence: NativeSequence, tokens: IntArray) -> FloatArray:
+        """Run tokens of one sequence as if each ran alone. Returns their logits."""
+        kv, count = sequence.kv, tokens.size
         check_positions(self.spec, kv.next_position + count)
         self._begin(tokens, sequence.adapters)
+        for each in self._sequences:  # what is kept of drafts is that of the last pass
+            if each.kv.state:
+                each.kv.state.settle()
         sequence.prepare(count)
         self._arena.follow(count)
         positions = kv.next_position + np.arange(count, dtype=np.int32)

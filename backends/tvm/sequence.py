@@ -47,10 +47,12 @@ class Angles:
 
 
 class NativeSequence:
-    """The Engine, ObservedEngine and AdaptedEngine protocols for one sequence. number: among those of the engine.
+    """The Engine, ObservedEngine, VerifyingEngine and AdaptedEngine protocols for one sequence. number: among those of
+    the engine.
 
-    run: runs tokens of it, at most a chunk, and leaves as many rows of logits as wanted, [wanted, vocab]. adapt: has
-    sequences run other adapters. adapters: the number of those that it runs (`adapters.py`).
+    run: runs tokens of it, at most a chunk, and leaves as many rows of logits as wanted, [wanted, vocab]. verify: runs
+    them as if each ran alone. adapt: has sequences run other adapters. adapters: the number of those that it runs
+    (`adapters.py`).
     """
 
     capabilities = ENGINE.CAPABILITIES
@@ -58,10 +60,11 @@ class NativeSequence:
     def __init__(
         self, number: int, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
         run: Callable[[NativeSequence, IntArray, int], FloatArray],
+        verify: Callable[[NativeSequence, IntArray], FloatArray],
         adapt: Callable[[Sequence[NativeSequence], Lora | None], None],
     ) -> None:  # fmt: skip
-        self.number, self.spec, self.config, self.kv, self.angles, self._run = number, spec, config, kv, angles, run
-        self._adapt = adapt
+        self.number, self.spec, self.config, self.kv, self.angles = number, spec, config, kv, angles
+        self._run, self._verify, self._adapt = run, verify, adapt
         self.observed, self.votes = 0, False
         self.adapters: int | None = None
 
@@ -98,6 +101,15 @@ class NativeSequence:
             part = tokens[start : start + step]
             logits[start : start + part.size] = self._run(self, part, part.size)
         return logits
+
+    def verify(self, tokens: IntArray) -> FloatArray:
+        """See VerifyingEngine. Raises UnsupportedError for more tokens than `EngineConfig.drafts` has room for."""
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        if tokens.size > 1 + self.config.drafts:
+            raise UnsupportedError(f"the engine can verify {self.config.drafts} drafts at once, not {tokens.size - 1}")
+        tokens = tokens[: self.kv.at_once(tokens.size)]
+        self.kv.announce(tokens.size)
+        return self._run(self, tokens, 1) if tokens.size == 1 else self._verify(self, tokens)
 
     def close(self) -> None:
         """The engine is closed as a whole."""

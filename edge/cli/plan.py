@@ -116,6 +116,7 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         *([("snapshots", f"of {made.snapshots} ends of turns", count.snapshots)] if made.snapshots else []),
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),
+        *([("model that drafts", f"with {made.draft.capacity:,} rows", count.draft)] if made.draft else []),
         ("predicted peak", "estimated", made.predicted_peak),
         *([("first run", "with a process that compiles, once", made.first_run)] if made.first_run else []),
         ("limit", made.limit_source, made.limit),

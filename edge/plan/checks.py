@@ -42,6 +42,7 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
     if options.sequences > 1 and (spec.encoder or not has.sequences):
         what = "an encoder" if spec.encoder else f"the {backend.NAME} engine"
         raise UnsupportedError(f"{what} runs one sequence at a time: leave --sequences out")
+    _check_draft(run, elsewhere=elsewhere)
     if options.gpu_layers is not None and not has.gpu_layers:
         other = engines_with("gpu_layers")[0]
         raise UnsupportedError(f"--gpu-layers is for the {other} engine, not for {backend.NAME}: use --backend={other}")
@@ -72,6 +73,23 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
             f"--kv-policy={run.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
             "give recent a larger share"
         )
+
+
+def _check_draft(run: Resolved, *, elsewhere: bool) -> None:
+    """Of a model that drafts."""
+    options, draft = run.options, run.options.draft_file
+    if draft is None:
+        return
+    if options.speculate == "off":
+        raise InputError("--draft names a model that drafts, and --speculate=off is without drafts: leave one out")
+    if elsewhere or not run.backend.CAPABILITIES.verifies:
+        where = "another device" if elsewhere else f"the {run.backend.NAME} engine"
+        raise UnsupportedError(f"--draft is for the {engines_with('verifies')[0]} engine here, not for {where}")
+    if not run.drafts:
+        raise UnsupportedError(f"--kv-policy={run.kv_policy} goes without drafts: leave --draft out")
+    run.backend.check_supported(draft.file, draft.spec)
+    if draft.spec.network and any(draft.spec.network.fixed_values):
+        raise UnsupportedError(f"--draft {draft.file.path}: a model with recurrent layers cannot take a draft back")
 
 
 def check_static_sizes(spec: ModelSpec, rows: int | None, chunk: int | None) -> None:

@@ -215,7 +215,7 @@ class Batch:
             else:
                 ticket = self._order.next(prompts, self._prompts)
                 self._prompts, ticket.since = self._prompts + 1, self._order.now()
-                self._run_prompt(ticket)
+                self._run_prompt(self._ahead_of(ticket))
             self._ledger.run(())
             self._drop()
             return True
@@ -271,7 +271,8 @@ class Batch:
         return max(_LEAST_CHUNK, int(_CHUNK_S / self._pace)) if self._pace else _FIRST_CHUNK
 
     def _new_sequence(self, engine: Engine, lora: Lora | None) -> TokenSequence:
-        return TokenSequence(engine, self._loaded.plan, lora, self._options.prompt_cache, self._ledger)
+        loaded = self._loaded
+        return TokenSequence(engine, loaded.plan, lora, self._options.prompt_cache, self._ledger, loaded.draft)
 
     def _open(self, files: Loras) -> Lora | None:
         """Adapters that generations run with, opened once."""
@@ -354,6 +355,16 @@ class Batch:
             slot: slot.tokens.shared(tokens) if tokens is not None and slot.may_share(ticket) else 0
             for slot in self._slots
         }  # fmt: skip
+
+    def _ahead_of(self, ticket: Ticket) -> Ticket:
+        """The generation that runs rows for a prompt that has not begun, too, so that they are run once; or itself."""
+        tokens = _whole(ticket.run.prompt) if ticket.turns is None else None
+        for slot in self._slots if tokens is not None else ():
+            other = slot.ticket
+            begun = other is not None and other.turns is not None and other.turn is Turn.PROMPT and not other.again
+            if tokens is not None and other and begun and slot.may_share(ticket) and slot.tokens.is_ahead_of(tokens):
+                return other
+        return ticket
 
     def _begin(self, slot: _Slot, ticket: Ticket) -> None:
         """Begin with the rows that the prompt shares with this sequence, with another one, or with the prompt cache."""

@@ -66,6 +66,7 @@ def _memory(run: Generation, loaded: Loaded, options: Options) -> Memory:
         streamed=counted.streamed,
         experts=_use_of(experts.since(run.experts)) if experts and run.experts else None,
         lora=counted.lora,
+        draft=counted.draft,
         gpu=counted.gpu,
         on_card=counted.on_card,
         gpu_used=loaded.backend.used_memory(plan.config.adapter) if counted.gpu else None,

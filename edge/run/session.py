@@ -104,7 +104,7 @@ class Session:
             self.steps.end()
             self._closed = True
             open_sessions.discard(self)
-            self.engine.close()
+            self._loaded.close()
 
     def reset(self) -> None:
         """Forget the conversation: empty the KV cache. Raises BusyError during a generation."""

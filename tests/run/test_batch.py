@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from conftest import GOLDEN, open_golden
 from lora_files import write_adapter
 
+from edge.backends.base import BatchedEngine
 from edge.devices.power.base import Reading
 from edge.errors import BudgetError, BusyError, InputError, ModelFormatError
 from edge.model.model import Model, open_model
@@ -89,6 +90,20 @@ def run(batch: Batch) -> None:
 def run_until(batch: Batch, ready: Callable[[], bool]) -> None:
     while not ready():
         assert batch.step()
+
+
+def test_a_generation_that_runs_alone_verifies_drafts(batch: Batch, model: Model) -> None:
+    """Until another one comes; what it says is the same."""
+    prompt = np.tile(np.arange(5, 25, dtype=np.int32), 2)
+    answer, other = Answer(batch).start(prompt, 60), Answer(batch)
+    run_until(batch, lambda: answer.ticket is not None and answer.ticket.run.generated > 40)
+    other.start(tokens(20), 10)
+    run(batch)
+    with load(model, speculate="off", max_kv_size=ROWS, threads=2) as alone:
+        for found, given, count in ((answer, prompt, 60), (other, tokens(20), 10)):
+            assert found.report.text == alone.generate(given, max_tokens=count, ignore_eos=True)
+    assert answer.report.drafted is not None
+    assert answer.report.drafted.accepted > 0
 
 
 @pytest.mark.parametrize("policy", ["streaming", "h2o", "snapkv"])
@@ -328,6 +343,51 @@ def test_prompts_share_the_rows_of_earlier_and_present_ones(batch: Batch) -> Non
     assert other.report.text == beside.report.text
 
 
+def test_a_beginning_that_eight_have_in_common_is_run_once(model: Model) -> None:
+    """Though they come at the same time: one runs its rows for all, the others copy them, and run the rest."""
+    system, own = tokens(300, 1), [tokens(10 + each, 2 + each) for each in range(8)]
+    options: dict[str, Any] = {"max_kv_size": 400, "threads": 2}
+    with load(model, **options) as alone:
+        expected = [alone.generate(np.concatenate([system, each]), max_tokens=5, ignore_eos=True) for each in own]
+    with load(model, sequences=8, **options) as session, session.batch() as batch:
+        planned = session.plan.bytes.kv
+        answers = [
+            Answer(batch).start(np.concatenate([system, each]), 5, priority=number % 3)
+            for number, each in enumerate(own)
+        ]
+        run(batch)
+        counts = [each.report.tokens for each in answers]
+        assert [each.report.text for each in answers] == expected
+        assert sum(each.ran for each in counts) == system.size + sum(each.size for each in own)
+        assert sorted(each.reused for each in counts) == [0] + 7 * [system.size]
+        held = [cast(BatchedEngine, session.engine).sequence(number).kv for number in range(8)]
+        assert sum(each.nbytes for each in held) == planned
+        assert all(each.length >= system.size for each in held)
+        choices = [Answer(batch).start(tokens(50), 5, sampling=SamplingParams(seed=each)) for each in range(4)]
+        run(batch)
+        assert [each.report.tokens.ran for each in choices] == [50, 1, 1, 1]
+
+
+def test_a_beginning_of_hybrids_is_run_once_up_to_its_state() -> None:
+    """A state cannot be copied in the middle of a prompt: it comes from the prompt cache, with the rows before it."""
+    model = open_model(GOLDEN / "falcon-h1.gguf")
+    prompts = [np.concatenate([tokens(150, 1), tokens(5, 2 + each)]) for each in range(4)]
+    options: dict[str, Any] = {"max_kv_size": 200, "threads": 2}
+    with load(model, **options) as alone:
+        expected = []
+        for prompt in prompts:
+            alone.reset()
+            expected.append(alone.generate(prompt, max_tokens=5, ignore_eos=True))
+    with (
+        load(model, sequences=SEQUENCES, prompt_cache=PromptCache(memory="64MiB"), **options) as session,
+        session.batch() as batch,
+    ):
+        answers = [Answer(batch).start(each, 5) for each in prompts]
+        run(batch)
+        assert [each.report.text for each in answers] == expected
+        assert sorted(each.report.tokens.reused for each in answers) == [0, 128, 128, 128]
+
+
 def test_rows_are_shared_with_the_same_tenant_only(batch: Batch) -> None:
     def reused(tenant: Hashable) -> int:
         answer = Answer(batch).start(tokens(50), 3, tenant=tenant)
@@ -531,3 +591,59 @@ def test_a_batch_runs_on_engines_with_one_sequence(model: Model) -> None:
         answers = [Answer(batch).start(tokens(9, each), 6) for each in range(3)]
         run(batch)
         assert {each.report.tokens.generated for each in answers} == {6}
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 12))])
+def test_any_schedule_ends_with_the_answers_of_one_alone(batch: Batch, seed: int) -> None:
+    """Generations of all classes and tenants, which begin, are cancelled and preempted at any time."""
+    rng = np.random.default_rng([4, seed])
+    found: dict[tuple[int, int], str] = {}
+    started: list[tuple[Answer, tuple[int, int]]] = []
+
+    def start(kind: int, most: int, **options: Any) -> Answer:
+        prompt = np.concatenate([tokens(20), tokens(1 + 13 * kind, kind)])
+        sampling = SamplingParams(temperature=0.8 * (kind % 2), seed=kind)
+        return Answer(batch).start(prompt, 4 + 9 * most, sampling=sampling, **options)
+
+    for _ in range(100):
+        event = rng.random()
+        if event < 0.25:
+            kind, most, priority, tenant = (int(rng.integers(high)) for high in (6, 3, 3, 2))
+            started.append((start(kind, most, priority=priority, tenant=tenant), (kind, most)))
+        elif event < 0.3 and started:
+            started[rng.integers(len(started))][0].cancel()
+        else:
+            batch.step()
+    left = 0
+    while batch.step():
+        left += 1
+        assert left < 100 * len(started)
+    assert batch.free == SEQUENCES
+    for slot in batch._slots:
+        assert slot.engine.kv.length == len(slot.tokens.fed)
+    for answer, which in started:
+        (end,) = answer.ends
+        if isinstance(end, RunReport) and end.stop_reason == "length":
+            assert found.setdefault(which, end.text or "") == end.text
+        else:
+            assert answer.ticket is not None
+            assert answer.ticket.cancelled
+    for which, text in found.items():
+        alone = start(*which, tenant="alone")
+        run(batch)
+        assert alone.report.text == text
+
+
+def test_background_work_ends_though_people_never_stop_asking(batch: Batch) -> None:
+    title = Answer(batch).start(tokens(30), 30, priority=TITLES)
+    urgent = [Answer(batch).start(tokens(5, each), 4) for each in range(2 * SEQUENCES)]
+    while not title.ends:
+        assert batch.step()
+        urgent += [Answer(batch).start(tokens(5, len(urgent)), 4) for each in urgent[-2 * SEQUENCES :] if each.ends]
+        assert len(urgent) < 1000
+    assert title.report.stop_reason == "length"
+    assert title.ticket is not None
+    assert title.ticket.preempted <= 2
+    for each in urgent:
+        each.cancel()
+    assert batch.free == SEQUENCES
