@@ -84,10 +84,13 @@ def serve(name: str, prepared: str) -> None:
         listener.bind("\0" + name)
         listener.listen()
         os.write(1, b".")
-        client = listener.accept()[0]
-        while os.fork():
-            client.close()
+        while True:
+            if 0 in select.select([listener, 0], [], [])[0]:
+                return  # the process that started it is gone
             client = listener.accept()[0]
+            if os.fork() == 0:
+                break
+            client.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with client:
         files = socket.recv_fds(client, 1, 3)[1]
