@@ -49,7 +49,8 @@ def _count_types(header: Header) -> int:
     table = header.file.tensors.get("token_types.weight")
     if table is None:
         return 0
-    return table.shape[-1] if len(table.shape) == 2 else int(header.file.metadata.get(TOKEN_TYPES, 1))
+    stated = header.file.metadata.get(TOKEN_TYPES)
+    return table.shape[-1] if len(table.shape) == 2 or not isinstance(stated, int) else stated
 
 
 def _read_pooling(header: Header) -> Pooling:
