@@ -18,6 +18,7 @@ import gguf
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from fork_server import COMMAND, forking
 from hub_server import COMMIT, Hub, serve, sha256
 from small_models import Small, write_small
 
@@ -59,7 +60,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edge", *arguments]
+    command = forking(COMMAND, "edge", *arguments)
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
 
 
