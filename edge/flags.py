@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, TypeVar
 
+from edge.dataclass import dataclass
 from edge.errors import KEYWORDS
 
 PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT = (

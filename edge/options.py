@@ -10,12 +10,13 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
+from edge.dataclass import dataclass
 from edge.errors import InputError
 from edge.flags import BUDGETS, CACHE, ENGINE, flags_of, named_in_errors, option
 from edge.model.lora_file import LoraFile, LoraSize, parse_lora
@@ -122,6 +123,7 @@ class Options:
 
     expected_tokens: int | None = option(None, help="Tokens of prompt and answer together, if they are known.")
     logits_rows: int = option(1, help="Most rows of logits that exist at once, for Session.forward of every token.")
+    loras: int | None = option(None, help="Adapters that sequences run with at the same time (default: one for each).")
 
     def __post_init__(self) -> None:
         for name, flag in flags_of(self).items():

@@ -17,9 +17,10 @@ plans, checks of headers, and converters read these classes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeVar
+
+from edge.dataclass import dataclass
 
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
+from edge.dataclass import dataclass
 from edge.errors import UnsupportedError
 from edge.formats.compiled import Compiled
 from edge.model.layers import Network

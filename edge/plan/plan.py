@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import GPUMemory
 from edge.budget import format_bytes
+from edge.dataclass import dataclass
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.devices.power import memory_root
 from edge.errors import BudgetError, InputError, UnsupportedError

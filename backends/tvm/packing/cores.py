@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from edge.dataclass import dataclass
 from edge.model.layers import (
     Attention,
     Core,

@@ -7,11 +7,12 @@ tensors) are entries in a table at run time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from edge.backends.checks import check_cores
 from edge.backends.tvm.packing.cores import LANES, Groups, groups_of, round_up, supports
+from edge.dataclass import dataclass
 from edge.errors import UnsupportedError
 from edge.model.layers import (
     UNROTATED,
