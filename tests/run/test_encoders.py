@@ -183,6 +183,13 @@ def test_the_command_line() -> None:
 
     done = edge("embed", str(model.path), SKY, "--unscaled")
     assert json.loads(done.stdout) == pytest.approx(golden["mean"][0].tolist(), abs=1e-4)
+    done = subprocess.run(
+        [sys.executable, "-m", "edge", "plan", str(model.path), "--device", "raspberry-pi-5"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert f"{CONTEXT} rows" in done.stdout
+    assert "a text of" in done.stdout
+    assert "a token at" not in done.stdout
     for command in (["run", str(model.path), SKY], ["chat", str(model.path)]):
         done = edge(*command, stdin=subprocess.DEVNULL)
         assert done.returncode == 2
