@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from edge.backends.counts import ExpertForecast, FixedSizes, Footprint, GPUMemory, MostRows, Tuned
 from edge.backends.efficiency import Efficiency, Kind
 from edge.backends.kv_cache import KVCache
+from edge.dataclass import dataclass
 from edge.errors import UnsupportedError
 from edge.formats.blocks import FLOATS
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Core
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
+from edge.storage.versions import version_of
 from edge.types import FloatArray, Granularity, IntArray
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ class Backend(ABC):
 
     def keeps_all(self, spec: ModelSpec) -> str | None:
         """Why the engine can evict no rows of this model, so that policy `full` is the only one; None if it can."""
-        return None
+        return "an encoder sees whole texts" if spec.encoder else None
 
     def most_drafts(self, spec: ModelSpec) -> int:
         """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
@@ -347,13 +348,7 @@ class Backend(ABC):
 
     def versions(self) -> dict[str, str]:
         """Of `PACKAGES`, as far as they are installed."""
-        from importlib import metadata  # here, because it takes 20 ms and only reports need it
-
-        found = {}
-        for name in self.PACKAGES:
-            with suppress(metadata.PackageNotFoundError):
-                found[name] = metadata.version(name)
-        return found
+        return {name: version for name in self.PACKAGES if (version := version_of(name)) is not None}
 
 
 NOT_FINITE = "the model produced NaN logits: its weights are damaged or overflow"

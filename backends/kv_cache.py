@@ -6,9 +6,9 @@ Two counters are distinct: the *row* that a token has in the cache, and the *pos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from edge.dataclass import dataclass
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec

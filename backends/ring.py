@@ -8,7 +8,6 @@ their places: attention does not depend on the order of rows, since positions de
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
@@ -17,6 +16,7 @@ from edge.backends.kv_cache import CapacityError
 from edge.backends.rope import Rotation
 from edge.backends.row_lists import RowLists, rotated_at_once
 from edge.backends.row_store import Store
+from edge.dataclass import dataclass
 from edge.errors import EngineError, InputError
 from edge.types import AnyArray
 

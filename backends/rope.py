@@ -6,10 +6,11 @@ Angles are computed in float64, so that position 10^7 is as exact as position 10
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import Angles, find_angles
 from edge.model.layers import Network

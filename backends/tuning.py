@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, Protocol, TypeVar
 
 from edge.backends.counts import Tuned
+from edge.dataclass import dataclass
 from edge.devices.records import Record, Subject
 from edge.model.spec import ModelSpec
 

@@ -22,12 +22,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from edge import errors
 from edge.budget import format_bytes
+from edge.dataclass import dataclass
 from edge.devices.memory import memory_use
 from edge.errors import BudgetError, EdgeError, EngineError
 

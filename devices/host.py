@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 
+from edge.dataclass import dataclass
 from edge.devices.kernel import read_text, whole
 from edge.devices.memory import MemoryLimit, memory_limit, total_memory
 

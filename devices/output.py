@@ -18,10 +18,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief
 
+from edge.dataclass import dataclass
 from edge.errors import InputError
 
 _TEMPORARY, _OLD = ".edge-tmp-", ".edge-old-"

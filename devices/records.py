@@ -14,11 +14,12 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Annotated, Any
 
+from edge.dataclass import dataclass
 from edge.devices.output import new_file
 from edge.devices.private import make_private_folder, read_private
 from edge.values import Rule, parse

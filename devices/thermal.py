@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
+from edge.dataclass import dataclass
 from edge.devices.kernel import read_text, read_whole
 
 _MILLI = 1e-3

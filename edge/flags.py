@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, TypeVar
 
+from edge.dataclass import dataclass
 from edge.errors import KEYWORDS
 
 PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT = (
@@ -22,7 +23,7 @@ KEYWORDS.update({
     "--at": "contexts", "--beams": "beams", "--device": "device", "--force": "force=True", "--host": "host",
     "--length-penalty": "length_penalty", "--max-tokens": "max_tokens", "--pooling": "pooling", "--port": "port",
     "--quant": "quant", "--raw": "raw=True", "--stop": "stop", "--system": "system", "--think": "think",
-    "--tokens": "max_tokens",
+    "--tokens": "max_tokens", "--truncate": "truncate=True",
 })  # fmt: skip
 """Flags whose Python twins are no options, but keywords of single functions."""
 

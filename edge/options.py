@@ -10,12 +10,13 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
+from edge.dataclass import dataclass
 from edge.errors import InputError
 from edge.flags import BUDGETS, CACHE, ENGINE, flags_of, named_in_errors, option
 from edge.model.lora_file import LoraFile, LoraSize, parse_lora

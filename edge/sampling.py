@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
+from edge.dataclass import dataclass
 from edge.errors import InputError, ModelFormatError
 from edge.flags import SAMPLING, flags_of, named_in_errors, option
 

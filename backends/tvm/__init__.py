@@ -102,7 +102,7 @@ class CPU(Backend):
         from edge.backends.tvm.compiler.compiled import is_installed
         from edge.backends.tvm.targets import choose_target
 
-        return choose_target().gemm_tokens - 1 if is_installed() else 0
+        return choose_target().gemm_tokens - 1 if is_installed() and not spec.encoder else 0
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
@@ -154,7 +154,7 @@ class CPU(Backend):
             + _TABLE_BYTES * (shape.layer_inputs > 0),
             streamed=streaming.streamed,
             fixed_kv=config.sequences * fixed,
-            least_weights=streaming.least,
+            least_weights=None if spec.encoder else streaming.least,
             lora=config.loras * adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
             on_disk=spec.table_bytes if shape.layer_inputs else 0,
         )

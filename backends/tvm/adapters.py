@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from edge.backends.tvm.packing.blocks import BLOCKS, TILE
 from edge.backends.tvm.packing.cores import groups_of, round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place, units_of
 from edge.backends.tvm.packing.weights import pad_rows
+from edge.dataclass import dataclass
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK, GRIDS, QuantizedMatrix, half
 from edge.model.layers import Network

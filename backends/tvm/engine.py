@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends.base import EngineConfig, LoadProgress
-from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
+from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole, check_whole_text
 from edge.backends.counts import ExpertCounts
 from edge.backends.fixed_state import FixedState
 from edge.backends.kv_cache import state_key
@@ -165,7 +165,7 @@ class NativeEngine:
         weakref.finalize(self, self._workers.close)  # also at exit: threads must not outlive the interpreter
 
         if FORMATS[config.kv_dtype].transformed:
-            choose_normals(self.kv, self.forward, spec.vocab)
+            choose_normals(self.kv, self.hidden if shape.encoder else self.forward, spec.vocab)
             for sequence in self._sequences:
                 sequence.kv.settings = self._model_key = self.kv.settings
 
@@ -225,13 +225,17 @@ class NativeEngine:
 
     def hidden(self, tokens: IntArray) -> FloatArray:
         """See HiddenEngine."""
+        encoder = self._layout.shape.encoder
+        if encoder:
+            check_whole_text(tokens, self.kv, self.config)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(tokens.size)
         found, chunk = np.empty((tokens.size, self.spec.hidden), np.float32), self.config.chunk
         for start in range(0, tokens.size, chunk):
             part = tokens[start : start + chunk]
             self._run(self._sequences[0], part, 1)
-            found[start : start + part.size] = self._normed(self._behind_layers[: part.size])
+            states = self._behind_layers[: part.size]
+            found[start : start + part.size] = states if encoder else self._normed(states)
         return found
 
     def _normed(self, states: FloatArray) -> FloatArray:
@@ -328,8 +332,9 @@ class NativeEngine:
             positions = kv.next_position + np.arange(count)
             self._temperatures[:count] = temperatures(self._temperature, positions)
         angles = sequence.angles if count <= ROPE_AHEAD else self._chunk_angles
+        alone = count == 1 and not self._layout.shape.encoder
         self._finish(
-            count, kind=Job.STEP if count == 1 else Job.CHUNK, position=kv.next_position,
+            count, kind=Job.STEP if alone else Job.CHUNK, position=kv.next_position,
             angle=angles.row(kv.rope.rotation, kv.next_rope_position, count), wanted=wanted,
             observed=min(count, sequence.observed), votes=int(sequence.votes), sequence=sequence.number, drafts=0,
         )  # fmt: skip

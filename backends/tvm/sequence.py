@@ -16,7 +16,7 @@ from edge.backends.tvm.kv.store import NativeStore
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.errors import UnsupportedError
 from edge.model.lora import Lora
-from edge.model.spec import ModelSpec
+from edge.model.spec import ModelSpec, check_generates
 from edge.types import AnyArray, FloatArray, IntArray
 
 NativeKV = HeadKV[NativeStore[HostRows]]
@@ -79,6 +79,7 @@ class NativeSequence:
         self._adapt([self], lora)
 
     def forward(self, tokens: IntArray) -> FloatArray:
+        check_generates(self.spec)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(tokens.size)
         chunk, logits = self.config.chunk, np.zeros((1, 0), np.float32)
@@ -88,6 +89,7 @@ class NativeSequence:
         return np.asarray(logits[0])
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
+        check_generates(self.spec)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(tokens.size)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)

@@ -9,9 +9,9 @@ import contextlib
 import ctypes
 import mmap
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
+from edge.dataclass import dataclass
 from edge.devices.kernel import read_text, read_whole, whole
 
 _LONGEST_PATH = 4096  # PATH_MAX

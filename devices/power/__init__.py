@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from edge.dataclass import dataclass
 from edge.devices.power import battery, ina, macos, nvml, pmic, rapl
 from edge.devices.power.app import AppCounter
 from edge.devices.power.base import Meter, Scope, Unavailable

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge.dataclass import dataclass
 from edge.devices.power.base import MeterKind, Reading, Scope, Unavailable
 
 _MILLI = 1e-3

@@ -5,9 +5,9 @@ https://docs.kernel.org/power/powercap/powercap.html. Since 2020 only root may r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from edge.dataclass import dataclass
 from edge.devices.power.base import MeterKind, Reading, Scope, Unavailable, read_number
 
 _MICRO = 1e-6

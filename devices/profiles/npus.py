@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
+from edge.dataclass import dataclass
 from edge.devices.kernel import read_text
 from edge.devices.profiles.profile import Npu
 

@@ -6,12 +6,12 @@ llama.cpp and the `gguf` package. Damaged scales give non-finite values without 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.errors import UnsupportedError
 from edge.types import AnyArray, FloatArray
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile
 

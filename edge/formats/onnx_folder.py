@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
+from edge.dataclass import dataclass
 from edge.devices.regular import read_regular
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK_TYPES

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge.dataclass import dataclass
 from edge.errors import InputError
 
 KINDS = ("json_schema", "regex", "lark")

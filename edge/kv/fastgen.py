@@ -9,11 +9,11 @@ for punctuation needs the text and is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.kv.policy import EVERY, KVView, Needs, ScoredAndRecent
 from edge.types import AnyArray, FloatArray, IntArray
 

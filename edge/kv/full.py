@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.kv.policy import NOTHING, KVView, Needs
 from edge.types import IntArray
 

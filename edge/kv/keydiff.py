@@ -6,11 +6,11 @@ near the mean direction are interchangeable; distinctive ones attract attention.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.kv.policy import KVView, Needs, ScoredAndRecent
 from edge.types import FloatArray
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import ClassVar, Protocol
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.errors import InputError
 from edge.types import AnyArray, FloatArray, Granularity, IntArray
 

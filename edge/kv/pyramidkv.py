@@ -7,11 +7,11 @@ window, falls linearly from the first layer to the last, at the same total.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.errors import InputError
 from edge.kv.policy import KVView, Needs
 from edge.kv.snapkv import SnapKV

@@ -7,9 +7,9 @@ per layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from edge.dataclass import dataclass
 from edge.kv.policy import KVView, Needs, Scored
 from edge.types import FloatArray
 

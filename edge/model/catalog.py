@@ -7,12 +7,12 @@ import hashlib
 import importlib.util
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from edge.dataclass import dataclass
 from edge.devices.output import check_path
 from edge.errors import InputError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.coreml_folder import is_coreml_folder

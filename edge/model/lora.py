@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import PLAIN, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf

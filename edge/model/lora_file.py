@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge.dataclass import dataclass
 from edge.errors import InputError
 
 MAX_SCALE = 1e6

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Attention, Network, Tensor

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge.budget import format_joules, parse_joules
+from edge.dataclass import dataclass
 from edge.errors import InputError
 
 EFFORTS = ("low", "medium", "high")

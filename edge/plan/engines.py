@@ -10,11 +10,12 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from edge.backends import engine_named, engines_with, find_backend
 from edge.backends.base import Backend
+from edge.dataclass import dataclass
 from edge.devices.graphics import VARIABLE, is_off, seen_gpus
 from edge.devices.host import processor, usable_cores
 from edge.devices.memory import MemoryLimit, memory_use

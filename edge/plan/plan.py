@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import GPUMemory
 from edge.budget import format_bytes
+from edge.dataclass import dataclass
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.devices.power import memory_root
 from edge.errors import BudgetError, InputError, UnsupportedError
@@ -126,7 +127,7 @@ def first_fit(
 ) -> Plan:  # fmt: skip
     """The plan of the first configuration that fits, counted in the process as it is. See `make_plan`."""
     options = runs[0].options
-    if runs[0].forced:
+    if runs[0].forced and not runs[0].spec.encoder:
         _log.warning("KV policy full, which stops where the cache is full: %s", runs[0].forced)
     budget = MemoryLimit(options.memory, "budget") if options.memory else None
     limit = elsewhere or budget or memory_limit(memory_root())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import GPUMemory, Tuned
+from edge.dataclass import dataclass
 from edge.devices.host import usable_cores
 from edge.kv import make_policy, pinned_rows
 from edge.kv.policy import Policy

@@ -15,11 +15,11 @@ import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.devices.private import is_private_file, make_private_folder, read_private
 from edge.errors import InputError
 from edge.prompt_cache.tree import BLOCK, Block, agreement, prefix_name

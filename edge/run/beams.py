@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import nlargest
 
 import numpy as np
 
 from edge.backends.kv_cache import end_of
+from edge.dataclass import dataclass
 from edge.errors import InputError
 from edge.run.generation import Generation
 from edge.run.report import Beam, StopReason

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from io import StringIO
 
 from edge.backends.counts import ExpertCounts
+from edge.dataclass import dataclass
 from edge.errors import InputError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model

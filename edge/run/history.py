@@ -11,12 +11,13 @@ import os
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.backends.base import EngineConfig
+from edge.dataclass import dataclass
 from edge.devices.host import processor
 from edge.devices.output import new_file
 from edge.devices.private import is_private_file, make_private_folder, read_private

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal
 
+from edge.dataclass import dataclass
 from edge.devices.power.base import Certainty, MeterKind, Scope, certainty
 
 SCHEMA = 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.errors import InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model
@@ -50,7 +50,7 @@ class Request:
     system: str | None = None
     raw: bool = False
     follow_up: bool = False
-    think: Think = Think()  # noqa: RUF009 - frozen
+    think: Think = Think()
     time: float | None = None  # seconds, of which `time_spent` are gone
     energy: float | None = None  # joules, likewise
     time_spent: float = 0.0

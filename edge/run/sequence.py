@@ -6,7 +6,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, islice
 from typing import cast
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, VerifyingEngine
 from edge.backends.kv_cache import KVState, RewindError, end_of
+from edge.dataclass import dataclass
 from edge.errors import InputError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY

@@ -6,9 +6,8 @@ have one: their caches return to the end of rows whose tail was saved, and the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge.backends.kv_cache import KVCache, KVState
+from edge.dataclass import dataclass
 from edge.model.model import Model
 from edge.model.thinking import Think
 from edge.types import IntArray

@@ -7,8 +7,9 @@ one. c is measured as passes run, and a is counted, by the length of the match t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from edge.dataclass import dataclass
 from edge.run.drafts import Drafts
 from edge.run.report import Drafted
 from edge.types import IntArray

@@ -21,11 +21,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from edge.budget import format_bytes, parse_bytes
+from edge.dataclass import dataclass
 from edge.devices.output import held, sweep
 from edge.devices.private import distrust, make_private_folder
 from edge.errors import CacheError

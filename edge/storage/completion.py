@@ -12,9 +12,10 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from edge.dataclass import dataclass
 from edge.devices.private import is_private_file
 
 _MOST_BYTES = 8192  # of a record

@@ -16,9 +16,9 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from edge.dataclass import dataclass
 from edge.errors import CacheError, InputError
 from edge.storage import cache
 from edge.types import Progress

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from reprlib import repr as brief
 from typing import Any
 
+from edge.dataclass import dataclass
 from edge.errors import InputError
 from edge.tools.formats import ToolFormat
 from edge.tools.lark import call_grammar

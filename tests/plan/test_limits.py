@@ -56,7 +56,7 @@ def test_first_runs_and_budgets_that_are_nearly_met(limits: Any) -> None:
     for case in (first, near):
         outcome = limits.run(case, None)
         assert outcome.kind in limits.KEPT, outcome.said
-        assert outcome.kind == "refused" or 0.5 * case.budget < outcome.peak <= case.budget
+        assert outcome.kind == "refused" or 0.3 * case.budget < outcome.peak <= case.budget
 
 
 def test_children_count_beside_their_parent(limits: Any) -> None:

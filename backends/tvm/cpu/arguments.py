@@ -5,7 +5,6 @@ TVM is not needed. `generator.POINTERS` lists the arguments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from edge.backends.ring import LayerKinds
@@ -13,6 +12,7 @@ from edge.backends.tvm.packing.cores import Sizes, groups_of, kind_of, round_up,
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.backends.tvm.packing.shape import Shape, padded_head
 from edge.backends.tvm.targets import Target
+from edge.dataclass import dataclass
 from edge.model.layers import Attention, Network
 
 LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
@@ -85,11 +85,13 @@ class Table:
         return len(self.names) + self.layers * len(self.per_layer)
 
 
+_NORMS = ("token_embd_norm", "token_embd_norm.bias", "output_norm", "output_norm.bias")  # outside of layers
 _OF_INPUTS = ("per_layer_model_proj", "per_layer_proj_norm")
 _NAMES = (
     "x", "normed", "queries", "query_rows", "work", "part_stride", "raw", "raw_stride", "normals", "temperatures",
     "layer_inputs", "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
-    "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
+    "token_embd", "token_embd.scales", "position_embd", "position_embd.scales", "token_types", "token_types.scales",
+    "token_embd_norm", "token_embd_norm.bias",
     "per_layer_model_proj", "per_layer_model_proj.scales", "per_layer_proj_norm",
     "output_norm", "output_norm.bias", "head", "head.scales",
     "block", "head_step", "head_parts",  # streaming.py
@@ -170,7 +172,7 @@ def fill_table(
     if streams:
         parts = len(streams.pieces) - layout.shape.layers - 1
         values |= {"head_step": streams.head_step, "head_parts": parts, "block": streams.block}
-    for name in ("token_embd", "position_embd", *_OF_INPUTS, "output_norm", "output_norm.bias"):
+    for name in ("token_embd", "position_embd", "token_types", *_OF_INPUTS, *_NORMS):
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
     values["experts_at_once"] = max((each.number for each in layout.experts.values()), default=0)

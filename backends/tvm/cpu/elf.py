@@ -21,10 +21,10 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge.dataclass import dataclass
 from edge.devices.private import open_private
 from edge.errors import EngineError
 

@@ -14,7 +14,6 @@ import mmap
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from edge.backends.counts import ExpertCounts
 from edge.backends.tvm.cpu.arguments import Scratch, Table
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import SECTOR, PackedLayout
+from edge.dataclass import dataclass
 from edge.devices.memory import memory_limit
 from edge.devices.power import memory_root
 from edge.errors import EngineError

@@ -9,7 +9,6 @@ evenly over a pass.
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
 
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.cpu.arguments import Blocks, Streams
@@ -17,6 +16,7 @@ from edge.backends.tvm.cpu.slots import slot_bytes
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE, growth
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place
+from edge.dataclass import dataclass
 from edge.model.layers import Experts
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network

@@ -8,11 +8,10 @@ multiplied by H too, which leaves scores unchanged; for values, attention's outp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from edge.backends.tvm.packing.shape import padded_head
+from edge.dataclass import dataclass
 from edge.model.layers import Attention
 from edge.types import AnyArray, FloatArray
 

@@ -8,13 +8,13 @@ the packed bytes back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.dataclass import dataclass
 from edge.formats.blocks import FP4, IQ4_NL, block_size, nbytes
 
 TILE = 16  # rows of a tile

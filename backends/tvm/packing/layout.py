@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, lru_cache
 
 from edge.backends.tvm.packing.blocks import BLOCKS, Block
 from edge.backends.tvm.packing.cores import groups_of, round_up
 from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape
+from edge.dataclass import dataclass
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Experts, Network, Tensor
@@ -103,6 +104,7 @@ class PackedLayout:
         return "output" if "output" in self.places else "token_embd"
 
 
+@lru_cache(1)  # a start asks for it six times
 def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
     """Lay out a model's weights. Raises UnsupportedError for unknown tensors, and for cores and block types without
     kernels."""

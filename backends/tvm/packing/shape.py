@@ -7,11 +7,12 @@ tensors) are entries in a table at run time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from edge.backends.checks import check_cores
 from edge.backends.tvm.packing.cores import LANES, Groups, groups_of, round_up, supports
+from edge.dataclass import dataclass
 from edge.errors import UnsupportedError
 from edge.model.layers import (
     UNROTATED,
@@ -65,6 +66,8 @@ class Shape:
     output_norm_bias: bool
     blocks: tuple[Block, ...]  # distinct ones, without RoPE; windows are 1 where some layer has one, see `_shape_of`
     forms: tuple[tuple[int, ...], ...]  # distinct layers, as indices into blocks
+    embedding_norm: bool = False
+    encoder: bool = False  # runs whole texts, as chunks, and has no head
 
     @classmethod
     def of(cls, spec: ModelSpec, engine: str = "cpu", reason: Callable[[Core], str | None] = supports) -> Shape:
@@ -81,6 +84,7 @@ class Shape:
         return cls(
             len(layers), spec.hidden, spec.vocab, network.norm, network.norm_eps, network.embedding_scale,
             network.logit_cap, network.logit_scale, network.output_norm_bias, blocks, forms,
+            network.embedding_norm, network.encoder,
         )  # fmt: skip
 
     def form_of(self, layer: tuple[Block, ...], network: Network) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
+from edge.dataclass import dataclass
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Rope, Temperature
