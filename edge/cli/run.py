@@ -71,7 +71,7 @@ def run(
     from edge.cli.terminal.wrap import WordWrap
     from edge.devices.child import room_for_children
     from edge.devices.power import find_meter
-    from edge.errors import BudgetError, IncompleteError
+    from edge.errors import BudgetError
     from edge.grammar.grammar import read_grammar
     from edge.grammar.matcher import check_grammar
     from edge.model.spec import check_generates
@@ -79,7 +79,7 @@ def run(
     from edge.run.arguments import check_limit
     from edge.run.loading import load
     from edge.run.opening import open_model
-    from edge.run.reporting import why_incomplete
+    from edge.run.reporting import check_complete
     from edge.storage.making import account
 
     limit, think = check_limit(answer.max_tokens), Think.parse(answer.think)
@@ -158,5 +158,4 @@ def run(
                 raise Terminated
             if session.report is not None and session.report.stop_reason == "interrupted":
                 raise KeyboardInterrupt
-            if session.report is not None and (reason := session.report.incomplete) is not None:
-                raise IncompleteError(why_incomplete(session.report, session.options), reason)
+            check_complete(session.report, session.options)

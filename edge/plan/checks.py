@@ -59,6 +59,7 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
         ("--max-kv-size", run.rows, least_rows(run.pinned), most.rows),
         ("expected_tokens", options.expected_tokens, 1, 1 << 40),
         ("logits_rows", options.logits_rows, 1, 8192),
+        ("loras", options.loras, 1, _MOST_SEQUENCES),
         ("--prefill-step-size", run.chunk, 1, 8192),
         ("--threads", run.threads, 1, 1024),
         ("--gpu-layers", options.gpu_layers, 0, spec.layers + 1),  # the output layer is one more

@@ -21,7 +21,7 @@ from edge.backends.base import AdaptedEngine, BatchedEngine, Engine
 from edge.backends.checks import check_lora
 from edge.devices.power import memory_root
 from edge.devices.thermal import Zone
-from edge.errors import BudgetError, EdgeError, EngineError, IncompleteError, InputError
+from edge.errors import BudgetError, EdgeError, EngineError, InputError
 from edge.model.lora import Lora
 from edge.model.lora_file import Loras, parse_lora
 from edge.model.prompt import Prompt
@@ -35,7 +35,7 @@ from edge.run.loop import Turn, Turns, begin, read_ahead, turns
 from edge.run.meters import EnergyMeter, Watch
 from edge.run.order import INTERACTIVE, Order
 from edge.run.report import RunReport, StopReason
-from edge.run.reporting import report_of, why_incomplete, why_unanswered
+from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Request, Text
 from edge.run.scheduler import Scheduler
 from edge.run.sequence import TokenSequence
@@ -243,8 +243,7 @@ class Batch:
         """
         stream = self.stream(prompt, **options)
         answer = "".join(stream)
-        if stream.report is not None and stream.report.incomplete is not None:
-            raise IncompleteError(why_incomplete(stream.report, self._options), stream.report.incomplete, answer)
+        check_complete(stream.report, self._options, answer)
         return answer
 
     def step_until(self, ready: Callable[[], bool]) -> None:

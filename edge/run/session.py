@@ -17,7 +17,7 @@ from edge.backends.base import Backend, Engine, LoadProgress
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter, memory_root
-from edge.errors import BudgetError, EngineError, IncompleteError, InputError, UnsupportedError
+from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.layers import Pooling
 from edge.model.lora import Lora
@@ -35,7 +35,7 @@ from edge.run.logprobs import OnLogprob, score
 from edge.run.loop import OnPrefill, begin, generate
 from edge.run.meters import EnergyMeter, Watch, find_zone
 from edge.run.report import RunReport, StopReason, TokenLogprob
-from edge.run.reporting import report_of, why_incomplete, why_unanswered
+from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Request, Text, Tools, prompt_of
 from edge.run.sampler import Processor
 from edge.run.scheduler import Scheduler, stepwise
@@ -156,8 +156,7 @@ class Session:
         Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
         """
         answer = "".join(self.stream(prompt, **options))
-        if self.report is not None and self.report.incomplete is not None:
-            raise IncompleteError(why_incomplete(self.report, self.options), self.report.incomplete, answer)
+        check_complete(self.report, self.options, answer)
         return answer
 
     @stepwise

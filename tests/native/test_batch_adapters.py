@@ -130,3 +130,5 @@ def test_plans_count_adapters_of_sequences(tmp_path: Path) -> None:
         for count, loras in ((1, None), (4, None), (4, 2))
     )
     assert (four, two) == (4 * one, 2 * one)
+    with pytest.raises(InputError, match="loras must be from 1 to 64"):
+        make_plan(model.spec, CPU, options.updated(sequences=4, loras=0))
