@@ -280,7 +280,11 @@ def replace_by(path: Path, thing: str, other: Path) -> None:
     elif thing == "empty":
         path.write_bytes(b"")
     elif thing in ("moved", "copied") and other.is_file() and other != path:
-        (shutil.copy if thing == "copied" else os.replace)(other, path)
+        if thing == "copied":
+            path.unlink(missing_ok=True)  # a pipe or a loop of links cannot be written to
+            shutil.copy(other, path)
+        else:
+            os.replace(other, path)
     elif thing == "read-only" and path.is_file():
         path.chmod(0o400)
     elif thing == "forged" and (block := disk._parse(disk._content(path, 1 << 20), path.name[:24])):
