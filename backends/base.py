@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +20,7 @@ from edge.formats.gguf import GGUFFile
 from edge.model.layers import Core
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
+from edge.storage.versions import version_of
 from edge.types import FloatArray, Granularity, IntArray
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class EngineConfig:
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
     lora_bytes: int = 0  # of their files
     drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
+    loras: int = 1  # cpu: adapters that there is room for, of sequences with different ones
 
     @property
     def together(self) -> int:
@@ -149,15 +150,16 @@ class BatchedEngine(Engine, Protocol):
     """An engine that keeps `EngineConfig.sequences` sequences apart. Its own `kv` and passes are those of the first."""
 
     def sequence(self, number: int) -> Engine:
-        """One of the sequences, from 0: its `kv`, and passes of its tokens alone; an `ObservedEngine`. Closed with the
-        engine."""
+        """One of the sequences, from 0: its `kv`, and passes of its tokens alone; an `ObservedEngine`, and an
+        `AdaptedEngine`, if this is one, that changes its own adapters alone. Closed with the engine."""
         ...
 
     def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
         """Run the next token of each of several sequences, int [n]; append a row to each. Returns their logits, float32
         [n, vocab], the same to the last bit as `forward` of each alone.
 
-        Raises what `forward` raises, and InputError for sequences that are not there, or not different.
+        Raises what `forward` raises, and InputError for sequences that are not there, not different, or with different
+        adapters.
         """
         ...
 
@@ -276,7 +278,7 @@ class Backend(ABC):
 
     def keeps_all(self, spec: ModelSpec) -> str | None:
         """Why the engine can evict no rows of this model, so that policy `full` is the only one; None if it can."""
-        return None
+        return "an encoder sees whole texts" if spec.encoder else None
 
     def most_drafts(self, spec: ModelSpec) -> int:
         """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
@@ -345,13 +347,7 @@ class Backend(ABC):
 
     def versions(self) -> dict[str, str]:
         """Of `PACKAGES`, as far as they are installed."""
-        from importlib import metadata  # here, because it takes 20 ms and only reports need it
-
-        found = {}
-        for name in self.PACKAGES:
-            with suppress(metadata.PackageNotFoundError):
-                found[name] = metadata.version(name)
-        return found
+        return {name: version for name in self.PACKAGES if (version := version_of(name)) is not None}
 
 
 NOT_FINITE = "the model produced NaN logits: its weights are damaged or overflow"

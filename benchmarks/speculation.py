@@ -59,13 +59,14 @@ def answer(session: Any, prompt: str, tokens: int) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", nargs="+", default=["smollm2-135m", "gemma3-270m"])
+    parser.add_argument("--draft", help="a small model that drafts, too")
     parser.add_argument("-r", "--rounds", type=int, default=7)
     parser.add_argument("-n", "--tokens", type=int, default=160)
     arguments = parser.parse_args()
     print(json.dumps(machine()))
     for model in arguments.model:
         rows = []
-        with edge.load(model) as drafting, edge.load(model, speculate="off") as plain:
+        with edge.load(model, draft=arguments.draft) as drafting, edge.load(model, speculate="off") as plain:
             for kind, prompt in PROMPTS.items():
                 answer(drafting, prompt, arguments.tokens), answer(plain, prompt, arguments.tokens)
                 pairs = []
@@ -81,7 +82,8 @@ def main() -> None:
                     f"{drafted.accepted:,} of {drafted.tokens:,}", f"{joules:.2f}",
                     "yes" if all(one.text == other.text for one, other in pairs) else "NO",
                 ])  # fmt: skip
-        print(f"\n## {model}, {arguments.tokens} tokens, greedy, {arguments.rounds} rounds, medians\n")
+        name = f"{model} with {arguments.draft}" if arguments.draft else model
+        print(f"\n## {name}, {arguments.tokens} tokens, greedy, {arguments.rounds} rounds, medians\n")
         print(table(["text", "drafts, tok/s", "off, tok/s", "ratio", "right", "joules, ratio", "same answer"], rows))
 
 

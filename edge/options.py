@@ -13,12 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
 from edge.errors import InputError
 from edge.flags import BUDGETS, CACHE, ENGINE, flags_of, named_in_errors, option
 from edge.model.lora_file import LoraFile, LoraSize, parse_lora
+
+if TYPE_CHECKING:
+    from edge.model.draft import DraftFile
 
 AUTO = "auto"
 
@@ -115,6 +118,11 @@ class Options:
         AUTO, "--speculate", group=ENGINE, parse=_parse_speculate,
         help="auto: verify drafts of repeated text, with the same answer; or off.",
     )  # fmt: skip
+    draft: Any = option(
+        None, "--draft", group=ENGINE, typed=str, metavar="MODEL",
+        help="A small model with the same tokens, which drafts them where that pays: smollm2-135m.",
+    )  # fmt: skip
+    """A path or a name."""
     sequences: int = option(
         1, "--sequences", group=ENGINE,
         help="Conversations that run at the same time, each with KV rows of its own; the cpu engine has several.",
@@ -122,6 +130,7 @@ class Options:
 
     expected_tokens: int | None = option(None, help="Tokens of prompt and answer together, if they are known.")
     logits_rows: int = option(1, help="Most rows of logits that exist at once, for Session.forward of every token.")
+    loras: int | None = option(None, help="Adapters that sequences run with at the same time (default: one for each).")
 
     def __post_init__(self) -> None:
         for name, flag in flags_of(self).items():
@@ -149,6 +158,13 @@ class Options:
             parse = known[name].parse
             values[name] = parse(value) if parse and value is not None else value
         return replace(self, **values)  # type: ignore[arg-type]
+
+    @cached_property
+    def draft_file(self) -> DraftFile | None:
+        """The header of the model that drafts. Raises InputError, ModelFormatError, UnsupportedError."""
+        from edge.model.draft import open_draft
+
+        return None if self.draft is None else open_draft(self.draft)
 
     @cached_property
     def lora_size(self) -> LoraSize:

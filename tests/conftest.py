@@ -27,7 +27,7 @@ os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
 
 import numpy as np
 import pytest
-from compiler_server import compiler_server
+from fork_server import fork_servers
 from hypothesis import settings
 from wings import Wings
 
@@ -217,11 +217,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_compilers() -> Iterator[None]:
-    if sys.platform != "linux":
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch, compiler_server(patch):
+def forked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch, fork_servers(patch):
         yield
 
 

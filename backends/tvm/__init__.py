@@ -102,7 +102,7 @@ class CPU(Backend):
         from edge.backends.tvm.compiler.compiled import is_installed
         from edge.backends.tvm.targets import choose_target
 
-        return choose_target().gemm_tokens - 1 if is_installed() else 0
+        return choose_target().gemm_tokens - 1 if is_installed() and not spec.encoder else 0
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
@@ -120,8 +120,6 @@ class CPU(Backend):
 
         shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
         network = find_network(spec)
-        if config.lora_rank and config.sequences > 1:
-            raise UnsupportedError("a model with LoRA adapters runs one sequence at a time: leave --sequences out")
         if config.lora_rank:
             check_cores("cpu engine with adapters", spec, hybrid_cores)
         kinds = LayerKinds.of(network.windows, network.rowless)
@@ -156,8 +154,8 @@ class CPU(Backend):
             + _TABLE_BYTES * (shape.layer_inputs > 0),
             streamed=streaming.streamed,
             fixed_kv=config.sequences * fixed,
-            least_weights=streaming.least,
-            lora=adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
+            least_weights=None if spec.encoder else streaming.least,
+            lora=config.loras * adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
             on_disk=spec.table_bytes if shape.layer_inputs else 0,
         )
 

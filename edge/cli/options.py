@@ -117,7 +117,10 @@ class Answer:
 Sampling = Annotated[dict[str, Any], SamplingParams]
 """The stated fields of SamplingParams, None for the others, which the model's file may set."""
 
-LIMITS = ("time", "energy", "power", "max_temp", "keep", "prompt_cache", "prompt_cache_size", "sequences", "speculate")
+LIMITS = (
+    "time", "energy", "power", "max_temp", "keep", "prompt_cache", "prompt_cache_size", "sequences", "speculate",
+    "draft",
+)  # fmt: skip
 """Options that measuring commands lack: limits would distort the measurements, and they run one sequence."""
 MEASURED = without(*LIMITS, "provider")
 

@@ -88,7 +88,7 @@ def plan(
     if streaming:
         print(_slower(streaming, made.bytes.weights, spec.weight_bytes))
         print(_hits(streaming.experts) + "\n" if streaming.experts else "")
-    if rows := _rows(prediction, options):
+    if rows := _rows(prediction, options, encoder=spec.encoder):
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
     for line in (*prediction.basis, *prediction.unknown):
         print(line)
@@ -116,6 +116,7 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         *([("snapshots", f"of {made.snapshots} ends of turns", count.snapshots)] if made.snapshots else []),
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),
+        *([("model that drafts", f"with {made.draft.capacity:,} rows", count.draft)] if made.draft else []),
         ("predicted peak", "estimated", made.predicted_peak),
         *([("first run", "with a process that compiles, once", made.first_run)] if made.first_run else []),
         ("limit", made.limit_source, made.limit),
@@ -125,14 +126,17 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
     return table(["what", "how", "bytes", "size"], [[a, b, f"{n:,}", format_bytes(n)] for a, b, n in rows], left=2)
 
 
-def _rows(prediction: Prediction, options: Options) -> list[list[str]]:
+def _rows(prediction: Prediction, options: Options, *, encoder: bool) -> list[list[str]]:
     rows = []
 
     def say(what: str, guess: Guess | None, text: str) -> None:
         if guess is not None:
             rows.append([what, text.format(guess.value), guess.source])
 
-    say(f"a prompt of {prediction.prompt:,} tokens", prediction.prefill_tok_s, "{:,.4g} tok/s")
+    what = "text" if encoder else "prompt"
+    say(f"a {what} of {prediction.prompt:,} tokens", prediction.prefill_tok_s, "{:,.4g} tok/s")
+    if encoder:
+        return rows
     say("its first token", prediction.ttft_s, "after {:.3g} s")
     for each in prediction.decode:
         say(f"a token at {each.context:,} rows", each.tok_s, "{:,.4g} tok/s")

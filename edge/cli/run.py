@@ -71,14 +71,15 @@ def run(
     from edge.cli.terminal.wrap import WordWrap
     from edge.devices.child import room_for_children
     from edge.devices.power import find_meter
-    from edge.errors import BudgetError, IncompleteError
+    from edge.errors import BudgetError
     from edge.grammar.grammar import read_grammar
     from edge.grammar.matcher import check_grammar
+    from edge.model.spec import check_generates
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
     from edge.run.loading import load
     from edge.run.opening import open_model
-    from edge.run.reporting import why_incomplete
+    from edge.run.reporting import check_complete
     from edge.storage.making import account
 
     limit, think = check_limit(answer.max_tokens), Think.parse(answer.think)
@@ -90,6 +91,7 @@ def run(
         room_for_children(options.memory),
     ):
         opened = open_model(model)
+        check_generates(opened.spec)
         # A search draws nothing, so what the model's file recommends for drawing does not concern it.
         stated = {name: value for name, value in sampling.items() if value is not None}
         sampled = opened.sampling(**sampling) if beams is None else SamplingParams(**stated)
@@ -156,5 +158,4 @@ def run(
                 raise Terminated
             if session.report is not None and session.report.stop_reason == "interrupted":
                 raise KeyboardInterrupt
-            if session.report is not None and (reason := session.report.incomplete) is not None:
-                raise IncompleteError(why_incomplete(session.report, session.options), reason)
+            check_complete(session.report, session.options)

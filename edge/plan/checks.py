@@ -39,8 +39,10 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
         others = " or ".join(engines_with("lora"))
         raise UnsupportedError(f"the {backend.NAME} engine runs no LoRA adapters: use --backend={others}")
     check_count("--sequences", options.sequences, 1, _MOST_SEQUENCES)
-    if options.sequences > 1 and not has.sequences:
-        raise UnsupportedError(f"the {backend.NAME} engine runs one sequence at a time: leave --sequences out")
+    if options.sequences > 1 and (spec.encoder or not has.sequences):
+        what = "an encoder" if spec.encoder else f"the {backend.NAME} engine"
+        raise UnsupportedError(f"{what} runs one sequence at a time: leave --sequences out")
+    _check_draft(run, elsewhere=elsewhere)
     if options.gpu_layers is not None and not has.gpu_layers:
         other = engines_with("gpu_layers")[0]
         raise UnsupportedError(f"--gpu-layers is for the {other} engine, not for {backend.NAME}: use --backend={other}")
@@ -57,11 +59,14 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
         ("--max-kv-size", run.rows, least_rows(run.pinned), most.rows),
         ("expected_tokens", options.expected_tokens, 1, 1 << 40),
         ("logits_rows", options.logits_rows, 1, 8192),
+        ("loras", options.loras, 1, _MOST_SEQUENCES),
         ("--prefill-step-size", run.chunk, 1, 8192),
         ("--threads", run.threads, 1, 1024),
         ("--gpu-layers", options.gpu_layers, 0, spec.layers + 1),  # the output layer is one more
     ):
         check_count(flag, value, low, high, f" ({most.why})" if high == most.rows else "")
+    if spec.encoder and options.prefill_step_size is not None:
+        raise InputError("--prefill-step-size: an encoder runs whole texts: state --max-kv-size for shorter ones")
     if not elsewhere:
         check_threads(run.threads)
     if has.granularity == "token" and not _keeps_newest(run):
@@ -69,6 +74,23 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
             f"--kv-policy={run.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
             "give recent a larger share"
         )
+
+
+def _check_draft(run: Resolved, *, elsewhere: bool) -> None:
+    """Of a model that drafts."""
+    options, draft = run.options, run.options.draft_file
+    if draft is None:
+        return
+    if options.speculate == "off":
+        raise InputError("--draft names a model that drafts, and --speculate=off is without drafts: leave one out")
+    if elsewhere or not run.backend.CAPABILITIES.verifies:
+        where = "another device" if elsewhere else f"the {run.backend.NAME} engine"
+        raise UnsupportedError(f"--draft is for the {engines_with('verifies')[0]} engine here, not for {where}")
+    if not run.drafts:
+        raise UnsupportedError(f"--kv-policy={run.kv_policy} goes without drafts: leave --draft out")
+    run.backend.check_supported(draft.file, draft.spec)
+    if draft.spec.network and any(draft.spec.network.fixed_values):
+        raise UnsupportedError(f"--draft {draft.file.path}: a model with recurrent layers cannot take a draft back")
 
 
 def check_static_sizes(spec: ModelSpec, rows: int | None, chunk: int | None) -> None:

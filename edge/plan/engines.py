@@ -11,15 +11,15 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 from edge.backends import engine_named, engines_with, find_backend
-from edge.backends.base import Backend
+from edge.backends.base import Backend, EngineConfig
 from edge.devices.graphics import VARIABLE, is_off, seen_gpus
 from edge.devices.host import processor, usable_cores
 from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import BudgetError, CacheError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.draft import check_draft
 from edge.model.spec import ModelSpec, model_key
 from edge.options import AUTO, Options
 from edge.plan.plan import Plan, first_fit, make_plan
@@ -91,8 +91,18 @@ def plan_here(
         return resolve(spec, engine, options, elsewhere=False)
 
     def planned(runs: list[Resolved]) -> tuple[Backend, Plan]:
-        engine = runs[0].backend
-        return engine, first_fit(runs, more=more, first_run=partial(engine.first_run, file, spec))
+        engine, draft = runs[0].backend, options.draft_file
+        if draft:
+            check_draft(draft, file)
+
+        def first_run(config: EngineConfig) -> int:
+            takes, own = engine.first_run(file, spec, config), runs[0].draft_config(config)
+            if draft is None or own is None:
+                return takes
+            beside = takes + runs[0].draft_bytes(config) if takes else 0  # the model that drafts is loaded first
+            return max(beside, engine.first_run(draft.file, draft.spec, own))
+
+        return engine, first_fit(runs, more=more, first_run=first_run)
 
     if rival:
         with suppress(BudgetError, UnsupportedError, InputError):  # only one can run this, which its own plan will say

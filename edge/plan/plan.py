@@ -41,6 +41,7 @@ _GRAIN = 2 << 20  # the interpreter counts as a multiple of this: a budget that 
 _DRIFT = 2 << 20  # by which the next process may be larger, because other pages of libraries are in the page cache
 
 _TOKEN_BYTES = 5  # of a sequence's token ids, in an array that grows
+_DRAFTS_BYTES = 256 << 10  # of the texts that a sequence copies drafts from, at most
 _SAVING = 1  # snapshot more, while its parts are joined
 _BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joined and written, or read and put back
 
@@ -60,11 +61,12 @@ class PlanBytes:
     gpu: int = 0  # the part of weights, kv, scratch and adapters in buffers of a GPU
     on_card: bool = False  # that part is memory of a card's own, and none of the process's
     snapshots: int = 0  # of the ends of turns, to which a conversation can return
+    draft: int = 0  # of another model, which drafts: its weights, KV rows and scratch
 
     @property
     def total(self) -> int:
         """Of the process."""
-        counted = self.interpreter + self.weights + self.kv + self.scratch + self.lora + self.snapshots
+        counted = self.interpreter + self.weights + self.kv + self.scratch + self.lora + self.snapshots + self.draft
         return counted - self.gpu * self.on_card
 
 
@@ -87,6 +89,7 @@ class Plan:
     first_run: int = 0  # bytes of this process and a child that compiles, before the run; 0: nothing is left to compile
     snapshots: int = 0  # most ends of turns and of parts of prompts that a session saves, where rows are no way back
     tuned: str = "default"  # or "record NAME": where threads, chunk and sizes of pieces of work come from
+    draft: EngineConfig | None = None  # of another model, which drafts
 
     @property
     def policy(self) -> Policy:
@@ -126,7 +129,7 @@ def first_fit(
 ) -> Plan:  # fmt: skip
     """The plan of the first configuration that fits, counted in the process as it is. See `make_plan`."""
     options = runs[0].options
-    if runs[0].forced:
+    if runs[0].forced and not runs[0].spec.encoder:
         _log.warning("KV policy full, which stops where the cache is full: %s", runs[0].forced)
     budget = MemoryLimit(options.memory, "budget") if options.memory else None
     limit = elsewhere or budget or memory_limit(memory_root())
@@ -203,12 +206,14 @@ class _Before:
         scratch += 4 * (config.capacity + config.chunk) * config.sequences
         if config.sequences > 1:  # each keeps those of its rows, by which the next prompt finds what it shares
             scratch += _TOKEN_BYTES * config.capacity * config.sequences
+            scratch += _DRAFTS_BYTES * config.sequences * (config.drafts > 0)
         reserve = _RESERVE + -self.resident % _GRAIN
         interpreter = self.resident + need.runtime
         on_card = run.gpu is not None and not run.gpu.unified
         return PlanBytes(
-            interpreter, weights, need.kv, scratch, reserve, need.streamed, need.lora, need.fixed_kv, need.gpu, on_card
-        )
+            interpreter, weights, need.kv, scratch, reserve, need.streamed, need.lora, need.fixed_kv, need.gpu, on_card,
+            draft=run.draft_bytes(config),
+        )  # fmt: skip
 
     def needs(self, counted: PlanBytes) -> int:
         """The smallest limit that a configuration fits."""
@@ -245,6 +250,7 @@ def _plan(
         gpu_limit_source=card.source if card and counted.gpu else "",
         tuned=run.tuned.about if run.tuned else "default",
         snapshots=snapshots,
+        draft=run.draft_config(config),
     )
 
 
@@ -252,6 +258,8 @@ def _with_drafts(
     run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before
 ) -> tuple[EngineConfig, PlanBytes]:
     """With room to verify drafts, if it fits beside everything else."""
+    if config.drafts:
+        return config, counted
     slots = config.resident and run.spec.experts  # several tokens choose more experts than are read for one
     more = replace(config, drafts=0 if slots else run.drafts)
     larger = before.bytes_of(run, more)

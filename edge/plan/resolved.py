@@ -44,10 +44,25 @@ class Resolved:
 
     @property
     def drafts(self) -> int:
-        """Drafted tokens to verify at once; 0 where a policy would see the attention that wrong ones paid, and where
-        passes run tokens of several sequences instead."""
-        off = self.options.speculate == "off" or self.options.sequences > 1 or self.policy.needs.queries
+        """Drafted tokens to verify at once; 0 where a policy would see the attention that wrong ones paid."""
+        off = self.options.speculate == "off" or self.policy.needs.queries
         return 0 if off else self.backend.most_drafts(self.spec)
+
+    def draft_config(self, config: EngineConfig) -> EngineConfig | None:
+        """Of the model that drafts beside an engine with this configuration; None if there is none."""
+        if (draft := self.options.draft_file) is None:
+            return None
+        rows = min(config.capacity, self.backend.most_rows(draft.spec, None).rows)
+        dtype = self.backend.CAPABILITIES.kv_dtypes[0]
+        return EngineConfig(rows, min(config.chunk, rows), dtype, config.threads, pinned=0, frugal=config.frugal)
+
+    def draft_bytes(self, config: EngineConfig) -> int:
+        """Of that model; 0 without one."""
+        own, draft = self.draft_config(config), self.options.draft_file
+        if own is None or draft is None:
+            return 0
+        need = self.backend.footprint(draft.spec, own)
+        return need.weights + need.kv + need.scratch + need.runtime
 
     @property
     def fits(self) -> bool:
@@ -64,6 +79,7 @@ class Resolved:
             kv_dtype=self.kv_dtype,
             threads=self.threads or usable_cores(),
             sequences=options.sequences,
+            drafts=self.drafts if options.draft is not None else 0,
             logits_rows=options.logits_rows,
             observes=bool(policy.needs.queries),
             per_head=policy.needs.looks,
@@ -75,4 +91,5 @@ class Resolved:
             adapter=self.gpu.adapter if self.gpu else "",
             lora_rank=options.lora_size.rank,
             lora_bytes=options.lora_size.nbytes,
+            loras=options.sequences if options.loras is None else options.loras,
         )

@@ -23,6 +23,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.formats.json_file import read_given
 from edge.model.messages import parse_messages, parse_tools
 from edge.model.prompt import Prompt
+from edge.model.spec import check_generates
 from edge.model.thinking import Think
 from edge.run.arguments import check_text
 from edge.run.report import RunReport, ToolCall
@@ -69,6 +70,7 @@ class Conversation:
         if not hasattr(session, "model"):
             raise InputError(f"session must be edge.Session, not {session!r:.60}")
         check_text("system", system)
+        check_generates(session.spec)
         if session.model.template is None:
             raise UnsupportedError(f"{session.model.name} has no chat template: use --raw")
         self.session, self.tools = session, parse_tools(tools) or []

@@ -26,19 +26,35 @@ class Drafts:
 
     def __init__(self) -> None:
         self._tokens = np.zeros(1024, np.int32)
-        self._count = 0
+        self._count = self._first = 0  # tokens, and those before the conversation
         self._place = -1  # of the token that the last one is equal to
         self.match = 0
 
     def clear(self) -> None:
         """Forget all tokens."""
-        self._count, self._place, self.match = 0, -1, 0
+        self._count, self._first, self._place, self.match = 0, 0, -1, 0
+
+    def begin(self, tokens: IntArray) -> None:
+        """A conversation begins with these tokens. Of those that are here already, the copy is the one to go on."""
+        self._first = self._count
+        if tokens.size:
+            self.add(tokens)
+
+    def drop(self, count: int) -> None:
+        """Forget the last tokens: they will be added again."""
+        self._count, self._place, self.match = max(self._first, self._count - count), -1, 0
+
+    @property
+    def text(self) -> IntArray:
+        """The tokens of the conversation, as far as they are kept."""
+        return self._tokens[self._first : self._count]
 
     def add(self, tokens: IntArray) -> None:
         """Tokens, int [n], that follow those before; only the last of them are kept if there are too many."""
         tokens = tokens[-MOST_TOKENS // 2 :]
         if self._count + tokens.size > MOST_TOKENS:
             kept = self._tokens[self._count - MOST_TOKENS // 2 : self._count].copy()
+            self._first = max(0, self._first - (self._count - kept.size))
             self._tokens[: kept.size], self._count, self._place = kept, kept.size, -1
         if self._count + tokens.size > self._tokens.size:
             self._tokens = np.resize(self._tokens, min(MOST_TOKENS, 2 * (self._count + tokens.size)))

@@ -6,17 +6,20 @@ import time
 from dataclasses import replace
 from typing import cast
 
-from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, LoadProgress
+from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, EngineConfig, LoadProgress
 from edge.backends.counts import ExpertCounts
 from edge.devices.child import children_peak, room_for_children
 from edge.devices.memory import release_free_memory
 from edge.devices.power import measure_card
 from edge.errors import UnsupportedError
+from edge.formats.gguf import GGUFFile
 from edge.model.lora import Lora, open_lora
-from edge.model.lora_file import LoraFile
+from edge.model.lora_file import Loras
 from edge.model.model import Model
+from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import Plan, plan_with_lora
+from edge.run.draft_model import DraftModel
 from edge.run.meters import EnergyMeter
 from edge.run.reclaim import Reclaimer
 from edge.run.sequence import TokenSequence
@@ -36,14 +39,36 @@ class Loaded:
     ) -> None:  # fmt: skip
         self.model, self.backend, self._options, self._meter = model, backend, options, meter
         self.with_children = children_peak()  # bytes that this process and a child held together, at most
+        self.draft: DraftModel | None = None
         started = time.perf_counter()
-        self._load(plan, open_lora(options.lora or (), model.file, model.spec), progress)
+        lora = open_lora(options.lora or (), model.file, model.spec)
+        if plan.draft and (draft := options.draft_file):
+            engine = self._new_engine(draft.file, draft.spec, plan.draft)
+            self.draft = DraftModel(engine, draft.spec.weight_bytes / model.spec.weight_bytes, meter)
+        try:
+            self._load(plan, lora, progress)
+        except BaseException:
+            if self.draft:
+                self.draft.close()
+            raise
         self.seconds = time.perf_counter() - started
 
-    def _load(self, plan: Plan, lora: Lora | None, progress: LoadProgress | None = None) -> None:
+    def close(self) -> None:
+        """Free the engines."""
+        self.engine.close()
+        if self.draft:
+            self.draft.close()
+
+    def _new_engine(
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
+    ) -> Engine:
         with room_for_children(self._options.memory) as room:
-            engine = self.backend.load(self.model.file, self.model.spec, plan.config, progress)
+            engine = self.backend.load(file, spec, config, progress)
         self.with_children = max(self.with_children, room.most)
+        return engine
+
+    def _load(self, plan: Plan, lora: Lora | None, progress: LoadProgress | None = None) -> None:
+        engine = self._new_engine(self.model.file, self.model.spec, plan.config, progress)
         try:
             if lora is not None:
                 cast(AdaptedEngine, engine).set_lora(lora)
@@ -53,7 +78,7 @@ class Loaded:
         if engine.capabilities.gpu and (card := cast(CardEngine, engine).card):
             measure_card(self._meter, card)
         self.engine, self.plan = engine, plan
-        self.sequence = TokenSequence(engine, plan, lora, self._options.prompt_cache, self._meter)
+        self.sequence = TokenSequence(engine, plan, lora, self._options.prompt_cache, self._meter, self.draft)
         self.reclaimer = Reclaimer([self.sequence])
 
     def expert_counts(self) -> ExpertCounts | None:
@@ -61,12 +86,17 @@ class Loaded:
         found: ExpertCounts | None = getattr(self.engine, "experts", None)
         return found and replace(found)
 
-    def set_lora(self, files: tuple[LoraFile, ...]) -> None:
+    def open_lora(self, files: Loras) -> Lora | None:
+        """Adapters of this model. Raises InputError, ModelFormatError, UnsupportedError."""
+        adapters = open_lora(files, self.model.file, self.model.spec)
+        if adapters is not None and not self.engine.capabilities.lora:
+            raise UnsupportedError(f"the {self.plan.backend} engine runs no LoRA adapters")
+        return adapters
+
+    def set_lora(self, files: Loras) -> None:
         """As `Session.set_lora`."""
         spec, engine, before = self.model.spec, self.engine, self.sequence.lora
-        adapters = open_lora(files, self.model.file, spec)
-        if adapters is not None and not engine.capabilities.lora:
-            raise UnsupportedError(f"the {self.plan.backend} engine runs no LoRA adapters")
+        adapters = self.open_lora(files)
         lost = self.sequence.lost or engine.kv.length > 0
         if adapters is not None and adapters.size.rank > self.plan.config.lora_rank:
             self._load_again(plan_with_lora(self.plan, spec, self.backend, adapters.size), adapters, lost)

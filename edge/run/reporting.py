@@ -9,6 +9,7 @@ from edge.backends.counts import ExpertCounts
 from edge.budget import format_joules
 from edge.devices.memory import memory_use
 from edge.devices.thermal import Zone
+from edge.errors import IncompleteError
 from edge.options import Options
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
@@ -66,6 +67,7 @@ def _memory(run: Generation, loaded: Loaded, options: Options) -> Memory:
         streamed=counted.streamed,
         experts=_use_of(experts.since(run.experts)) if experts and run.experts else None,
         lora=counted.lora,
+        draft=counted.draft,
         gpu=counted.gpu,
         on_card=counted.on_card,
         gpu_used=loaded.backend.used_memory(plan.config.adapter) if counted.gpu else None,
@@ -101,8 +103,10 @@ def why_unanswered(report: RunReport, options: Options) -> str:
     return f"stopped before the first token of the answer; {why}"
 
 
-def why_incomplete(report: RunReport, options: Options) -> str:
-    """What cut an answer before its grammar allowed the end."""
+def check_complete(report: RunReport | None, options: Options, answer: str = "") -> None:
+    """Raise IncompleteError for an answer that was cut before its grammar allowed the end."""
+    if report is None or report.incomplete is None:
+        return
     count, reason = report.tokens.generated, report.incomplete
     why = {
         "length": "--max-tokens ends it: use more",
@@ -113,8 +117,9 @@ def why_incomplete(report: RunReport, options: Options) -> str:
         "energy": "--energy is spent: state more",
         "power": "--power cannot be held: state more",
         "thermal": "--max-temp cannot be held: state more",
-    }.get(reason or "", f"it was {reason}")
-    return f"the answer is incomplete after {count} tokens, and does not match its grammar; {why}"
+    }.get(reason, f"it was {reason}")
+    message = f"the answer is incomplete after {count} tokens, and does not match its grammar; {why}"
+    raise IncompleteError(message, reason, answer)
 
 
 def _needed(report: RunReport, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:

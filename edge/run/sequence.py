@@ -24,6 +24,7 @@ from edge.plan.plan import Plan
 from edge.prompt_cache.cache import SNAPSHOT_STEP, PromptCache
 from edge.prompt_cache.cost import Cost
 from edge.prompt_cache.tree import BLOCK, agreement
+from edge.run.draft_model import DraftModel
 from edge.run.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
 from edge.run.meters import EnergyMeter
 from edge.run.sampler import Sampler
@@ -53,15 +54,16 @@ class TokenSequence:
     by the plan's policy; those of prompts are shared by the prompt cache. Only its methods change its fields."""
 
     def __init__(
-        self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter
-    ) -> None:
-        """lora: the adapters that the engine runs. meter: counts the bytes that passes read."""
+        self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter,
+        draft: DraftModel | None = None,
+    ) -> None:  # fmt: skip
+        """lora: the adapters that the engine runs. meter: counts the bytes that passes read. draft: drafts tokens."""
         self.engine, self.plan, self.lora, self.prompt_cache = engine, plan, lora, prompt_cache
         self._cost = Cost.of_model(engine.spec)  # of tokens whose rows the prompt cache evicts
         self.policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
         self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
-        self.speculation = Speculation(plan.config.drafts) if plan.config.drafts else None
+        self.speculation = Speculation(plan.config.drafts, draft) if plan.config.drafts else None
         self._meter = meter
         # Tokens of an answer have the results of passes of their own, however many run at once.
         self._exact = engine.capabilities.verifies and not self.policy.needs.queries
@@ -103,12 +105,25 @@ class TokenSequence:
     def shared(self, tokens: IntArray) -> int:
         """The number of first rows that a prompt, whose first tokens these are, has in common with this sequence."""
         kv = self.engine.kv
-        fits = len(self.fed) == kv.length and tokens.size <= kv.capacity  # else evictions would come at other times
-        if not fits or self.evicted or self._changes or self.policy.needs.queries:
-            return 0
-        most = min(kv.length, tokens.size - 1)  # the last token is run for its logits
-        count = agreement(np.frombuffer(self.fed, np.int32)[:most], tokens) if most > 0 else 0
+        count = self._common(np.frombuffer(self.fed, np.int32)[: kv.length], tokens)
         return count if count >= kv.earliest else 0
+
+    def is_ahead_of(self, tokens: IntArray) -> bool:
+        """Whether the rest of this sequence's prompt brings rows that the prompt of these tokens will share."""
+        kv = self.engine.kv
+        text = np.concatenate([np.array(self.fed, np.int32), self.prompt.peek(max(0, tokens.size - len(self.fed)))])
+        common = self._common(text, tokens)
+        if kv.has_tail:  # by the prompt cache
+            return any(kv.length < end <= common for end in self._ends)
+        return common > kv.length
+
+    def _common(self, text: IntArray, tokens: IntArray) -> int:
+        """The number of first tokens of a prompt whose rows are the same behind `text`; the last one is run."""
+        kv = self.engine.kv
+        fits = len(self.fed) == kv.length and tokens.size <= kv.capacity  # else evictions would come at other times
+        if not fits or self.evicted or self._changes or self.policy.needs.queries or not text.size:
+            return 0
+        return min(agreement(text, tokens), max(0, tokens.size - 1))
 
     def take_rows(self, other: TokenSequence, count: int) -> None:
         """Copy the rows that another sequence has beyond these, up to `count`: both have the same tokens so far."""
@@ -163,6 +178,10 @@ class TokenSequence:
         """The prompt to run now; a follow-up begins with tokens of the conversation that have not been run."""
         if follow_up:
             prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks)
+            if self.speculation:
+                self.speculation.drafts.drop(len(self.pending))  # they run again
+        elif self.speculation:
+            self.speculation.restart(np.array(self.fed, np.int32))
         self.prompt, self.pending, self._prompts_end, self._outline = prompt, [], None, outline
         self.ran, self._pace = 1, _BURST_S
         if self.speculation:
@@ -282,7 +301,9 @@ class TokenSequence:
             self._outcome = engine.forward_top(tokens, sample.candidates)
             self._count(tokens)
         elif self._exact:
-            self._verify(tokens, self._draft(most_ahead))
+            draft = self._draft(most_ahead)
+            started = time.perf_counter()
+            self._verify(tokens, draft)
         else:
             self._outcome = self.forward(tokens, upcoming=1)
         if self.speculation:
@@ -437,6 +458,8 @@ class TokenSequence:
             return False
         self.snapshots.drop(rows + 1)
         self.fed, self._prompts_end = self.fed[:rows], mark.prompts_end
+        if self.speculation:
+            self.speculation.restart(np.array(self.fed, np.int32))
         self.prompt, self.pending = Prompt([again, mark.left]), []
         return True
 

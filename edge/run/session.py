@@ -17,24 +17,25 @@ from edge.backends.base import Backend, Engine, LoadProgress
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter, memory_root
-from edge.errors import BudgetError, EngineError, IncompleteError, InputError, UnsupportedError
+from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
+from edge.model.layers import Pooling
 from edge.model.lora import Lora
-from edge.model.lora_file import parse_lora
+from edge.model.lora_file import Loras, parse_lora
 from edge.model.model import Model
 from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_meter, check_prompt, check_top
 from edge.run.batch import Batch
-from edge.run.embedding import Pooling, check_pooling, embed
+from edge.run.embedding import check_pooling, embed
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
 from edge.run.logprobs import OnLogprob, score
 from edge.run.loop import OnPrefill, begin, generate
 from edge.run.meters import EnergyMeter, Watch, find_zone
 from edge.run.report import RunReport, StopReason, TokenLogprob
-from edge.run.reporting import report_of, why_incomplete, why_unanswered
+from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Request, Text, Tools, prompt_of
 from edge.run.sampler import Processor
 from edge.run.scheduler import Scheduler, stepwise
@@ -103,7 +104,7 @@ class Session:
             self.steps.end()
             self._closed = True
             open_sessions.discard(self)
-            self.engine.close()
+            self._loaded.close()
 
     def reset(self) -> None:
         """Forget the conversation: empty the KV cache. Raises BusyError during a generation."""
@@ -115,7 +116,7 @@ class Session:
         """The adapters that the model runs with."""
         return self._sequence.lora
 
-    def set_lora(self, lora: str | Path | None, *, scale: float = 1.0) -> None:
+    def set_lora(self, lora: str | Path | Loras | None, *, scale: float = 1.0) -> None:
         """Run with another LoRA adapter from the next generation on, or with none.
 
         lora: a GGUF file, or what `--lora` takes. scale: a factor of what the adapters add. The conversation is
@@ -155,8 +156,7 @@ class Session:
         Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
         """
         answer = "".join(self.stream(prompt, **options))
-        if self.report is not None and self.report.incomplete is not None:
-            raise IncompleteError(why_incomplete(self.report, self.options), self.report.incomplete, answer)
+        check_complete(self.report, self.options, answer)
         return answer
 
     @stepwise
@@ -290,19 +290,23 @@ class Session:
             raise InputError("score takes token ids, int [n]: see model.encode_text")
         return score(self._sequence, found, top)
 
-    def embed(self, text: str | IntArray, *, pooling: Pooling = "mean", normalize: bool = True) -> FloatArray:
-        """The embedding of a text or of token ids, float32 [hidden]: the mean of the model's last hidden states, or the
-        state after the last token. Forgets the conversation.
+    def embed(
+        self, text: str | IntArray, *, pooling: Pooling | None = None, normalize: bool = True, truncate: bool = False
+    ) -> FloatArray:
+        """The embedding of a text or of token ids, float32 [hidden], from the model's last hidden states. Forgets the
+        conversation.
 
-        normalize: scale to length 1. Raises BusyError during a generation, InputError for an empty text, or one that
-        is longer than the cache if the policy may not evict; UnsupportedError where an engine has no hidden states.
+        pooling: "mean" of all states, that after the "last" token, or that of the first ("cls"); None: as an encoder's
+        file says, the mean for decoders. normalize: scale to length 1. truncate: leave out the end of a text that is
+        longer than the cache. Raises BusyError during a generation, InputError for an empty text, or one that is longer
+        than the cache if the policy may not evict; UnsupportedError where an engine has no hidden states.
         """
         self.steps.check_idle()
         if self._closed:
             raise InputError("this session is closed: load the model again")
         found = check_prompt(text)
         tokens = found if isinstance(found, np.ndarray) else self.model.encode_text(found)
-        return embed(self._sequence, tokens, check_pooling(pooling), normalize=normalize)
+        return embed(self._sequence, tokens, check_pooling(pooling), normalize=normalize, truncate=truncate)
 
     def trim(self, level: float) -> None:
         """Memory is short: give back what can be spared, and keep it so.

@@ -3,12 +3,16 @@
 With a chance a that a drafted token is right, if those before it are, a pass over n of them and the p tokens before
 (one, or those that a grammar forces) yields p + a + a² + … + aⁿ tokens, and takes c(p + n) times as long as a pass over
 one. c is measured as passes run, and a is counted, by the length of the match that the draft came from.
+
+A draft of another model takes n · d of these times, too. Of both drafts, the one that is expected to bring more goes.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
+from edge.run.draft_model import DraftModel
 from edge.run.drafts import Drafts
 from edge.run.report import Drafted
 from edge.types import IntArray
@@ -16,8 +20,10 @@ from edge.types import IntArray
 _LEAST_GAIN = 1.05  # by which a draft must be expected to pay
 _FIRST_COST = (1.4, 0.05)  # of a pass over n > 1 tokens, until it is measured: 1.4 + 0.05 n passes over one
 _FIRST_CHANCES = (0.12, 0.25, 0.48, 0.65, 0.8, 0.9, 0.95)  # by ⌊log₂ match⌋, until they are counted
+_MODEL, _FIRST_OF_MODEL = len(_FIRST_CHANCES), 0.7  # the place of a model that drafts, behind those of matches
 _TRUSTED = 4.0  # tokens for which a first chance counts
 _MEMORY = 64.0  # tokens, of the latest that count
+_CAUGHT_UP = 2  # tokens of the text that a model has to run for its next draft, if the last one was right
 _NEWEST = 0.15  # the share of a new pass in a mean time
 _OUTLIER = 2.0  # times the mean: another process had the core
 
@@ -26,24 +32,33 @@ _OUTLIER = 2.0  # times the mean: another process had the core
 class Speculation:
     """The drafts of a sequence, and what became of them: `drafted` tokens, of which `accepted` were right.
 
-    most: tokens that are verified at once.
+    most: tokens that are verified at once. model: drafts where no text is copied, or little of it.
     """
 
     most: int
+    model: DraftModel | None = None
     drafts: Drafts = field(default_factory=Drafts)
     drafted: int = 0
     accepted: int = 0
     _spent: float = 0.0  # seconds of the passes over `_given` tokens, beside drafts
     _given: int = 0
     _times: dict[int, float] = field(default_factory=dict)  # seconds of a pass, by its tokens
-    _right: list[float] = field(default_factory=lambda: [a * _TRUSTED for a in _FIRST_CHANCES])
-    _tried: list[float] = field(default_factory=lambda: [_TRUSTED] * len(_FIRST_CHANCES))
-    _match: int = 0  # of the draft that is verified
+    _model_s: float | None = None  # of a token that the model drafts
+    _right: list[float] = field(default_factory=lambda: [a * _TRUSTED for a in (*_FIRST_CHANCES, _FIRST_OF_MODEL)])
+    _tried: list[float] = field(default_factory=lambda: [_TRUSTED] * (len(_FIRST_CHANCES) + 1))
+    _match: int = 0  # the place of the draft that is verified
 
     def begin(self) -> None:
-        """Another generation begins: count anew."""
+        """Another generation begins: count anew. Its text may be easier for the model."""
+        if self._right[_MODEL] < _FIRST_OF_MODEL * self._tried[_MODEL]:
+            self._right[_MODEL], self._tried[_MODEL] = _FIRST_OF_MODEL * _TRUSTED, _TRUSTED
         self.drafted = self.accepted = self._given = 0
         self._spent = 0.0
+
+    def restart(self, tokens: IntArray) -> None:
+        """The text begins with these tokens."""
+        if self.model:
+            self.drafts.begin(tokens)
 
     def report(self) -> Drafted:
         """Of this generation."""
@@ -54,20 +69,44 @@ class Speculation:
     def propose(self, most: int, given: int = 1) -> IntArray:
         """The tokens to verify behind the next ones, int32 [n], at most `most`: none where that would not pay. given:
         how many are known, and run in the same pass."""
-        draft = self.drafts.draft(max(0, min(most, self.most)))
-        return draft[: self._length(draft.size, given)]
+        most = max(0, min(most, self.most))
+        draft, self._match = self.drafts.draft(most), _bucket(self.drafts.match)
+        length, gain = self._length(draft.size, given, self._match, 0.0)
+        if self.model and most and self.drafts.text.size:
+            count, better = self._length(most, given, _MODEL, self._share)
+            if count and better > gain:
+                self._match = _MODEL
+                return self._ask(self.model, count)
+        return draft[:length]
 
-    def _length(self, most: int, given: int) -> int:
-        if not most:
-            return 0
-        self._match = place = _bucket(self.drafts.match)
+    def _length(self, most: int, given: int, place: int, each: float) -> tuple[int, float]:
+        """The best length of a draft, and the tokens per pass over one that it promises. each: of such passes, for a
+        drafted token."""
         chance = self._right[place] / self._tried[place]
         best, length, expected = _LEAST_GAIN * given / self._cost(given), 0, float(given)
         for count in range(1, most + 1):
             expected += chance**count
-            if (gain := expected / self._cost(given + count)) > best:
+            if (gain := expected / (self._cost(given + count) + count * each)) > best:
                 best, length = gain, count
-        return length
+        return length, best
+
+    @property
+    def _share(self) -> float:
+        """The time of a token that the model drafts, of that of a pass over one."""
+        assert self.model is not None
+        alone = self._times.get(1)
+        return self._model_s / alone if self._model_s and alone else self.model.share
+
+    def _ask(self, model: DraftModel, count: int) -> IntArray:
+        started = time.perf_counter()
+        found = model.draft(self.drafts.text, count)
+        seconds = time.perf_counter() - started
+        self._spent += seconds
+        if model.caught_up <= _CAUGHT_UP:
+            each = seconds / count
+            before = self._model_s or each
+            self._model_s = before + _NEWEST * (min(each, _OUTLIER * before) - before)
+        return found
 
     def _cost(self, rows: int) -> float:
         """c(rows)."""

@@ -12,6 +12,7 @@ import numpy as np
 from edge.errors import InputError
 from edge.model.model import Model
 from edge.model.prompt import Prompt
+from edge.model.spec import check_generates
 from edge.model.thinking import Think
 from edge.run.logprobs import Reader
 from edge.run.request import Request
@@ -61,6 +62,7 @@ def text_of(content: Any, where: str) -> str:
 def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Request:
     """What a session is asked. Raises InputError, UnsupportedError, RefusedError."""
     model = session.model
+    check_generates(model.spec)
     think = asked.think
     if think.chosen and (model.template is None or model.template.family is None):
         think = Think()  # programs ask every model for an effort

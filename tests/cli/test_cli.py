@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from fork_server import COMMAND, forking
 from small_models import Small, Special, write_small
 
 MODEL = "smollm2-135m"
@@ -56,9 +57,10 @@ REPORT_KEYS = {
 
 
 def edge(*args: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
+    """Run the command in a process of its own. With a budget of memory it starts as users start it."""
+    plain = "run" in args and "--memory" in args
     return subprocess.run(
-        [sys.executable, "-m", "edge", *args],
+        [sys.executable, "-m", "edge", *args] if plain else forking(COMMAND, "edge", *args),
         input=stdin,
         capture_output=True,
         text=True,
@@ -274,8 +276,9 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 
 def test_time_limit_stops_the_run() -> None:
-    report = edge_json("run", MODEL, "-p", "Count.", "-n", "-1", "--ignore-eos", "--time", "8s", "--json")
-    assert report["stop_reason"] == "time"  # of the 8 s, a loaded machine starts in three
+    flags = ("--backend", "reference", "-n", "-1", "--ignore-eos", "--time", "3s", "--json")
+    report = edge_json("run", TINY, "--raw", "-p", "Count.", *flags)
+    assert report["stop_reason"] == "time"
 
 
 def test_chat_remembers_and_reports_a_line_of_json_a_turn() -> None:
@@ -369,7 +372,7 @@ def test_plan_counts_without_loading() -> None:
 
 
 def test_bench_formats() -> None:
-    flags = ["bench", MODEL, "-p", "16", "-n", "4", "-d", "0,32", "-r", "2"]
+    flags = ["bench", TINY, "-p", "16", "-n", "4", "-d", "0,32", "-r", "2"]
     rows = edge_json(*flags, "-o", "json")
     assert [row["test"] for row in rows] == ["pp16", "tg4", "pp16 @ d32", "tg4 @ d32"]
     assert all(row["tok/s"] > 0 and row["backend"] == "cpu" and row["threads"] > 0 for row in rows)

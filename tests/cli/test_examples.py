@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fork_server import COMMAND, forking
 from lora_files import write_adapter
 
 from edge.model.model import open_model
@@ -62,7 +64,7 @@ def pages_with(mark: str) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with the files that examples name; joules are estimated and no history is kept."""
     page = (ROOT / "docs" / "run.md").read_text(encoding="utf-8")
     (tmp_path / "letter.txt").write_text(page[:600], encoding="utf-8")
@@ -77,7 +79,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "sensors" / "sys").mkdir(parents=True)
     monkeypatch.setenv("EDGE_SENSORS", str(tmp_path / "sensors"))
     monkeypatch.setenv("EDGE_HISTORY", "0")
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    command = tmp_path_factory.mktemp("bin") / "edge"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(forking(COMMAND, "edge"))} "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    for place in (Path(sys.executable).parent, command.parent):
+        monkeypatch.setenv("PATH", str(place), prepend=os.pathsep)
     return tmp_path
 
 

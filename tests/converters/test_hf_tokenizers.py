@@ -485,8 +485,11 @@ def places(said: Any, *above: str | int) -> list[tuple[str | int, ...]]:
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [(name, "tokenizer.json") for name in ("llama", "mistral")]
-    + [("qwen2", "tokenizer_config.json"), ("qwen2", "special_tokens_map.json"), ("qwen2", "generation_config.json")],
+    [
+        ("llama", "tokenizer.json"),
+        pytest.param("mistral", "tokenizer.json", marks=pytest.mark.exhaustive),
+        *(("qwen2", f"{title}.json") for title in ("tokenizer_config", "special_tokens_map", "generation_config")),
+    ],
 )
 def test_files_of_any_kind_are_read_or_refused(name: str, file: str, tmp_path: Path) -> None:
     """Every value in turn becomes something else; then the whole file does."""

@@ -146,8 +146,26 @@ GAINS = {"rtn": (1.0, 1.0), "hqq": (1.15, 1.0), "importance": (1.0, 0.92), "awq"
 GAINS["best"] = (0.8, 0.6)
 
 
+@pytest.fixture(scope="module")
+def rounded(
+    family: Callable[[str], Model], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[FloatArray, float]]:
+    """By family: the whole model's logits, and the divergence that plain rounding causes."""
+
+    @lru_cache
+    def find(name: str) -> tuple[FloatArray, float]:
+        model, path = family(name), tmp_path_factory.mktemp("plain") / "plain.gguf"
+        quantize_gguf(model.file, model.spec, path, Settings(method="rtn", **WHOLE))
+        exact = logits_of(model)
+        return exact, mean_kl(exact, logits_of(open_model(path)))
+
+    return find
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_quantized_models_run_and_methods_gain(family: Callable[[str], Model], method: str, tmp_path: Path) -> None:
+def test_quantized_models_run_and_methods_gain(
+    family: Callable[[str], Model], rounded: Callable[[str], tuple[FloatArray, float]], method: str, tmp_path: Path
+) -> None:
     shares = []
     for name in FAMILIES:
         model = family(name)
@@ -156,10 +174,8 @@ def test_quantized_models_run_and_methods_gain(family: Callable[[str], Model], m
         assert {each: info.type for each, info in found.file.tensors.items()} == report.types
         assert {info.type for each, info in found.file.tensors.items() if "attn_output.weight" in each} == {"Q4_0"}
         assert report.nbytes == sum(info.nbytes for info in found.file.tensors.values())
-        quantize_gguf(model.file, model.spec, tmp_path / "plain.gguf", Settings(method="rtn", **WHOLE))
-        plain = open_model(tmp_path / "plain.gguf")
-        exact = logits_of(model)
-        shares.append(mean_kl(exact, logits_of(found)) / mean_kl(exact, logits_of(plain)))
+        exact, plain = rounded(name)
+        shares.append(mean_kl(exact, logits_of(found)) / plain)
     most, mean = GAINS[method]
     assert max(shares) <= most
     assert np.exp(np.log(shares).mean()) <= mean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import struct
 import subprocess
 import sys
@@ -206,6 +207,28 @@ def test_lists_of_another_kind(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelFormatError, match=message):
             call()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_lists_of_strings_of_any_length_and_content(tmp_path: Path, seed: int) -> None:
+    """Content that looks like lengths, and strings that pass the bytes whose lengths are guessed at once."""
+    chance = random.Random(seed)
+    pieces = [b"a", b"\0", bytes(7), b"\5" + bytes(7), b"\xff" + bytes(9), b"token", b"\xc4\xa0the", b"b" * 300]
+    lengths = [1, 1, 2, 3, 5, *(0, 255, 256, 70_000)[: chance.randrange(5)]]
+
+    def string() -> bytes:
+        wanted = chance.choice(lengths)
+        made = b"x" * wanted if chance.random() < 0.7 else chance.choice(pieces) * wanted
+        return made[:wanted]
+
+    items = [string() for _ in range(chance.choice([0, 1, 700, 6000]))]
+    file = small()
+    file.metadata |= {"strings": (ARRAY, (STRING, items)), "behind": (U32, 7)}
+    read = read_gguf(file.write(tmp_path / "m.gguf"))
+    assert (read.metadata["behind"], read.count("strings")) == (7, len(items))
+    assert b"".join(read.field_parts("strings")) == struct.pack("<I", ARRAY) + pack(ARRAY, (STRING, items))
+    assert list(read.raw_strings("strings")) == items
+    assert set(read.tensors) == {"a.weight", "b.weight"}
 
 
 # Files that are no GGUF files

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import GOLDEN, open_golden, run_child
+from fork_server import COMMAND, forking
 
 import edge
 from edge.kv.policy import KVView, Policy
@@ -295,7 +295,7 @@ def test_the_predicted_peak_holds(backend: str, smollm2: Model, open_session: Op
 
 
 def run_edge(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edge", *args]
+    command = forking(COMMAND, "edge", *args)
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=240, check=False)
 
 

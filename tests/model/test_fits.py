@@ -6,13 +6,13 @@ import base64
 import json
 import pickle
 import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import run_child
+from fork_server import COMMAND, forking
 
 import edge
 from edge.backends import llamacpp
@@ -232,7 +232,7 @@ def test_too_small_a_device_says_what_would_do() -> None:
 
 def test_the_command_prints_what_python_returns(on_a_pi: list[Fit]) -> None:
     command = ["models", "--fits", "--device", "raspberry-pi-5", "--memory", "2GiB", "--backend", "cpu"]
-    shown = subprocess.run([sys.executable, "-m", "edge", *command, "--json"], capture_output=True, check=True)
+    shown = subprocess.run(forking(COMMAND, "edge", *command, "--json"), capture_output=True, check=True)
     found = json.loads(shown.stdout)
     assert (found["device"], found["tokens"]) == ("raspberry-pi-5", 4096)
     assert {each["name"] for each in found["models"]} == {each.name for each in on_a_pi}

@@ -14,7 +14,7 @@ from conftest import GOLDEN, open_golden
 
 import edge
 from edge.backends import engine_named
-from edge.backends.base import EngineConfig, VerifyingEngine
+from edge.backends.base import BatchedEngine, EngineConfig, VerifyingEngine
 from edge.backends.kv_cache import CapacityError, RewindError
 from edge.errors import InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
@@ -100,6 +100,26 @@ def test_recurrent_states_forget_wrong_drafts(name: str) -> None:
         engine.kv.truncate(text.size)
         found = engine.kv.save()
         assert (found.data, found.tail) == (expected.data, expected.tail)
+
+
+def test_sequences_verify_drafts_of_their_own() -> None:
+    """In turns, so that what is kept of the drafts of one is replaced by those of the other."""
+    model = open_model(GOLDEN / "qwen35.gguf")
+    rng = np.random.default_rng(3)
+    texts = rng.integers(0, model.spec.vocab, (2, 40)).astype(np.int32)
+    config = EngineConfig(96, 16, "f16", 2, sequences=2, drafts=DRAFTS)
+    with closing(cast(BatchedEngine, CPU.load(model.file, model.spec, config))) as engine:
+        sequences = [cast(VerifyingEngine, engine.sequence(number)) for number in range(2)]
+        expected = []
+        for each, text in zip(sequences, texts, strict=True):
+            expected.append([np.array(each.forward(token[None])) for token in text])
+            each.kv.truncate(0)
+        for at in range(0, 40, 4):
+            for number, each in enumerate(sequences):
+                wrong = rng.integers(0, model.spec.vocab, 3).astype(np.int32)
+                found = each.verify(np.concatenate([texts[number, at : at + 4], wrong]))[:4]
+                assert (found == expected[number][at : at + 4]).all()
+                each.kv.truncate(at + 4)
 
 
 def test_only_as_many_drafts_are_verified_as_there_is_room_for() -> None:

@@ -7,13 +7,14 @@ import random
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_child import wait_for
 
-RUNS = 8
+RUNS, MOST_SECONDS = 8, 3
 
 
 @pytest.fixture
@@ -28,6 +29,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_budgets_are_kept_or_refused(limits: Any) -> None:
     chance, engines = random.Random(4), [engine for engine in limits.DTYPES if limits.available(engine)]
     cases = [limits.random_case(chance, engines, limits.MODELS[1:2]) for _ in range(RUNS)]
+    cases = [replace(case, seconds=case.seconds and min(case.seconds, MOST_SECONDS)) for case in cases]
     limits.warm_up(cases)
     with ExitStack() as stack:
         groups = [stack.enter_context(limits.cgroup(0))]  # None where none can be made
@@ -56,7 +58,7 @@ def test_first_runs_and_budgets_that_are_nearly_met(limits: Any) -> None:
     for case in (first, near):
         outcome = limits.run(case, None)
         assert outcome.kind in limits.KEPT, outcome.said
-        assert outcome.kind == "refused" or 0.5 * case.budget < outcome.peak <= case.budget
+        assert outcome.kind == "refused" or 0.3 * case.budget < outcome.peak <= case.budget
 
 
 def test_children_count_beside_their_parent(limits: Any) -> None:

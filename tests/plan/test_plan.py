@@ -86,7 +86,7 @@ def test_a_plan_becomes_json() -> None:
     assert read["config"]["capacity"] == chosen.config.capacity
     assert set(read["bytes"]) == {
         "interpreter", "weights", "kv", "scratch", "reserve", "streamed", "lora", "fixed_kv", "gpu", "on_card",
-        "snapshots",
+        "snapshots", "draft",
     }  # fmt: skip
 
 
@@ -474,13 +474,13 @@ with edge.load(model, memory=memory, threads=1, **options) as session:
         ("cpu", "256MiB", 1024, "int8", "h2o"),
         ("llamacpp", "210MiB", 256, "f16", "streaming"),
         ("llamacpp", "220MiB", None, "f16", "streaming"),
-        ("llamacpp", "220MiB", None, "q4_0", "streaming"),
         ("cpu", "180MiB", 256, "f16", "streaming"),
-        ("cpu", "200MiB", None, "f16", "streaming"),
-        ("cpu", "256MiB", None, "int8", "streaming"),
         *(
             pytest.param(*each, marks=pytest.mark.exhaustive)
             for each in (
+                ("llamacpp", "220MiB", None, "q4_0", "streaming"),
+                ("cpu", "200MiB", None, "f16", "streaming"),
+                ("cpu", "256MiB", None, "int8", "streaming"),
                 ("cpu", "256MiB", 1024, "f16", "keydiff"),
                 ("llamacpp", "256MiB", 512, "f16", "h2o"),
                 ("llamacpp", "400MiB", 2048, "f16", "snapkv"),

@@ -6,14 +6,16 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from conftest import GOLDEN, open_golden
+from lora_files import write_adapter
 
+from edge.backends.base import BatchedEngine
 from edge.devices.power.base import Reading
-from edge.errors import BudgetError, BusyError, InputError
+from edge.errors import BudgetError, BusyError, InputError, ModelFormatError
 from edge.model.model import Model, open_model
 from edge.model.prompt import Prompt
 from edge.prompt_cache.cache import PromptCache
@@ -62,7 +64,7 @@ class Answer:
     ticket: Ticket | None = None
 
     def start(self, prompt: Any, max_tokens: int | None = 20, **options: Any) -> Answer:
-        names = ("priority", "tenant")
+        names = ("priority", "tenant", "lora")
         own = {name: options.pop(name) for name in names if name in options}
         request = Request(prompt, max_tokens, ignore_eos=True, **options)
         self.ticket = self.batch.start(request, on_piece=self.pieces.append, on_end=self.ends.append, **own)
@@ -88,6 +90,20 @@ def run(batch: Batch) -> None:
 def run_until(batch: Batch, ready: Callable[[], bool]) -> None:
     while not ready():
         assert batch.step()
+
+
+def test_a_generation_that_runs_alone_verifies_drafts(batch: Batch, model: Model) -> None:
+    """Until another one comes; what it says is the same."""
+    prompt = np.tile(np.arange(5, 25, dtype=np.int32), 2)
+    answer, other = Answer(batch).start(prompt, 60), Answer(batch)
+    run_until(batch, lambda: answer.ticket is not None and answer.ticket.run.generated > 40)
+    other.start(tokens(20), 10)
+    run(batch)
+    with load(model, speculate="off", max_kv_size=ROWS, threads=2) as alone:
+        for found, given, count in ((answer, prompt, 60), (other, tokens(20), 10)):
+            assert found.report.text == alone.generate(given, max_tokens=count, ignore_eos=True)
+    assert answer.report.drafted is not None
+    assert answer.report.drafted.accepted > 0
 
 
 @pytest.mark.parametrize("policy", ["streaming", "h2o", "snapkv"])
@@ -140,6 +156,60 @@ def test_states_of_recurrent_layers_are_those_of_one_alone(name: str) -> None:
 
         assert answers(TITLES) == expected
         assert answers(INTERACTIVE) == expected
+
+
+def test_adapters_of_generations_are_those_of_one_alone(model: Model, tmp_path: Path) -> None:
+    """More of them than sequences, with others beside them, preempted, and the session's own for those that name none.
+    Rows are shared among generations with the same adapter only."""
+    small, large = (write_adapter(tmp_path / f"{rank}.gguf", model, rank, seed=rank) for rank in (2, 8))
+    chosen: list[Any] = [None, (), f"{small}", f"{small}:0.5", large]
+    asked = [(tokens(20 + number % 4, number // 10), chosen[number % 5]) for number in range(20)]
+    options: dict[str, Any] = {"max_kv_size": 48, "threads": 2, "lora": str(large)}
+    expected = []
+    with load(model, **options) as alone:
+        for prompt, lora in asked:
+            alone.set_lora(large if lora is None else lora)
+            expected.append(alone.generate(prompt, max_tokens=12, ignore_eos=True))
+    assert len(set(expected)) > 10
+    with load(model, sequences=SEQUENCES, **options) as session:
+        with session.batch() as batch:
+            answers = [
+                Answer(batch).start(prompt, 12, lora=lora, priority=number % 3)
+                for number, (prompt, lora) in enumerate(asked)
+            ]
+            run(batch)
+            assert [each.report.text for each in answers] == expected
+            names = [[each.name for each in answer.report.lora] for answer in answers[:5]]
+            assert names == [["8"], [], ["2"], ["2"], ["8"]]
+
+            def reused(lora: Any) -> int:
+                answer = Answer(batch).start(tokens(30, 9), 2, lora=lora)
+                run(batch)
+                return answer.report.tokens.reused
+
+            assert [reused(lora) for lora in (small, large, (), small, None)] == [0, 0, 0, 29, 29]
+            with pytest.raises(InputError, match="rank 20"):
+                Answer(batch).start(tokens(3), lora=write_adapter(tmp_path / "20.gguf", model, 20))
+        session.generate(asked[0][0], max_tokens=12, ignore_eos=True)
+        assert session.report is not None
+        assert session.report.text == expected[0]
+
+
+def test_a_damaged_adapter_ends_its_own_generation_alone(model: Model, tmp_path: Path) -> None:
+    def damage(tensors: dict[str, Any]) -> None:
+        next(iter(tensors.values()))[0, 0] = np.nan
+
+    good, bad = write_adapter(tmp_path / "a.gguf", model), write_adapter(tmp_path / "b.gguf", model, edit=damage)
+    with load(model, sequences=SEQUENCES, max_kv_size=ROWS, threads=2, lora=str(good)) as session:
+        before = session.generate(tokens(9), max_tokens=5, ignore_eos=True)
+        with session.batch() as batch:
+            other = Answer(batch).start(tokens(9), 5)
+            damaged = Answer(batch).start(tokens(9), 5, lora=bad)
+            later = [Answer(batch).start(tokens(9), 5, tenant=each) for each in range(SEQUENCES)]
+            run(batch)
+            assert isinstance(damaged.ends[0], ModelFormatError)
+            assert {each.report.text for each in (other, *later)} == {before}
+            assert batch.free == SEQUENCES
 
 
 def test_stop_strings_end_one_answer_and_not_others(batch: Batch) -> None:
@@ -271,6 +341,51 @@ def test_prompts_share_the_rows_of_earlier_and_present_ones(batch: Batch) -> Non
     run(batch)
     assert other.report.tokens.reused == 0
     assert other.report.text == beside.report.text
+
+
+def test_a_beginning_that_eight_have_in_common_is_run_once(model: Model) -> None:
+    """Though they come at the same time: one runs its rows for all, the others copy them, and run the rest."""
+    system, own = tokens(300, 1), [tokens(10 + each, 2 + each) for each in range(8)]
+    options: dict[str, Any] = {"max_kv_size": 400, "threads": 2}
+    with load(model, **options) as alone:
+        expected = [alone.generate(np.concatenate([system, each]), max_tokens=5, ignore_eos=True) for each in own]
+    with load(model, sequences=8, **options) as session, session.batch() as batch:
+        planned = session.plan.bytes.kv
+        answers = [
+            Answer(batch).start(np.concatenate([system, each]), 5, priority=number % 3)
+            for number, each in enumerate(own)
+        ]
+        run(batch)
+        counts = [each.report.tokens for each in answers]
+        assert [each.report.text for each in answers] == expected
+        assert sum(each.ran for each in counts) == system.size + sum(each.size for each in own)
+        assert sorted(each.reused for each in counts) == [0] + 7 * [system.size]
+        held = [cast(BatchedEngine, session.engine).sequence(number).kv for number in range(8)]
+        assert sum(each.nbytes for each in held) == planned
+        assert all(each.length >= system.size for each in held)
+        choices = [Answer(batch).start(tokens(50), 5, sampling=SamplingParams(seed=each)) for each in range(4)]
+        run(batch)
+        assert [each.report.tokens.ran for each in choices] == [50, 1, 1, 1]
+
+
+def test_a_beginning_of_hybrids_is_run_once_up_to_its_state() -> None:
+    """A state cannot be copied in the middle of a prompt: it comes from the prompt cache, with the rows before it."""
+    model = open_model(GOLDEN / "falcon-h1.gguf")
+    prompts = [np.concatenate([tokens(150, 1), tokens(5, 2 + each)]) for each in range(4)]
+    options: dict[str, Any] = {"max_kv_size": 200, "threads": 2}
+    with load(model, **options) as alone:
+        expected = []
+        for prompt in prompts:
+            alone.reset()
+            expected.append(alone.generate(prompt, max_tokens=5, ignore_eos=True))
+    with (
+        load(model, sequences=SEQUENCES, prompt_cache=PromptCache(memory="64MiB"), **options) as session,
+        session.batch() as batch,
+    ):
+        answers = [Answer(batch).start(each, 5) for each in prompts]
+        run(batch)
+        assert [each.report.text for each in answers] == expected
+        assert sorted(each.report.tokens.reused for each in answers) == [0, 128, 128, 128]
 
 
 def test_rows_are_shared_with_the_same_tenant_only(batch: Batch) -> None:
@@ -476,3 +591,59 @@ def test_a_batch_runs_on_engines_with_one_sequence(model: Model) -> None:
         answers = [Answer(batch).start(tokens(9, each), 6) for each in range(3)]
         run(batch)
         assert {each.report.tokens.generated for each in answers} == {6}
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 12))])
+def test_any_schedule_ends_with_the_answers_of_one_alone(batch: Batch, seed: int) -> None:
+    """Generations of all classes and tenants, which begin, are cancelled and preempted at any time."""
+    rng = np.random.default_rng([4, seed])
+    found: dict[tuple[int, int], str] = {}
+    started: list[tuple[Answer, tuple[int, int]]] = []
+
+    def start(kind: int, most: int, **options: Any) -> Answer:
+        prompt = np.concatenate([tokens(20), tokens(1 + 13 * kind, kind)])
+        sampling = SamplingParams(temperature=0.8 * (kind % 2), seed=kind)
+        return Answer(batch).start(prompt, 4 + 9 * most, sampling=sampling, **options)
+
+    for _ in range(100):
+        event = rng.random()
+        if event < 0.25:
+            kind, most, priority, tenant = (int(rng.integers(high)) for high in (6, 3, 3, 2))
+            started.append((start(kind, most, priority=priority, tenant=tenant), (kind, most)))
+        elif event < 0.3 and started:
+            started[rng.integers(len(started))][0].cancel()
+        else:
+            batch.step()
+    left = 0
+    while batch.step():
+        left += 1
+        assert left < 100 * len(started)
+    assert batch.free == SEQUENCES
+    for slot in batch._slots:
+        assert slot.engine.kv.length == len(slot.tokens.fed)
+    for answer, which in started:
+        (end,) = answer.ends
+        if isinstance(end, RunReport) and end.stop_reason == "length":
+            assert found.setdefault(which, end.text or "") == end.text
+        else:
+            assert answer.ticket is not None
+            assert answer.ticket.cancelled
+    for which, text in found.items():
+        alone = start(*which, tenant="alone")
+        run(batch)
+        assert alone.report.text == text
+
+
+def test_background_work_ends_though_people_never_stop_asking(batch: Batch) -> None:
+    title = Answer(batch).start(tokens(30), 30, priority=TITLES)
+    urgent = [Answer(batch).start(tokens(5, each), 4) for each in range(2 * SEQUENCES)]
+    while not title.ends:
+        assert batch.step()
+        urgent += [Answer(batch).start(tokens(5, len(urgent)), 4) for each in urgent[-2 * SEQUENCES :] if each.ends]
+        assert len(urgent) < 1000
+    assert title.report.stop_reason == "length"
+    assert title.ticket is not None
+    assert title.ticket.preempted <= 2
+    for each in urgent:
+        each.cancel()
+    assert batch.free == SEQUENCES

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import GOLDEN, open_golden
+from fork_server import COMMAND, forking
 
 import edge
 from edge.errors import InputError
@@ -123,7 +123,7 @@ def test_a_budget_ends_the_search(model: Model) -> None:
 
 
 def test_on_the_command_line() -> None:
-    command = [sys.executable, "-m", "edge", "run", str(GOLDEN / "llama-gqa-tied.gguf"), "Hi", "--backend", "reference"]
+    command = forking(COMMAND, "edge", "run", str(GOLDEN / "llama-gqa-tied.gguf"), "Hi", "--backend", "reference")
     done = subprocess.run(
         [*command, "--beams", "2", "-n", "5", "--json", "--ignore-eos"], capture_output=True, check=True
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 from conftest import CAPACITY, GOLDEN, open_golden
+from fork_server import COMMAND, forking
 
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import open_model
@@ -69,7 +69,7 @@ def test_a_long_text_and_what_is_refused() -> None:
         for text in ("", np.zeros(0, np.int32)):
             with pytest.raises(InputError, match="empty"):
                 session.embed(text)
-        with pytest.raises(InputError, match="mean or last"):
+        with pytest.raises(InputError, match="choose mean, cls, last"):
             session.embed("x", pooling="first")  # type: ignore[arg-type]
     with (
         load(model, backend="reference", kv_policy="full", max_kv_size=CAPACITY) as session,
@@ -86,7 +86,7 @@ def test_a_long_text_and_what_is_refused() -> None:
 
 
 def test_the_command_line() -> None:
-    command = [sys.executable, "-m", "edge", "embed", str(GOLDEN / f"{MODEL}.gguf"), "--backend", "reference", "-q"]
+    command = forking(COMMAND, "edge", "embed", str(GOLDEN / f"{MODEL}.gguf"), "--backend", "reference", "-q")
     done = subprocess.run(
         [*command, "--pooling", "last"], input="one\n\ntwo\n", capture_output=True, text=True, check=True
     )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from fork_server import COMMAND, forking
 from thinking_models import SPECIALS, write_chain
 
 import edge
@@ -277,7 +278,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
     def run(*more: object) -> tuple[int, str, str]:
         shared = ["run", model, "Hi", "-q", "--backend", "reference", "--temp", "1", "--seed", "3"]
-        command = [sys.executable, "-m", "edge", *shared, *map(str, more)]
+        command = forking(COMMAND, "edge", *shared, *map(str, more))
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         return done.returncode, done.stdout, done.stderr
 

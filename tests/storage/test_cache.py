@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from fork_server import COMMAND, forking
 
 import edge.storage.cache
 import edge.storage.completion
@@ -545,7 +546,7 @@ def test_locks_that_fail(
 
 def edge_command(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "edge", "cache", *args],
+        forking(COMMAND, "edge", "cache", *args),
         capture_output=True,
         text=True,
         timeout=60,

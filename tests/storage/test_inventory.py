@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fork_server import COMMAND, forking
 from typer.testing import CliRunner
 
 import edge
@@ -204,7 +204,7 @@ def test_a_model_that_is_being_downloaded_is_not_removed(hub: Path) -> None:
 
 
 def run_edge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "edge", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(forking(COMMAND, "edge", *arguments), capture_output=True, text=True, check=False)
 
 
 def test_the_command_asks_before_it_removes() -> None:

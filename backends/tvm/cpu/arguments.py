@@ -85,18 +85,20 @@ class Table:
         return len(self.names) + self.layers * len(self.per_layer)
 
 
+_NORMS = ("token_embd_norm", "token_embd_norm.bias", "output_norm", "output_norm.bias")  # outside of layers
 _OF_INPUTS = ("per_layer_model_proj", "per_layer_proj_norm")
 _NAMES = (
     "x", "normed", "queries", "query_rows", "work", "part_stride", "raw", "raw_stride", "normals", "temperatures",
     "layer_inputs", "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
-    "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
+    "token_embd", "token_embd.scales", "position_embd", "position_embd.scales", "token_types", "token_types.scales",
+    "token_embd_norm", "token_embd_norm.bias",
     "per_layer_model_proj", "per_layer_model_proj.scales", "per_layer_proj_norm",
     "output_norm", "output_norm.bias", "head", "head.scales",
     "block", "head_step", "head_parts",  # streaming.py
     "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
     "states",  # values of all fixed states of one sequence
     "copied",  # values of a thread's copy of a head's state, before the states
-    "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of threads' columns
+    "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of tokens by threads' columns
 )  # fmt: skip
 _PER_LAYER = (
     "form",  # the number of `Shape.forms`
@@ -170,7 +172,7 @@ def fill_table(
     if streams:
         parts = len(streams.pieces) - layout.shape.layers - 1
         values |= {"head_step": streams.head_step, "head_parts": parts, "block": streams.block}
-    for name in ("token_embd", "position_embd", *_OF_INPUTS, "output_norm", "output_norm.bias"):
+    for name in ("token_embd", "position_embd", "token_types", *_OF_INPUTS, *_NORMS):
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
     values["experts_at_once"] = max((each.number for each in layout.experts.values()), default=0)
@@ -259,6 +261,7 @@ def make_scratch(
     part = max(found.pop("work", 0), *attention)
     values = max(rows * shape.widest, found.pop("quantized", 0))  # that are quantized at once
     blocks = values // 32
+    parts = round_up(sequences, target.gemm_tokens) if sequences > 1 else 1
     floats = {
         "x": tokens * shape.padded_hidden,
         "normed": rows * shape.padded_hidden,
@@ -272,7 +275,7 @@ def make_scratch(
         "normals": shape.layers * shape.kv_heads * shape.padded_head,  # of reflections; zeros without any
         "layer_inputs": tokens * shape.layers * shape.padded_inputs,
         "lora": rows * shape.most_matrices * lora_rank,
-        "lora_parts": threads * shape.most_matrices * lora_rank,
+        "lora_parts": parts * threads * shape.most_matrices * lora_rank,
         "kept": kept,
     }
     integers = {"words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks}

@@ -106,7 +106,7 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
         ends = any(form[-1] == number for form in design.shape.forms)
         for name, unit in units.items():
             found[design.shape.code(number, name)] = (_then_evict(unit) if ends and name == last else unit), number
-    return found | {"head": (lambda b, _layer: head(b), None)}
+    return found if design.shape.encoder else found | {"head": (lambda b, _layer: head(b), None)}
 
 
 def _then_evict(unit: Unit) -> Unit:
@@ -252,7 +252,8 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                         continue
                     with when(table[slots.place(layer, "form")] == index):
                         _layer(shape, form, kind, layer, emit, waves)
-            emit(kind, "head", i64(0), i64(0))
+            if not shape.encoder:
+                emit(kind, "head", i64(0), i64(0))
     batches = [kind for kind in pass_kinds(design) if kind.apart]
     if shape.states and batches:
         with when(number == Job.APPLY), loop(i64(0), i64(shape.layers)) as layer:

@@ -177,8 +177,8 @@ KINDS: dict[type, Kind] = {
     Attention: Kind(
         lambda core: {"qkv": core.inputs, "output": (core.output,)},
         # merge: in a step, of the threads' parts of each head's output
-        {"qkv": "qkv", "attend": "attend", "merge": "attend", "gate": "output", "quantize_mixed": "output",
-         "output": "output"},
+        {"quantize_x": "other", "qkv": "qkv", "attend": "attend", "merge": "attend", "gate": "output",
+         "quantize_mixed": "output", "output": "output"},
         _attention_floats,
     ),
     Dense: Kind(

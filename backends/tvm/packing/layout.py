@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from edge.backends.tvm.packing.blocks import BLOCKS, Block
 from edge.backends.tvm.packing.cores import groups_of, round_up
@@ -103,6 +103,7 @@ class PackedLayout:
         return "output" if "output" in self.places else "token_embd"
 
 
+@lru_cache(1)  # a start asks for it six times
 def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
     """Lay out a model's weights. Raises UnsupportedError for unknown tensors, and for cores and block types without
     kernels."""

@@ -53,6 +53,7 @@ def chat(
     from edge.cli.terminal.signals import Terminated
     from edge.devices.child import room_for_children
     from edge.errors import EdgeError, UnsupportedError
+    from edge.model.spec import check_generates
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
     from edge.run.conversation import Conversation
@@ -67,6 +68,7 @@ def chat(
     def open_for_chat(name: str) -> Model:
         with room_for_children(options.memory):
             opened = open_model(name)
+        check_generates(opened.spec)
         if opened.template is None:
             raise UnsupportedError(f"{opened.name} has no chat template: use edge run --raw")
         return opened

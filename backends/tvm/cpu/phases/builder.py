@@ -44,11 +44,16 @@ class PassKind:
 def pass_kinds(design: Design) -> list[PassKind]:
     """All passes of a design."""
     most = design.most_tokens
+    if design.shape.encoder:
+        return [PassKind("chunk", Job.CHUNK, most)]
     batches = enumerate(design.batches, Job.BATCH)
     return [
         PassKind("step", Job.STEP, 1, single=True),
         PassKind("chunk", Job.CHUNK, most),
-        *(PassKind(f"batch{size}", job, size, apart=True, like_chunk=size == most) for job, size in batches),
+        *(
+            PassKind(f"batch{size}", job, size, apart=True, like_chunk=size == most and not design.lora)
+            for job, size in batches
+        ),
     ]
 
 
@@ -129,9 +134,10 @@ class PassBuilder:
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Of the block's tensors, the norm that it shares among them, or outside of layers of the head's norm."""
+        """Of the block's tensors, the norm that it shares among them, or outside of layers of the norms there."""
         if self._number is None:
-            return frozenset(["output_norm"] + ["output_norm.bias"] * self.shape.output_norm_bias)
+            biases = ["token_embd_norm.bias"] + ["output_norm.bias"] * self.shape.output_norm_bias
+            return frozenset(["token_embd_norm", "output_norm", *biases])
         return frozenset(tensor.name for tensor in replace(self.block, beside=False).tensors(self.shape.hidden))
 
     def variants(self, group: str) -> list[tuple[str, ...]]:
@@ -144,6 +150,9 @@ class PassBuilder:
 
     def normalise_chunk(self, norm: str, layer: Value, *groups: str) -> None:
         """In a chunk, normalise and quantize rows, in a phase of its own; in a step, nothing."""
+        if not norm:
+            self.quantize_chunk("x", self.shape.padded_hidden, layer, *groups)
+            return
         if self.single:
             return
         with self.phase(norm, layer), self.shared_out(self.count) as token:
@@ -152,28 +161,30 @@ class PassBuilder:
 
     def normalised_inputs(self, norm: str, layer: Value, *groups: str) -> Inputs:
         """The normalised rows; in a step, the thread makes its own copy."""
+        if not norm:
+            return self.quantized_inputs("x", self.shape.padded_hidden, layer, *groups, private=False)
         if self.single:
             self.norm_row(i64(0), self.thread, norm, layer)
             self.quantize_row("normed", self.shape.padded_hidden, self.thread, self.thread, self.blocks(*groups))
             self.mark(norm, layer)
         return self.inputs("normed", self.shape.padded_hidden)
 
-    def quantize_chunk(self, name: str, width: int, layer: Value, group: str) -> None:
+    def quantize_chunk(self, name: str, width: int, layer: Value, *groups: str) -> None:
         """In a chunk, quantize rows, in a phase of its own; in a step, nothing."""
-        if self.single or not self.group_sizes(self.blocks(group)):
+        if self.single or not self.group_sizes(self.blocks(*groups)):
             return
         with self.phase(f"quantize_{name}", layer), self.shared_out(self.count) as token:
-            self.quantize_row(name, width, token, token, self.blocks(group))
+            self.quantize_row(name, width, token, token, self.blocks(*groups))
 
-    def quantized_inputs(self, name: str, width: int, layer: Value, group: str, *, private: bool) -> Inputs:
+    def quantized_inputs(self, name: str, width: int, layer: Value, *groups: str, private: bool) -> Inputs:
         """The quantized rows; in a step, a copy for this thread, of its own row (`private`) or of the common one."""
         source = self.thread if private else i64(0)
-        if self.single and self.group_sizes(self.blocks(group)):
-            self.quantize_row(name, width, source, self.thread, self.blocks(group))
+        if self.single and self.group_sizes(self.blocks(*groups)):
+            self.quantize_row(name, width, source, self.thread, self.blocks(*groups))
             self.mark(f"quantize_{name}", layer)
         return self.inputs(name, width, shared=not private)
 
-    def norm_row(self, source: Value, row: Value, norm: str, layer: Value | None) -> None:
+    def norm_row(self, source: Value, row: Value, norm: str, layer: Value | None, out: str = "normed") -> None:
         shape = self.shape
         weight, bias = (
             let(self.at(name) if layer is None else self.layer_at(layer, name)) if name in self.names else None
@@ -182,7 +193,7 @@ class PassBuilder:
         NORMS[shape.norm](
             self.floats, let(self.at("x") + source * shape.padded_hidden), self.weights.floats, weight, bias,
             shape.hidden, shape.padded_hidden, shape.norm_eps,
-            self.floats, let(self.at("normed") + row * shape.padded_hidden),
+            self.floats, let(self.at(out) + row * shape.padded_hidden),
         )  # fmt: skip
 
     def quantize_row(self, name: str, width: int, source: Value, row: Value, blocks: Sequence[str]) -> None:
@@ -248,7 +259,12 @@ class PassBuilder:
             if self.single:
                 self.add_up[name]()
             found = [self.low_rank_at(name, row) for row in rows]
-            add_low_rank(self.isa, self.adapters, kind, matrix, tile, rank, self.floats, found, sums)
+            apart = [[at] for at in range(len(rows))] if self.apart else [range(len(rows))]  # sums in a step's order
+            for each in apart:
+                add_low_rank(
+                    self.isa, self.adapters, kind, matrix, tile, rank, self.floats,
+                    [found[at] for at in each], [sums[at] for at in each], fetch=len(each) == 1 and each[0] == 0,
+                )  # fmt: skip
 
     def low_rank_at(self, name: str, row: Value, of: str = "lora") -> Value:
         """Where a row of `of` has A x of a matrix; a phase has `lora_rank` values for each of its matrices."""

@@ -1,0 +1,63 @@
+"""A small model that drafts the next tokens of a larger one, its likeliest ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.backends.base import Engine
+from edge.backends.kv_cache import RewindError
+from edge.prompt_cache.tree import agreement
+from edge.run.meters import EnergyMeter
+from edge.types import FloatArray, IntArray
+
+_SINKS = 4  # first tokens of a text that stay when it is longer than the cache
+
+
+class DraftModel:
+    """An engine with a cache of its own, whose rows are those of the last text and its draft. Sequences share it.
+
+    share: of the larger model's bytes of weights, by which its time is estimated until it is measured. caught_up:
+    tokens of the text that ran for the last draft.
+    """
+
+    def __init__(self, engine: Engine, share: float, meter: EnergyMeter) -> None:
+        """meter: counts the bytes that passes read."""
+        self.engine, self.share, self._meter = engine, share, meter
+        self._ran, self.caught_up = np.zeros(0, np.int32), 0  # tokens of the rows
+
+    def draft(self, text: IntArray, most: int) -> IntArray:
+        """`most` tokens that may follow a text, int32 [n]. The text's tokens that have no row yet run first."""
+        text, kv, drafted = self._fitting(text, most), self.engine.kv, list[int]()
+        same = min(agreement(self._ran, text), text.size - 1)
+        if same < kv.length:
+            try:
+                kv.truncate(same)
+            except RewindError:  # of sliding windows that have gone on
+                kv.truncate(same := 0)
+        logits, self.caught_up = self._run(text[same:]), text.size - same
+        while True:
+            drafted.append(int(logits.argmax()))
+            if len(drafted) == most:
+                break
+            logits = self._run(np.array(drafted[-1:], np.int32))
+        found = np.array(drafted, np.int32)
+        self._ran = np.concatenate([text, found[:-1]])
+        return found
+
+    def _fitting(self, text: IntArray, most: int) -> IntArray:
+        """The text, or its sinks and its end, which begins at the same token for many drafts."""
+        room = self.engine.kv.capacity - most
+        if text.size <= room:
+            return text
+        step = max(1, room // 2)
+        dropped = -(-(text.size - room) // step) * step
+        return np.concatenate([text[:_SINKS], text[_SINKS + dropped :]])
+
+    def _run(self, tokens: IntArray) -> FloatArray:
+        kv = self.engine.kv
+        logits = self.engine.forward(tokens)
+        self._meter.add_bytes(self.engine.spec.weight_bytes + kv.nbytes * kv.length / kv.capacity)
+        return logits
+
+    def close(self) -> None:
+        self.engine.close()

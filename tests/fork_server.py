@@ -1,0 +1,115 @@
+"""Processes that have imported what others begin with, and fork in the place of a new Python.
+
+Starting Python and importing TVM takes 0.65 s of CPU time, a third of what a golden model's code takes, and `make test`
+with an empty cache compiles 250 designs; `edge` takes 0.5 s before it reads its arguments. Tests of memory and of first
+runs start both as users do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from edge.devices import child
+
+COMPILERS = ("edge.backends.tvm.compiler.child", "edge.backends.tvm.gpu.compiled")  # which `run_child` starts
+COMPILER = """
+from edge.backends.tvm.cpu.lowering import import_compiler
+import_compiler()
+import edge.backends.tvm.cpu.elf, edge.backends.tvm.cpu.generator, edge.backends.tvm.gpu.generator
+"""
+COMMAND = """
+import edge.cli.application, edge.cli.commands, edge.cli.run, edge.plan.plan, edge.run.loading, edge.run.session
+import rich.console, rich.table
+"""
+
+# Starts in the place of the other process: hands over its files and environment, and ends as the fork ends.
+_CLIENT = """
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect("\\0" + sys.argv[1])
+    socket.send_fds(server, [b"."], [0, 1, 2])
+    server.sendall(json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode() + b"\\n")
+    code = int(server.recv(8) or 1)
+os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
+"""
+_SERVERS: dict[str, subprocess.Popen[bytes]] = {}  # by what they have run
+
+
+def forking(prepared: str, module: str, *arguments: str) -> list[str]:
+    """The command `python -m module arguments`, in a fork of a process that has run `prepared`."""
+    if sys.platform != "linux":
+        return [sys.executable, "-m", module, *arguments]
+    name = f"edge-tests-{os.getpid()}-{hash(prepared)}"
+    if prepared not in _SERVERS:
+        places = [os.path.abspath(place) for place in sys.path]
+        start = f"import sys; sys.path[:] = {places!r}; import fork_server; fork_server.serve({name!r}, {prepared!r})"
+        _SERVERS[prepared] = server = subprocess.Popen(
+            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert server.stdout is not None
+        assert server.stdout.read(1), "it did not start"
+    return [sys.executable, "-I", "-S", "-c", _CLIENT, name, module, *arguments]
+
+
+@contextmanager
+def fork_servers(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compilations that this process starts are forks. All servers end with this context."""
+    plain = child._command
+    if sys.platform == "linux":
+        patch.setattr(
+            child, "_command", lambda module: forking(COMPILER, module) if module in COMPILERS else plain(module)
+        )
+    yield
+    for server in _SERVERS.values():
+        with server:
+            server.kill()
+    _SERVERS.clear()
+
+
+def serve(name: str, prepared: str) -> None:
+    exec(prepared, {})
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # none of them is waited for
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name)
+        listener.listen()
+        os.write(1, b".")
+        while True:
+            if 0 in select.select([listener, 0], [], [])[0]:
+                return  # the process that started it is gone
+            client = listener.accept()[0]
+            if os.fork() == 0:
+                break
+            client.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with client:
+        files = socket.recv_fds(client, 1, 3)[1]
+        with client.makefile("rb") as lines:
+            (module, *arguments), folder, environment = json.loads(lines.readline())
+        if worker := os.fork():
+            for number in files:
+                os.close(number)
+            if client in select.select([client, os.pidfd_open(worker)], [], [])[0]:
+                os.kill(worker, signal.SIGTERM)  # the client was killed
+            with suppress(OSError):
+                client.sendall(str(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])).encode())
+            os._exit(0)
+    os.setsid()
+    for number, passed in enumerate(files):
+        os.dup2(passed, number)
+        os.close(passed)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
