@@ -268,7 +268,7 @@ def test_a_model_without_a_template_cannot_converse() -> None:
         template, path, name = None, model.path, model.name
 
     class Loaded:
-        model = Bare
+        model, spec = Bare, open_golden(MODEL).model.spec
 
     with pytest.raises(UnsupportedError, match="no chat template: use --raw"):
         Conversation(cast(Session, Loaded))
