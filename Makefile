@@ -12,6 +12,7 @@ TYPESCRIPT := build/typescript
 TRAIN  := build/train
 CLIENTS := build/clients
 PEERS := build/peers
+XGRAMMAR := build/xgrammar
 EVALUATIONS := build/evaluations
 NPM    := PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --prefix
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
@@ -22,7 +23,7 @@ QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_
 # make test-share SHARE=2/12: the second twelfth of the exhaustive tests
 SHARE  ?= 1/12
 
-.PHONY: run test quick test-all test-share test-train test-evaluations coverage lint bench bench-serving golden clean
+.PHONY: run test quick test-all test-share test-train test-evaluations coverage lint bench bench-serving bench-structured golden clean
 
 run: $(VENV)/.run
 	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
@@ -66,6 +67,9 @@ lint: $(VENV)/.dev
 bench-serving: $(PEERS)/.dev
 	$(BIN)/python benchmarks/serving.py
 
+bench-structured: $(XGRAMMAR)/.dev
+	$(BIN)/python benchmarks/structured.py
+
 bench: $(VENV)/.dev
 	mkdir -p build
 	$(BIN)/python benchmarks/peers.py --large --busy
@@ -91,7 +95,6 @@ bench: $(VENV)/.dev
 golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/make.py
 	$(GOLDEN_PYTHON) tests/golden/beams.py
-	$(GOLDEN_PYTHON) tests/golden/encoders.py
 	$(BIN)/python tests/golden/tokens.py
 	$(GOLDEN_PYTHON) tests/golden/folders.py
 	$(BIN)/python tests/golden/back.py build/folders
@@ -110,6 +113,15 @@ $(PEERS)/.dev: $(VENV)/.dev
 	$(BIN)/python -c "import sys; print(*(each for each in sys.path if each.endswith('site-packages')), sep='\n')" \
 		> $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/packages.pth
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check 'llama-cpp-python[server]'
+	touch $@
+
+# xgrammar, for benchmarks/structured.py, on top of the environment with torch, which it needs.
+$(XGRAMMAR)/.dev: $(TRAIN)/.dev
+	$(PYTHON) -m venv $(XGRAMMAR)
+	$(TRAIN)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> $$($(XGRAMMAR)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/packages.pth
+	$(XGRAMMAR)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps xgrammar==0.2.8 \
+		apache-tvm-ffi==0.1.15.post2
 	touch $@
 
 # Programs that speak to `edge serve` in tests: their pins contradict ours, and each other's.

@@ -60,6 +60,7 @@ class EngineConfig:
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
     lora_bytes: int = 0  # of their files
     drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
+    loras: int = 1  # cpu: adapters that there is room for, of sequences with different ones
 
     @property
     def together(self) -> int:
@@ -150,15 +151,16 @@ class BatchedEngine(Engine, Protocol):
     """An engine that keeps `EngineConfig.sequences` sequences apart. Its own `kv` and passes are those of the first."""
 
     def sequence(self, number: int) -> Engine:
-        """One of the sequences, from 0: its `kv`, and passes of its tokens alone; an `ObservedEngine`. Closed with the
-        engine."""
+        """One of the sequences, from 0: its `kv`, and passes of its tokens alone; an `ObservedEngine`, and an
+        `AdaptedEngine`, if this is one, that changes its own adapters alone. Closed with the engine."""
         ...
 
     def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
         """Run the next token of each of several sequences, int [n]; append a row to each. Returns their logits, float32
         [n, vocab], the same to the last bit as `forward` of each alone.
 
-        Raises what `forward` raises, and InputError for sequences that are not there, or not different.
+        Raises what `forward` raises, and InputError for sequences that are not there, not different, or with different
+        adapters.
         """
         ...
 

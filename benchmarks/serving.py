@@ -6,9 +6,11 @@
 For each number of clients, with prompts that begin alike and with ones that do not: tokens per second of all clients
 together, the time to the first token (median, 95th percentile), and the peak memory of the server. The servers take
 turns, each freshly started. Answers are greedy and have one length, but for those that the model ends earlier with
-llama-cpp-python, which cannot ignore the end of a turn; tokens that came are counted. Beside edge runs llama.cpp's own server, if
---llama-server names one (8 slots), and that of llama-cpp-python, which answers one request at a time: without
-interrupting it for the next, and with its memory of one earlier prompt. `make bench-serving` installs it.
+llama-cpp-python, which cannot ignore the end of a turn; tokens that came are counted.
+
+Beside edge runs llama.cpp's own server, if --llama-server names one (8 slots), and that of llama-cpp-python, which
+answers one request at a time, without interrupting it for the next, and with its memory of one earlier prompt. `make
+bench-serving` installs it.
 """
 
 from __future__ import annotations

@@ -120,8 +120,6 @@ class CPU(Backend):
 
         shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
         network = find_network(spec)
-        if config.lora_rank and config.sequences > 1:
-            raise UnsupportedError("a model with LoRA adapters runs one sequence at a time: leave --sequences out")
         if config.lora_rank:
             check_cores("cpu engine with adapters", spec, hybrid_cores)
         kinds = LayerKinds.of(network.windows, network.rowless)
@@ -157,7 +155,7 @@ class CPU(Backend):
             streamed=streaming.streamed,
             fixed_kv=config.sequences * fixed,
             least_weights=None if spec.encoder else streaming.least,
-            lora=adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
+            lora=config.loras * adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
             on_disk=spec.table_bytes if shape.layer_inputs else 0,
         )
 

@@ -24,7 +24,7 @@ from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope
 from edge.backends.token_table import TokenTable
 from edge.backends.tvm import ENGINE
-from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
+from edge.backends.tvm.adapters import Adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
 from edge.backends.tvm.cpu.arguments import Job, Kept, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
@@ -101,8 +101,8 @@ class NativeEngine:
         table = np.array(fill_table(layout, scratch, rope_size, streams, reads, kept, copies), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
-        self._layout, self._exact = layout, design.exact
-        self._adapters = aligned_zeros(adapter_bytes(layout.network, rank, exact=design.exact), "uint8")
+        self._layout = layout
+        self._adapters = Adapters(layout, self._table, rank, config.loras, exact=design.exact)
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
         address = self._weights.ctypes.data
@@ -154,6 +154,7 @@ class NativeEngine:
             NativeSequence(
                 number, spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
                 Angles(self._angles, first + number * ROPE_AHEAD) if count > 1 else self._chunk_angles, self._run,
+                self._adapt,
             )
             for number, own, rope, state in zip(sequences, parts, ropes, states, strict=True)
         ]  # fmt: skip
@@ -166,7 +167,7 @@ class NativeEngine:
         if FORMATS[config.kv_dtype].transformed:
             choose_normals(self.kv, self.hidden if shape.encoder else self.forward, spec.vocab)
             for sequence in self._sequences:
-                sequence.kv.settings = self.kv.settings
+                sequence.kv.settings = self._model_key = self.kv.settings
 
     def sequence(self, number: int) -> NativeSequence:
         """See BatchedEngine. Raises InputError for a number that it was not loaded for."""
@@ -185,27 +186,21 @@ class NativeEngine:
         return self._normals
 
     def set_lora(self, lora: Lora | None) -> None:
-        """See AdaptedEngine. Compiled code reads the table again in every pass."""
+        """See AdaptedEngine: those of all sequences."""
+        self._adapt(self._sequences, lora)
+
+    def _adapt(self, sequences: Sequence[NativeSequence], lora: Lora | None) -> None:
+        """These sequences have no adapters should packing fail."""
         check_lora(lora, self.config)
         if self._workers is None:
             raise EngineError("the engine is closed")
-        for sequence in self._sequences:
+        for sequence in sequences:
             sequence.kv.truncate(0)
-        self._set_adapters(0, [])  # none, should packing fail
+            sequence.adapters, sequence.kv.settings = None, self._model_key
         if lora:
-            self._set_adapters(
-                padded_rank(lora.size.rank), pack_adapters(lora, self._layout, self._adapters, exact=self._exact)
-            )
-        for sequence in self._sequences:
-            sequence.kv.settings = self._model_key + (f" {lora.key}" if lora else "")
-
-    def _set_adapters(self, rank: int, offsets: Sequence[Offsets]) -> None:
-        slots = Table.of(self._layout.shape)
-        self._table[slots.slot("lora_rank")] = rank
-        for layer in range(self.spec.layers):
-            found = offsets[layer] if rank else {}
-            for slot in slots.lora:
-                self._table[slots.place(layer, slot)] = found.get(slot, 0)
+            number = self._adapters.hold(lora, {each.adapters for each in self._sequences})
+            for sequence in sequences:
+                sequence.adapters, sequence.kv.settings = number, f"{self._model_key} {lora.key}"
 
     @property
     def experts(self) -> ExpertCounts | None:
@@ -266,6 +261,8 @@ class NativeEngine:
         tokens = check_tokens(tokens, self.spec.vocab, len(found))
         if tokens.size != len(found):
             raise InputError(f"{tokens.size} tokens for {len(found)} sequences")
+        if len({each.adapters for each in found}) > 1:
+            raise InputError("sequences with different adapters run in different passes")
         for token, sequence in zip(tokens, found, strict=True):
             check_tokens(token[None], self.spec.vocab, sequence.kv.free)
             check_positions(self.spec, sequence.kv.next_position + 1)
@@ -284,7 +281,7 @@ class NativeEngine:
         if count == 1:
             return self._run(sequence, tokens, 1)
         check_positions(self.spec, kv.next_position + count)
-        self._begin(tokens)
+        self._begin(tokens, sequence.adapters)
         sequence.prepare(count)
         self._arena.follow(count)
         positions = kv.next_position + np.arange(count, dtype=np.int32)
@@ -317,7 +314,7 @@ class NativeEngine:
             self._experts.close()
             self._experts = None
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
-        self._temperatures = self._adapters = self._states = self._inputs = np.zeros(0, np.uint8)
+        self._temperatures = self._states = self._inputs = self._adapters.memory = np.zeros(0, np.uint8)
         self._normals = self._behind_layers = np.zeros((0, 0), np.float32)
 
     def _check_weights(self) -> None:
@@ -328,7 +325,7 @@ class NativeEngine:
     def _run(self, sequence: NativeSequence, tokens: IntArray, wanted: int) -> FloatArray:
         """Run tokens of one sequence, at most a chunk. Returns the last `wanted` rows of logits."""
         kv, count = sequence.kv, tokens.size
-        self._begin(tokens)
+        self._begin(tokens, sequence.adapters)
         check_positions(self.spec, kv.next_position + count)
         sequence.prepare(count)
         if self._temperature:
@@ -348,7 +345,7 @@ class NativeEngine:
     def _run_batch(self, tokens: IntArray, sequences: Sequence[NativeSequence]) -> FloatArray:
         """Run one token each of several sequences. Returns their logits."""
         count = tokens.size
-        self._begin(tokens)
+        self._begin(tokens, sequences[0].adapters)
         positions, observed = np.zeros(count, np.int32), np.zeros(count, np.int32)
         for place, sequence in enumerate(sequences):
             kv = sequence.kv
@@ -380,11 +377,12 @@ class NativeEngine:
         self._end()
         return self._logits_of(count)
 
-    def _begin(self, tokens: IntArray) -> None:
+    def _begin(self, tokens: IntArray, adapters: int | None) -> None:
         if self._workers is None:
             raise EngineError("the engine is closed")
         self._check_weights()
         self._tokens[: tokens.size] = tokens
+        self._adapters.run(adapters)
         self._look_up(tokens)
 
     def _finish(self, count: int, **numbers: int) -> None:
@@ -420,7 +418,7 @@ class NativeEngine:
             self._weights, self._table, self._floats, self._integers, *arena.rows.arrays.values(),
             arena.lengths, arena.positions, self._tokens, self._logits, self._rope,
             arena.paid, arena.starts, *apart,
-            *(each for each in (self._states, self.times, self._adapters) if each.size),
+            *(each for each in (self._states, self.times, self._adapters.memory) if each.size),
         )  # fmt: skip
         return tuple(map(pointer, arrays))
 

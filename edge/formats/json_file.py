@@ -17,13 +17,12 @@ _MOST_GIVEN = 64 << 20
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object. Raises ModelFormatError."""
-    try:
-        data = read_regular(path, _MOST_BYTES + 1)
-    except OSError as error:
-        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > _MOST_BYTES:
-        raise ModelFormatError(f"{path}: larger than {_MOST_BYTES >> 20} MiB: the file is damaged")
-    return parse_object(data, str(path))
+    return parse_object(_read(path), str(path))
+
+
+def read_list(path: Path) -> list[Any]:
+    """Read a JSON file that holds a list. Raises ModelFormatError."""
+    return items(path, parse_object(b'{"list": %b}' % _read(path), str(path)), "list")
 
 
 def read_given(path: Path, what: str) -> Any:
@@ -53,6 +52,16 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise ModelFormatError(f"{where}: there is no JSON object in it")
     return said
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = read_regular(path, _MOST_BYTES + 1)
+    except OSError as error:
+        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) > _MOST_BYTES:
+        raise ModelFormatError(f"{path}: larger than {_MOST_BYTES >> 20} MiB: the file is damaged")
+    return data
 
 
 def items(path: Path, said: Mapping[str, Any], key: str) -> list[Any]:

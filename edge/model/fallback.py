@@ -82,7 +82,7 @@ def read_sizes(header: Header) -> tuple[int, int]:
             raise ModelFormatError(f"{file.path}: {key} is {value}")
     if header.value("attention.causal") not in (None, True) and header.architecture not in ENCODERS:
         known = ", ".join(ENCODERS)
-        raise UnsupportedError(f"{file.path}: {header.architecture} is an encoder, of which edge runs only {known}")
+        raise UnsupportedError(f"{file.path}: its attention is not causal, and of encoders edge runs only {known}")
     shape = file.tensors["token_embd.weight"].shape
     if len(shape) != 2:
         raise ModelFormatError(f"{file.path}: token_embd.weight has {len(shape)} dimensions instead of 2")

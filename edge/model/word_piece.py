@@ -26,8 +26,8 @@ from edge.types import IntArray
 # and accents are dropped with them.
 LOWERCASE, ACCENTS = "tokenizer.edge.lowercase", "tokenizer.edge.strip_accents"
 WORD = "▁"  # the mark of pieces that begin a word
-_REST = "##"
-_LONGEST_WORD = 100  # characters; longer ones are unknown
+REST = "##"
+LONGEST_WORD = 100  # characters; longer ones are unknown
 _CAPITALS = re.compile("[A-Z]")
 _SPECIAL = re.compile(r"\[[A-Za-z]+\d*\]")  # [CLS], and in older files [unused12], have no mark
 
@@ -66,7 +66,7 @@ class WordPiece:
         plain = {text: index for text, index in ids.items() if index not in self._control}
         unknown = self._texts[role("[UNK]", "unknown")]
         self._splitter = Splitter(
-            models.WordPiece(plain | {unknown: ids[unknown]}, unk_token=unknown, max_input_chars_per_word=_LONGEST_WORD)
+            models.WordPiece(plain | {unknown: ids[unknown]}, unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
         )
         self._splitter.normalizer = normalizers.BertNormalizer(
             lowercase=lowercase, strip_accents=bool(file.metadata.get(ACCENTS, lowercase))
@@ -101,7 +101,7 @@ class WordPiece:
         text = self.text(token)
         if token in self._control:
             return b""
-        return (text.removeprefix(_REST) if text.startswith(_REST) else f" {text}").encode()
+        return (text.removeprefix(REST) if text.startswith(REST) else f" {text}").encode()
 
     def decode(self, tokens: Iterable[int]) -> str:
         return b"".join(self.piece(int(token)) for token in tokens).decode("utf-8", errors="replace").removeprefix(" ")
@@ -114,7 +114,7 @@ def to_stored(text: str) -> str:
     """A token of BERT's as a file holds it."""
     if _SPECIAL.fullmatch(text):
         return text
-    return text.removeprefix(_REST) if text.startswith(_REST) else WORD + text
+    return text.removeprefix(REST) if text.startswith(REST) else WORD + text
 
 
 def _read_tokens(file: GGUFFile) -> tuple[list[str], frozenset[int]]:
@@ -130,5 +130,5 @@ def _read_tokens(file: GGUFFile) -> tuple[list[str], frozenset[int]]:
         elif stored.startswith(WORD) and len(stored) > 1:
             texts.append(stored.removeprefix(WORD))
         else:
-            texts.append(stored if _SPECIAL.fullmatch(stored) else _REST + stored)
+            texts.append(stored if _SPECIAL.fullmatch(stored) else REST + stored)
     return texts, frozenset(control)

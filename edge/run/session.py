@@ -21,7 +21,7 @@ from edge.errors import BudgetError, EngineError, IncompleteError, InputError, U
 from edge.grammar.grammar import Grammar
 from edge.model.layers import Pooling
 from edge.model.lora import Lora
-from edge.model.lora_file import parse_lora
+from edge.model.lora_file import Loras, parse_lora
 from edge.model.model import Model
 from edge.model.thinking import Think
 from edge.options import Options
@@ -116,7 +116,7 @@ class Session:
         """The adapters that the model runs with."""
         return self._sequence.lora
 
-    def set_lora(self, lora: str | Path | None, *, scale: float = 1.0) -> None:
+    def set_lora(self, lora: str | Path | Loras | None, *, scale: float = 1.0) -> None:
         """Run with another LoRA adapter from the next generation on, or with none.
 
         lora: a GGUF file, or what `--lora` takes. scale: a factor of what the adapters add. The conversation is

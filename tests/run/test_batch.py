@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import GOLDEN, open_golden
+from lora_files import write_adapter
 
 from edge.devices.power.base import Reading
-from edge.errors import BudgetError, BusyError, InputError
+from edge.errors import BudgetError, BusyError, InputError, ModelFormatError
 from edge.model.model import Model, open_model
 from edge.model.prompt import Prompt
 from edge.prompt_cache.cache import PromptCache
@@ -62,7 +63,7 @@ class Answer:
     ticket: Ticket | None = None
 
     def start(self, prompt: Any, max_tokens: int | None = 20, **options: Any) -> Answer:
-        names = ("priority", "tenant")
+        names = ("priority", "tenant", "lora")
         own = {name: options.pop(name) for name in names if name in options}
         request = Request(prompt, max_tokens, ignore_eos=True, **options)
         self.ticket = self.batch.start(request, on_piece=self.pieces.append, on_end=self.ends.append, **own)
@@ -140,6 +141,60 @@ def test_states_of_recurrent_layers_are_those_of_one_alone(name: str) -> None:
 
         assert answers(TITLES) == expected
         assert answers(INTERACTIVE) == expected
+
+
+def test_adapters_of_generations_are_those_of_one_alone(model: Model, tmp_path: Path) -> None:
+    """More of them than sequences, with others beside them, preempted, and the session's own for those that name none.
+    Rows are shared among generations with the same adapter only."""
+    small, large = (write_adapter(tmp_path / f"{rank}.gguf", model, rank, seed=rank) for rank in (2, 8))
+    chosen: list[Any] = [None, (), f"{small}", f"{small}:0.5", large]
+    asked = [(tokens(20 + number % 4, number // 10), chosen[number % 5]) for number in range(20)]
+    options: dict[str, Any] = {"max_kv_size": 48, "threads": 2, "lora": str(large)}
+    expected = []
+    with load(model, **options) as alone:
+        for prompt, lora in asked:
+            alone.set_lora(large if lora is None else lora)
+            expected.append(alone.generate(prompt, max_tokens=12, ignore_eos=True))
+    assert len(set(expected)) > 10
+    with load(model, sequences=SEQUENCES, **options) as session:
+        with session.batch() as batch:
+            answers = [
+                Answer(batch).start(prompt, 12, lora=lora, priority=number % 3)
+                for number, (prompt, lora) in enumerate(asked)
+            ]
+            run(batch)
+            assert [each.report.text for each in answers] == expected
+            names = [[each.name for each in answer.report.lora] for answer in answers[:5]]
+            assert names == [["8"], [], ["2"], ["2"], ["8"]]
+
+            def reused(lora: Any) -> int:
+                answer = Answer(batch).start(tokens(30, 9), 2, lora=lora)
+                run(batch)
+                return answer.report.tokens.reused
+
+            assert [reused(lora) for lora in (small, large, (), small, None)] == [0, 0, 0, 29, 29]
+            with pytest.raises(InputError, match="rank 20"):
+                Answer(batch).start(tokens(3), lora=write_adapter(tmp_path / "20.gguf", model, 20))
+        session.generate(asked[0][0], max_tokens=12, ignore_eos=True)
+        assert session.report is not None
+        assert session.report.text == expected[0]
+
+
+def test_a_damaged_adapter_ends_its_own_generation_alone(model: Model, tmp_path: Path) -> None:
+    def damage(tensors: dict[str, Any]) -> None:
+        next(iter(tensors.values()))[0, 0] = np.nan
+
+    good, bad = write_adapter(tmp_path / "a.gguf", model), write_adapter(tmp_path / "b.gguf", model, edit=damage)
+    with load(model, sequences=SEQUENCES, max_kv_size=ROWS, threads=2, lora=str(good)) as session:
+        before = session.generate(tokens(9), max_tokens=5, ignore_eos=True)
+        with session.batch() as batch:
+            other = Answer(batch).start(tokens(9), 5)
+            damaged = Answer(batch).start(tokens(9), 5, lora=bad)
+            later = [Answer(batch).start(tokens(9), 5, tenant=each) for each in range(SEQUENCES)]
+            run(batch)
+            assert isinstance(damaged.ends[0], ModelFormatError)
+            assert {each.report.text for each in (other, *later)} == {before}
+            assert batch.free == SEQUENCES
 
 
 def test_stop_strings_end_one_answer_and_not_others(batch: Batch) -> None:

@@ -217,7 +217,7 @@ def test_a_prompt_is_not_run_to_its_end_for_nobody() -> None:
     hooks = Hooks(*ignore, end=found.append, wanted=lambda: len(found) > 0)
     with load(open_golden(MODEL).model, prefill_step_size=8, **PLAIN) as session:
         driver = OneAtATime(session)
-        driver.start(Request(np.arange(64, dtype=np.int32), 5), hooks, priority=0, tenant="")
+        driver.start(Request(np.arange(64, dtype=np.int32), 5), hooks, priority=0, tenant="", lora=())
         while driver.step():
             pass
     [report] = found

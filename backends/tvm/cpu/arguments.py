@@ -98,7 +98,7 @@ _NAMES = (
     "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
     "states",  # values of all fixed states of one sequence
     "copied",  # values of a thread's copy of a head's state, before the states
-    "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of threads' columns
+    "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of tokens by threads' columns
 )  # fmt: skip
 _PER_LAYER = (
     "form",  # the number of `Shape.forms`
@@ -261,6 +261,7 @@ def make_scratch(
     part = max(found.pop("work", 0), *attention)
     values = max(rows * shape.widest, found.pop("quantized", 0))  # that are quantized at once
     blocks = values // 32
+    parts = round_up(sequences, target.gemm_tokens) if sequences > 1 else 1
     floats = {
         "x": tokens * shape.padded_hidden,
         "normed": rows * shape.padded_hidden,
@@ -274,7 +275,7 @@ def make_scratch(
         "normals": shape.layers * shape.kv_heads * shape.padded_head,  # of reflections; zeros without any
         "layer_inputs": tokens * shape.layers * shape.padded_inputs,
         "lora": rows * shape.most_matrices * lora_rank,
-        "lora_parts": threads * shape.most_matrices * lora_rank,
+        "lora_parts": parts * threads * shape.most_matrices * lora_rank,
         "kept": kept,
     }
     integers = {"words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks}

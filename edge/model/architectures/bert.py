@@ -11,7 +11,7 @@ from edge.model.architectures.common import read_rope
 from edge.model.layers import UNROTATED, Attention, Block, Dense, Network, Pooling, Rope
 from edge.model.spec import ModelSpec
 
-_POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
+POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 _MEAN = 1  # where a file says nothing
 TOKEN_TYPES = "tokenizer.ggml.token_type_count"
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
@@ -49,12 +49,13 @@ def _count_types(header: Header) -> int:
     table = header.file.tensors.get("token_types.weight")
     if table is None:
         return 0
-    return table.shape[-1] if len(table.shape) == 2 else int(header.file.metadata.get(TOKEN_TYPES, 1))
+    stated = header.file.metadata.get(TOKEN_TYPES)
+    return table.shape[-1] if len(table.shape) == 2 or not isinstance(stated, int) else stated
 
 
 def _read_pooling(header: Header) -> Pooling:
     value = header.value("pooling_type")
-    found = _POOLING.get(_MEAN if value in (None, 0) else value)
+    found = POOLING.get(_MEAN if value in (None, 0) else value)
     if found is None:
         raise UnsupportedError(f"{header.file.path}: pooling {value!r:.20} makes no embeddings (a reranker's is 4)")
     return found

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from edge.errors import EngineError
-from edge.model.lora_file import LoraFile
+from edge.model.lora_file import Loras
 from edge.prompt_cache.tree import agreement
 from edge.run.report import RunReport
 from edge.run.request import Request
@@ -30,8 +30,6 @@ from edge.server.refusal import RefusedError
 from edge.types import IntArray
 
 _REMEMBERED = 8  # prompts, to say where a new one diverged
-
-Loras = tuple[LoraFile, ...]
 
 _log = logging.getLogger("edge")
 
@@ -68,7 +66,7 @@ class Job:
     flow: Flow
     choice: int
     priority: int
-    lora: Loras | None
+    lora: Loras
     make: Callable[[Job, Session], Request] | None = None
     work: Callable[[Session, Job], None] | None = None
     tenant: str = ""
@@ -85,11 +83,11 @@ class Job:
 
 class Worker:
     """load: loads the session, in the worker's thread. `opened` has it, or why it could not be loaded. share: of the
-    joules, the model's."""
+    joules, the model's. lora: what the session then runs with."""
 
     def __init__(
         self, name: str, load: Callable[[], Session], turns: Turns, share: Share,
-        on_end: Callable[[Job, RunReport | Exception], None] = lambda job, result: None,
+        on_end: Callable[[Job, RunReport | Exception], None] = lambda job, result: None, lora: Loras = (),
     ) -> None:  # fmt: skip
         self.name, self._load, self._turns, self._share, self._told = name, load, turns, share, on_end
         self.opened: Future[Session] = Future()
@@ -102,7 +100,7 @@ class Worker:
         self.used = time.monotonic()  # when a request last began or ended
         self.seconds = 1.0  # that a request takes, about
         self.leases = 0  # requests that are about to submit jobs, or wait for their events
-        self._lora: Loras | None = None
+        self._lora = lora
         self._thread = threading.Thread(target=self._run, name=f"edge serve {name}", daemon=True)
         self._thread.start()
 
@@ -175,7 +173,7 @@ class Worker:
                 if self._closing:
                     break
                 for job in jobs:
-                    if job.work is not None or job.lora != self._lora:
+                    if self._is_alone(job, driver):
                         driver.close()
                         self._work(session, job)
                         driver = make_driver(session)
@@ -210,7 +208,7 @@ class Worker:
             taken: list[Job] = []
             while self._waiting and not self._closing:
                 job = self._waiting[0][2]
-                alone = job.work is not None or job.lora != self._lora
+                alone = self._is_alone(job, driver)
                 before = [*self._running, *taken]
                 gives_way = driver.preempts and any(each.priority > job.priority for each in before)
                 if before if alone else driver.free <= len(taken) and not gives_way:
@@ -223,11 +221,15 @@ class Worker:
             self._running += [job for job in taken if job.work is None]
             return taken
 
+    def _is_alone(self, job: Job, driver: Driver) -> bool:
+        """Whether nothing else may run when a job begins."""
+        return job.work is not None or (job.lora != self._lora and not driver.adapts)
+
     def _work(self, session: Session, job: Job) -> None:
         """Do what needs the session alone: another adapter, and a job's work."""
         try:
             if job.lora != self._lora:
-                session.set_lora(job.lora)  # type: ignore[arg-type]
+                session.set_lora(job.lora)
                 self._lora = job.lora
             if job.work is not None:
                 with self._turns.turn(self._share):
@@ -248,7 +250,9 @@ class Worker:
                 end=lambda result: self._end(job, result),
                 wanted=lambda: not job.cancelled,
             )
-            job.ticket = driver.start(job.make(job, session), hooks, priority=job.priority, tenant=job.tenant)
+            job.ticket = driver.start(
+                job.make(job, session), hooks, priority=job.priority, tenant=job.tenant, lora=job.lora
+            )
         except Exception as error:
             self._end(job, error)
 

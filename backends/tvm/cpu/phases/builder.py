@@ -50,7 +50,10 @@ def pass_kinds(design: Design) -> list[PassKind]:
     return [
         PassKind("step", Job.STEP, 1, single=True),
         PassKind("chunk", Job.CHUNK, most),
-        *(PassKind(f"batch{size}", job, size, apart=True, like_chunk=size == most) for job, size in batches),
+        *(
+            PassKind(f"batch{size}", job, size, apart=True, like_chunk=size == most and not design.lora)
+            for job, size in batches
+        ),
     ]
 
 
@@ -256,7 +259,12 @@ class PassBuilder:
             if self.single:
                 self.add_up[name]()
             found = [self.low_rank_at(name, row) for row in rows]
-            add_low_rank(self.isa, self.adapters, kind, matrix, tile, rank, self.floats, found, sums)
+            apart = [[at] for at in range(len(rows))] if self.apart else [range(len(rows))]  # sums in a step's order
+            for each in apart:
+                add_low_rank(
+                    self.isa, self.adapters, kind, matrix, tile, rank, self.floats,
+                    [found[at] for at in each], [sums[at] for at in each], fetch=len(each) == 1 and each[0] == 0,
+                )  # fmt: skip
 
     def low_rank_at(self, name: str, row: Value, of: str = "lora") -> Value:
         """Where a row of `of` has A x of a matrix; a phase has `lora_rank` values for each of its matrices."""
