@@ -78,6 +78,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/npu_prediction.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/first_run.py
+	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/prefix.py
 	$(BIN)/edge eval kv smollm2-135m --tokens 8000 --kv-dtype f16,int8 -o build/kv.html \
