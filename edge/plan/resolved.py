@@ -50,6 +50,11 @@ class Resolved:
         return 0 if off else self.backend.most_drafts(self.spec)
 
     @property
+    def ranks(self) -> bool:
+        """Whether the largest logits alone are worth a head in two stages. The exact mode has no bytes to bound."""
+        return self.options.sequences == 1 and self.kv_dtype != "f32" and self.backend.can_rank(self.spec)
+
+    @property
     def fits(self) -> bool:
         """Nothing will have to be evicted."""
         expected = self.options.expected_tokens

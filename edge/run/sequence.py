@@ -268,15 +268,16 @@ class TokenSequence:
         self.ran = count = self.next_pass
         tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
         picks = engine.capabilities.picks
+        ranks = picks or engine.capabilities.ranks
         chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
         if chooses and (most := min(most_ahead(), 1 + self._answered // _IN_VAIN)):
             self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
-        elif picks and 0 < sample.candidates <= engine.most_candidates:
+        elif len(self.pending) == 1 and (draft := self._draft(most_ahead)).size:
+            self._outcome = self._verify(np.concatenate([tokens, draft]))
+        elif ranks and 0 < sample.candidates <= engine.most_candidates:
             self._observe(count, upcoming=1)
             self._outcome = engine.forward_top(tokens, sample.candidates)
             self._count(tokens)
-        elif len(self.pending) == 1 and (draft := self._draft(most_ahead)).size:
-            self._outcome = self._verify(np.concatenate([tokens, draft]))
         else:
             self._outcome = self.forward(tokens, upcoming=1)
         if self.speculation and len(self.pending) == 1:
