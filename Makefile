@@ -11,6 +11,8 @@ KOTLIN := build/kotlin
 TYPESCRIPT := build/typescript
 TRAIN  := build/train
 CLIENTS := build/clients
+PEERS := build/peers
+XGRAMMAR := build/xgrammar
 EVALUATIONS := build/evaluations
 NPM    := PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --prefix
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
@@ -21,7 +23,7 @@ QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_
 # make test-share SHARE=2/12: the second twelfth of the exhaustive tests
 SHARE  ?= 1/12
 
-.PHONY: run test quick test-all test-share test-train test-evaluations coverage lint bench golden clean
+.PHONY: run test quick test-all test-share test-train test-evaluations coverage lint bench bench-serving bench-structured golden clean
 
 run: $(VENV)/.run
 	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
@@ -62,6 +64,12 @@ lint: $(VENV)/.dev
 	cd build/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p edge
 	cd build/lint && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
 
+bench-serving: $(PEERS)/.dev
+	$(BIN)/python benchmarks/serving.py
+
+bench-structured: $(XGRAMMAR)/.dev
+	$(BIN)/python benchmarks/structured.py
+
 bench: $(VENV)/.dev
 	mkdir -p build
 	$(BIN)/python benchmarks/peers.py --large --busy
@@ -77,7 +85,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/endless.py
 	$(BIN)/python benchmarks/eviction.py
 	$(BIN)/python benchmarks/bundle.py
-	$(BIN)/python benchmarks/serving.py
+	$(MAKE) bench-serving
 	$(BIN)/python benchmarks/soak.py
 	$(BIN)/edge bench smollm2-135m -p 512 -n 128 -d 0,4096 -r 5
 
@@ -95,6 +103,24 @@ golden: $(VENV)/.dev
 $(TRAIN)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(TRAIN)
 	$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[train]' pytest pytest-timeout hypothesis
+	touch $@
+
+# llama-cpp-python's server, for benchmarks/serving.py: the packages of its extra, beside those of $(VENV), for which
+# llama.cpp was compiled. (The clients' environment has neither, and other versions of the same packages.)
+$(PEERS)/.dev: $(VENV)/.dev
+	$(PYTHON) -m venv $(PEERS)
+	$(BIN)/python -c "import sys; print(*(each for each in sys.path if each.endswith('site-packages')), sep='\n')" \
+		> $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/packages.pth
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check 'llama-cpp-python[server]'
+	touch $@
+
+# xgrammar, for benchmarks/structured.py, on top of the environment with torch, which it needs.
+$(XGRAMMAR)/.dev: $(TRAIN)/.dev
+	$(PYTHON) -m venv $(XGRAMMAR)
+	$(TRAIN)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> $$($(XGRAMMAR)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/packages.pth
+	$(XGRAMMAR)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps xgrammar==0.2.8 \
+		apache-tvm-ffi==0.1.15.post2
 	touch $@
 
 # Programs that speak to `edge serve` in tests: their pins contradict ours, and each other's.

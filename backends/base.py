@@ -60,6 +60,7 @@ class EngineConfig:
     lora_bytes: int = 0  # of their files
     drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
     ranks: bool = False  # cpu: the head has two stages, for the largest logits alone (`Backend.can_rank`)
+    loras: int = 1  # cpu: adapters that there is room for, of sequences with different ones
 
     @property
     def together(self) -> int:
@@ -109,6 +110,7 @@ class Capabilities:
     hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
     sequences: bool = False  # it runs several at once (`BatchedEngine`)
+    verifies: bool = False  # it runs several tokens with the results of single ones (`VerifyingEngine`)
 
 
 class Engine(Protocol):
@@ -150,15 +152,16 @@ class BatchedEngine(Engine, Protocol):
     """An engine that keeps `EngineConfig.sequences` sequences apart. Its own `kv` and passes are those of the first."""
 
     def sequence(self, number: int) -> Engine:
-        """One of the sequences, from 0: its `kv`, and passes of its tokens alone; an `ObservedEngine`. Closed with the
-        engine."""
+        """One of the sequences, from 0: its `kv`, and passes of its tokens alone; an `ObservedEngine`, and an
+        `AdaptedEngine`, if this is one, that changes its own adapters alone. Closed with the engine."""
         ...
 
     def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
         """Run the next token of each of several sequences, int [n]; append a row to each. Returns their logits, float32
         [n, vocab], the same to the last bit as `forward` of each alone.
 
-        Raises what `forward` raises, and InputError for sequences that are not there, or not different.
+        Raises what `forward` raises, and InputError for sequences that are not there, not different, or with different
+        adapters.
         """
         ...
 
@@ -283,7 +286,7 @@ class Backend(ABC):
 
     def keeps_all(self, spec: ModelSpec) -> str | None:
         """Why the engine can evict no rows of this model, so that policy `full` is the only one; None if it can."""
-        return None
+        return "an encoder sees whole texts" if spec.encoder else None
 
     def most_drafts(self, spec: ModelSpec) -> int:
         """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
@@ -293,10 +296,6 @@ class Backend(ABC):
     def can_rank(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.ranks` speeds this model up."""
         return False
-
-    def one_at_a_time(self, spec: ModelSpec) -> str | None:
-        """Why the engine runs only one sequence of this model at a time; None if it runs several."""
-        return None if self.CAPABILITIES.sequences else f"the {self.NAME} engine"
 
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""

@@ -27,12 +27,15 @@ from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import IntArray
 
+ENCODERS = "encoders"  # that an engine does not run
+
 
 def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | None]) -> Network:
     """The model's layers, if `what`, such as "onnx engine", can run them. Raises UnsupportedError."""
     network = find_network(spec)
     for reason in filter(None, map(supports, network.cores)):
-        raise UnsupportedError(f"the {what} does not run {reason} yet: use --backend=llamacpp")
+        other = "cpu" if network.encoder else "llamacpp"
+        raise UnsupportedError(f"the {what} does not run {reason} yet: use --backend={other}")
     return network
 
 
@@ -47,6 +50,8 @@ def check_heads(network: Network, *, everywhere: bool = False) -> None:
 def usual_cores(core: Core) -> str | None:
     """The `Backend.supports` of engines that run only attention and feed-forward networks."""
     if isinstance(core, Attention):
+        if not core.causal:
+            return ENCODERS
         kinds = {
             "an output gate": core.gated,
             "sinks": core.sinks,
@@ -66,7 +71,7 @@ def hybrid_cores(core: Core) -> str | None:
 
 def app_cores(core: Core) -> str | None:
     """Of the C runtime of apps, which runs all cores of today: a new one is refused until exported passes have it."""
-    if isinstance(core, Attention | Experts | PerLayerInput):
+    if isinstance(core, Experts | PerLayerInput) or (isinstance(core, Attention) and core.causal):
         return None
     return hybrid_cores(core)
 
@@ -88,6 +93,14 @@ def check_whole(path: str | Path, size: int, mapped: int) -> None:
     """Refuse a mapped file that has shrunk since: reading beyond its end would kill the process."""
     if size < mapped:
         raise EngineError(f"{path} was cut short while it was in use: restore it, and load the model again")
+
+
+def check_whole_text(tokens: IntArray, kv: KVCache, config: EngineConfig) -> None:
+    """Empty the cache for a text that an encoder runs in one pass. Raises CapacityError if it is too long for that."""
+    kv.truncate(0)
+    most = min(config.chunk, kv.capacity)
+    if len(tokens) > most:
+        raise CapacityError(f"the text has {len(tokens)} tokens, and {most} are the most that are run at once")
 
 
 def check_lora(lora: Lora | None, config: EngineConfig) -> None:

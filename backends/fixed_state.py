@@ -1,12 +1,12 @@
 """The fixed state of layers that sum up all tokens in a fixed number of values.
 
 Tokens cannot be removed from such a state: it returns to an earlier point of the text only by a snapshot, which
-`KVState.tail` carries.
+`KVState.tail` carries. An engine that verifies drafts keeps their inputs, and adds those that stay to the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,8 +20,16 @@ class FixedState:
     whole: whether the state matches the tokens in use; False while the snapshot of restored rows is missing.
     """
 
-    def __init__(self, sizes: Sequence[int], values: FloatArray | None = None) -> None:
-        """sizes: of each layer's state, 0 for layers without one. values: memory for them, provided by the engine."""
+    _apply: Callable[[int], object] | None = None
+    _most, _drafted = 1, 0
+
+    def __init__(
+        self, sizes: Sequence[int], values: FloatArray | None = None,
+        apply: Callable[[int], object] | None = None, most: int = 1,
+    ) -> None:  # fmt: skip
+        """sizes: of each layer's state, 0 for layers without one. values: memory for them, provided by the engine.
+        apply: changes the state by the first tokens of the last pass, at most `most`, whose inputs the engine keeps."""
+        self._apply, self._most = apply, most
         ends = np.cumsum(sizes)
         self._places = [slice(int(end) - size, int(end)) for end, size in zip(ends, sizes, strict=True)]
         self.values: FloatArray = np.zeros(int(ends[-1]), np.float32) if values is None else values
@@ -40,15 +48,38 @@ class FixedState:
 
     def clear(self) -> None:
         self._write(np.zeros(self.nbytes // 4, np.float32))
-        self.whole = True
+        self.whole, self._drafted = True, 0
+
+    def at_once(self, count: int) -> int:
+        """The most of `count` tokens that a pass may `draft`."""
+        return min(count, self._most)
+
+    def draft(self, count: int) -> None:
+        """A pass has run tokens that are not in the state yet; those that stay follow before it is used."""
+        self._drafted = count
+
+    def forget(self, count: int) -> bool:
+        """Forget the last tokens. False: they are in the state already."""
+        if count > self._drafted:
+            return False
+        self._drafted -= count
+        return True
+
+    def settle(self) -> None:
+        """Change the state by the drafted tokens that have not been forgotten."""
+        count, self._drafted = self._drafted, 0
+        if count and self._apply:
+            self._apply(count)
 
     def prepare(self) -> None:
         """Announce a pass that changes the state."""
         if not self.whole:
             raise EngineError("rows were appended to the KV cache without their tail, and no token can follow them")
+        self.settle()
 
     def save(self) -> bytes | None:
         """A snapshot; None if the state is not whole."""
+        self.settle()
         return self._read().tobytes() if self.whole else None
 
     def check(self, saved: bytes | memoryview) -> None:
@@ -58,7 +89,7 @@ class FixedState:
 
     def restore(self, saved: bytes | memoryview | None) -> None:
         """Restore a snapshot. None: it follows with the next rows."""
-        self.whole = saved is not None
+        self.whole, self._drafted = saved is not None, 0
         if saved is not None:
             self._write(np.frombuffer(saved, np.float32))
 

@@ -168,8 +168,9 @@ class HeadKV(Generic[Store]):
     def at_once(self, count: int) -> int:
         """The most of `count` tokens that can run one by one between a single `prepare` and `appended`, and be
         truncated again, except the first."""
-        if self.rope.is_outgrown_by(self.next_position + count) or self.state:
+        if self.rope.is_outgrown_by(self.next_position + count):
             return 1
+        count = self.state.at_once(count) if self.state else count
         return self.ring.at_once(count) if self.ring else count
 
     def prepare(self, count: int) -> None:
@@ -249,20 +250,20 @@ class HeadKV(Generic[Store]):
         elif dropped:
             lengths = self.lengths[: len(self._lists)].tolist()
             if self.has_tail:
-                self._rewind(self._lists.next_without(length, dropped), end)
+                self._rewind(self._lists.next_without(length, dropped), dropped, end)
             self._lists.drop(length, dropped)
             self._pinned.forget(np.arange(length, dtype=np.int32))
             self._retain([np.arange(each - dropped, dtype=np.int32) for each in lengths])
             self.store.place(self._lists)
 
-    def _rewind(self, position: int, end: KVState | None) -> None:
+    def _rewind(self, position: int, dropped: int, end: KVState | None) -> None:
         if end is None or end.tail is None:
-            if self.state:
-                raise RewindError("the state of recurrent layers is gone so far back: run the tokens again")
-            assert self.ring is not None
-            if not self.ring.whole or position < self.ring.reach:
+            if self.ring and (not self.ring.whole or position < self.ring.reach):
                 raise RewindError("the rows of sliding windows are gone so far back: run the tokens again")
-            self.ring.truncate(position)
+            if self.state and not self.state.forget(dropped):
+                raise RewindError("the state of recurrent layers is gone so far back: run the tokens again")
+            if self.ring:
+                self.ring.truncate(position)
             return
         base = self._lists.base
         if (end.key, _base_of(end), end.next_position) != (self.key, base, position - base):

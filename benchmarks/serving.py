@@ -1,17 +1,21 @@
 """Throughput and waiting of `edge serve` beside llama.cpp's server at 1, 2, 4 and 8 clients.
 
+    make bench-serving
     python benchmarks/serving.py smollm2-135m --llama-server /path/to/llama-server
 
 For each number of clients, with prompts that begin alike and with ones that do not: tokens per second of all clients
 together, the time to the first token (median, 95th percentile), and the peak memory of the server. The servers take
-turns, each freshly started; answers are greedy and have one length. Without --llama-server, the server of
-llama-cpp-python is taken if it is installed (it answers one request at a time).
+turns, each freshly started. Answers are greedy and have one length, but for those that the model ends earlier with
+llama-cpp-python, which cannot ignore the end of a turn; tokens that came are counted.
+
+Beside edge runs llama.cpp's own server, if --llama-server names one (8 slots), and that of llama-cpp-python, which
+answers one request at a time, without interrupting it for the next, and with its memory of one earlier prompt. `make
+bench-serving` installs it.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import socket
 import statistics
@@ -29,8 +33,8 @@ from edge.cli.terminal.show import table
 from edge.model.catalog import find_model
 
 SHARED = "You are a careful assistant. " + " ".join(f"Rule {n}: cite section {n * 7 % 31}." for n in range(40))
-ANSWER = 64  # tokens
-CLIENTS = (1, 2, 4, 8)
+CLIENTS = "1,2,4,8"
+PEERS = Path(__file__).parents[1] / "build" / "peers" / "bin" / "python"
 START_S = 120.0
 
 
@@ -84,7 +88,7 @@ def answer(port: int, prompt: str, count: int) -> tuple[float, int]:
     return first, chunks
 
 
-def measure(pid: int, port: int, clients: int, *, shared: bool, rounds: int) -> Served:
+def measure(pid: int, port: int, clients: int, *, shared: bool, rounds: int, length: int) -> Served:
     """Clients that ask `rounds` times each, one after the other, all of them at the same time."""
     first: list[float] = []
     count = 0
@@ -94,7 +98,7 @@ def measure(pid: int, port: int, clients: int, *, shared: bool, rounds: int) -> 
         for turn in range(rounds):
             question = f"Question {client}.{turn}: what does the next rule say?"
             prompt = f"{SHARED} {question}" if shared else f"{question} {SHARED[client * 3 + turn :]}"
-            waited, chunks = answer(port, prompt, ANSWER)
+            waited, chunks = answer(port, prompt, length)
             first.append(waited)
             count += chunks
 
@@ -115,28 +119,18 @@ def measure(pid: int, port: int, clients: int, *, shared: bool, rounds: int) -> 
 
 def commands(model: str, path: Path, llama_server: str | None, port: int, threads: int) -> dict[str, list[str]]:
     """The servers that are compared."""
-    own = [
-        sys.executable,
-        "-m",
-        "edge",
-        "serve",
-        model,
-        "--port",
-        str(port),
-        "--sequences",
-        "8",
-        "--max-kv-size",
-        "1024",
-    ]
-    found = {"edge": [*own, "--threads", str(threads)]}
+    found = {"edge": [
+        sys.executable, "-m", "edge", "serve", model, "--port", str(port), "--sequences", "8", "--max-kv-size", "1024",
+        "--threads", str(threads),
+    ]}  # fmt: skip
     if llama_server is not None:
         found["llama.cpp"] = [
             llama_server, "-m", str(path), "--port", str(port), "-np", "8", "-c", "8192", "-t", str(threads),
         ]  # fmt: skip
-    elif importlib.util.find_spec("llama_cpp") and importlib.util.find_spec("fastapi"):
+    if PEERS.exists():
         found["llama-cpp-python"] = [
-            sys.executable, "-m", "llama_cpp.server", "--model", str(path), "--port", str(port), "--n_ctx", "1024",
-            "--n_threads", str(threads),
+            str(PEERS), "-m", "llama_cpp.server", "--model", str(path), "--port", str(port), "--n_ctx", "1024",
+            "--n_threads", str(threads), "--n_threads_batch", str(threads), "--interrupt_requests", "False",
         ]  # fmt: skip
     return found
 
@@ -146,21 +140,26 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--llama-server", help="llama.cpp's server")
     parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    parser.add_argument("--length", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--clients", default=CLIENTS, help="numbers of clients")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     rows = []
     for shared in (True, False):
-        for clients in CLIENTS:
+        for clients in map(int, options.clients.split(",")):
             servers = commands(options.model, find_model(options.model), options.llama_server, port, options.threads)
             for name, command in servers.items():
                 with running(command, port) as pid:
-                    found = measure(pid, port, clients, shared=shared, rounds=options.rounds)
+                    found = measure(pid, port, clients, shared=shared, rounds=options.rounds, length=options.length)
                 rows.append([
                     name, "shared" if shared else "own", str(clients), f"{found.speed:.0f}",
                     f"{statistics.median(found.first):.3f}", f"{found.p95:.3f}", f"{found.peak >> 20}",
                 ])  # fmt: skip
+                print(*rows[-1], sep="  ", file=sys.stderr)
+    if len({row[0] for row in rows}) == 1:
+        print("no peer: make bench-serving installs one", file=sys.stderr)
     head = ["server", "prefix", "clients", "tok/s in all", "first token p50, s", "p95, s", "peak, MiB"]
     print(table(head, rows))
 

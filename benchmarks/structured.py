@@ -1,26 +1,38 @@
 """Structured output: are answers at temperature 1 valid by their schemas, and how long does a mask take?
 
-python benchmarks/structured.py [--model smollm2-135m] [--runs 10]
+    make bench-structured
+    python benchmarks/structured.py [--model smollm2-135m] [--runs 10]
 
 Each of 20 schemas of the kinds that programs send is answered with several seeds; the package `jsonschema` judges. A
 mask's time is `Matcher.mask`: finding the tokens that are allowed, and writing −∞ over the logits of all others.
+
+Then the valid answers are followed token by token, by llguidance as edge uses it and, if `make bench-structured` has
+installed it, by xgrammar: the time until a schema is ready, and that of each mask, on one thread. That is MaskBench's
+method with schemas of our own, and texts that edge wrote: its figures are not MaskBench's.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
 
 import edge
+from edge.cli.terminal.show import table
 from edge.grammar.matcher import Matcher
+from edge.model.model import Model
 from edge.types import FloatArray
 
 MOST = 600  # tokens of an answer
+ROOT = Path(__file__).parents[1]
+XGRAMMAR = ROOT / "build" / "xgrammar" / "bin" / "python"
 
 
 def record(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
@@ -83,6 +95,7 @@ def main() -> None:
     chosen = parser.parse_args()
     times: list[float] = []
     first: list[float] = []
+    answers: dict[str, list[str]] = {name: [] for name in SCHEMAS}
     mask = Matcher.mask
 
     def timed(self: Matcher, logits: FloatArray) -> None:
@@ -108,6 +121,7 @@ def main() -> None:
                     )
                     jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
                     good += 1
+                    answers[name].append(text)
                 except edge.IncompleteError as error:
                     cut += 1
                     print(f"  {name}, seed {seed}: cut: …{error.text[-60:]!r}")
@@ -124,6 +138,68 @@ def main() -> None:
     mean, median, high = micros.mean(), np.median(micros), np.quantile(micros, 0.99)
     print(f"masks {micros.size}: mean {mean:.0f} µs, median {median:.0f}, p99 {high:.0f}")
     print(f"first masks: mean {1e6 * np.mean(first):.0f} µs; forced tokens {forced} of {tokens}")
+    Matcher.mask = mask  # type: ignore[method-assign]
+    compare(model, answers)
+
+
+def compare(model: Model, answers: dict[str, list[str]]) -> None:
+    """Follow these answers, by edge's masks and by xgrammar's, and print a row for each schema."""
+    encode = model.tokenizer.encode
+    tokens = {name: [encode(text, start=False).tolist() for text in texts] for name, texts in answers.items()}
+    found = {"edge": {name: follow(model, SCHEMAS[name][1], each) for name, each in tokens.items()}}
+    if XGRAMMAR.exists():
+        vocab = [base64.b64encode(model.tokenizer.piece(each)).decode() for each in range(model.tokenizer.size)]
+        asked = {
+            "vocab": vocab, "stops": sorted(model.tokenizer.end_ids), "answers": tokens,
+            "schemas": {name: schema for name, (_, schema) in SCHEMAS.items()},
+        }  # fmt: skip
+        done = subprocess.run(
+            [XGRAMMAR, ROOT / "benchmarks" / "peers" / "xgrammar_worker.py"], input=json.dumps(asked), check=True,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        said = json.loads(done.stdout)
+        found[f"xgrammar {said['version']}"] = said["found"]
+    head = ["schema", "tokens"] + [f"{who}: {what}" for who in found for what in ("ready, ms", "mask, µs", "p99, µs")]
+    rows = []
+    for name in SCHEMAS:
+        count = sum(map(len, tokens[name]))
+        row = [name, str(count)]
+        for results in found.values():
+            row += figures(results[name], count)
+        rows.append(row)
+    last = ["all", str(sum(len(each) for texts in tokens.values() for each in texts))]
+    for results in found.values():
+        good = [each for each in results.values() if "error" not in each]
+        seconds = [one for each in good for one in each["masks"]]
+        last += figures({"compile": sum(each["compile"] for each in good), "masks": seconds}, len(seconds))
+    print(table(head, [*rows, last]))
+
+
+def figures(result: dict[str, Any], count: int) -> list[str]:
+    """Milliseconds until a schema is ready; mean and 99th percentile of its masks, or why there are none."""
+    if "error" in result or not result["masks"]:
+        return [result.get("error", "no valid answer")[:24], "", ""]
+    micros = 1e6 * np.array(result["masks"])
+    refused = "" if result.get("accepted", count) == count else f" (refused at {result['accepted']})"
+    return [f"{1e3 * result['compile']:.1f}", f"{micros.mean():.0f}{refused}", f"{np.quantile(micros, 0.99):.0f}"]
+
+
+def follow(model: Model, schema: dict[str, Any], answers: list[list[int]]) -> dict[str, Any]:
+    """Seconds until the schema is ready, and of each mask of these answers."""
+    started = time.perf_counter()
+    grammar = edge.Grammar(json_schema=schema)
+    Matcher(grammar, model.tokenizer)
+    ready, masks, logits = time.perf_counter() - started, list[float](), np.zeros(model.tokenizer.size, np.float32)
+    for answer in answers:
+        matcher = Matcher(grammar, model.tokenizer)
+        for token in answer:
+            logits[:] = 0
+            started = time.perf_counter()
+            matcher.mask(logits)
+            masks.append(time.perf_counter() - started)
+            assert logits[token] == 0
+            matcher.accept(token)
+    return {"compile": ready, "masks": masks}
 
 
 if __name__ == "__main__":

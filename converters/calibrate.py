@@ -179,7 +179,9 @@ def gram(inputs: FloatArray, others: FloatArray | None = None) -> AnyArray:
 
 
 def check_walk(spec: ModelSpec) -> None:
-    """Refuse models with a table that is too large to be in memory. Raises UnsupportedError."""
+    """Refuse encoders, and models with a table that is too large to be in memory. Raises UnsupportedError."""
+    if spec.encoder:
+        raise UnsupportedError("encoders cannot be calibrated yet: use --method=rtn or --method=hqq")
     for core in find_network(spec).cores:
         if isinstance(core, PerLayerInput):
             raise UnsupportedError(f"models with {core.kind} cannot be calibrated, nor quantized layer by layer, yet")

@@ -45,8 +45,9 @@ from edge.formats.onnx_folder import is_model_folder, read_manifest
 from edge.model.catalog import find_model
 from edge.model.lora import open_lora
 from edge.model.lora_file import LoraFile
+from edge.model.model import make_tokenizer
 from edge.model.reader import read_spec
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokenizer import TokenizerLike
 from edge.types import IntArray, Progress
 
 FORMATS = ("gguf", "onnx", "coreml", "hf")
@@ -59,7 +60,7 @@ _OURS = {"onnx": is_model_folder, "coreml": is_coreml_folder, "hf": hf.is_ours}
 Steps = Callable[[str], Progress]
 """Takes the name of a step, returns a function that takes the share that is done."""
 
-Tokens = Callable[[Tokenizer], IntArray]
+Tokens = Callable[[TokenizerLike], IntArray]
 """Makes the calibration text's tokens, int32 [n], with the model's own tokenizer."""
 
 
@@ -165,7 +166,7 @@ def convert(
             with _timed(report, "merging", steps) as progress:
                 merge_gguf(file, work / "merged.gguf", lora, progress)
             file = read_gguf(work / "merged.gguf")
-        ids = None if tokens is None else tokens(Tokenizer(file))
+        ids = None if tokens is None else tokens(make_tokenizer(file))
         if wanted.pruning and ids is not None:
             file = _prune(file, work, wanted, ids, report, steps)
         if wanted.settings:

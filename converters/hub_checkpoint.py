@@ -23,6 +23,7 @@ _CONFIG = "config.json"
 _TEXTS = (
     _CONFIG, "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja", "model.safetensors.index.json",
+    "modules.json", "1_Pooling/config.json",  # of encoders
 )  # fmt: skip
 
 
@@ -45,10 +46,10 @@ def pull_checkpoint(
     key = hashlib.sha256(digest.encode()).hexdigest()
     if found := cache.find("models", key, ".gguf"):
         return found
-    for path in download_each(repository, files, progress=progress, notice=notice):
-        if path.name == _CONFIG:
-            of_config(read_config(path.parent))  # refuses what cannot be converted before weights are downloaded
     folder = pointer_of(repository, files[0]).parent
+    for path in download_each(repository, files, progress=progress, notice=notice):
+        if path == folder / _CONFIG:
+            of_config(read_config(path.parent))  # refuses what cannot be converted before weights are downloaded
     notice(f"converting {repository.name} to {kind.upper()}")
 
     def write(target: Path) -> None:

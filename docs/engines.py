@@ -33,6 +33,7 @@ engine has ([KV cache](kv-cache.md)), and within `--memory`.
 _ATTENTION = Attention(heads=2, kv_heads=1, head_dim=8, scale=1.0)
 _CORES: dict[str, Core] = {
     "attention, with a window or without": _ATTENTION,
+    "… of encoders, which see whole texts": replace(_ATTENTION, causal=False),
     "… with an output gate": replace(_ATTENTION, gated=True),
     "… with sinks": replace(_ATTENTION, sinks=True),
     "… with rows of an earlier layer": replace(_ATTENTION, rows_of=0),
@@ -53,7 +54,7 @@ def page() -> str:
             name: read_gguf(outline_model(model, "Q4_0", folder / f"{index}.gguf").path)
             for index, (name, model) in enumerate(known_models().items())
         }
-        small = map(read_gguf, sorted(GOLDEN.glob("*.gguf")))
+        small = map(read_gguf, sorted([*GOLDEN.glob("*.gguf"), *GOLDEN.glob("encoders/*.gguf")]))
         golden = {str(file.metadata["general.architecture"]): file for file in small}
         parts = [
             _INTRODUCTION,

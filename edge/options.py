@@ -122,6 +122,7 @@ class Options:
 
     expected_tokens: int | None = option(None, help="Tokens of prompt and answer together, if they are known.")
     logits_rows: int = option(1, help="Most rows of logits that exist at once, for Session.forward of every token.")
+    loras: int | None = option(None, help="Adapters that sequences run with at the same time (default: one for each).")
 
     def __post_init__(self) -> None:
         for name, flag in flags_of(self).items():

@@ -14,7 +14,7 @@ from edge.flags import SAMPLING, flags_of, named_in_errors, option
 
 _STATE_IT = "state it, as in --temp 0.7"
 _MOST_BIASES, _LARGEST_BIAS = 1024, 1e9
-WHOLE = ("top_k", "seed", "dry_allowed_length", "dry_last_n")
+WHOLE = ("top_k", "seed", "dry_allowed_length", "dry_last_n", "min_tokens")
 """Fields that are whole numbers."""
 
 Biases = tuple[tuple[int, float], ...]
@@ -99,6 +99,10 @@ class SamplingParams:
     xtc_threshold: float = option(
         0.1, "--xtc-threshold", group=SAMPLING, low=0, high=1, apps=False,
         help="XTC excludes all tokens of this probability but the least likely of them; more than 0.5 is off.",
+    )  # fmt: skip
+    min_tokens: int = option(
+        0, "--min-tokens", group=SAMPLING, low=0, high=1 << 31, apps=False,
+        help="The answer does not end its turn before as many tokens, those of thoughts included.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

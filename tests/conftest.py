@@ -27,6 +27,7 @@ os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
 
 import numpy as np
 import pytest
+from compiler_server import compiler_server
 from hypothesis import settings
 from wings import Wings
 
@@ -183,6 +184,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         evict_library()
 
 
+def pytest_unconfigure() -> None:
+    """llama-cpp-python leaves /dev/null open twice, of which Python would warn at exit."""
+    if null := sys.modules.get("llama_cpp._utils"):
+        null.outnull_file.close()
+        null.errnull_file.close()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def in_flags() -> Iterator[None]:
     """Tests quote errors as the command line words them; `test_arguments.py` compares that with the words for Python,
@@ -205,6 +213,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # children would compile all modules again
         patch.setenv("EDGE_TUNING", str(tmp_path_factory.mktemp("tuning")))
         patch.setenv("EDGE_DEVICES", str(tmp_path_factory.mktemp("devices")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_compilers() -> Iterator[None]:
+    if sys.platform != "linux":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch, compiler_server(patch):
         yield
 
 

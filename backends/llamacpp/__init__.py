@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig
+from edge.backends.checks import ENCODERS
 from edge.backends.counts import Footprint, MostRows
 from edge.backends.efficiency import Efficiency, Kind, RowEfficiency, WeightEfficiency
 from edge.backends.llamacpp.library import is_installed, version
@@ -66,6 +67,8 @@ class LlamaCpp(Backend):
     def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
         """llama.cpp decides at load, where an unknown model raises UnsupportedError; a header that edge does not check
         in full it first tries in a process of its own. This raises one for a tensor that it is known to ignore."""
+        if spec.encoder:
+            raise UnsupportedError(f"the llamacpp engine does not run {ENCODERS} yet: use --backend=cpu")
         if not spec.proven and is_installed():
             from edge.backends.llamacpp.trial import try_header
 

@@ -29,6 +29,7 @@ def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatA
     queries = queries.reshape(core.kv_heads, core.heads // core.kv_heads, len(x), core.head_dim)
     scores = soft_cap(queries @ keys[:, None].swapaxes(-1, -2), core.score_cap)
     hidden = np.arange(at.rows.stop)[None, :] > np.arange(at.rows.start, at.rows.stop)[:, None]
+    hidden &= core.causal
     if core.window:
         hidden |= kv.positions[None, :] <= at.positions[:, None] - core.window
     scores = np.where(hidden, np.float32(-np.inf), scores)

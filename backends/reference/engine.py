@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from edge.backends.base import Capabilities, EngineConfig
-from edge.backends.checks import check_lora, check_positions, check_tokens
+from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole_text
 from edge.backends.reference.attention import attention
 from edge.backends.reference.context import At
 from edge.backends.reference.delta_net import delta_net
@@ -23,7 +23,7 @@ from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 from edge.model.lora import Lora
-from edge.model.spec import ModelSpec
+from edge.model.spec import ModelSpec, check_generates
 from edge.model.tensors import Source, find_network
 from edge.types import FloatArray, IntArray
 
@@ -54,15 +54,20 @@ class ReferenceEngine:
         self.kv = ReferenceKV("reference", file, spec, config)
 
     def forward(self, tokens: IntArray) -> FloatArray:
+        check_generates(self.spec)
         return self.head(self._run(tokens)[-1:]).reshape(-1)
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
+        check_generates(self.spec)
         hidden, step = self._run(tokens), self.config.logits_rows
         return np.concatenate([self.head(hidden[at : at + step]) for at in range(0, len(hidden), step)])
 
     @UNWARNED
     def hidden(self, tokens: IntArray) -> FloatArray:
         """See HiddenEngine."""
+        if self.network.encoder:
+            check_whole_text(tokens, self.kv, self.config)
+            return self._run(tokens)
         return self.norm(self._run(tokens), "output_norm")
 
     def set_lora(self, lora: Lora | None) -> None:
@@ -102,7 +107,11 @@ class ReferenceEngine:
     def embed(self, tokens: IntArray, positions: IntArray) -> FloatArray:
         """Hidden states before the first layer, [n, hidden]."""
         x = self.weights["token_embd"][tokens] * np.float32(self.network.embedding_scale)
-        return np.asarray(x + self.weights["position_embd"][positions] if self.network.learned_positions else x)
+        if self.network.learned_positions:
+            x = x + self.weights["position_embd"][positions]
+        if self.network.token_types:
+            x = x + self.weights["token_types"][0]
+        return self.norm(x, "token_embd_norm") if self.network.embedding_norm else np.asarray(x)
 
     def run_core(self, block: Block, at: At, x: FloatArray) -> FloatArray:
         """From the block's normalised rows, [n, hidden], to the input of its output projection, [n, width]; experts
@@ -115,7 +124,9 @@ class ReferenceEngine:
         if block.post_norm:
             added = self.norm(added, at.name(block.post_norm))
         total = np.asarray(x + added * np.float32(block.scale))
-        return total * self.weights[at.name(block.rescale)] if block.rescale else total
+        if block.rescale:
+            total = total * self.weights[at.name(block.rescale)]
+        return self.norm(total, at.name(block.sum_norm)) if block.sum_norm else total
 
     @UNWARNED
     def head(self, x: FloatArray) -> FloatArray:

@@ -26,6 +26,14 @@ def gelu(x: FloatArray) -> FloatArray:
     return np.asarray(x * np.float32(0.5) * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + 0.044715 * x**3))))
 
 
+def gelu_erf(x: FloatArray) -> FloatArray:
+    """x / 2 · (1 + erf(x / √2))."""
+    return np.asarray(x * np.float32(0.5) * (1 + _erf(x * np.float32(math.sqrt(0.5)))))
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float32])
+
+
 def relu2(x: FloatArray) -> FloatArray:
     return np.asarray(np.square(np.maximum(x, np.float32(0))))
 
@@ -55,4 +63,4 @@ def rms(x: FloatArray, eps: float) -> FloatArray:
     return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)))
 
 
-ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu2": relu2}
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_erf": gelu_erf, "relu2": relu2}

@@ -49,6 +49,7 @@ class CPU(Backend):
         lora=True,
         hidden=True,
         sequences=True,
+        verifies=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.93, 4.6, 0.57), "floats": WeightEfficiency(0.93, 1.4)},
@@ -101,7 +102,7 @@ class CPU(Backend):
         from edge.backends.tvm.compiler.compiled import is_installed
         from edge.backends.tvm.targets import choose_target
 
-        return 0 if self.one_at_a_time(spec) or not is_installed() else choose_target().gemm_tokens - 1
+        return choose_target().gemm_tokens - 1 if is_installed() and not spec.encoder else 0
 
     def can_rank(self, spec: ModelSpec) -> bool:
         from edge.backends.tvm.compiler.compiled import is_installed
@@ -109,17 +110,12 @@ class CPU(Backend):
 
         return is_worth_ranking(spec) and is_installed()
 
-    def one_at_a_time(self, spec: ModelSpec) -> str | None:
-        from edge.model.tensors import find_network
-
-        return "a model with recurrent layers" if any(find_network(spec).fixed_values) else None
-
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
         from edge.backends.ring import LayerKinds
         from edge.backends.row_lists import pinned_bytes
         from edge.backends.tvm.adapters import adapter_bytes, padded_rank
-        from edge.backends.tvm.cpu.arguments import make_scratch
+        from edge.backends.tvm.cpu.arguments import Kept, make_scratch
         from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
         from edge.backends.tvm.kv.regions import TILE, make_regions
         from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
@@ -131,8 +127,6 @@ class CPU(Backend):
 
         shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
         network = find_network(spec)
-        if config.lora_rank and config.sequences > 1:
-            raise UnsupportedError("a model with LoRA adapters runs one sequence at a time: leave --sequences out")
         if config.lora_rank:
             check_cores("cpu engine with adapters", spec, hybrid_cores)
         kinds = LayerKinds.of(network.windows, network.rowless)
@@ -140,9 +134,9 @@ class CPU(Backend):
         regions, rings = make_regions(kinds, core.kv_heads, config, spec.context, apart)
         heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
-        scratch = make_scratch(
-            shape, target, config.chunk, config.threads, observed, rank, config.together, ranks=config.ranks
-        )
+        kept = Kept.of(network, target, config.drafts)
+        given = config.chunk, config.threads, observed, rank, config.together, kept.floats
+        scratch = make_scratch(shape, target, *given, ranks=config.ranks)
         per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
         fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
         per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
@@ -160,15 +154,15 @@ class CPU(Backend):
         return Footprint(
             weights=packed_bytes(spec) + (sketch_layout(spec).nbytes if config.ranks else 0),
             kv=config.sequences * (regions.size * per_whole + fixed),
-            scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope)
+            scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope + config.threads * kept.copied)
             + config.sequences * (by_head + pinned),
             runtime=_RUNTIME_BYTES
             + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
             + _TABLE_BYTES * (shape.layer_inputs > 0),
             streamed=streaming.streamed,
             fixed_kv=config.sequences * fixed,
-            least_weights=streaming.least,
-            lora=adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
+            least_weights=None if spec.encoder else streaming.least,
+            lora=config.loras * adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
             on_disk=spec.table_bytes if shape.layer_inputs else 0,
         )
 

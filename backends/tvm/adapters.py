@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge.backends.tvm.cpu.arguments import Table
 from edge.backends.tvm.design import low_rank_blocks
+from edge.backends.tvm.memory import aligned_zeros
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE
 from edge.backends.tvm.packing.cores import groups_of, round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place, units_of
 from edge.backends.tvm.packing.weights import pad_rows
-from edge.errors import ModelFormatError, UnsupportedError
+from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK, GRIDS, QuantizedMatrix, half
 from edge.model.layers import Network
 from edge.model.lora import Lora
@@ -75,7 +77,59 @@ def adapter_bytes(network: Network, rank: int, *, exact: bool) -> int:
             unit, _ = units_of(network, name, tensor)
             rows = -(-tensor.rows // unit) * round_up(unit, TILE)
             total += (rows + tensor.columns) * padded_rank(rank) * size + 3 * ALIGNMENT
-    return total
+    return round_up(total, ALIGNMENT)
+
+
+class Adapters:
+    """The adapters that an engine holds, each in a part of `memory`, and the numbers of those that the next pass runs,
+    in its table. Sequences name a part by its number; None: no adapter."""
+
+    def __init__(self, layout: PackedLayout, table: AnyArray, rank: int, count: int, *, exact: bool) -> None:
+        """rank: the largest, padded. count: of the parts."""
+        self._layout, self._table, self._exact = layout, table, exact
+        self._size = adapter_bytes(layout.network, rank, exact=exact)
+        self.memory = aligned_zeros(count * self._size, "uint8")
+        slots = Table.of(layout.shape)
+        layers = range(layout.shape.layers)
+        self._slots = [(layer, slot) for layer in layers for slot in slots.lora]
+        self._places = np.array([slots.slot("lora_rank"), *(slots.place(*each) for each in self._slots)])
+        self._parts: list[tuple[str, AnyArray]] = [("", self._none)] * count  # keys, and numbers of the table
+        self._used = [0] * count
+        self._next: int | None = None
+
+    @property
+    def _none(self) -> AnyArray:
+        return np.zeros(self._places.size, np.int64)
+
+    def hold(self, lora: Lora, busy: AbstractSet[int | None]) -> int:
+        """Have adapters in a part; returns its number. busy: parts that sequences use.
+
+        Raises InputError if all parts are busy, and what `pack_adapters` raises.
+        """
+        keys = [key for key, _ in self._parts]
+        if lora.key in keys:
+            number = keys.index(lora.key)
+        else:
+            free = [number for number in range(len(keys)) if number not in busy]
+            if not free:
+                raise InputError(f"the engine was loaded for {len(keys)} adapters at the same time")
+            number = min(free, key=self._used.__getitem__)
+            self._parts[number] = "", self._none
+            self._parts[number] = lora.key, self._pack(lora, number * self._size)
+            self._next = None if self._next == number else self._next
+        self._used[number] = max(self._used) + 1
+        return number
+
+    def run(self, number: int | None) -> None:
+        """The next pass runs these."""
+        if number != self._next:
+            self._table[self._places] = self._none if number is None else self._parts[number][1]
+            self._next = number
+
+    def _pack(self, lora: Lora, first: int) -> AnyArray:
+        offsets = pack_adapters(lora, self._layout, self.memory[first : first + self._size], exact=self._exact)
+        places = [offsets[layer].get(slot, 0) for layer, slot in self._slots]
+        return np.array([padded_rank(lora.size.rank), *(first + at if at else 0 for at in places)], np.int64)
 
 
 def pack_adapters(lora: Lora, layout: PackedLayout, out: AnyArray, *, exact: bool) -> list[Offsets]:

@@ -28,6 +28,7 @@ class Design:
     variants: dict[str, list[tuple[str, ...]]]  # block types by group of matrices
     embedding: str  # block type
     positions: str | None  # block type of learned positions, if any
+    token_types: str | None  # likewise of token types
     head: str  # block type
     kv_dtype: str
     exact: bool  # all products in float32, not with activations quantized to 8 bits
@@ -48,11 +49,12 @@ class Design:
     @classmethod
     def of(cls, layout: PackedLayout, kv_dtype: str, target: Target) -> Design:
         """The design for a layout. float32 KV rows select the exact mode."""
-        embedding, positions, head = (_name(layout, name) for name in ("token_embd", "position_embd", layout.head))
+        names = ("token_embd", "position_embd", "token_types", layout.head)
+        embedding, positions, token_types, head = (_name(layout, name) for name in names)
         assert embedding is not None
         assert head is not None
         exact = kv_dtype == "f32"
-        return cls(layout.shape, layout.variants, embedding, positions, head, kv_dtype, exact, target)
+        return cls(layout.shape, layout.variants, embedding, positions, token_types, head, kv_dtype, exact, target)
 
     @classmethod
     def here(cls, layout: PackedLayout, config: EngineConfig) -> Design:

@@ -10,12 +10,13 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from edge.backends.base import EngineConfig, LoadProgress
-from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
+from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole, check_whole_text
 from edge.backends.counts import ExpertCounts
 from edge.backends.fixed_state import FixedState
 from edge.backends.kv_cache import state_key
@@ -24,9 +25,9 @@ from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope
 from edge.backends.token_table import TokenTable
 from edge.backends.tvm import ENGINE
-from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
+from edge.backends.tvm.adapters import Adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
-from edge.backends.tvm.cpu.arguments import RANKED_INTEGERS, Job, Table, fill_table, make_scratch
+from edge.backends.tvm.cpu.arguments import RANKED_INTEGERS, Job, Kept, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.cpu.expert_trace import save_trace
 from edge.backends.tvm.cpu.slots import ExpertSlots, reads_size
@@ -72,8 +73,6 @@ class NativeEngine:
         layout = make_layout(file, spec, ranks=config.ranks)
         design = replace(Design.here(layout, config), timed=timed)
         target, self._batches = design.target, design.batches
-        if config.sequences > 1 and (reason := ENGINE.one_at_a_time(spec)):
-            raise UnsupportedError(f"{reason} runs one sequence at a time: load it without sequences")
         if config.ranks and (not can_rank(spec) or design.exact or config.resident or config.sequences > 1):
             raise UnsupportedError("this model's head does not run in two stages, or not so: load it without ranks")
         need = streaming_need(spec, config)
@@ -98,17 +97,17 @@ class NativeEngine:
         regions, rings = parts[0]
         observed = round_up(regions.longest, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
-        scratch = make_scratch(
-            shape, target, config.chunk, config.threads, observed, rank, config.together, ranks=config.ranks
-        )
+        kept = Kept.of(network, target, config.drafts)
+        sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats
+        scratch, copies = make_scratch(shape, target, *sizes, ranks=config.ranks), config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)
         reads = reads_size(layout) if slots else 0
-        table = np.array(fill_table(layout, scratch, rope_size, streams, reads), np.int64)
+        table = np.array(fill_table(layout, scratch, rope_size, streams, reads, kept, copies), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
-        self._layout, self._exact = layout, design.exact
-        self._adapters = aligned_zeros(adapter_bytes(layout.network, rank, exact=design.exact), "uint8")
+        self._layout = layout
+        self._adapters = Adapters(layout, self._table, rank, config.loras, exact=design.exact)
         self._sketch = aligned_zeros(sketch_layout(spec).nbytes if config.ranks else 0, "uint8")
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
@@ -143,11 +142,15 @@ class NativeEngine:
             if apart else None
         )  # fmt: skip
         self._model_key = key
-        self._states = aligned_zeros(sum(network.fixed_values), "float32")
-        state = FixedState(network.fixed_values, self._states) if self._states.size else None
+        self._states = aligned_zeros(copies + count * sum(network.fixed_values), "float32")
+        most = 1 + config.drafts
+        states = [
+            FixedState(network.fixed_values, each, partial(self._apply, number), most) if each.size else None
+            for number, each in enumerate(self._states[copies:].reshape(count, -1))
+        ]
         # Weights are packed so that pairs are neighbours.
         ropes = [CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head) for _ in sequences]
-        self._tokens = aligned_zeros(max(tokens, 3 * config.together), "int32")
+        self._tokens = aligned_zeros(max(tokens, 4 * config.together), "int32")
         tables = len(ropes[0].rotation.angles)
         self._rope = aligned_zeros(tables * rope_size, "float32")
         self._angles = self._rope.reshape(tables, -1, 2 * self._head)
@@ -155,10 +158,11 @@ class NativeEngine:
         first = max(tokens, ROPE_AHEAD) + target.gemm_tokens
         self._sequences = [
             NativeSequence(
-                spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
+                number, spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
                 Angles(self._angles, first + number * ROPE_AHEAD) if count > 1 else self._chunk_angles, self._run,
+                self._adapt,
             )
-            for number, own, rope in zip(sequences, parts, ropes, strict=True)
+            for number, own, rope, state in zip(sequences, parts, ropes, states, strict=True)
         ]  # fmt: skip
         self._batch_angles = first + count * ROPE_AHEAD
         self._logits = aligned_zeros(max(config.logits_rows, config.together) * self._padded_vocab, "float32")
@@ -171,9 +175,9 @@ class NativeEngine:
             fill_sketch(file, layout, spec, self._sketch, config.capacity, self._hidden_alone)
             self.kv.truncate(0)
         if FORMATS[config.kv_dtype].transformed:
-            choose_normals(self.kv, self.forward, spec.vocab)
+            choose_normals(self.kv, self.hidden if shape.encoder else self.forward, spec.vocab)
             for sequence in self._sequences:
-                sequence.kv.settings = self.kv.settings
+                sequence.kv.settings = self._model_key = self.kv.settings
 
     def sequence(self, number: int) -> NativeSequence:
         """See BatchedEngine. Raises InputError for a number that it was not loaded for."""
@@ -192,27 +196,21 @@ class NativeEngine:
         return self._normals
 
     def set_lora(self, lora: Lora | None) -> None:
-        """See AdaptedEngine. Compiled code reads the table again in every pass."""
+        """See AdaptedEngine: those of all sequences."""
+        self._adapt(self._sequences, lora)
+
+    def _adapt(self, sequences: Sequence[NativeSequence], lora: Lora | None) -> None:
+        """These sequences have no adapters should packing fail."""
         check_lora(lora, self.config)
         if self._workers is None:
             raise EngineError("the engine is closed")
-        for sequence in self._sequences:
+        for sequence in sequences:
             sequence.kv.truncate(0)
-        self._set_adapters(0, [])  # none, should packing fail
+            sequence.adapters, sequence.kv.settings = None, self._model_key
         if lora:
-            self._set_adapters(
-                padded_rank(lora.size.rank), pack_adapters(lora, self._layout, self._adapters, exact=self._exact)
-            )
-        for sequence in self._sequences:
-            sequence.kv.settings = self._model_key + (f" {lora.key}" if lora else "")
-
-    def _set_adapters(self, rank: int, offsets: Sequence[Offsets]) -> None:
-        slots = Table.of(self._layout.shape)
-        self._table[slots.slot("lora_rank")] = rank
-        for layer in range(self.spec.layers):
-            found = offsets[layer] if rank else {}
-            for slot in slots.lora:
-                self._table[slots.place(layer, slot)] = found.get(slot, 0)
+            number = self._adapters.hold(lora, {each.adapters for each in self._sequences})
+            for sequence in sequences:
+                sequence.adapters, sequence.kv.settings = number, f"{self._model_key} {lora.key}"
 
     @property
     def experts(self) -> ExpertCounts | None:
@@ -237,13 +235,17 @@ class NativeEngine:
 
     def hidden(self, tokens: IntArray) -> FloatArray:
         """See HiddenEngine."""
+        encoder = self._layout.shape.encoder
+        if encoder:
+            check_whole_text(tokens, self.kv, self.config)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(tokens.size)
         found, chunk = np.empty((tokens.size, self.spec.hidden), np.float32), self.config.chunk
         for start in range(0, tokens.size, chunk):
             part = tokens[start : start + chunk]
             self._run(self._sequences[0], part, 1)
-            found[start : start + part.size] = self._normed(self._behind_layers[: part.size])
+            states = self._behind_layers[: part.size]
+            found[start : start + part.size] = states if encoder else self._normed(states)
         return found
 
     def _hidden_alone(self, tokens: IntArray) -> FloatArray:
@@ -292,6 +294,8 @@ class NativeEngine:
         tokens = check_tokens(tokens, self.spec.vocab, len(found))
         if tokens.size != len(found):
             raise InputError(f"{tokens.size} tokens for {len(found)} sequences")
+        if len({each.adapters for each in found}) > 1:
+            raise InputError("sequences with different adapters run in different passes")
         for token, sequence in zip(tokens, found, strict=True):
             check_tokens(token[None], self.spec.vocab, sequence.kv.free)
             check_positions(self.spec, sequence.kv.next_position + 1)
@@ -310,12 +314,22 @@ class NativeEngine:
         if count == 1:
             return self._run(sequence, tokens, 1)
         check_positions(self.spec, kv.next_position + count)
-        self._begin(tokens)
+        self._begin(tokens, sequence.adapters)
         sequence.prepare(count)
         self._arena.follow(count)
         positions = kv.next_position + np.arange(count, dtype=np.int32)
         angle = sequence.angles.row(kv.rope.rotation, kv.next_rope_position, count)
-        return self._run_together(positions, np.zeros(count, np.int32), angle, [(sequence, count)])
+        observed, drafts = np.zeros(count, np.int32), Job.VERIFIED if kv.state else 0
+        found = self._run_together(positions, observed, angle, [(sequence, count)], drafts)
+        if kv.state:
+            kv.state.draft(count)
+        return found
+
+    def _apply(self, number: int, count: int) -> None:
+        """Change the fixed state of a sequence by the first of the tokens that were verified last."""
+        if self._workers is None:
+            raise EngineError("the engine is closed")
+        self._workers.run(kind=Job.APPLY, count=count, sequence=number, drafts=Job.APPLIED)
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
@@ -333,7 +347,7 @@ class NativeEngine:
             self._experts.close()
             self._experts = None
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
-        self._temperatures = self._adapters = self._states = self._inputs = np.zeros(0, np.uint8)
+        self._temperatures = self._states = self._inputs = self._adapters.memory = np.zeros(0, np.uint8)
         self._normals = self._behind_layers = np.zeros((0, 0), np.float32)
 
     def _check_weights(self) -> None:
@@ -344,17 +358,18 @@ class NativeEngine:
     def _run(self, sequence: NativeSequence, tokens: IntArray, wanted: int) -> FloatArray:
         """Run tokens of one sequence, at most a chunk. Returns the last `wanted` rows of logits."""
         kv, count = sequence.kv, tokens.size
-        self._begin(tokens)
+        self._begin(tokens, sequence.adapters)
         check_positions(self.spec, kv.next_position + count)
         sequence.prepare(count)
         if self._temperature:
             positions = kv.next_position + np.arange(count)
             self._temperatures[:count] = temperatures(self._temperature, positions)
         angles = sequence.angles if count <= ROPE_AHEAD else self._chunk_angles
+        alone = count == 1 and not self._layout.shape.encoder
         self._finish(
-            count, kind=Job.STEP if count == 1 else Job.CHUNK, position=kv.next_position,
+            count, kind=Job.STEP if alone else Job.CHUNK, position=kv.next_position,
             angle=angles.row(kv.rope.rotation, kv.next_rope_position, count), wanted=wanted,
-            observed=min(count, sequence.observed), votes=int(sequence.votes),
+            observed=min(count, sequence.observed), votes=int(sequence.votes), sequence=sequence.number, drafts=0,
         )  # fmt: skip
         kv.appended(count)
         self._end()
@@ -363,7 +378,7 @@ class NativeEngine:
     def _run_batch(self, tokens: IntArray, sequences: Sequence[NativeSequence]) -> FloatArray:
         """Run one token each of several sequences. Returns their logits."""
         count = tokens.size
-        self._begin(tokens)
+        self._begin(tokens, sequences[0].adapters)
         positions, observed = np.zeros(count, np.int32), np.zeros(count, np.int32)
         for place, sequence in enumerate(sequences):
             kv = sequence.kv
@@ -375,29 +390,32 @@ class NativeEngine:
         return self._run_together(positions, observed, self._batch_angles, [(each, 1) for each in sequences])
 
     def _run_together(
-        self, positions: IntArray, observed: IntArray, angle: int, sequences: Sequence[tuple[NativeSequence, int]]
-    ) -> FloatArray:
+        self, positions: IntArray, observed: IntArray, angle: int, sequences: Sequence[tuple[NativeSequence, int]],
+        drafts: int = 0,
+    ) -> FloatArray:  # fmt: skip
         """Run the tokens that were begun, each as if it ran alone. angle: the row of angles of the first. sequences:
         that get rows, and how many. Returns their logits."""
         count = positions.size
-        self._tokens[count : 3 * count] = np.concatenate([positions, observed])
+        numbers = np.repeat([each.number for each, _ in sequences], [rows for _, rows in sequences])
+        self._tokens[count : 4 * count] = np.concatenate([positions, observed, numbers])
         if self._temperature:
             self._temperatures[:count] = temperatures(self._temperature, positions)
         fitting = (at for at, size in enumerate(self._batches) if size >= count)
         self._finish(
             count, kind=Job.BATCH + next(fitting, len(self._batches) - 1), position=0, angle=angle,
-            wanted=count, observed=int(observed.any()), votes=0,
+            wanted=count, observed=int(observed.any()), votes=0, sequence=sequences[0][0].number, drafts=drafts,
         )  # fmt: skip
         for sequence, rows in sequences:
             sequence.kv.appended(rows)
         self._end()
         return self._logits_of(count)
 
-    def _begin(self, tokens: IntArray) -> None:
+    def _begin(self, tokens: IntArray, adapters: int | None) -> None:
         if self._workers is None:
             raise EngineError("the engine is closed")
         self._check_weights()
         self._tokens[: tokens.size] = tokens
+        self._adapters.run(adapters)
         self._look_up(tokens)
 
     def _finish(self, count: int, **numbers: int) -> None:
@@ -433,7 +451,7 @@ class NativeEngine:
             self._weights, self._table, self._floats, self._integers, *arena.rows.arrays.values(),
             arena.lengths, arena.positions, self._tokens, self._logits, self._rope,
             arena.paid, arena.starts, *apart,
-            *(each for each in (self._states, self.times, self._adapters, self._sketch) if each.size),
+            *(each for each in (self._states, self.times, self._adapters.memory, self._sketch) if each.size),
         )  # fmt: skip
         return tuple(map(pointer, arrays))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import NativeStore
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.errors import UnsupportedError
-from edge.model.spec import ModelSpec
+from edge.model.lora import Lora
+from edge.model.spec import ModelSpec, check_generates
 from edge.types import AnyArray, FloatArray, IntArray
 
 NativeKV = HeadKV[NativeStore[HostRows]]
@@ -46,17 +47,23 @@ class Angles:
 
 
 class NativeSequence:
-    """The Engine and ObservedEngine protocols for one sequence. run: runs tokens of it, at most a chunk, and leaves as
-    many rows of logits as wanted, [wanted, vocab]."""
+    """The Engine, ObservedEngine and AdaptedEngine protocols for one sequence. number: among those of the engine.
+
+    run: runs tokens of it, at most a chunk, and leaves as many rows of logits as wanted, [wanted, vocab]. adapt: has
+    sequences run other adapters. adapters: the number of those that it runs (`adapters.py`).
+    """
 
     capabilities = ENGINE.CAPABILITIES
 
     def __init__(
-        self, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
+        self, number: int, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
         run: Callable[[NativeSequence, IntArray, int], FloatArray],
+        adapt: Callable[[Sequence[NativeSequence], Lora | None], None],
     ) -> None:  # fmt: skip
-        self.spec, self.config, self.kv, self.angles, self._run = spec, config, kv, angles, run
+        self.number, self.spec, self.config, self.kv, self.angles, self._run = number, spec, config, kv, angles, run
+        self._adapt = adapt
         self.observed, self.votes = 0, False
+        self.adapters: int | None = None
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
         """See ObservedEngine. 0 costs nothing.
@@ -67,7 +74,12 @@ class NativeSequence:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
         self.observed, self.votes = queries, votes
 
+    def set_lora(self, lora: Lora | None) -> None:
+        """See AdaptedEngine. Other sequences keep theirs."""
+        self._adapt([self], lora)
+
     def forward(self, tokens: IntArray) -> FloatArray:
+        check_generates(self.spec)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(tokens.size)
         chunk, logits = self.config.chunk, np.zeros((1, 0), np.float32)
@@ -77,6 +89,7 @@ class NativeSequence:
         return np.asarray(logits[0])
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
+        check_generates(self.spec)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(tokens.size)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)

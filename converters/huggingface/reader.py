@@ -35,18 +35,19 @@ from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
 from edge.model.layers import Tensor
 from edge.model.layout import network_of, stored_tensors
+from edge.model.model import make_tokenizer
 from edge.model.reader import read_spec
-from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray
 
-_ROOTS = ("", "model.", "transformer.", "language_model.model.", "model.language_model.", "backbone.")
+_ROOTS = ("", "model.", "transformer.", "language_model.model.", "model.language_model.", "backbone.", "bert.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # Tensors of checkpoints beside the text model's weights.
 _OTHERS = (
     *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
     *("model.visual.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.", "mtp."),
+    *("pooler.", "bert.pooler.", "cls."),
 )
-_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_BUFFERS = ("embeddings.position_ids", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _BARE = "bare.gguf"
 
 
@@ -133,7 +134,7 @@ def convert_folder(
         try:
             file = read_gguf(temporary)
             read_spec(file)
-            Tokenizer(file)
+            make_tokenizer(file)
         except EdgeError as error:
             message = str(error).removeprefix(f"{temporary}: ")
             raise ModelFormatError(f"{folder}: as GGUF, it would not be readable: {message}") from None
@@ -205,7 +206,9 @@ def read_header(architecture: Architecture, config: Config) -> tuple[dict[str, F
 
 
 def _prefixed(architecture: Architecture, fields: Mapping[str, Field]) -> dict[str, Field]:
-    return {f"{architecture.name}.{key}": value for key, value in fields.items()}
+    """By the architecture's name, but for fields of the tokenizer."""
+    named = {key: key if key.startswith("tokenizer.") else f"{architecture.name}.{key}" for key in fields}
+    return {named[key]: value for key, value in fields.items()}
 
 
 def _names(architecture: Architecture, sizes: Sizes, root: str, tensors: Tensors) -> dict[str, str]:

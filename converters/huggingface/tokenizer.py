@@ -1,8 +1,8 @@
 """Convert a Hugging Face folder's tokenizer and chat template into GGUF fields that give the same ids for the same
 text.
 
-Two kinds are supported: byte-level BPE, and SentencePiece's BPE with byte fallback, also from its own
-`tokenizer.model`.
+Three kinds are supported: byte-level BPE, SentencePiece's BPE with byte fallback, also from its own `tokenizer.model`,
+and BERT's WordPiece.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import numpy as np
 from edge.converters.huggingface.byte_level import byte_level_fields
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.pieces import Pieces, pieces_of_json, pieces_of_model
+from edge.converters.huggingface.word_piece import word_piece_fields, word_piece_roles
 from edge.devices.regular import read_regular
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf_writer import Field
 from edge.formats.json_file import items, read_object
 from edge.model.tokenizer import SPACES
 from edge.model.vocabulary import END_NAMES
+from edge.model.word_piece import to_stored
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # config's name, GGUF's
@@ -50,7 +52,7 @@ def read_vocabulary(folder: Path, config: Config, size: int) -> Vocabulary:
         texts, fields = _texts_and_fields(path, said, added, size)
         strips = any(each.get("rstrip") is True and each.get("special") is True for each in added.values())
         swallows = strips and set(texts) >= _PHI3
-        fields["tokenizer.ggml.add_bos_token"] = _adds_bos(path, said, settings)
+        fields = {"tokenizer.ggml.add_bos_token": _adds_bos(path, said, settings)} | fields
     elif model.is_file():
         pieces, swallows = pieces_of_model(model), False
         texts, fields = pieces.texts, _piece_fields(model, pieces, {}, size)
@@ -58,7 +60,8 @@ def read_vocabulary(folder: Path, config: Config, size: int) -> Vocabulary:
     else:
         raise InputError(f"{folder}: there is no tokenizer.json or tokenizer.model in it")
     ids = {text: index for index, text in enumerate(texts)}
-    fields |= _role_fields(folder, settings, config, ids)
+    roles = _role_fields(folder, settings, config, ids)
+    fields |= word_piece_roles(settings, ids) if fields["tokenizer.ggml.model"] == "bert" else roles
     template = _template(folder, settings)
     return Vocabulary(fields | ({"tokenizer.chat_template": template} if template else {}), swallows)
 
@@ -91,9 +94,11 @@ def _texts_and_fields(
     path: Path, said: Mapping[str, Any], added: dict[int, dict[str, Any]], size: int
 ) -> tuple[list[str], dict[str, Field]]:
     model = said.get("model")
+    if isinstance(model, dict) and model.get("type") == "WordPiece" and isinstance(model.get("vocab"), dict):
+        return _texts_and_word_pieces(path, said, model, added, size)
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
         kind = model.get("type") if isinstance(model, dict) else model
-        raise UnsupportedError(f"{path}: a tokenizer of type {brief(kind)} is not supported (BPE is)")
+        raise UnsupportedError(f"{path}: a tokenizer of type {brief(kind)} is not supported (BPE and WordPiece are)")
     texts = _texts(path, model["vocab"], added, size)
     merges = _merges(path, model)
     if model.get("byte_fallback"):
@@ -104,6 +109,15 @@ def _texts_and_fields(
     fields["tokenizer.ggml.token_type"] = _types(np.full(size, NORMAL, np.int32), texts, added)
     fields["tokenizer.ggml.merges"] = [f"{left} {right}" for left, right in merges]
     return texts, fields
+
+
+def _texts_and_word_pieces(
+    path: Path, said: Mapping[str, Any], model: Mapping[str, Any], added: dict[int, dict[str, Any]], size: int
+) -> tuple[list[str], dict[str, Field]]:
+    fields, texts = word_piece_fields(path, said), _texts(path, model["vocab"], added, size)
+    types = _types(np.full(size, NORMAL, np.int32), texts, added)
+    stored = [text if types[index] == CONTROL else to_stored(text) for index, text in enumerate(texts)]
+    return stored, fields | {"tokenizer.ggml.tokens": stored, "tokenizer.ggml.token_type": types}
 
 
 def _texts(path: Path, vocab: Mapping[str, Any], added: dict[int, dict[str, Any]], size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The `edge` command: errors become one line and an exit code here. `commands.py` puts the subcommands together.
+"""The `edge` command: errors become one line and an exit code here. `application.py` puts the subcommands together.
 
 Exit codes: 0 done, 2 bad input, 3 the budget cannot be met, 74 stdout cannot be written, 130 interrupted (Ctrl-C), 141
 the reader of stdout has left, 143 terminated (SIGTERM).
@@ -12,18 +12,28 @@ import sys
 from edge.cli.terminal.signals import interrupted, leave_at_once, raise_interrupts
 
 _YES = ("1", "true", "t", "yes", "y", "on")  # values of EDGE_JSON that click takes for true
+_OBJECTS = 20_000  # between collections of garbage: what imports make stays, and 700 would be a tenth of the start
 
 
 def main() -> None:
-    """Entry point of the `edge` command: every failure that a user can cause becomes one line and an exit code."""
+    """Entry point of the `edge` command."""
+    _leave(run_command())
+
+
+def run_command() -> int:
+    """The command of sys.argv: every failure that a user can cause becomes one line and an exit code."""
     leave_at_once()  # before the imports: they take a tenth of a second, in which a Ctrl-C may come
+    import gc
+
+    gc.set_threshold(_OBJECTS)
     from edge.cli.terminal.streams import ReaderLeftError, give_up_output, open_streams
     from edge.errors import BudgetError, EdgeError, OutputError
 
     open_streams()
-    from edge.cli.commands import app
+    from edge.cli.application import application
 
     try:
+        app = application(sys.argv[1:])
         raise_interrupts()
         status = app(standalone_mode=False)
         sys.stdout.flush()
@@ -55,15 +65,26 @@ def main() -> None:
         sys.stdout.flush()
     except OutputError:
         give_up_output()
-    sys.exit(code)
+    return code
+
+
+def _leave(code: int) -> None:
+    """End the process without taking the interpreter apart, which takes a tenth of a second."""
+    import atexit
+    import threading
+
+    if any(each is not threading.main_thread() and not each.daemon for each in threading.enumerate()):
+        sys.exit(code)  # which waits for them
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _subcommand() -> str:
-    from edge.cli.commands import app
+    from edge.cli.application import is_command
 
-    names = {info.name or getattr(info.callback, "__name__", "") for info in app.registered_commands}
-    names |= {info.name for info in app.registered_groups}
-    return f"{sys.argv[1]} " if len(sys.argv) > 1 and sys.argv[1] in names else ""
+    return f"{sys.argv[1]} " if len(sys.argv) > 1 and is_command(sys.argv[1]) else ""
 
 
 def _fail(error: Exception, code: int, message: str | None = None, **more: object) -> int:
@@ -72,14 +93,14 @@ def _fail(error: Exception, code: int, message: str | None = None, **more: objec
 
     import typer.main
 
-    from edge.cli.commands import app
+    from edge.cli.application import application
     from edge.cli.terminal.help import fitting
     from edge.cli.terminal.show import note, print_json, printable
     from edge.errors import EdgeError, OutputError, shortened
 
     message = shortened(printable(message or str(error), but=""))  # one line, whatever a file is called
     if isinstance(error, EdgeError):
-        message = fitting(message, sys.argv[1:], typer.main.get_command(app))
+        message = fitting(message, sys.argv[1:], typer.main.get_command(application(sys.argv[1:])))
     note(f"edge: {message}")
     if "--json" in sys.argv or os.environ.get("EDGE_JSON", "").lower() in _YES:
         kind = type(error).__name__ if isinstance(error, (EdgeError, MemoryError, OSError)) else "UsageError"

@@ -21,16 +21,21 @@ def embed(
     ] = None,
     file: Annotated[Path | None, o.flag("-f", "--file", group=PROMPT, help="Embed each line of a file.")] = None,
     pooling: Annotated[
-        str, o.flag("--pooling", group=PROMPT, help="mean of all tokens' states, or that of the last token.")
-    ] = "mean",
+        str | None,
+        o.flag("--pooling", group=PROMPT, help="mean of all tokens' states, or that of the last or the first (cls)."),
+    ] = None,
+    truncate: Annotated[
+        bool, o.flag("--truncate", group=PROMPT, help="Leave out the end of a text that is longer than the KV cache.")
+    ] = False,
     raw: Annotated[bool, o.flag("--unscaled", group=PROMPT, help="Do not scale vectors to length 1.")] = False,
     *,
     options: Annotated[Options, o.without("time", "keep", "prompt_cache", "prompt_cache_size")],
     quiet: o.Quiet = False,
 ) -> None:
-    """Print a vector for each text, as JSON, a line each: of a decoder's last hidden states.
+    """Print a vector for each text, as JSON, a line each: by an encoder, or of a decoder's last hidden states.
 
     \b
+      edge embed minilm.gguf "The sky is blue."
       edge embed smollm2-135m "The sky is blue." "Il cielo è blu."
       edge embed smollm2-135m -f lines.txt > vectors.jsonl
     """
@@ -51,6 +56,6 @@ def embed(
     opened = open_model(model)
     with load(opened, options) as session:
         for text in lines:
-            print_json(session.embed(text, pooling=pooled, normalize=not raw).tolist())
+            print_json(session.embed(text, pooling=pooled, normalize=not raw, truncate=truncate).tolist())
         if not quiet:
             note(f"({len(lines)} vectors of {session.spec.hidden} numbers)")

@@ -68,6 +68,8 @@ def inspect(
         text = printable(found.template)
         thinks = ", of a model that thinks (--think)" if found.thinks else ""
         print(f"\nchat template, {len(found.template):,} characters{thinks}:\n{text if template else _beginning(text)}")
+    elif found.spec is not None and found.spec.encoder:
+        print("\nan encoder: edge embed makes vectors of texts with it")
     elif found.adapter is None:
         print("\nno chat template: a base model, which continues texts; edge chat cannot run it")
 

@@ -74,6 +74,7 @@ def run(
     from edge.errors import BudgetError, IncompleteError
     from edge.grammar.grammar import read_grammar
     from edge.grammar.matcher import check_grammar
+    from edge.model.spec import check_generates
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
     from edge.run.loading import load
@@ -90,6 +91,7 @@ def run(
         room_for_children(options.memory),
     ):
         opened = open_model(model)
+        check_generates(opened.spec)
         # A search draws nothing, so what the model's file recommends for drawing does not concern it.
         stated = {name: value for name, value in sampling.items() if value is not None}
         sampled = opened.sampling(**sampling) if beams is None else SamplingParams(**stated)

@@ -9,20 +9,34 @@ from reprlib import repr as brief
 from typing import Any
 
 from edge.devices.regular import read_regular
-from edge.errors import ModelFormatError
+from edge.errors import InputError, ModelFormatError
 
 _MOST_BYTES = 256 << 20  # the largest tokenizer.json have 35 MB
+_MOST_GIVEN = 64 << 20
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object. Raises ModelFormatError."""
+    return parse_object(_read(path), str(path))
+
+
+def read_list(path: Path) -> list[Any]:
+    """Read a JSON file that holds a list. Raises ModelFormatError."""
+    return items(path, parse_object(b'{"list": %b}' % _read(path), str(path)), "list")
+
+
+def read_given(path: Path, what: str) -> Any:
+    """Read a JSON file of a user's, which errors call `what`. Raises InputError."""
     try:
-        data = read_regular(path, _MOST_BYTES + 1)
+        if not path.is_file():
+            raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        if path.stat().st_size > _MOST_GIVEN:
+            raise InputError(f"{path} is larger than {_MOST_GIVEN >> 20} MiB: that is no {what}")
+        return json.loads(path.read_bytes())
     except OSError as error:
-        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > _MOST_BYTES:
-        raise ModelFormatError(f"{path}: larger than {_MOST_BYTES >> 20} MiB: the file is damaged")
-    return parse_object(data, str(path))
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path}: not JSON, so no {what}") from None
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
@@ -38,6 +52,16 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise ModelFormatError(f"{where}: there is no JSON object in it")
     return said
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = read_regular(path, _MOST_BYTES + 1)
+    except OSError as error:
+        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) > _MOST_BYTES:
+        raise ModelFormatError(f"{path}: larger than {_MOST_BYTES >> 20} MiB: the file is damaged")
+    return data
 
 
 def items(path: Path, said: Mapping[str, Any], key: str) -> list[Any]:

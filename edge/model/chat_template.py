@@ -71,6 +71,8 @@ class ChatTemplate:
         self._guises = {*source}.isdisjoint(GUISES)
         # What the template cannot write: "tools", "calls", "results"; several calls of one message ("parallel").
         self._lacks = frozenset(() if "tools" in self._words else ("tools", "calls", "results"))
+        if "tool_calls[0]" in source and not re.search(r"\bin\s+\w+\.tool_calls", source):
+            self._lacks |= {"parallel"}
         # Gemma 4's first template has results in the message of their calls, and no role for them.
         self._results_within = "tool_responses" in self._words and not re.search(r"[=!]=\s*['\"]tool['\"]", source)
 
@@ -103,7 +105,7 @@ class ChatTemplate:
         if self.family is None:
             return False
         state = self.family.state(self.opening(think))
-        return self.family.headed if state is None else state
+        return self.family.headed is not None if state is None else state
 
     @property
     def keeps_thoughts(self) -> bool:
@@ -141,7 +143,7 @@ class ChatTemplate:
         for index in marked.dropped(rendered):
             if not marked.messages[index].get("tool_calls"):
                 raise InputError(f"the model's chat template drops the text of the {marked.messages[index]['role']}")
-        return self._opened(marked.fill(rendered), think)
+        return self._opened(marked.fill(rendered), think, calls=bool(known))
 
     def _adapted(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, lacks: set[str]
@@ -188,16 +190,17 @@ class ChatTemplate:
             lacks.add("results")
         return lacks
 
-    def _opened(self, segments: list[Segment], think: Think) -> tuple[list[Segment], bool]:
-        """The prompt with the opening that `think` wants, and whether an answer begins in thoughts."""
+    def _opened(self, segments: list[Segment], think: Think, *, calls: bool) -> tuple[list[Segment], bool]:
+        """The prompt with the opening that `think` wants, and whether an answer begins in thoughts. calls: it may call
+        tools, so that its first header stays open: an answer without thoughts would have one that names no tool."""
         opening = str(segments[-1].text) if segments and segments[-1].trusted else ""
-        if think.enabled is False:
+        if think.enabled is False and not (calls and self.family is not None and self.family.headed):
             opening, before = self._closed(opening), opening
             segments = [*segments[: -1 if before else None], Segment(opening, trusted=True)]
         if self.family is None:
             return segments, False
         state = self.family.state(opening)
-        return segments, self.family.headed if state is None else state
+        return segments, self.family.headed is not None if state is None else state
 
     def _with_opening(self, rendered: str, think: Think, answered: bool) -> str:
         before, mark, opening = rendered.rpartition(_USER)

@@ -24,6 +24,7 @@ _NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine m
 _RECURRENT = ("ssm_", "shortconv", "time_mix")
 _EXPERTS = "_exps"
 _TABLES = ("per_layer_token_embd.weight",)  # Gemma 4's, which is most of its small models
+ENCODERS = ("bert", "nomic-bert")  # architectures of encoders, whose attention sees whole texts
 _MOST_DIMENSIONS, _MOST_SECTIONS = 4, 4
 
 
@@ -79,8 +80,9 @@ def read_sizes(header: Header) -> tuple[int, int]:
     for key, value in file.metadata.items():
         if key.startswith(f"{header.architecture}.") and isinstance(value, float) and not math.isfinite(value):
             raise ModelFormatError(f"{file.path}: {key} is {value}")
-    if header.value("attention.causal") not in (None, True):
-        raise UnsupportedError(f"{file.path}: its attention is not causal: it cannot generate text")
+    if header.value("attention.causal") not in (None, True) and header.architecture not in ENCODERS:
+        known = ", ".join(ENCODERS)
+        raise UnsupportedError(f"{file.path}: its attention is not causal, and of encoders edge runs only {known}")
     shape = file.tensors["token_embd.weight"].shape
     if len(shape) != 2:
         raise ModelFormatError(f"{file.path}: token_embd.weight has {len(shape)} dimensions instead of 2")

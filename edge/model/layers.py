@@ -5,7 +5,10 @@ A block adds to the hidden states x, [tokens, hidden]:
     x += scale · post_norm(output(core(norm(x))))
 
 `norm` and `post_norm` are norms of rows, `output` is the core's last matrix. Some blocks then multiply x by a value of
-the file. A layer is a tuple of blocks, run one after the other, or side by side.
+the file, or normalise it (`sum_norm`). A layer is a tuple of blocks, run one after the other, or side by side.
+
+An encoder's attention is bidirectional: a token sees its whole text, which runs in one pass. It has no output head; its
+hidden states are pooled to the text's embedding.
 
 An architecture's file (`architectures/`) turns a header into a `Network`; nothing else knows architectures. Engines,
 plans, checks of headers, and converters read these classes.
@@ -19,7 +22,8 @@ from functools import cached_property
 from typing import Literal, TypeVar
 
 Norm = Literal["rms", "layer"]
-Activation = Literal["silu", "gelu", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_erf", "relu2"]
+Pooling = Literal["mean", "cls", "last"]
 Router = Literal["softmax", "sigmoid"]
 Bits = Literal["usual", "more", "all"]
 
@@ -116,6 +120,7 @@ class Attention:
     sinks: bool = False  # softmax sees one more score in each head, `attn_sinks`, whose share is dropped
     unit_values: bool = False  # each head's values are divided by their root mean square
     rows_of: int | None = None  # the layer whose rows are read; None: this one's
+    causal: bool = True  # a token sees those before it; False: all of its text
 
     output = "attn_output"
     fixed_values = 0
@@ -158,7 +163,7 @@ class Dense:
     """A feed-forward network: activation(gate) · up, or activation(up) without a gate."""
 
     ffn: int
-    activation: Activation = "silu"  # gelu in its tanh form; relu2 is max(x, 0)²
+    activation: Activation = "silu"  # gelu in its tanh form, gelu_erf exact; relu2 is max(x, 0)²
     gated: bool = True
     biases: tuple[str, ...] = ()
 
@@ -440,10 +445,11 @@ OneCore = TypeVar("OneCore", Attention, Dense, Experts, DeltaNet, Mamba, ShortCo
 
 @dataclass(frozen=True)
 class Block:
-    """See above. norm, post_norm, rescale: tensors of the layer, or none.
+    """See above. norm, post_norm, rescale, sum_norm: tensors of the layer, or none.
 
-    norm: "" where the core sees hidden states as they are. rescale: one value, by which the sum is multiplied. beside:
-    the core sees the normalised rows that the core of the block before it has seen, of the same norm.
+    norm: "" where the core sees hidden states as they are. rescale: one value, by which the sum is multiplied.
+    sum_norm: of the sum, which it replaces; it has a bias. beside: the core sees the normalised rows that the core of
+    the block before it has seen, of the same norm.
     """
 
     norm: str
@@ -453,6 +459,7 @@ class Block:
     norm_bias: bool = False
     rescale: str | None = None
     beside: bool = False
+    sum_norm: str | None = None
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         """All tensors, in the order in which a pass reads them."""
@@ -465,6 +472,9 @@ class Block:
             yield Tensor(self.post_norm, hidden)
         if self.rescale:
             yield Tensor(self.rescale, 1)
+        if self.sum_norm:
+            yield Tensor(self.sum_norm, hidden)
+            yield Tensor(f"{self.sum_norm}.bias", hidden)
 
 
 Layer = tuple[Block, ...]
@@ -473,7 +483,7 @@ Layer = tuple[Block, ...]
 @dataclass(frozen=True)
 class Network:
     """The whole pass: the embedding of a token, times `embedding_scale`, through the layers, and by a last norm and the
-    output head to logits, times `logit_scale`, capped as scores are."""
+    output head to logits, times `logit_scale`, capped as scores are. That of an encoder ends with its layers."""
 
     hidden: int
     vocab: int
@@ -487,6 +497,14 @@ class Network:
     tied_head: bool = True
     logit_scale: float = 1.0
     logit_cap: float = 0.0
+    token_types: int = 0  # rows of a table, the first of which is added to all embeddings
+    embedding_norm: bool = False  # embeddings are normalised by `token_embd_norm`, which has a bias
+    pooling: Pooling = "mean"  # by which the states of a text become its embedding
+
+    @cached_property
+    def encoder(self) -> bool:
+        """Whether tokens see those behind them, so that it embeds texts and continues none."""
+        return any(core is not None and not core.causal for core in self.attention)
 
     @property
     def learned_positions(self) -> bool:
@@ -568,6 +586,11 @@ class Network:
         yield "token_embd", Tensor("token_embd", self.vocab, self.hidden)
         if self.positions:
             yield "position_embd", Tensor("position_embd", self.positions, self.hidden)
+        if self.token_types:
+            yield "token_types", Tensor("token_types", self.token_types, self.hidden, bits="all")
+        if self.embedding_norm:
+            yield "token_embd_norm", Tensor("token_embd_norm", self.hidden)
+            yield "token_embd_norm.bias", Tensor("token_embd_norm.bias", self.hidden)
         if size := self.layer_inputs:
             yield "per_layer_token_embd", Tensor("per_layer_token_embd", self.vocab, len(self.layers) * size)
             yield (
@@ -578,6 +601,8 @@ class Network:
         for index, layer in enumerate(self.layers):
             for block in layer:
                 yield from ((f"blk.{index}.{tensor.name}", tensor) for tensor in block.tensors(self.hidden))
+        if self.encoder:
+            return
         yield "output_norm", Tensor("output_norm", self.hidden)
         if self.output_norm_bias:
             yield "output_norm.bias", Tensor("output_norm.bias", self.hidden)

@@ -23,7 +23,10 @@ class LoraFile:
         return f"{self.path}:{self.scale:g}" if self.scale != 1 else str(self.path)
 
 
-def parse_lora(value: Any) -> tuple[LoraFile, ...]:
+Loras = tuple[LoraFile, ...]
+
+
+def parse_lora(value: Any) -> Loras:
     """`FILE`, `FILE:0.5`, or several with commas between them; a Path is one file. Raises InputError."""
     if isinstance(value, LoraFile):
         return (_checked(value),)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import groupby, takewhile
+from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from edge.model.chat_template import ChatTemplate
 from edge.model.messages import Segment, parse_tools
 from edge.model.prompt import Prompt, joined
 from edge.model.reader import read_spec
-from edge.model.spec import ModelSpec
+from edge.model.spec import ModelSpec, check_generates
 from edge.model.thinking import Think
 from edge.model.tokenizer import Tokenizer, TokenizerLike
+from edge.model.word_piece import WordPiece
 from edge.sampling import SamplingParams, choose_sampling
 from edge.tools.formats import ToolFormat, find_format
 from edge.tools.use import ToolUse, parse_choice
@@ -33,13 +34,18 @@ _DEFAULT = Think()
 _HASH = re.compile(r"[0-9a-f]{32,}")
 
 
+def make_tokenizer(file: GGUFFile) -> TokenizerLike:
+    """The tokenizer of a file, if edge knows its kind. Raises ModelFormatError, UnsupportedError."""
+    return WordPiece(file) if file.metadata.get("tokenizer.ggml.model") == WordPiece.kind else Tokenizer(file)
+
+
 class Model:
     """An opened model file, not loaded: its architecture, tokenizer and chat template, checked.
 
     tokenize: creates its tokenizer.
     """
 
-    def __init__(self, file: GGUFFile, tokenize: Callable[[GGUFFile], TokenizerLike] = Tokenizer) -> None:
+    def __init__(self, file: GGUFFile, tokenize: Callable[[GGUFFile], TokenizerLike] = make_tokenizer) -> None:
         self.file, self.path = file, file.folder or file.path
         self.spec: ModelSpec = read_spec(file)
         self.tokenizer = tokenize(file)
@@ -69,6 +75,7 @@ class Model:
         raw: control tokens in the text are recognized. think: the thinking mode. Raises InputError for a prompt without
         text, also while it is being read, and UnsupportedError for a mode that the model lacks.
         """
+        check_generates(self.spec)
         if text == "":
             raise InputError("the prompt is empty")
         if raw or self.template is None:
@@ -122,8 +129,10 @@ class Model:
         template, known = self._needed_template(), parse_tools(tools) or []
         only, required, any_call = parse_choice(tool_choice, [tool["function"]["name"] for tool in known])
         known = known if any_call else []
-        segments, thinks = template.conversation(messages, known, Think.parse(think), variables)
-        use = ToolUse(self.tool_format, known, only, required, parallel_tool_calls) if known else None
+        thought = Think.parse(think)
+        segments, thinks = template.conversation(messages, known, thought, variables)
+        may_think = thought.enabled is not False
+        use = ToolUse(self.tool_format, known, only, required, parallel_tool_calls, may_think) if known else None
         return Prompt(self._with_bos(self._encode_segments(self._merged(segments))), thinks, use, whole=True)
 
     @property
@@ -153,6 +162,7 @@ class Model:
         )
 
     def _needed_template(self) -> ChatTemplate:
+        check_generates(self.spec)
         if self.template is None:
             raise UnsupportedError(f"{self.name} has no chat template: use --raw")
         return self.template
@@ -166,8 +176,11 @@ class Model:
 
     def encode_text(self, text: str | Iterable[str], *, most: int | None = None) -> IntArray:
         """Token ids of a text that is no prompt, such as one that is measured: without a template, and control tokens
-        in it are text. int32 [n]; at most the first `most`, without reading more text than they need."""
-        return Prompt(self._with_bos(self.tokenizer.encode_blocks(_some(text)))).first(most)
+        in it are text. An encoder's begins with [CLS] and ends with [SEP]. int32 [n]; at most the first `most`, without
+        reading more text than they need."""
+        blocks = self._with_bos(self.tokenizer.encode_blocks(_some(text)))
+        end = [np.array([self.tokenizer.eos_id], np.int32)] if self.spec.encoder else []
+        return Prompt(chain(blocks, end)).first(most)
 
     def _encode_segments(self, segments: Iterable[Segment]) -> Iterator[IntArray]:
         for index, segment in enumerate(segments):
@@ -223,7 +236,7 @@ def _some(text: str | Iterable[str]) -> Iterator[str]:
         raise InputError("the prompt is empty")
 
 
-def open_model(model: str | Path, tokenize: Callable[[GGUFFile], TokenizerLike] = Tokenizer) -> Model:
+def open_model(model: str | Path, tokenize: Callable[[GGUFFile], TokenizerLike] = make_tokenizer) -> Model:
     """Open MODEL and check it: a GGUF path, a folder or an installed name.
 
     tokenize: creates its tokenizer; runs use `edge.run.opening.open_model`, which also knows llama.cpp's.

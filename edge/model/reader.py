@@ -11,7 +11,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import find_network
-from edge.model.fallback import check_types, is_dense, make_spec, read_fallback, read_sizes
+from edge.model.fallback import ENCODERS, check_types, is_dense, make_spec, read_fallback, read_sizes
 from edge.model.spec import ModelSpec
 
 # llama.cpp has three times as many, but aborts the process if figures of a header contradict each other. For these
@@ -103,6 +103,8 @@ def read_spec(file: GGUFFile) -> ModelSpec:
 
 def _with_network(header: Header, spec: ModelSpec) -> ModelSpec:
     """The spec of a model that llama.cpp can run, with its layers if our own engines know the architecture."""
+    if spec.architecture in ENCODERS:  # which llama.cpp runs, and edge's engine of it does not
+        return replace(spec, network=find_network(header, spec))
     with suppress(UnsupportedError):
         return replace(spec, network=find_network(header, spec))
     return spec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from edge.errors import UnsupportedError
 from edge.formats.compiled import Compiled
 from edge.model.layers import Network
 
@@ -73,9 +74,20 @@ class ModelSpec:
         return 1 - (1 - self.experts_used / self.experts) ** tokens if self.experts else 1.0
 
     @property
+    def encoder(self) -> bool:
+        """Whether it embeds texts, and continues none."""
+        return self.network is not None and self.network.encoder
+
+    @property
     def label(self) -> str:
         """The model's name in benchmarks: `llama 135M Q4_1`."""
         return f"{self.architecture} {format_count(self.parameters)} {self.weight_type}"
+
+
+def check_generates(spec: ModelSpec) -> None:
+    """Raise UnsupportedError for an encoder, which cannot continue a text."""
+    if spec.encoder:
+        raise UnsupportedError(f"{spec.name} is an encoder, which answers no prompts: edge embed makes vectors with it")
 
 
 def format_count(count: int) -> str:

@@ -24,7 +24,8 @@ class Family:
     empty: str | None  # an empty thought, after which the model answers at once; None if unknown
     cut: str  # ends a thought early
     others: Mapping[str, bool] = field(default_factory=dict)  # further marks; True: thoughts follow
-    headed: bool = False  # every part has an opening, so text before the first one is not the answer
+    headed: str | None = None  # ends the header that every part has: text before the first one is not the answer
+    again: str = ""  # ends a thought early, up to the header of the next part
     end: str | None = None  # ends an answer, but not a thought
     farewells: Mapping[str, str] = field(default_factory=dict)  # sentence before `cut`, by architecture
 
@@ -73,7 +74,8 @@ FAMILIES = (
         empty="<|channel|>final<|message|>",
         cut="<|end|><|start|>assistant<|channel|>final<|message|>",
         others={"<|channel|>commentary<|message|>": True, "<|start|>assistant": True},
-        headed=True,
+        headed="<|message|>",
+        again="<|end|><|start|>assistant",
         end="<|end|>",
     ),
     Family(  # Ministral 3 and Magistral, whose system prompt asks for thoughts

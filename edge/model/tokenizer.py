@@ -80,7 +80,7 @@ class TokenizerLike(Protocol):
 def check_known(file: GGUFFile) -> None:
     """Raise UnsupportedError for a tokenizer or pre-tokenizer that `Tokenizer` does not support."""
     kind = file.metadata.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama", "gemma4"):
+    if kind not in ("gpt2", "llama", "gemma4", "bert"):
         raise UnsupportedError(f"{file.path}: tokenizer {brief(kind)} is not supported yet")
     if kind == "gpt2":
         _pre_tokenizer(file)
@@ -114,13 +114,14 @@ class Tokenizer:
         self._literal = frozenset(self.vocabulary.of_kind(USER_DEFINED))
         self._bytes = {token: _byte_of(text(token), file) for token in self.vocabulary.of_kind(BYTE)}
 
-        self.bos_id = _token_id(file, "bos", self.size)
-        self.eos_id = _token_id(file, "eos", self.size)
+        self.bos_id = read_token_id(file, "bos", self.size)
+        self.eos_id = read_token_id(file, "eos", self.size)
         adds_bos = rule.adds_bos if rule else self.kind == "llama"
         adds_bos = self.kind == "gemma4" or bool(fields.get("tokenizer.ggml.add_bos_token", adds_bos))
         self.add_bos = self.bos_id is not None and adds_bos
         self._space_prefix = self.kind == "llama" and bool(fields.get("tokenizer.ggml.add_space_prefix", True))
-        named = {_token_id(file, name, self.size) for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")}
+        roles = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+        named = {read_token_id(file, name, self.size) for name in roles}
         by_text = {text(i): i for i in self._control}
         ends = {i for i in named if i is not None} | {by_text[n] for n in END_NAMES if n in by_text}
         if any(by_text.keys() >= calls for calls in CALL_ENDS):
@@ -142,7 +143,7 @@ class Tokenizer:
             self.swallowing = {i for n, i in by_text.items() if n not in ("<unk>", "<s>", "<|endoftext|>")}
         self._literal_pattern = _alternatives(self.literal_ids)
         self._special_pattern = _alternatives(self._special_ids)
-        self.unknown_id = _token_id(file, "unknown", self.size) if self.kind == "llama" else None
+        self.unknown_id = read_token_id(file, "unknown", self.size) if self.kind == "llama" else None
         self._pre_tokenizer = rule.build() if rule else None
         self.composes = self.kind == "gpt2" and _composes(file)
         self.whole_words = rule is not None and rule.whole_words
@@ -318,7 +319,8 @@ def _composes(file: GGUFFile) -> bool:
     return normalizer is not None
 
 
-def _token_id(file: GGUFFile, name: str, size: int) -> int | None:
+def read_token_id(file: GGUFFile, name: str, size: int) -> int | None:
+    """The token of a role, such as `eos`; None if the file names none. Raises ModelFormatError."""
     value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
     if value is None or value == 0xFFFFFFFF:
         return None

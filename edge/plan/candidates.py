@@ -87,8 +87,11 @@ def _sizes(run: Resolved, base: EngineConfig, least: int, longest: int) -> Itera
 
 
 def _chunks(run: Resolved, rows: int, longest: int) -> list[int]:
-    """Prefill steps worth trying, `longest` first. A chunk that evicts must leave most of the window in place."""
+    """Prefill steps worth trying, `longest` first; an encoder's is the whole text. A chunk that evicts must leave most
+    of the window in place."""
     evicts = run.policy.evicts and (run.options.expected_tokens or rows + 1) > rows
+    if run.spec.encoder:
+        return [rows]
     if run.chunk:
         most = max(1, rows // 2) if evicts else rows
         if run.chunk > most:

@@ -39,8 +39,9 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
         others = " or ".join(engines_with("lora"))
         raise UnsupportedError(f"the {backend.NAME} engine runs no LoRA adapters: use --backend={others}")
     check_count("--sequences", options.sequences, 1, _MOST_SEQUENCES)
-    if options.sequences > 1 and (reason := backend.one_at_a_time(spec)):
-        raise UnsupportedError(f"{reason} runs one sequence at a time: leave --sequences out")
+    if options.sequences > 1 and (spec.encoder or not has.sequences):
+        what = "an encoder" if spec.encoder else f"the {backend.NAME} engine"
+        raise UnsupportedError(f"{what} runs one sequence at a time: leave --sequences out")
     if options.gpu_layers is not None and not has.gpu_layers:
         other = engines_with("gpu_layers")[0]
         raise UnsupportedError(f"--gpu-layers is for the {other} engine, not for {backend.NAME}: use --backend={other}")
@@ -62,6 +63,8 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
         ("--gpu-layers", options.gpu_layers, 0, spec.layers + 1),  # the output layer is one more
     ):
         check_count(flag, value, low, high, f" ({most.why})" if high == most.rows else "")
+    if spec.encoder and options.prefill_step_size is not None:
+        raise InputError("--prefill-step-size: an encoder runs whole texts: state --max-kv-size for shorter ones")
     if not elsewhere:
         check_threads(run.threads)
     if has.granularity == "token" and not _keeps_newest(run):

@@ -126,7 +126,7 @@ def first_fit(
 ) -> Plan:  # fmt: skip
     """The plan of the first configuration that fits, counted in the process as it is. See `make_plan`."""
     options = runs[0].options
-    if runs[0].forced:
+    if runs[0].forced and not runs[0].spec.encoder:
         _log.warning("KV policy full, which stops where the cache is full: %s", runs[0].forced)
     budget = MemoryLimit(options.memory, "budget") if options.memory else None
     limit = elsewhere or budget or memory_limit(memory_root())

@@ -80,4 +80,5 @@ class Resolved:
             adapter=self.gpu.adapter if self.gpu else "",
             lora_rank=options.lora_size.rank,
             lora_bytes=options.lora_size.nbytes,
+            loras=options.sequences if options.loras is None else options.loras,
         )

@@ -12,14 +12,18 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from edge.backends.base import BatchedEngine, Engine
+from edge.backends.base import AdaptedEngine, BatchedEngine, Engine
+from edge.backends.checks import check_lora
 from edge.devices.power import memory_root
 from edge.devices.thermal import Zone
-from edge.errors import BudgetError, EngineError, IncompleteError, InputError
+from edge.errors import BudgetError, EdgeError, EngineError, IncompleteError, InputError
+from edge.model.lora import Lora
+from edge.model.lora_file import Loras, parse_lora
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.options import Options
@@ -54,10 +58,10 @@ class Ticket:
     report: RunReport | None = None
 
     def __init__(
-        self, run: Generation, share: Share, priority: int, tenant: Hashable, on_piece: OnPiece, on_end: OnEnd,
-        arrived: int,
+        self, run: Generation, share: Share, priority: int, tenant: Hashable, lora: Lora | None, on_piece: OnPiece,
+        on_end: OnEnd, arrived: int,
     ) -> None:  # fmt: skip
-        self.run, self.share, self.priority, self.tenant = run, share, priority, tenant
+        self.run, self.share, self.priority, self.tenant, self.lora = run, share, priority, tenant, lora
         self.on_piece, self.on_end = on_piece, on_end
         self.arrived = self.since = arrived
         self.turn: Turn | None = Turn.PROMPT  # that it waits for; None: it has ended
@@ -82,6 +86,10 @@ class _Slot:
         self.tenant: Hashable = None  # of the rows
         self.used = 0  # a moment of `Order.now`
 
+    def may_share(self, ticket: Ticket) -> bool:
+        """Whether rows that are here may serve a generation."""
+        return self.tenant == ticket.tenant and _key(self.tokens.lora) == _key(ticket.lora)
+
 
 class Batch:
     """Runs generations by one driver, which calls `step` until it returns False; `stream` and `generate` do that for
@@ -101,7 +109,9 @@ class Batch:
         self._ledger, self._order = Ledger(meter), Order()
         count = loaded.plan.config.sequences
         engines = [loaded.engine] if count == 1 else map(cast(BatchedEngine, loaded.engine).sequence, range(count))
-        self._slots = [_Slot(number, each, self._new_sequence(each)) for number, each in enumerate(engines)]
+        self._lora = loaded.sequence.lora  # of generations that name no other
+        self._opened = dict[Loras, Lora | None]()
+        self._slots = [_Slot(number, each, self._new_sequence(each, self._lora)) for number, each in enumerate(engines)]
         self._queue: deque[Ticket] = deque()
         self._reclaim_from_slots()
         limits = RunLimits(memory=options.memory, power=options.power, max_temp=options.max_temp)
@@ -132,6 +142,7 @@ class Batch:
             self._end(ticket)
         for slot in self._slots:
             with suppress(EngineError):
+                self._adapt(slot, self._lora)
                 slot.engine.kv.truncate(0)
         self._loaded.reclaimer.sequences = [self._loaded.sequence]
         self._steps.leave()
@@ -144,13 +155,15 @@ class Batch:
     def start(
         self, request: Request, *, priority: int = INTERACTIVE, on_piece: OnPiece, on_thought: OnThought | None = None,
         on_end: OnEnd, on_logprob: OnLogprob | None = None, on_call: OnCall | None = None, tenant: Hashable = None,
+        lora: str | Path | Loras | None = None,
     ) -> Ticket:  # fmt: skip
         """Queue a generation, from any thread.
 
         priority: a class; the lowest goes first. on_end: is given the report, or the error that ended it. tenant: rows
-        of earlier prompts are shared among those of the same one.
+        of earlier prompts are shared among those of the same one. lora: the adapters that it runs with, as `--lora`
+        takes them; (): none; by default those of the session.
 
-        Raises InputError and UnsupportedError for requests that cannot run.
+        Raises InputError and UnsupportedError for requests that cannot run, and ModelFormatError for adapters.
         """
         if self.closed:
             raise InputError("this batch is closed")
@@ -158,6 +171,7 @@ class Batch:
             raise InputError("a batch has no conversation to follow up: give the whole of it as the prompt")
         started, share, first = time.perf_counter(), self._ledger.share(), self._slots[0].tokens
         asked: list[Ticket] = []
+        adapters = self._lora if lora is None else self._open(parse_lora(lora))
 
         def ended() -> StopReason | None:
             return "interrupted" if asked and asked[0].cancelled else self._ended_by()
@@ -168,7 +182,7 @@ class Batch:
         run.at_once = self._at_once
         if not read_ahead(first, run.prompt, watch):
             first.check_fits(run.prompt, alone=True)
-        ticket = Ticket(run, share, priority, tenant, on_piece, on_end, self._order.now())
+        ticket = Ticket(run, share, priority, tenant, adapters, on_piece, on_end, self._order.now())
         asked.append(ticket)
         self._queue.append(ticket)
         return ticket
@@ -208,7 +222,8 @@ class Batch:
 
     def stream(
         self, prompt: Text, *, priority: int = INTERACTIVE, tenant: Hashable = None,
-        max_tokens: int | None = DEFAULT_MAX_TOKENS, think: Think | str | bool | int | None = None,
+        lora: str | Path | Loras | None = None, max_tokens: int | None = DEFAULT_MAX_TOKENS,
+        think: Think | str | bool | int | None = None,
         time_limit: float | None = None, energy_limit: float | None = None, on_thought: OnThought | None = None,
         on_logprob: OnLogprob | None = None, **options: Any,
     ) -> Stream:  # fmt: skip
@@ -218,7 +233,7 @@ class Batch:
         joules = self._options.energy if energy_limit is None else energy_limit
         request = Request(prompt, max_tokens, think=Think.parse(think), time=limit, energy=joules, **options)
         return Stream(
-            self, request, priority=priority, tenant=tenant, on_thought=on_thought, on_logprob=on_logprob
+            self, request, priority=priority, tenant=tenant, lora=lora, on_thought=on_thought, on_logprob=on_logprob
         )  # fmt: skip
 
     def generate(self, prompt: Text, **options: Any) -> str:
@@ -255,9 +270,24 @@ class Batch:
         """Tokens of a prompt that run in about `_CHUNK_S`."""
         return max(_LEAST_CHUNK, int(_CHUNK_S / self._pace)) if self._pace else _FIRST_CHUNK
 
-    def _new_sequence(self, engine: Engine) -> TokenSequence:
-        plan, lora, cache = self._loaded.plan, self._loaded.sequence.lora, self._options.prompt_cache
-        return TokenSequence(engine, plan, lora, cache, self._ledger)
+    def _new_sequence(self, engine: Engine, lora: Lora | None) -> TokenSequence:
+        return TokenSequence(engine, self._loaded.plan, lora, self._options.prompt_cache, self._ledger)
+
+    def _open(self, files: Loras) -> Lora | None:
+        """Adapters that generations run with, opened once."""
+        if files not in self._opened:
+            found = self._loaded.open_lora(files)
+            check_lora(found, self._loaded.plan.config)
+            self._opened[files] = found
+        return self._opened[files]
+
+    def _adapt(self, slot: _Slot, lora: Lora | None) -> None:
+        """Have a sequence run these adapters, for which it forgets what others computed."""
+        if _key(slot.tokens.lora) == _key(lora):
+            return
+        slot.tokens.adopt(None, lost=False)
+        cast(AdaptedEngine, slot.engine).set_lora(lora)
+        slot.tokens.adopt(lora, lost=False)
 
     def _reclaim_from_slots(self) -> None:
         self._loaded.reclaimer.sequences = [slot.tokens for slot in self._slots]
@@ -280,7 +310,13 @@ class Batch:
             self._admitted += 1
             self._queue.remove(ticket)
             shared = self._shared_rows(ticket)
-            slot = max(free, key=lambda each: (shared[each], -each.used))
+            slot = max(free, key=lambda each: (shared[each], each.may_share(ticket), -each.used))
+            try:
+                self._adapt(slot, ticket.lora)
+            except EdgeError as error:  # an adapter whose values are damaged
+                self._queue.append(ticket)
+                self._end(ticket, error)
+                continue
             if ticket.sequence is not None:
                 slot.tokens.reset()
                 slot.tokens = ticket.sequence
@@ -305,7 +341,7 @@ class Batch:
         ticket, slot.ticket = cast(Ticket, slot.ticket), None
         if ticket.turns is not None:
             slot.tokens.give_up()
-            slot.tokens, ticket.again = self._new_sequence(slot.engine), True
+            slot.tokens, ticket.again = self._new_sequence(slot.engine, ticket.lora), True
             self._reclaim_from_slots()
         ticket.preempted += 1
         self._queue.append(ticket)
@@ -315,7 +351,7 @@ class Batch:
         """How many first rows of each sequence are those of a prompt, which has not begun to run."""
         tokens = _whole(ticket.run.prompt) if ticket.sequence is None else None
         return {
-            slot: slot.tokens.shared(tokens) if tokens is not None and slot.tenant == ticket.tenant else 0
+            slot: slot.tokens.shared(tokens) if tokens is not None and slot.may_share(ticket) else 0
             for slot in self._slots
         }  # fmt: skip
 
@@ -361,12 +397,21 @@ class Batch:
             self._pace = (self._pace + pace) / 2 if self._pace else pace
 
     def _decode(self, tickets: Sequence[Ticket]) -> None:
-        """The next tokens of all. Where several of one are to come, these run in a pass of their own."""
+        """The next tokens of all, of those with the same adapters in one pass. Where several of one are to come, these
+        run in a pass of their own."""
         self._ran = 0
-        together = [each for each in tickets if each.begun.next_pass == 1]
-        if len(together) > 1:
-            self._run_together(together)
-        for ticket in tickets if len(together) < 2 else [each for each in tickets if each not in together]:
+        alone, groups = list[Ticket](), dict[str, list[Ticket]]()
+        for ticket in tickets:
+            if ticket.begun.next_pass == 1:
+                groups.setdefault(_key(ticket.lora), []).append(ticket)
+            else:
+                alone.append(ticket)
+        for group in groups.values():
+            if len(group) > 1:
+                self._run_together(group)
+            else:
+                alone += group
+        for ticket in alone:
             self._ledger.run([ticket.share])
             try:
                 ticket.begun.run_pending(ticket.run.sample, ticket.run.most_ahead)
@@ -462,6 +507,10 @@ class Stream:
     def __del__(self) -> None:
         if hasattr(self, "_ticket") and not self._batch.closed:
             self.close()
+
+
+def _key(lora: Lora | None) -> str:
+    return lora.key if lora else ""
 
 
 def _whole(prompt: Prompt) -> IntArray | None:

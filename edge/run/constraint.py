@@ -39,22 +39,27 @@ class Constraint(Protocol):
 class Constrained:
     """A constraint within one generation: it holds from the end of the thoughts, which are free.
 
-    skips: whether forced tokens need no logits of their own.
+    skips: whether forced tokens need no logits of their own. begins: it holds for thoughts, too.
     """
 
-    def __init__(self, constraint: Constraint, thinking: Thinking, *, skips: bool) -> None:
-        self._constraint, self._thinking, self._skips = constraint, thinking, skips
+    def __init__(self, constraint: Constraint, thinking: Thinking, *, skips: bool, begins: bool = False) -> None:
+        self._constraint, self._thinking, self._skips, self._begins = constraint, thinking, skips, begins
         self._begun = False  # the answer has its first token
         self._offered: int | None = None  # a token that would open a thought, which was possible beside the grammar's
         self._lead = list[int]()  # tokens between thoughts and answer that are to follow
-        self.holds = thinking.answering
+        self.holds = begins or thinking.answering
+        if begins:
+            self._begun = True
+            thinking.end_before_header()
 
     @classmethod
-    def of(cls, grammar: Grammar, model: Model, thinking: Thinking, *, skips: bool) -> Constrained:
+    def of(
+        cls, grammar: Grammar, model: Model, thinking: Thinking, *, skips: bool, begins: bool = False
+    ) -> Constrained:
         """Raises what `Matcher` raises."""
         from edge.grammar.matcher import Matcher
 
-        return cls(Matcher(grammar, model.tokenizer), thinking, skips=skips)
+        return cls(Matcher(grammar, model.tokenizer), thinking, skips=skips, begins=begins)
 
     def mask(self, logits: FloatArray) -> None:
         """As `Constraint.mask`. Before the answer, a token that opens a thought stays possible."""
@@ -73,9 +78,13 @@ class Constrained:
             self.holds = self._thinking.answering
             self._lead = self._thinking.lead if self.holds else []
 
-    def thoughts_were_cut(self) -> None:
-        """Tokens that end the thoughts were inserted, with what stands before an answer."""
-        self.holds = self._thinking.answering
+    def thoughts_were_cut(self, tokens: list[int]) -> None:
+        """These tokens that end the thoughts were inserted, with what stands before an answer."""
+        if self._begins:
+            for token in tokens:
+                self._constraint.accept(token)
+        else:
+            self.holds = self._thinking.answering
 
     def forced(self) -> list[int]:
         """Tokens that follow without a choice."""

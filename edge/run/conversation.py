@@ -5,12 +5,14 @@ another system prompt, with a conversation from a file), the next turn runs the 
 
 Templates drop the thoughts of earlier turns. So does the cache: before the next turn, the rows after the last question
 go, and the answer runs again without its thoughts. Where rows cannot be taken back, as after evictions, they stay.
+
+With tools, each turn goes through the template from the beginning, and the session keeps the rows with which it begins.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,28 +20,38 @@ from typing import Any
 import numpy as np
 
 from edge.errors import InputError, UnsupportedError
+from edge.formats.json_file import read_given
+from edge.model.messages import parse_messages, parse_tools
 from edge.model.prompt import Prompt
+from edge.model.spec import check_generates
 from edge.model.thinking import Think
 from edge.run.arguments import check_text
-from edge.run.report import RunReport
+from edge.run.report import RunReport, ToolCall
 from edge.run.scheduler import Pieces
 from edge.run.sequence import Mark
 from edge.run.session import Session
 from edge.run.snapshots import changed_opening
 from edge.types import IntArray
 
-_LARGEST_FILE = 64 << 20  # bytes of a saved conversation
-
 
 @dataclass(frozen=True)
 class Turn:
     """before: the session's position when the turn began; None once the cache no longer holds it. opened: where its
-    answer began, if thoughts that the template would drop follow there."""
+    answer began, if thoughts that the template would drop follow there. steps: messages between question and answer:
+    calls of tools and their results. calls: of the answer, whose results are missing."""
 
     user: str
     answer: str = ""
     before: Mark | None = None
     opened: Mark | None = None
+    steps: tuple[dict[str, Any], ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+
+    def messages(self) -> list[dict[str, Any]]:
+        said: list[dict[str, Any]] = [{"role": "user", "content": self.user}, *self.steps]
+        if self.calls:
+            return [*said, _calling(self.answer, self.calls)]
+        return [*said, {"role": "assistant", "content": self.answer}] if self.answer else said
 
 
 class Conversation:
@@ -49,16 +61,18 @@ class Conversation:
         for piece in talk.say("Why is the sky blue?"):
             print(piece, end="")
 
-    Raises UnsupportedError if the model has no chat template.
+    tools: as `Session.stream` takes them, for the turns to come. `calls` are those of the last answer, and `give` goes
+    on with their results. Raises UnsupportedError if the model has no chat template.
     """
 
-    def __init__(self, session: Session, *, system: str | None = None) -> None:
+    def __init__(self, session: Session, *, system: str | None = None, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         if not hasattr(session, "model"):
             raise InputError(f"session must be edge.Session, not {session!r:.60}")
         check_text("system", system)
+        check_generates(session.spec)
         if session.model.template is None:
             raise UnsupportedError(f"{session.model.name} has no chat template: use --raw")
-        self.session = session
+        self.session, self.tools = session, parse_tools(tools) or []
         self.evicted = 0  # rows that the last turn made the policy evict
         self._system = system
         self._turns: list[Turn] = []
@@ -67,19 +81,28 @@ class Conversation:
         self._think = Think()  # the last turn's choice
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The conversation in the common form: [{"role": "user", "content": …}, …]."""
-        said = [] if self._system is None else [("system", self._system)]
-        for turn in self._turns:
-            said += [("user", turn.user), ("assistant", turn.answer)]
-        if said and said[-1] == ("assistant", ""):
-            said.pop()  # a question that waits for its answer
-        return [{"role": role, "content": content} for role, content in said]
+        return self._said(self._turns)
+
+    def _said(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+        said = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return said + [message for turn in turns for message in turn.messages()]
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Calls of tools in the last answer, which wait for their results."""
+        return self._turns[-1].calls if self._turns else ()
+
+    @property
+    def _whole(self) -> bool:
+        """Whether turns go through the template from the beginning."""
+        return bool(self.tools) or any(turn.steps or turn.calls for turn in self._turns)
 
     @property
     def replays(self) -> bool:
         """Whether the next turn runs the whole conversation again, since the cache does not hold it."""
-        return bool(self._turns) and not (self._held and self._lora is self.session.lora)
+        return bool(self._turns) and not self._whole and not (self._held and self._lora is self.session.lora)
 
     @property
     def system(self) -> str | None:
@@ -100,6 +123,11 @@ class Conversation:
         """
         if not isinstance(text, str):
             raise InputError(f"the prompt must be text, not {text!r:.60}")
+        if self.calls:
+            raise InputError(f"{self.calls[0].name} was called, and has no result yet: give it, or take the turn back")
+        if self._whole:
+            yield from self._answer(len(self._turns), Turn(text), **options)
+            return
         session, fresh = self.session, not self._turns
         think = Think.parse(options.get("think"))
         before, prompt = Mark(), text  # type: Mark, str | Prompt
@@ -127,6 +155,32 @@ class Conversation:
                 self._turns.append(Turn(text, "".join(answer), before, self._opened(report, before)))
                 self._held, self._lora, self.evicted = True, session.lora, report.kv.evicted - before.evicted
 
+    def give(self, results: Sequence[str], **options: Any) -> Pieces:
+        """Go on with the results of the last answer's `calls`, in their order; as `say`. Raises InputError."""
+        calls, session = self.calls, self.session
+        if not calls or len(results) != len(calls):
+            raise InputError(f"{len(calls)} calls wait for results, and {len(results)} were given")
+        report = session.report
+        own = report is not None and report.tool_calls == calls and report.thoughts
+        steps = _steps(self._turns[-1], results, own.text if own else None)
+        yield from self._answer(len(self._turns) - 1, steps, **options)
+
+    def _answer(self, number: int, turn: Turn, **options: Any) -> Pieces:
+        """The answer to a turn of this number, whose conversation goes through the template from its beginning."""
+        session, last_report, answer = self.session, self.session.report, list[str]()
+        messages = self._said([*self._turns[:number], turn])
+        pieces = session.stream(messages=messages, tools=self.tools, **options)
+        try:
+            for piece in pieces:
+                answer.append(piece)
+                yield piece
+        finally:
+            pieces.close()
+            report = session.report
+            if report is not None and report is not last_report:  # it ran
+                self._turns[number:] = [replace(turn, answer="".join(answer), calls=report.tool_calls)]
+                self._held, self.evicted = False, report.kv.evicted
+
     def undo(self) -> str:
         """Remove the last turn, its question and its answer; returns the question. Raises InputError if there is
         none."""
@@ -147,8 +201,8 @@ class Conversation:
 
     def moved(self, session: Session) -> Conversation:
         """The same conversation with another session, whose next turn runs its text."""
-        other = Conversation(session, system=self._system)
-        other._turns = [Turn(turn.user, turn.answer) for turn in self._turns]
+        other = Conversation(session, system=self._system, tools=self.tools)
+        other._turns = [replace(turn, before=None, opened=None) for turn in self._turns]
         other._held = not other._turns
         return other
 
@@ -174,7 +228,8 @@ class Conversation:
         """Replace this conversation by one from a file. It is run with the next turn.
 
         The file: JSON as `save` writes it, or the list of messages alone. An optional system message comes first, then
-        the user's and the assistant's in turn. Raises InputError, and changes nothing, for anything else.
+        the user's and the assistant's in turn, with results behind calls of tools. Raises InputError, and changes
+        nothing, for anything else.
         """
         system, turns = _turns(Path(path).expanduser())
         self.reset()
@@ -215,48 +270,72 @@ class Conversation:
 def _turns(path: Path) -> tuple[str | None, list[Turn]]:
     """The system prompt and the turns of a saved conversation. Raises InputError."""
     messages = _read_messages(path)
-    system = messages[0][1] if messages[0][0] == "system" else None
-    turns: list[Turn] = []
-    expected = "user"
-    for number, (role, content) in enumerate(messages, 1):
+    system = messages[0]["content"] if messages[0]["role"] == "system" else None
+    turns, results, expected = list[Turn](), list[str](), "user"
+    for number, message in enumerate(messages, 1):
+        role, content = message["role"], message["content"]
         if role == "system":
             continue  # the first
         if role != expected:
             raise InputError(f"{path}: message {number} is the {role}'s, where the {expected}'s must follow")
         if role == "user":
             turns.append(Turn(content))
+            expected = "assistant"
+        elif role == "assistant":
+            turns[-1], results = replace(turns[-1], answer=content, calls=message["calls"]), []
+            expected = "tool" if message["calls"] else "user"
         else:
-            turns[-1] = replace(turns[-1], answer=content)
-        expected = "assistant" if role == "user" else "user"
+            results.append(content)
+            if len(results) == len(turns[-1].calls):
+                turns[-1], results, expected = _steps(turns[-1], results), [], "assistant"
+    if results:
+        raise InputError(f"{path}: the last calls have results but for {len(turns[-1].calls) - len(results)} of them")
     return system, turns
 
 
-def _read_messages(path: Path) -> list[tuple[str, str]]:
-    """Roles and contents. Raises InputError."""
-    try:
-        if path.is_file() and path.stat().st_size > _LARGEST_FILE:
-            raise InputError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB: that is no saved conversation")
-        if not path.is_file():
-            raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
-        read = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path}: not JSON, so no saved conversation") from None
+def _steps(turn: Turn, results: Sequence[str], thoughts: str | None = None) -> Turn:
+    """The turn with the results of its calls, which goes on behind them."""
+    called = _calling(turn.answer, turn.calls) | ({"reasoning_content": thoughts} if thoughts else {})
+    found = [
+        {"role": "tool", "tool_call_id": call.id, "content": text}
+        for call, text in zip(turn.calls, results, strict=True)
+    ]
+    return replace(turn, answer="", calls=(), before=None, opened=None, steps=(*turn.steps, called, *found))
+
+
+def _calling(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """The message of an answer that calls tools."""
+    listed = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+    return {"role": "assistant", "content": text or None, "tool_calls": listed}
+
+
+def _read_messages(path: Path) -> list[dict[str, Any]]:
+    """Roles, contents and calls. Raises InputError."""
+    read = read_given(path, "saved conversation")
     return list(_checked(path, read.get("messages") if isinstance(read, dict) else read))
 
 
-def _checked(path: Path, messages: Any) -> Iterator[tuple[str, str]]:
+def _checked(path: Path, messages: Any) -> Iterator[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise InputError(f'{path}: no saved conversation: {{"messages": [{{"role": "user", "content": "…"}}, …]}}')
     for number, message in enumerate(messages, 1):
-        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
-        if role not in ("system", "user", "assistant") or not isinstance(content, str):
+        found = message if isinstance(message, dict) else {}
+        role, content, listed = (found.get(name) for name in ("role", "content", "tool_calls"))
+        if role not in ("system", "user", "assistant", "tool") or not (isinstance(content, str) or listed):
             raise InputError(
-                f"{path}: message {number} must have a role (system, user or assistant) and a content, which is text"
+                f"{path}: message {number} must have a role (system, user, assistant or tool) and a content, which is "
+                "text"
             )
         if role == "system" and number > 1:
             raise InputError(f"{path}: message {number} is the system's, which must come first")
         if role == "user" and not content:
             raise InputError(f"{path}: message {number} is empty")
-        yield role, content
+        try:
+            [parsed] = parse_messages([{"role": role, "content": content, "tool_calls": listed}])
+        except InputError as error:
+            raise InputError(f"{path}: {error}".replace("message 1", f"message {number}")) from None
+        calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in parsed.calls)
+        yield {"role": role, "content": content or "", "calls": calls}

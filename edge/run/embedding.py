@@ -1,27 +1,29 @@
-"""Embeddings of texts from a loaded decoder: its last hidden states, pooled."""
+"""Embeddings of texts from a loaded encoder or decoder: its last hidden states, pooled."""
 
 from __future__ import annotations
 
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 import numpy as np
 
 from edge.backends.base import HiddenEngine
 from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
+from edge.model.layers import Pooling
+from edge.model.tensors import find_network
 from edge.run.sequence import TokenSequence
 from edge.types import FloatArray, IntArray
 
-Pooling = Literal["mean", "last"]
+
+def check_pooling(pooling: object) -> Pooling | None:
+    """Raises InputError for a pooling that is not there. None: the model's own."""
+    if pooling is not None and pooling not in get_args(Pooling):
+        raise InputError(f"--pooling={pooling!s:.20} is not there: choose {', '.join(get_args(Pooling))}")
+    return cast(Pooling | None, pooling)
 
 
-def check_pooling(pooling: object) -> Pooling:
-    """Raises InputError for a pooling that is not there."""
-    if pooling not in get_args(Pooling):
-        raise InputError(f"--pooling={pooling!s:.20} is not there: choose {' or '.join(get_args(Pooling))}")
-    return cast(Pooling, pooling)
-
-
-def embed(sequence: TokenSequence, tokens: IntArray, pooling: Pooling, *, normalize: bool) -> FloatArray:
+def embed(
+    sequence: TokenSequence, tokens: IntArray, pooling: Pooling | None, *, normalize: bool, truncate: bool
+) -> FloatArray:
     """As `Session.embed`, of token ids."""
     engine, kv, chunk = sequence.engine, sequence.engine.kv, sequence.plan.config.chunk
     if not engine.capabilities.hidden:
@@ -29,6 +31,14 @@ def embed(sequence: TokenSequence, tokens: IntArray, pooling: Pooling, *, normal
         raise UnsupportedError(f"the {name} engine hands out no hidden states to embed by: use --backend=cpu")
     if not tokens.size:
         raise InputError("the text is empty")
+    pooling, encoder = pooling or find_network(engine.spec).pooling, engine.spec.encoder
+    if truncate and tokens.size > kv.capacity:
+        last = tokens[-1:] if encoder else tokens[:0]  # [SEP], with which texts end
+        tokens = np.concatenate([tokens[: kv.capacity - last.size], last])
+    if encoder and tokens.size > kv.capacity:
+        raise InputError(
+            f"the text has {tokens.size} tokens, but this encoder sees {kv.capacity}: split it, or use --truncate"
+        )
     if not sequence.policy.evicts and tokens.size > kv.capacity:
         raise InputError(
             f"the text has {tokens.size} tokens, but --kv-policy={sequence.policy.name} has {kv.capacity} KV rows: "
@@ -42,7 +52,10 @@ def embed(sequence: TokenSequence, tokens: IntArray, pooling: Pooling, *, normal
         if not sequence.make_room(part.size):
             raise BudgetError("memory is short: close other programs, or state a smaller --max-kv-size")
         states = sequence.hidden(cast(HiddenEngine, engine), part)
-        total = total + states.sum(axis=0, dtype=np.float64) if pooling == "mean" else states[-1].astype(np.float64)
+        if pooling == "mean":
+            total += states.sum(axis=0, dtype=np.float64)
+        elif pooling == "last" or start == 0:
+            total = states[0 if pooling == "cls" else -1].astype(np.float64)
     sequence.reset()
     found = total / tokens.size if pooling == "mean" else total
     length = float(np.linalg.norm(found))

@@ -71,13 +71,20 @@ class Generation:
         prompt, keep, tokenizer = request.encode(model), request.keep_text, model.tokenizer
         use = prompt.tools
         marks = special_marks(use, tokenizer) if use else {}
-        thinking = Thinking(model, prompt, request.think, watch, on_thought, keep, marks.values())
+        begins = use is not None and use.form.begins
+        thinking = Thinking(
+            model, prompt, request.think, watch, on_thought, keep, () if begins else marks.values(),
+            use.form.opening if use and begins else None,
+        )  # fmt: skip
         banned = tokenizer.suppressed | (tokenizer.end_ids if request.ignore_eos else frozenset())
         sampling = (request.sampling or model.sampling()).with_seed()
         grammar, top = request.grammar, request.logprobs
+        begins = begins and grammar is None
         if use and grammar is None and (lark := use.grammar(marks)) is not None:
             grammar = Grammar(lark=lark)
-        sample = Sampler(sampling, banned, piece=tokenizer.piece, processor=request.logits_processor)
+        sample = Sampler(
+            sampling, banned, piece=tokenizer.piece, processor=request.logits_processor, ends=tokenizer.end_ids
+        )
         outside = [token for token, _ in sampling.logit_bias if token >= tokenizer.size]
         if outside:
             raise InputError(f"--logit-bias names token {outside[0]}, and the vocabulary has {tokenizer.size}")
@@ -86,7 +93,7 @@ class Generation:
             sample.look = logprobs.look
         constrained = None
         if grammar is not None:
-            constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None)
+            constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None, begins=begins)
         return cls(
             request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
             constrained, logprobs, StringIO() if keep else None, ToolCalls(use, on_call) if use else None,
@@ -112,10 +119,10 @@ class Generation:
             self.constrained.accept(token)
         return self.forced()
 
-    def end_thoughts(self) -> deque[int]:
+    def end_thoughts(self, closing: list[int]) -> deque[int]:
         """Tokens that end the thoughts were inserted. Returns those that follow without a choice."""
         if self.constrained is not None:
-            self.constrained.thoughts_were_cut()
+            self.constrained.thoughts_were_cut(closing)
         return self.forced()
 
     def forced(self) -> deque[int]:
@@ -154,7 +161,8 @@ class Generation:
     def most_ahead(self) -> int:
         """Tokens that may be run before budgets are asked."""
         most = self.request.max_tokens
-        return self.watch.affordable(_MOST_AHEAD if most is None else min(_MOST_AHEAD, most - self.generated))
+        limits = (None if most is None else most - self.generated, self.sample.most_alike(self.generated))
+        return self.watch.affordable(min([_MOST_AHEAD, *(each for each in limits if each is not None)]))
 
     @property
     def tokens(self) -> Tokens:

@@ -13,7 +13,7 @@ from edge.devices.memory import release_free_memory
 from edge.devices.power import measure_card
 from edge.errors import UnsupportedError
 from edge.model.lora import Lora, open_lora
-from edge.model.lora_file import LoraFile
+from edge.model.lora_file import Loras
 from edge.model.model import Model
 from edge.options import Options
 from edge.plan.plan import Plan, plan_with_lora
@@ -61,12 +61,17 @@ class Loaded:
         found: ExpertCounts | None = getattr(self.engine, "experts", None)
         return found and replace(found)
 
-    def set_lora(self, files: tuple[LoraFile, ...]) -> None:
+    def open_lora(self, files: Loras) -> Lora | None:
+        """Adapters of this model. Raises InputError, ModelFormatError, UnsupportedError."""
+        adapters = open_lora(files, self.model.file, self.model.spec)
+        if adapters is not None and not self.engine.capabilities.lora:
+            raise UnsupportedError(f"the {self.plan.backend} engine runs no LoRA adapters")
+        return adapters
+
+    def set_lora(self, files: Loras) -> None:
         """As `Session.set_lora`."""
         spec, engine, before = self.model.spec, self.engine, self.sequence.lora
-        adapters = open_lora(files, self.model.file, spec)
-        if adapters is not None and not engine.capabilities.lora:
-            raise UnsupportedError(f"the {self.plan.backend} engine runs no LoRA adapters")
+        adapters = self.open_lora(files)
         lost = self.sequence.lost or engine.kv.length > 0
         if adapters is not None and adapters.size.rank > self.plan.config.lora_rank:
             self._load_again(plan_with_lora(self.plan, spec, self.backend, adapters.size), adapters, lost)

@@ -146,6 +146,7 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
             reason = "eos"
             break
         run.generated += 1
+        sample.count(run.generated)
         sequence.append(token)
         text = stops.feed(run.said(thinking.feed(token)))
         if drawn and run.logprobs is not None:
@@ -165,7 +166,7 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
             reason = watch.ends_now() if sequence.was_run else watch.before_pass(sequence.ran)
         if reason is None and (closing := thinking.closing()):
             sequence.insert(closing)
-            forced = run.end_thoughts()
+            forced = run.end_thoughts(closing)
         while reason is None and sequence.pending:
             if sequence.take_ahead():
                 continue

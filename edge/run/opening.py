@@ -6,9 +6,9 @@ from pathlib import Path
 
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.model import Model
+from edge.model.model import Model, make_tokenizer
 from edge.model.model import open_model as open_with
-from edge.model.tokenizer import Tokenizer, TokenizerLike, check_known
+from edge.model.tokenizer import TokenizerLike, check_known
 
 
 def open_model(model: str | Path) -> Model:
@@ -30,4 +30,4 @@ def find_tokenizer(file: GGUFFile) -> TokenizerLike:
             return LlamaCppTokenizer(file)
         except MissingExtraError as error:
             raise UnsupportedError(f"{unknown}; llama.cpp may know it, but {error}") from None
-    return Tokenizer(file)
+    return make_tokenizer(file)

@@ -95,8 +95,10 @@ class Request:
         if others := [name for name, value in given.items() if value]:
             raise InputError(f"--beams goes without {others[0]}")
         drawn = self.sampling
-        if drawn is not None and (drawn.temperature > 0 or drawn.penalizes or drawn.dry_multiplier or drawn.logit_bias):
-            raise InputError("--beams goes without a temperature, penalties and biases: it draws nothing")
+        if drawn is not None and (
+            drawn.temperature > 0 or drawn.penalizes or drawn.dry_multiplier or drawn.logit_bias or drawn.min_tokens
+        ):
+            raise InputError("--beams goes without a temperature, penalties, biases and --min-tokens: it draws nothing")
         if self.max_tokens is None:
             raise InputError("--beams needs a --max-tokens")
 

@@ -34,14 +34,16 @@ class Sampler:
     penalties into the logits it is given.
 
     banned: tokens that are never drawn: those that the model's file suppresses, the end of turn under --ignore-eos.
-    piece: the bytes of a token, by which DRY knows where repetitions begin anew.
+    piece: the bytes of a token, by which DRY knows where repetitions begin anew. ends: tokens that are not drawn before
+    `min_tokens` others.
     """
 
     def __init__(
         self, params: SamplingParams, banned: Iterable[int] = (), *, piece: Callable[[int], bytes] = lambda _: b"",
-        processor: Processor | None = None,
+        processor: Processor | None = None, ends: Iterable[int] = (),
     ) -> None:  # fmt: skip
-        self.banned: IntArray = np.fromiter(sorted(banned), dtype=np.int32)
+        self._held = frozenset(ends) - frozenset(banned) if params.min_tokens else frozenset[int]()
+        self.banned: IntArray = np.fromiter(sorted(self._held.union(banned)), dtype=np.int32)
         self._params = params
         self._recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
         self._rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
@@ -74,6 +76,16 @@ class Sampler:
         if token not in self.banned:
             self.banned = np.append(self.banned, np.int32(token))
 
+    def count(self, drawn: int) -> None:
+        """The answer has so many tokens: once there are `min_tokens`, it may end."""
+        if self._held and drawn >= self._params.min_tokens:
+            self.banned = self.banned[~np.isin(self.banned, list(self._held))]
+            self._held = frozenset()
+
+    def most_alike(self, drawn: int) -> int | None:
+        """Further tokens of which none may end the answer, after so many; None: there is no such limit."""
+        return self._params.min_tokens - drawn if self._held else None
+
     def follow(self, tokens: Iterable[int]) -> None:
         """The answer goes on with tokens that were not drawn."""
         if self._answer is not None:
@@ -98,7 +110,9 @@ class Sampler:
         if self.mask is not None:
             self.mask(logits)
             if logits.max() == -np.inf:  # since NaN is no reason to be silent, this is not `not isfinite`
-                raise UnsupportedError("the grammar allows only tokens that are never drawn: is --ignore-eos in use?")
+                raise UnsupportedError(
+                    "the grammar allows only tokens that are not drawn: are --ignore-eos or --min-tokens in use?"
+                )
         token = greedy(logits) if self._rng is None else draw(logits, self._params, self._rng)
         if self._params.penalizes:
             self._recent.append(token)

@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import cast
 
 import numpy as np
@@ -61,6 +61,8 @@ class TokenSequence:
         self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
         self.speculation = Speculation(plan.config.drafts) if plan.config.drafts else None
         self._meter = meter
+        # Tokens of an answer have the results of passes of their own, however many run at once.
+        self._exact = engine.capabilities.verifies and not self.policy.needs.queries
         self._changes = engine.kv.foresight > 0  # rows of a short text are not those of a long one
         self._forget()
 
@@ -211,7 +213,7 @@ class TokenSequence:
         """Forget what follows the first `rows`, and run these tokens. Returns logits after the last. end: the saved end
         by which the cache goes back to those rows, if it has a tail."""
         self.continue_from(rows, end, tokens)
-        while count := self.next_pass:
+        while count := min(len(self.pending), self.pass_size(len(self.pending))):
             logits = self.forward(np.array(self.pending[:count], np.int32), upcoming=1)
             del self.pending[:count]
         return logits
@@ -242,22 +244,24 @@ class TokenSequence:
 
     @property
     def was_run(self) -> bool:
-        """Whether the pending token was run ahead."""
-        return bool(self.ahead) and [self.ahead[0][0]] == self.pending
+        """Whether the pending tokens were run ahead."""
+        return [token for token, _ in islice(self.ahead, len(self.pending))] == self.pending
 
     def take_ahead(self) -> bool:
-        """Go on behind the pending token if it was run ahead; else forget what was run ahead."""
-        if self.was_run:
+        """Go on behind the pending tokens if they were run ahead; else forget what was run ahead behind those that
+        were."""
+        while self.pending and self.ahead and self.ahead[0][0] == self.pending[0]:
             _, self._outcome = self.ahead.popleft()
-            self.pending.clear()
-            return True
-        self.settle()
-        return False
+            del self.pending[0]
+        if self.pending:
+            self.settle()
+        return not self.pending
 
     @property
     def next_pass(self) -> int:
         """Pending tokens that run at once."""
-        return min(len(self.pending), self.pass_size(len(self.pending)))
+        count = len(self.pending)
+        return min(count, 1 + self.plan.config.drafts if self._exact else self.pass_size(count))
 
     def run_pending(self, sample: Sampler, most_ahead: Callable[[], int]) -> None:
         """Run the next pending tokens, for which there is room, and perhaps what may follow them.
@@ -267,36 +271,45 @@ class TokenSequence:
         started = time.perf_counter()
         self.ran = count = self.next_pass
         tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
-        picks = engine.capabilities.picks
-        ranks = picks or engine.capabilities.ranks
+        picks, ranks = engine.capabilities.picks, engine.capabilities.ranks
+        draft = self._draft(most_ahead) if self._exact else np.zeros(0, np.int32)
         chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
         if chooses and (most := min(most_ahead(), 1 + self._answered // _IN_VAIN)):
             self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
-        elif len(self.pending) == 1 and (draft := self._draft(most_ahead)).size:
-            self._outcome = self._verify(np.concatenate([tokens, draft]))
-        elif ranks and 0 < sample.candidates <= engine.most_candidates:
+        elif (picks or (ranks and count == 1 and not draft.size)) and 0 < sample.candidates <= engine.most_candidates:
             self._observe(count, upcoming=1)
             self._outcome = engine.forward_top(tokens, sample.candidates)
             self._count(tokens)
+        elif self._exact:
+            self._verify(tokens, draft)
         else:
             self._outcome = self.forward(tokens, upcoming=1)
-        if self.speculation and len(self.pending) == 1:
-            self.speculation.time(1 + self._drafted, time.perf_counter() - started)
-        del self.pending[:count]
+        if self.speculation:
+            self.speculation.time(self.ran, self._drafted, time.perf_counter() - started)
+        del self.pending[: self.ran]
 
     def _draft(self, most_ahead: Callable[[], int]) -> IntArray:
-        """Tokens that may follow the pending one, as many as are worth a try. Nothing is evicted for their rows."""
-        if self.speculation is None:
+        """Tokens that may follow the pending ones, as many as are worth a try. Nothing is evicted for their rows."""
+        count = len(self.pending)
+        if self.speculation is None or count > self.next_pass:
             return np.zeros(0, np.int32)
-        return self.speculation.propose(min(most_ahead(), self.engine.kv.free) - 1)
+        room = min(most_ahead(), self.engine.kv.free, 1 + self.plan.config.drafts)
+        return self.speculation.propose(room - count, count)
 
-    def _verify(self, tokens: IntArray) -> FloatArray:
-        """Run the pending token and a draft, which goes into `ahead`; returns the logits after the first."""
-        first, *others = list[FloatArray](cast(VerifyingEngine, self.engine).verify(tokens))
+    def _verify(self, tokens: IntArray, draft: IntArray) -> None:
+        """Run pending tokens and a draft, which goes into `ahead`."""
+        count = tokens.size
+        if draft.size:
+            tokens = np.concatenate([tokens, draft])
+        if tokens.size == 1:
+            self._outcome = self.forward(tokens, upcoming=1)
+            return
+        found = cast(VerifyingEngine, self.engine).verify(tokens)
+        self.ran = min(count, len(found))
+        self._outcome, *others = list[FloatArray](found[self.ran - 1 :])
         self._drafted = len(others)
-        self.ahead.extend(zip(tokens[1:].tolist(), others, strict=False))
-        self._count(tokens[: 1 + len(others)])
-        return first
+        self.ahead.extend(zip(draft.tolist(), others, strict=False))
+        self._count(tokens[: len(found)])
 
     def observe_next(self) -> int:
         """Announce that the next pending token runs in a pass of several sequences. Returns the token."""

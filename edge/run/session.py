@@ -19,15 +19,16 @@ from edge.devices.memory import memory_use
 from edge.devices.power import find_meter, memory_root
 from edge.errors import BudgetError, EngineError, IncompleteError, InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
+from edge.model.layers import Pooling
 from edge.model.lora import Lora
-from edge.model.lora_file import parse_lora
+from edge.model.lora_file import Loras, parse_lora
 from edge.model.model import Model
 from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_meter, check_prompt, check_top
 from edge.run.batch import Batch
-from edge.run.embedding import Pooling, check_pooling, embed
+from edge.run.embedding import check_pooling, embed
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
 from edge.run.logprobs import OnLogprob, score
@@ -115,7 +116,7 @@ class Session:
         """The adapters that the model runs with."""
         return self._sequence.lora
 
-    def set_lora(self, lora: str | Path | None, *, scale: float = 1.0) -> None:
+    def set_lora(self, lora: str | Path | Loras | None, *, scale: float = 1.0) -> None:
         """Run with another LoRA adapter from the next generation on, or with none.
 
         lora: a GGUF file, or what `--lora` takes. scale: a factor of what the adapters add. The conversation is
@@ -290,19 +291,23 @@ class Session:
             raise InputError("score takes token ids, int [n]: see model.encode_text")
         return score(self._sequence, found, top)
 
-    def embed(self, text: str | IntArray, *, pooling: Pooling = "mean", normalize: bool = True) -> FloatArray:
-        """The embedding of a text or of token ids, float32 [hidden]: the mean of the model's last hidden states, or the
-        state after the last token. Forgets the conversation.
+    def embed(
+        self, text: str | IntArray, *, pooling: Pooling | None = None, normalize: bool = True, truncate: bool = False
+    ) -> FloatArray:
+        """The embedding of a text or of token ids, float32 [hidden], from the model's last hidden states. Forgets the
+        conversation.
 
-        normalize: scale to length 1. Raises BusyError during a generation, InputError for an empty text, or one that
-        is longer than the cache if the policy may not evict; UnsupportedError where an engine has no hidden states.
+        pooling: "mean" of all states, that after the "last" token, or that of the first ("cls"); None: as an encoder's
+        file says, the mean for decoders. normalize: scale to length 1. truncate: leave out the end of a text that is
+        longer than the cache. Raises BusyError during a generation, InputError for an empty text, or one that is longer
+        than the cache if the policy may not evict; UnsupportedError where an engine has no hidden states.
         """
         self.steps.check_idle()
         if self._closed:
             raise InputError("this session is closed: load the model again")
         found = check_prompt(text)
         tokens = found if isinstance(found, np.ndarray) else self.model.encode_text(found)
-        return embed(self._sequence, tokens, check_pooling(pooling), normalize=normalize)
+        return embed(self._sequence, tokens, check_pooling(pooling), normalize=normalize, truncate=truncate)
 
     def trim(self, level: float) -> None:
         """Memory is short: give back what can be spared, and keep it so.

@@ -16,12 +16,15 @@ _LONGEST_S = 0.05  # … but at least so often
 
 class Ledger:
     """Divides a meter's joules by the time in which each share ran; those of one pass have equal parts of it. Joules
-    of a time in which none ran belong to the next that run. It is an EnergyMeter of them all, for any thread."""
+    of a time in which none ran belong to the next that run; idle: those of longer times belong to none. It is an
+    EnergyMeter of them all, for any thread."""
 
-    def __init__(self, meter: EnergyMeter, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._meter, self._clock, self._lock = meter, clock, threading.Lock()
+    def __init__(
+        self, meter: EnergyMeter, clock: Callable[[], float] = time.perf_counter, *, idle: bool = False
+    ) -> None:
+        self._meter, self._clock, self._idle, self._lock = meter, clock, idle, threading.Lock()
         self._running: Sequence[Share] = ()
-        self._since = self._read_at = clock()
+        self._since = self._read_at = self._ended = clock()
         self._cost = 0.0
         self._last = meter.read()
         self._seconds: dict[Share, float] = {}  # for which joules have not been divided
@@ -33,8 +36,11 @@ class Ledger:
     def run(self, shares: Sequence[Share]) -> None:
         """These run from here on."""
         with self._lock:
+            now = self._clock()
+            if self._idle and shares and not (self._running or self._seconds) and now - self._ended > _LONGEST_S:
+                self._last = self._meter.read()
             self._count()
-            self._running = shares
+            self._running, self._ended = shares, now
 
     def add_bytes(self, count: float) -> None:
         with self._lock:
@@ -56,7 +62,10 @@ class Ledger:
             spent = reading.joules - self._last.joules
             for share, seconds in self._seconds.items():
                 share.joules += spent * seconds / total
+                share.divided = share.divided or len(self._seconds) > 1
             self._seconds.clear()
+            self._last = reading
+        elif self._idle and not self._running:
             self._last = reading
         return replace(reading, joules=self._last.joules)
 
@@ -68,14 +77,15 @@ class Ledger:
 
 
 class Share:
-    """The EnergyMeter of one generation."""
+    """The EnergyMeter of one generation, or of one of several models. Joules are an estimate once others, which ran in
+    the same time, had a part of them."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self.joules = ledger, 0.0
+        self._ledger, self.joules, self.divided = ledger, 0.0, False
 
     def add_bytes(self, count: float) -> None:
         self._ledger.add_bytes(count)
 
     def read(self) -> Reading:
         reading = self._ledger.read()
-        return replace(reading, joules=self.joules)
+        return replace(reading, joules=self.joules, kind="estimate" if self.divided else reading.kind)

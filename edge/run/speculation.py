@@ -1,8 +1,8 @@
 """How many tokens of a draft to verify at once: as many as let the most tokens be expected per second.
 
-With a chance a that a drafted token is right, if those before it are, a pass over n of them and the token before yields
-1 + a + a² + … + aⁿ tokens, and takes c(n + 1) times as long as a pass over one. c is measured as passes run, and a is
-counted, by the length of the match that the draft came from.
+With a chance a that a drafted token is right, if those before it are, a pass over n of them and the p tokens before
+(one, or those that a grammar forces) yields p + a + a² + … + aⁿ tokens, and takes c(p + n) times as long as a pass over
+one. c is measured as passes run, and a is counted, by the length of the match that the draft came from.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Speculation:
     drafts: Drafts = field(default_factory=Drafts)
     drafted: int = 0
     accepted: int = 0
-    _spent: float = 0.0  # seconds of `_passes`
-    _passes: int = 0
+    _spent: float = 0.0  # seconds of the passes over `_given` tokens, beside drafts
+    _given: int = 0
     _times: dict[int, float] = field(default_factory=dict)  # seconds of a pass, by its tokens
     _right: list[float] = field(default_factory=lambda: [a * _TRUSTED for a in _FIRST_CHANCES])
     _tried: list[float] = field(default_factory=lambda: [_TRUSTED] * len(_FIRST_CHANCES))
@@ -42,29 +42,30 @@ class Speculation:
 
     def begin(self) -> None:
         """Another generation begins: count anew."""
-        self.drafted = self.accepted = self._passes = 0
+        self.drafted = self.accepted = self._given = 0
         self._spent = 0.0
 
     def report(self) -> Drafted:
         """Of this generation."""
         alone = self._times.get(1)
-        gain = (self._passes + self.accepted) * alone / self._spent if alone and self._spent else None
+        gain = (self._given + self.accepted) * alone / self._spent if alone and self._spent else None
         return Drafted(self.drafted, self.accepted, gain)
 
-    def propose(self, most: int) -> IntArray:
-        """The tokens to verify behind the next one, int32 [n], at most `most`: none where that would not pay."""
-        draft = self.drafts.draft(min(most, self.most))
-        return draft[: self._length(draft.size)]
+    def propose(self, most: int, given: int = 1) -> IntArray:
+        """The tokens to verify behind the next ones, int32 [n], at most `most`: none where that would not pay. given:
+        how many are known, and run in the same pass."""
+        draft = self.drafts.draft(max(0, min(most, self.most)))
+        return draft[: self._length(draft.size, given)]
 
-    def _length(self, most: int) -> int:
+    def _length(self, most: int, given: int) -> int:
         if not most:
             return 0
         self._match = place = _bucket(self.drafts.match)
         chance = self._right[place] / self._tried[place]
-        best, length, expected = _LEAST_GAIN, 0, 1.0
+        best, length, expected = _LEAST_GAIN * given / self._cost(given), 0, float(given)
         for count in range(1, most + 1):
             expected += chance**count
-            if (gain := expected / self._cost(count + 1)) > best:
+            if (gain := expected / self._cost(given + count)) > best:
                 best, length = gain, count
         return length
 
@@ -73,11 +74,11 @@ class Speculation:
         if 1 in self._times and rows in self._times:
             return self._times[rows] / self._times[1]
         base, each = _FIRST_COST
-        return base + each * rows
+        return base + each * rows if rows > 1 else 1.0
 
-    def time(self, rows: int, seconds: float) -> None:
-        """A pass over `rows` tokens took this long."""
-        self._passes, self._spent = self._passes + 1, self._spent + seconds
+    def time(self, given: int, drafted: int, seconds: float) -> None:
+        """A pass over tokens that were known and drafted ones took this long."""
+        self._given, self._spent, rows = self._given + given, self._spent + seconds, given + drafted
         before = self._times.setdefault(rows, seconds)
         self._times[rows] = before + _NEWEST * (min(seconds, _OUTLIER * before) - before)
 

@@ -15,6 +15,7 @@ from edge.run.report import Thoughts
 from edge.tools.marks import overlap
 
 OnThought = Callable[[str], None]
+_LONGEST_HEADER = 512  # characters and special tokens
 Symbol = str | int  # a character, or a special token that is part of a mark
 
 
@@ -23,13 +24,15 @@ class Splitter:
     ordinary tokens counts where the vocabulary has no token for it.
 
     thinking: whether the next token belongs to a thought. opening: the special token that opens one, if there is one.
-    shown: control tokens that are text, such as marks of calls.
+    shown: control tokens that are text, such as marks of calls. recipient: with it in its header, a part is a call,
+    which belongs to the answer, with the header from there on.
     """
 
     def __init__(
-        self, tokenizer: TokenizerLike, family: Family | None, thinking: bool, shown: Iterable[int] = ()
-    ) -> None:
-        self.thinking = thinking
+        self, tokenizer: TokenizerLike, family: Family | None, thinking: bool, shown: Iterable[int] = (),
+        recipient: str | None = None,
+    ) -> None:  # fmt: skip
+        self.thinking, self._recipient = thinking, recipient
         self._tokenizer, self._decoder = tokenizer, tokenizer.stream_decoder()
         self._shown = {token: tokenizer.text(token).encode() for token in shown}
         marks = {} if family is None else family.marks
@@ -37,13 +40,16 @@ class Splitter:
         self._marks = [(_symbols(tokenizer, mark, special), thinks) for mark, thinks in marks.items()]
         self._tokens = {symbol for mark, _ in self._marks for symbol in mark if isinstance(symbol, int)}
         self.opening = next((mark[0] for mark, _ in self._marks if isinstance(mark[0], int)), None)
+        headed = family.headed if family is not None and recipient else None
+        self._header_end = _symbols(tokenizer, headed, special) if headed else []
+        self._in_header = bool(headed) and thinking
         self._held: list[Symbol] = []
         self._begins = thinking  # after a mark, before the first text: blanks there are part of the form
 
     @property
     def between(self) -> bool:
-        """Whether nothing is held back, neither a part of a mark nor of a character."""
-        return not self._held and not self._decoder.getstate()[0]
+        """Whether nothing is held back, neither a part of a mark nor of a character, and no header is to come."""
+        return not self._held and not self._in_header and not self._decoder.getstate()[0]
 
     def feed(self, token: int) -> list[tuple[bool, str]]:
         """Pieces of text, each with whether it is a thought. The beginning of a possible mark is held back."""
@@ -55,13 +61,37 @@ class Splitter:
         else:
             self._held += self._decoder.decode(self._piece(token))
         found: list[tuple[bool, str]] = []
-        while match := _first_match(self._held, self._marks):
-            start, end, thinks = match
-            self._emit(start, found)
-            del self._held[: end - start]
-            self.thinking, self._begins = thinks, True
-        self._emit(len(self._held) - max((overlap(self._held, mark) for mark, _ in self._marks), default=0), found)
+        while True:
+            if match := _first_match(self._held, self._marks):
+                start, end, thinks = match
+                self._in_header = (
+                    bool(self._header_end) and self._held[:end][-len(self._header_end) :] != self._header_end
+                )
+                self._emit(start, found)
+                del self._held[: end - start]
+                self.thinking, self._begins = thinks, True
+            elif not self._in_header or not self._read_header(found):
+                break
+        if not self._in_header:
+            self._emit(len(self._held) - max((overlap(self._held, mark) for mark, _ in self._marks), default=0), found)
         return found
+
+    def _read_header(self, found: list[tuple[bool, str]]) -> bool:
+        """Whether a header that no mark knows is complete: that of a call, or one of a thought."""
+        match = _first_match(self._held, [(self._header_end, True)])
+        if match is None:
+            self._in_header = len(self._held) <= _LONGEST_HEADER
+            return False
+        self._in_header = False
+        header = "".join(
+            each if isinstance(each, str) else self._tokenizer.text(each) for each in self._held[: match[1]]
+        )
+        _, named, rest = header.partition(self._recipient or "")
+        if named:
+            found.append((False, named + rest))
+            del self._held[: match[1]]
+            self.thinking = self._begins = False
+        return True
 
     def _piece(self, token: int) -> bytes:
         return self._shown.get(token) or self._tokenizer.piece(token)
@@ -85,15 +115,16 @@ class Splitter:
 
 class Thinking:
     """The thoughts of one generation, and the text of its answer without them. on_thought: is called with pieces of
-    thoughts. watch: tells what they cost. shown: as for Splitter."""
+    thoughts. watch: tells what they cost. shown, recipient: as for Splitter."""
 
     def __init__(
         self, model: Model, prompt: Prompt, think: Think, watch: Watch, on_thought: OnThought | None, keep_text: bool,
-        shown: Iterable[int] = (),
+        shown: Iterable[int] = (), recipient: str | None = None,
     ) -> None:  # fmt: skip
         template, tokenizer = model.template, model.tokenizer
+        self._tokenizer, self._again = tokenizer, False
         self._family = None if template is None or prompt.thinks is None else template.family
-        self._splitter = Splitter(tokenizer, self._family, prompt.thinks or False, shown)
+        self._splitter = Splitter(tokenizer, self._family, prompt.thinks or False, shown, recipient)
         self._limit, self._watch, self._on_thought = think, watch, on_thought
         self.thought = False  # whether the last token belongs to a thought, or to a mark around one
         self._thought = False  # it has had thoughts, so none may follow where the answer could begin
@@ -162,7 +193,15 @@ class Thinking:
     @property
     def banned(self) -> int | None:
         """The special token that would begin further thoughts, after their budget was used up."""
-        return self._splitter.opening if self._cut else None
+        return self._splitter.opening if self._cut and not self._again else None
+
+    def end_before_header(self) -> None:
+        """Thoughts whose budget is used up end where the next part begins, whose header a grammar chooses."""
+        if self._family is not None:
+            self._closing, self._again = (
+                self._tokenizer.encode(self._family.again, special=True, start=False).tolist(),
+                True,
+            )
 
     def rest(self) -> str:
         """The rest of the answer, at the end of a generation."""

@@ -12,6 +12,7 @@ import numpy as np
 from edge.errors import InputError
 from edge.model.model import Model
 from edge.model.prompt import Prompt
+from edge.model.spec import check_generates
 from edge.model.thinking import Think
 from edge.run.logprobs import Reader
 from edge.run.request import Request
@@ -61,6 +62,7 @@ def text_of(content: Any, where: str) -> str:
 def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Request:
     """What a session is asked. Raises InputError, UnsupportedError, RefusedError."""
     model = session.model
+    check_generates(model.spec)
     think = asked.think
     if think.chosen and (model.template is None or model.template.family is None):
         think = Think()  # programs ask every model for an effort
@@ -74,7 +76,7 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Reque
     room = session.engine.kv.capacity
     if job.tokens.size >= room and not session.may_evict:
         raise InputError(f"the prompt has {job.tokens.size} tokens, but there are {room} free KV rows")
-    longest = room - job.tokens.size if job.tokens.size < room else room
+    longest = room if session.may_evict else room - job.tokens.size
     return Request(
         prompt=prompt, max_tokens=asked.max_tokens or longest,
         sampling=model.sampling(**chosen), stop=asked.stop or None, ignore_eos=asked.ignore_eos,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Body = Literal["json", "tags", "call", "python", "named"]
+Body = Literal["json", "tags", "call", "python", "named", "header"]
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class ToolFormat:
     """How a family writes calls.
 
     body: what stands between the marks: a JSON object with a name and arguments ("json"), a tag for the function and
-    each parameter ("tags"), `call:NAME{key:value}` ("call"), a list of Python calls ("python"), or the name and a JSON
-    object ("named").
+    each parameter ("tags"), `call:NAME{key:value}` ("call"), a list of Python calls ("python"), the name and a JSON
+    object ("named"), or a JSON object behind a header that has the name ("header").
     """
 
     name: str
@@ -33,12 +33,20 @@ class ToolFormat:
     joined: bool = False  # one pair of marks has all calls
 
     @property
+    def begins(self) -> bool:
+        """Whether a grammar begins with the answer's thoughts: the header behind them says whether a call follows."""
+        return self.body == "header"
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """Texts that may be tokens of their own, and which the parser must see."""
         return tuple(mark for mark in (self.opening, self.closing, *self.also, self.quote, *_INNER[self.body]) if mark)
 
 
-_INNER: dict[Body, tuple[str, ...]] = {"json": (), "tags": (), "call": (), "python": (), "named": ("[ARGS]",)}
+_INNER: dict[Body, tuple[str, ...]] = {
+    "json": (), "tags": (), "call": (), "python": (), "named": ("[ARGS]",),
+    "header": ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"),
+}  # fmt: skip
 
 HERMES = ToolFormat("hermes", ("<tool_call>",), "json", "<tool_call>", "</tool_call>", bare=True)
 
@@ -61,6 +69,7 @@ FORMATS = (
     ToolFormat("lfm2", ("<|tool_list_start|>",), "python", "<|tool_call_start|>", "<|tool_call_end|>", joined=True),
     ToolFormat("mistral", ("[TOOL_CALLS]", "[ARGS]"), "named", "[TOOL_CALLS]", between=""),
     ToolFormat("mistral-list", ("[TOOL_CALLS]",), "json", "[TOOL_CALLS]", joined=True),
+    ToolFormat("harmony", ("<|channel|>commentary", "<|call|>"), "header", " to=functions.", between=""),  # gpt-oss
     ToolFormat(  # Llama 3.1 and 3.2
         "llama3", ("<|start_header_id|>", '"parameters"'), "json", also=("<|python_tag|>",), arguments="parameters",
         between="; ", bare=True,

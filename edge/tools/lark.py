@@ -26,15 +26,21 @@ def call_grammar(
     name: str | None = None,
     required: bool = True,
     parallel: bool = True,
+    thinks: bool = True,
 ) -> str:
     """The grammar of an answer that calls tools.
 
     tokens: special tokens of the vocabulary, by their text. name: the only function that may be called. required: the
     answer is calls; otherwise it may be text, too, and calls behind it. parallel: several calls may follow each other.
+    thinks: thoughts may come first, where the grammar has them (`ToolFormat.begins`).
     """
     functions = [tool.get("function", tool) for tool in tools]
+    functions = [each for each in functions if name in (None, each["name"])]
     writer = _Writer(form, tokens)
-    calls = writer.calls([each for each in functions if name in (None, each["name"])], parallel)
+    if form.body == "header":
+        writer.parts(functions, required=required, thinks=thinks)
+        return writer.text
+    calls = writer.calls(functions, parallel)
     if required:
         writer.rule("start", calls)
     elif form.opening in tokens:
@@ -73,6 +79,24 @@ class _Writer:
 
     def _mark(self, mark: str) -> str:
         return f"<[{self._tokens[mark]}]>" if mark in self._tokens else _literal(mark)
+
+    def parts(self, functions: Sequence[Mapping[str, Any]], *, required: bool, thinks: bool) -> None:
+        """The rules of an answer whose parts have headers: a thought, then a call or a text."""
+        start, channel, message, end = (self._mark(f"<|{each}|>") for each in ("start", "channel", "message", "end"))
+        behind = f'" " {self._mark("<|constrain|>")}? "json" {message}'
+        calls = []
+        for each in functions:
+            to = _literal(f"{self._form.opening}{each['name']}")
+            header = f'({to} {channel} "commentary" | {channel} "commentary" {to})'
+            calls.append(f"{header} {behind} {self._json(_closed(each.get('parameters')))}")
+        last = " | ".join(self._new(each) for each in calls)
+        if not required:
+            last += " | " + self._new(f'{channel} "final" {message} {self._new(_ANY_TEXT)}')
+        thought = ""
+        if thinks:
+            inner = f"{self._new(_ANY_TEXT)} {end}" if "<|end|>" in self._tokens else self._new_lazy("<|end|>")
+            thought = f'[{channel} "analysis" {message} {inner} {start} "assistant"] '
+        self.rule("start", f"{thought}({last})")
 
     def calls(self, functions: Sequence[Mapping[str, Any]], parallel: bool) -> str:
         """The rule of one call or several."""

@@ -18,13 +18,14 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 @dataclass(frozen=True)
 class ToolUse:
     """tools: as in OpenAI's protocol, checked. only: the one function that must be called. required: some function must
-    be. parallel: several calls may follow each other."""
+    be. parallel: several calls may follow each other. thinks: the model may think first."""
 
     form: ToolFormat
     tools: Sequence[Mapping[str, Any]]
     only: str | None = None
     required: bool = False
     parallel: bool = True
+    thinks: bool = True
 
     def parser(self) -> ToolParser:
         return ToolParser(self.form, self.tools)
@@ -38,7 +39,9 @@ class ToolUse:
         if not forced and not any(tool["function"].get("strict") for tool in self.tools):
             return None
         parallel = self.parallel and self.only is None
-        return call_grammar(self.form, self.tools, tokens=tokens, name=self.only, required=forced, parallel=parallel)
+        return call_grammar(
+            self.form, self.tools, tokens=tokens, name=self.only, required=forced, parallel=parallel, thinks=self.thinks
+        )
 
 
 def parse_choice(choice: object, names: Sequence[str]) -> tuple[str | None, bool, bool]:

@@ -234,6 +234,22 @@ def test_thoughts_end_where_they_do_token_by_token(tmp_path: Path) -> None:
         assert max(engine_of(pair).bursts) > 2
 
 
+@pytest.mark.parametrize("least", [5, 15, 23])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_answers_have_their_least_tokens(tmp_path: Path, least: int, temperature: float) -> None:
+    """Ends of a turn are drawn from there on, by engines that choose ahead as well."""
+    chain = ["Ċ", *"abcdefghijklmnopqr", "<|im_end|>"]
+    model = open_model(write_chain(tmp_path / "qwen.gguf", SPECIALS["qwen"], chain))
+    sampling = SamplingParams(min_tokens=least, temperature=temperature, seed=1)
+    with both(model, max_kv_size=128) as pair:
+        for session in pair:
+            session.generate("hi", sampling=sampling, max_tokens=60)
+        report = pair[0].report
+        assert report is not None
+        assert report.tokens.generated >= max(18, least)
+        assert state(pair[0]) == state(pair[1])
+
+
 @pytest.mark.parametrize(
     ("params", "tops"),
     [

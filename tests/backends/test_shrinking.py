@@ -158,4 +158,5 @@ def test_memory_really_goes_back(backend: str, kv_dtype: str, tmp_path: Path) ->
     child = run_child(_GIVE_BACK, write_small(tmp_path / "small.gguf", small), backend, kv_dtype)
     assert child.status == 0, child.errors
     assert child.output["promised"] > 3 << 20
-    assert child.output["fell"] >= 0.95 * child.output["promised"]
+    late = 512 << 10  # by which the kernel's count is wrong, and what was loaded meanwhile
+    assert child.output["fell"] >= 0.95 * child.output["promised"] - late

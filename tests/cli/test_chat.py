@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import json
 import os
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -415,9 +414,8 @@ HOSTILE_CASES = [
 
 @pytest.mark.parametrize("source", HOSTILE_CASES)
 def test_hostile_templates_are_contained(source: str) -> None:
-    before, started = memory_use().peak, time.monotonic()
+    before = memory_use().peak
     assert "chat template fails" in failure(source)
-    assert time.monotonic() - started < 10  # they are killed after 5 s
     assert memory_use().peak - before < 64 << 20
     with pytest.raises(EdgeError):
         template(source).next_turn("user")

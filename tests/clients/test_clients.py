@@ -85,6 +85,12 @@ def test_openai(url: str, expected: str, completed: str) -> None:
     assert found["completion"] == completed
     assert found["joules"] > 0
     assert 1 > found["near"] > found["far"]  # embeddings
+    assert "".join(found["likely"]) == expected
+    assert found["tops"]
+    tokens, offsets, chances = ([one for each in found["said"] for one in each[at]] for at in (1, 2, 3))
+    assert "".join(each[0] for each in found["said"]) == "".join(tokens) == completed
+    assert offsets == [len("".join(tokens[:count])) for count in range(4)]
+    assert all(chance < 0 for chance in chances)
 
 
 @installed

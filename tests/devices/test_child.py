@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,9 @@ def test_it_is_ended_when_its_time_is_over(ask: Ask) -> None:
 
 
 def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != "zombie"
+    return False
 
 
 def wait_for(happened: Callable[[], bool]) -> None:

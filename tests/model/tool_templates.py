@@ -295,9 +295,57 @@ MISTRAL = """{{- bos_token }}
     {%- endif %}
 {%- endfor %}"""
 
+# As gpt-oss's, in the harmony format: functions as types, one call a message, whose recipient stands behind the role.
+GPT_OSS = """{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '\\n\\n' }}
+{{- '# Valid channels: analysis, commentary, final.' }}
+{%- if tools %}{{- "\\nCalls to these tools must go to the commentary channel: 'functions'." }}{%- endif %}
+{{- '<|end|>' }}
+{%- set system = messages[0].role in ['system', 'developer'] %}
+{%- if system or tools %}
+    {{- '<|start|>developer<|message|>' }}
+    {%- if system %}{{- '# Instructions\\n\\n' + messages[0].content + '\\n\\n' }}{%- endif %}
+    {%- if tools %}
+        {{- '# Tools\\n\\n## functions\\n\\nnamespace functions {\\n\\n' }}
+        {%- for tool in tools %}
+            {{- '// ' + tool.function.description + '\\ntype ' + tool.function.name + ' = (_: {\\n' }}
+            {%- for name, field in tool.function.parameters.properties.items() %}
+                {{- ('// ' + field.description + '\\n' if field.description else '') + name + ': ' + (field.type or 'any') + ',\\n' }}
+            {%- endfor %}
+            {{- '}) => any;\\n\\n' }}
+        {%- endfor %}
+        {{- '} // namespace functions' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in messages[(1 if system else 0):] %}
+    {%- if message.role == 'assistant' %}
+        {%- if 'tool_calls' in message %}
+            {%- set call = message.tool_calls[0].function %}
+            {%- if message.content and message.thinking %}{{- raise_exception('Content and thinking beside a call') }}{%- endif %}
+            {%- set said = message.content or message.thinking %}
+            {%- if said %}{{- '<|start|>assistant<|channel|>analysis<|message|>' + said + '<|end|>' }}{%- endif %}
+            {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+            {{- call.arguments | tojson }}
+            {{- '<|call|>' }}
+            {%- set last.name = call.name %}
+        {%- else %}
+            {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+            {%- set last.name = none %}
+        {%- endif %}
+    {%- elif message.role == 'tool' %}
+        {%- if last.name is none %}{{- raise_exception('A result without a call') }}{%- endif %}
+        {{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- message.content | tojson + '<|end|>' }}
+    {%- else %}
+        {{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
 TEMPLATES = {
     "qwen3": QWEN3, "qwen35": QWEN35, "gemma4": GEMMA4, "lfm2": LFM2, "llama32": LLAMA32, "smollm3": SMOLLM3,
-    "mistral": MISTRAL,
+    "mistral": MISTRAL, "gpt-oss": GPT_OSS,
 }  # fmt: skip
 
 WEATHER: dict[str, Any] = {

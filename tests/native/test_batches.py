@@ -89,14 +89,14 @@ def test_rows_of_a_batch_are_those_of_steps(threads: int) -> None:
     check_rows(open_golden("llama-gqa-tied").model, "f16", threads)
 
 
-_RUN = sorted(
-    path.stem for path in GOLDEN.glob("*.gguf")
-    if path.with_suffix(".npz").exists() and not CPU.one_at_a_time(open_model(path).spec)
-)  # fmt: skip
+def test_rows_of_a_batch_of_a_recurrent_model_are_those_of_steps() -> None:
+    check_rows(open_model(GOLDEN / "falcon-h1.gguf"), "f16")
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", _RUN)
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in GOLDEN.glob("*.gguf") if path.with_suffix(".npz").exists())
+)
 def test_rows_of_a_batch_are_those_of_steps_in_every_architecture(name: str) -> None:
     check_rows(open_model(GOLDEN / f"{name}.gguf"), "f16")
 
@@ -188,11 +188,25 @@ def test_plans_count_the_rows_of_every_sequence() -> None:
     assert CPU.footprint(spec, four.config).scratch > CPU.footprint(spec, replace(four.config, sequences=2)).scratch
 
 
+@pytest.mark.parametrize("name", ["qwen35", "lfm2", "granitehybrid"])
+def test_plans_count_the_state_of_every_sequence(name: str) -> None:
+    spec = open_model(GOLDEN / f"{name}.gguf").spec
+    one, four = (make_plan(spec, CPU, Options(max_kv_size=64, sequences=count)) for count in (1, 4))
+    assert four.bytes.fixed_kv == 4 * one.bytes.fixed_kv >= 4 * spec.state_bytes > 0
+    assert four.bytes.kv == 4 * one.bytes.kv
+    assert four.bytes.snapshots >= four.snapshots * four.bytes.fixed_kv > 0
+
+
+def test_sequences_hold_what_was_counted() -> None:
+    model = open_model(GOLDEN / "falcon-h1.gguf")
+    with closing(load(model, "f16", SEQUENCES)) as engine:
+        held = [engine.sequence(number).kv.nbytes for number in range(SEQUENCES)]
+        assert sum(held) == CPU.footprint(model.spec, engine.config).kv
+
+
 def test_sequences_are_refused_where_there_is_one() -> None:
     spec = open_golden("llama-gqa-tied").model.spec
     with pytest.raises(UnsupportedError, match="llamacpp engine runs one sequence at a time: leave"):
         make_plan(spec, engine_named("llamacpp"), Options(sequences=2))
-    with pytest.raises(UnsupportedError, match="recurrent layers runs one sequence"):
-        make_plan(open_model(GOLDEN / "lfm2.gguf").spec, CPU, Options(sequences=2))
     with pytest.raises(InputError, match="sequences must be from 1 to 64"):
         make_plan(spec, CPU, Options(sequences=0))

@@ -38,14 +38,11 @@ MODEL = Path(__file__).parents[1] / "golden" / "llama-one-layer.gguf"
 WITHOUT_TVM = """
 import json, os, sys
 sys.modules |= dict.fromkeys(("cpu", "tvm_ffi", "elftools"))
-from edge.cli import main
+from edge.cli import run_command
 
 output, sys.stdout = sys.stdout, open(os.devnull, "w")
 sys.argv[0] = "edge"
-try:
-    main()
-except SystemExit as left:
-    status = left.code or 0
+status = run_command()
 print(json.dumps(status), file=output)
 """
 

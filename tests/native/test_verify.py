@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -13,12 +15,13 @@ from conftest import GOLDEN, open_golden
 import edge
 from edge.backends import engine_named
 from edge.backends.base import EngineConfig, VerifyingEngine
-from edge.backends.kv_cache import CapacityError
+from edge.backends.kv_cache import CapacityError, RewindError
 from edge.errors import InputError, UnsupportedError
+from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
 from edge.run.sequence import TokenSequence
 from edge.sampling import SamplingParams
-from edge.types import IntArray
+from edge.types import FloatArray, IntArray
 
 CPU = engine_named("cpu")
 DRAFTS = 7
@@ -74,8 +77,29 @@ def test_drafts_have_the_logits_of_steps_in_every_dtype(kv_dtype: str) -> None:
     check(open_model(GOLDEN / "gemma3.gguf"), kv_dtype)
 
 
-def test_recurrent_states_cannot_forget_a_wrong_draft() -> None:
-    assert CPU.most_drafts(open_model(GOLDEN / "lfm2.gguf").spec) == 0
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", pytest.param("nemotron_h", marks=pytest.mark.exhaustive)])
+def test_recurrent_states_forget_wrong_drafts(name: str) -> None:
+    """A snapshot between has the tokens that stayed."""
+    model = open_model(GOLDEN / f"{name}.gguf")
+    check(model)
+    text, wrong = np.arange(40, 60, dtype=np.int32), np.arange(9, 13, dtype=np.int32)
+    with closing(load(model)) as engine:
+        for token in text:
+            engine.forward(token[None])
+        expected = engine.kv.save()
+        engine.kv.truncate(0)
+        for token in text[:16]:
+            engine.forward(token[None])
+        engine.verify(np.concatenate([text[16:], wrong]))
+        engine.kv.truncate(text.size)
+        found = engine.kv.save()
+        assert (found.data, found.tail) == (expected.data, expected.tail)
+        with pytest.raises(RewindError):
+            engine.kv.truncate(text.size - 1)
+        engine.verify(wrong)
+        engine.kv.truncate(text.size)
+        found = engine.kv.save()
+        assert (found.data, found.tail) == (expected.data, expected.tail)
 
 
 def test_only_as_many_drafts_are_verified_as_there_is_room_for() -> None:
@@ -90,9 +114,9 @@ def test_only_as_many_drafts_are_verified_as_there_is_room_for() -> None:
         assert engine.kv.length == 90
 
 
-def _answers(speculate: str, **options: object) -> tuple[str, edge.RunReport]:
+def _answers(name: str, speculate: str, **options: object) -> tuple[str, edge.RunReport]:
     keywords = {"max_kv_size": 200, "speculate": speculate, "backend": "cpu"}
-    with edge.load(GOLDEN / "llama-gqa-tied.gguf", **keywords) as session:  # type: ignore[arg-type]
+    with edge.load(GOLDEN / f"{name}.gguf", **keywords) as session:  # type: ignore[arg-type]
         prompt = np.tile(np.arange(5, 45, dtype=np.int32), 2)
         text = session.generate(prompt, max_tokens=260, ignore_eos=True, **options)
         assert session.report is not None
@@ -102,17 +126,52 @@ def _answers(speculate: str, **options: object) -> tuple[str, edge.RunReport]:
 COLD, WARM = SamplingParams(temperature=0.3, seed=5, repeat_penalty=1.05), SamplingParams(temperature=1, seed=1)
 
 
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35"])
 @pytest.mark.parametrize("sampling", [SamplingParams(), COLD, WARM])
-def test_an_answer_is_the_same_with_drafts_and_without(sampling: SamplingParams) -> None:
+def test_an_answer_is_the_same_with_drafts_and_without(name: str, sampling: SamplingParams) -> None:
     """Evictions included: the cache is too small for prompt and answer."""
-    text, report = _answers("auto", sampling=sampling)
-    plain, without = _answers("off", sampling=sampling)
+    text, report = _answers(name, "auto", sampling=sampling)
+    plain, without = _answers(name, "off", sampling=sampling)
     assert text == plain
     assert report.kv == without.kv
     assert without.drafted is None
     assert report.drafted is not None
     if sampling.temperature == 0:  # a small random model ends in a loop
         assert 0 < report.drafted.accepted <= report.drafted.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_that_a_grammar_forces_run_together_with_the_rows_of_steps(temperature: float) -> None:
+    """Also behind drafted tokens, and together with others."""
+    pytest.importorskip("llguidance")
+    grammar = Grammar(regex=r"(The answer, in a word, is [a-c]\.){6}")
+    sampling, found, passes = SamplingParams(temperature=temperature, seed=3), dict[str, object](), list[int]()
+    for speculate in ("auto", "off"):
+        with edge.load(GOLDEN / "llama-one-layer.gguf", backend="cpu", max_kv_size=400, speculate=speculate) as session:
+            engine = cast(VerifyingEngine, session.engine)
+            verify, forward = engine.verify, engine.forward
+
+            def counted(tokens: IntArray, run: Callable[[IntArray], FloatArray]) -> FloatArray:
+                logits = run(tokens)
+                passes.append(len(logits) if logits.ndim > 1 else tokens.size)
+                return logits
+
+            prompt = np.arange(70, 90, dtype=np.int32)
+            session.generate(prompt, max_tokens=1)
+            passes.clear()
+            engine.verify = partial(counted, run=verify)  # type: ignore[method-assign]
+            engine.forward = partial(counted, run=forward)  # type: ignore[method-assign]
+            text = session.generate(prompt, max_tokens=200, grammar=grammar, sampling=sampling)
+            report = session.report
+            assert report is not None
+            assert report.tokens.forced > 100
+            found[speculate] = text, engine.kv.save().data
+            if speculate == "off":
+                assert max(passes[1:]) == 1
+            else:
+                assert max(passes[1:]) == 1 + engine.config.drafts
+                assert len(passes) < report.tokens.generated / 3
+    assert found["auto"] == found["off"]
 
 
 def test_drafts_are_not_copied_from_what_was_forgotten_or_is_of_another_tenant() -> None:

@@ -474,9 +474,15 @@ def test_nothing_is_left_behind_when_it_is_interrupted(tmp_path: Path, sent: sig
     finally:
         parent.kill()
         parent.wait()
-    wait_for(lambda: not any(each.is_running() and each.status() != "zombie" for each in children))
+    wait_for(lambda: all(map(is_gone, children)))
     assert not kept.exists()
     assert not [each for each in tmp_path.iterdir() if each.is_file()]
+
+
+def is_gone(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == "zombie"
+    return True
 
 
 def wait_for(happened: Any) -> Any:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import open_golden
+from conftest import GOLDEN, open_golden
+from lora_files import write_adapter
 
 from edge.devices.power.base import Reading
-from edge.errors import BudgetError, BusyError, InputError
-from edge.model.model import Model
+from edge.errors import BudgetError, BusyError, InputError, ModelFormatError
+from edge.model.model import Model, open_model
 from edge.model.prompt import Prompt
 from edge.prompt_cache.cache import PromptCache
 from edge.run.batch import Batch, Ticket
@@ -28,6 +29,7 @@ from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 SEQUENCES, ROWS = 5, 128  # of five to eight, code is compiled once (test_batches.py)
+HYBRIDS = ["qwen35", "qwen35moe", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h"]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ class Answer:
     ticket: Ticket | None = None
 
     def start(self, prompt: Any, max_tokens: int | None = 20, **options: Any) -> Answer:
-        names = ("priority", "tenant")
+        names = ("priority", "tenant", "lora")
         own = {name: options.pop(name) for name in names if name in options}
         request = Request(prompt, max_tokens, ignore_eos=True, **options)
         self.ticket = self.batch.start(request, on_piece=self.pieces.append, on_end=self.ends.append, **own)
@@ -111,6 +113,88 @@ def test_answers_are_those_of_a_session(model: Model, policy: str) -> None:
         assert answer.report.tokens == other.tokens
         assert answer.report.kv.evicted == other.kv.evicted
         assert answer.report.stop_reason == other.stop_reason == "length"
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in HYBRIDS)])
+def test_states_of_recurrent_layers_are_those_of_one_alone(name: str) -> None:
+    """Beside generations that are cancelled and preempted, and in sequences that these have left."""
+    model = open_model(GOLDEN / f"{name}.gguf")
+    options: dict[str, Any] = {"max_kv_size": 48, "threads": 2}
+    asked = [(tokens(count, count), 12 + count % 5) for count in (4, 30, 11, 60, 2, 21, 7, 16)]
+    expected = []
+    with load(model, **options) as alone:
+        for prompt, most in asked:
+            alone.reset()
+            expected.append(alone.generate(prompt, max_tokens=most, ignore_eos=True))
+    with load(model, sequences=SEQUENCES, **options) as session, session.batch() as batch:
+
+        def answers(priority: int) -> list[str]:
+            left = [Answer(batch).start(tokens(9, each), None) for each in range(2)]
+            found = [Answer(batch).start(*each, priority=priority) for each in asked[:6]]
+            run_until(batch, lambda: all(each.pieces for each in (*left, *found[:2])))
+            found += [Answer(batch).start(*each) for each in asked[6:]]
+            run_until(batch, lambda: any(each.ends for each in found))
+            for each in left:
+                each.cancel()
+            run(batch)
+            return [each.report.text for each in found]
+
+        assert answers(TITLES) == expected
+        assert answers(INTERACTIVE) == expected
+
+
+def test_adapters_of_generations_are_those_of_one_alone(model: Model, tmp_path: Path) -> None:
+    """More of them than sequences, with others beside them, preempted, and the session's own for those that name none.
+    Rows are shared among generations with the same adapter only."""
+    small, large = (write_adapter(tmp_path / f"{rank}.gguf", model, rank, seed=rank) for rank in (2, 8))
+    chosen: list[Any] = [None, (), f"{small}", f"{small}:0.5", large]
+    asked = [(tokens(20 + number % 4, number // 10), chosen[number % 5]) for number in range(20)]
+    options: dict[str, Any] = {"max_kv_size": 48, "threads": 2, "lora": str(large)}
+    expected = []
+    with load(model, **options) as alone:
+        for prompt, lora in asked:
+            alone.set_lora(large if lora is None else lora)
+            expected.append(alone.generate(prompt, max_tokens=12, ignore_eos=True))
+    assert len(set(expected)) > 10
+    with load(model, sequences=SEQUENCES, **options) as session:
+        with session.batch() as batch:
+            answers = [
+                Answer(batch).start(prompt, 12, lora=lora, priority=number % 3)
+                for number, (prompt, lora) in enumerate(asked)
+            ]
+            run(batch)
+            assert [each.report.text for each in answers] == expected
+            names = [[each.name for each in answer.report.lora] for answer in answers[:5]]
+            assert names == [["8"], [], ["2"], ["2"], ["8"]]
+
+            def reused(lora: Any) -> int:
+                answer = Answer(batch).start(tokens(30, 9), 2, lora=lora)
+                run(batch)
+                return answer.report.tokens.reused
+
+            assert [reused(lora) for lora in (small, large, (), small, None)] == [0, 0, 0, 29, 29]
+            with pytest.raises(InputError, match="rank 20"):
+                Answer(batch).start(tokens(3), lora=write_adapter(tmp_path / "20.gguf", model, 20))
+        session.generate(asked[0][0], max_tokens=12, ignore_eos=True)
+        assert session.report is not None
+        assert session.report.text == expected[0]
+
+
+def test_a_damaged_adapter_ends_its_own_generation_alone(model: Model, tmp_path: Path) -> None:
+    def damage(tensors: dict[str, Any]) -> None:
+        next(iter(tensors.values()))[0, 0] = np.nan
+
+    good, bad = write_adapter(tmp_path / "a.gguf", model), write_adapter(tmp_path / "b.gguf", model, edit=damage)
+    with load(model, sequences=SEQUENCES, max_kv_size=ROWS, threads=2, lora=str(good)) as session:
+        before = session.generate(tokens(9), max_tokens=5, ignore_eos=True)
+        with session.batch() as batch:
+            other = Answer(batch).start(tokens(9), 5)
+            damaged = Answer(batch).start(tokens(9), 5, lora=bad)
+            later = [Answer(batch).start(tokens(9), 5, tenant=each) for each in range(SEQUENCES)]
+            run(batch)
+            assert isinstance(damaged.ends[0], ModelFormatError)
+            assert {each.report.text for each in (other, *later)} == {before}
+            assert batch.free == SEQUENCES
 
 
 def test_stop_strings_end_one_answer_and_not_others(batch: Batch) -> None:
@@ -311,6 +395,29 @@ def test_shares_of_energy_add_up() -> None:
     meter.joules = 10.0
     assert [each.read().joules for each in (one, two)] == [4.0, 6.0]
     assert ledger.read(anew=True).joules == 10.0
+
+
+def test_models_that_take_turns_pay_for_their_own() -> None:
+    """By the time of their turns, which is an estimate once they had turns between two readings; none pays for idle
+    times."""
+    meter, now = Joules(), [0.0]
+    ledger = Ledger(meter, lambda: now[0], idle=True)
+    one, two = ledger.share(), ledger.share()
+    for number, (seconds, joules, shares) in enumerate(
+        [(9, 90.0, ()), (1, 4.0, [one]), (9, 90.0, ()), (2, 6.0, [two])]
+    ):
+        ledger.run(shares)
+        now[0], meter.joules = now[0] + seconds, meter.joules + joules
+        ledger.run(())
+        expected = [(0.0, 0.0), (4.0, 0.0), (4.0, 0.0), (4.0, 6.0)][number]
+        assert tuple(each.read().joules for each in (one, two)) == expected
+    assert {each.read().kind for each in (one, two)} == {"counter"}
+    for share in (one, two, one):
+        ledger.run([share])
+        now[0], meter.joules = now[0] + 1, meter.joules + 2
+    ledger.run(())
+    assert [each.read().joules for each in (one, two)] == pytest.approx([8.0, 8.0])
+    assert {each.read().kind for each in (one, two)} == {"estimate"}
 
 
 def test_energy_ends_one_generation_and_not_others(model: Model) -> None:

@@ -146,10 +146,11 @@ def test_a_conversation_comes_back_from_its_file(open_session: Open, tmp_path: P
         ("[]", "no saved conversation"),
         ('{"messages": 3}', "no saved conversation"),
         ("[3]", "message 1 must have a role"),
-        ('[{"role": "tool", "content": "x"}]', "message 1 must have a role"),
+        ('[{"role": "tool", "content": "x"}]', "message 1 is the tool's, where the user's must follow"),
+        ('[{"role": "user", "content": "x", "tool_calls": [{}]}]', "message 1, call 1 must be an object"),
         (
             '[{"role": "user", "content": ["x"]}]',
-            "message 1 must have a role (system, user or assistant) and a content",
+            "message 1 must have a role (system, user, assistant or tool) and a content",
         ),
         ('[{"role": "user", "content": ""}]', "message 1 is empty"),
         ('[{"role": "assistant", "content": "x"}]', "message 1 is the assistant's, where the user's must follow"),

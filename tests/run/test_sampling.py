@@ -47,6 +47,20 @@ def sorted_probabilities(logits: FloatArray) -> Any:
     return softmax(np.sort(logits.astype(np.float64))[::-1])
 
 
+def test_ends_are_drawn_once_there_are_enough_tokens() -> None:
+    logits = np.array([0, 9, 0, 8, 7], np.float32)
+    sample = Sampler(SamplingParams(min_tokens=2), banned=[3], ends=[1, 3])
+    drawn = []
+    for count in (0, 1, 2):
+        sample.count(count)
+        drawn.append(sample(logits.copy()))
+    assert drawn == [4, 4, 1]
+    assert sample.banned.tolist() == [3]
+    assert Sampler(SamplingParams(), ends=[1])(logits) == 1
+    with pytest.raises(InputError, match="--min-tokens must be from 0"):
+        SamplingParams(min_tokens=-1)
+
+
 # Steps
 
 

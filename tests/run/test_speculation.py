@@ -113,7 +113,7 @@ def test_a_pass_that_costs_what_its_tokens_cost_is_not_worth_a_draft() -> None:
     one = Speculation(MOST)
     for rows in range(1, 9):
         for _ in range(50):
-            one.time(rows, rows * 0.01)
+            one.time(1, rows - 1, rows * 0.01)
     text = np.arange(100, dtype=np.int32)
     one.drafts.add(np.concatenate([text, text[:50]]))
     assert one.propose(99).size == 0

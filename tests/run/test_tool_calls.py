@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -11,11 +13,12 @@ from typing import Any
 import pytest
 from small_models import Special
 from thinking_models import write_script
-from tool_templates import QWEN3, TOOLS
+from tool_templates import GPT_OSS, QWEN3, TOOLS
 
 from edge.errors import InputError
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
+from edge.run.conversation import Conversation
 from edge.run.loading import load
 from edge.run.session import Session
 from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd
@@ -46,6 +49,11 @@ def speaks(tmp_path: Path) -> Speak:
             yield loaded
 
     return session
+
+
+def run_edge(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edge", *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300)
 
 
 def opened(folder: Path) -> Model:
@@ -172,3 +180,122 @@ def test_a_system_prompt_beside_messages(speaks: Speak) -> None:
         count = session.report and session.report.tokens.prompt
         whole = [{"role": "system", "content": "Be brief."}, *MESSAGES]
         assert session.model.chat_prompt(whole).first(None).size == count
+
+
+HARMONY = Special(
+    control=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+    template=GPT_OSS,
+)
+LOOKED = "I look. to=functions.time"
+LOOK = f"<|channel|>analysis<|message|>{LOOKED}<|end|><|start|>assistant"
+BODY = '<|message|>{"city": "Rome"}<|call|>'
+
+
+@pytest.mark.parametrize("special", [HARMONY, Special(template=GPT_OSS)], ids=["tokens", "text"])
+@pytest.mark.parametrize(
+    ("before", "answer", "thought", "said"),
+    [
+        (LOOK, f" to=functions.get_weather<|channel|>commentary json{BODY}", LOOKED, ""),
+        (LOOK, f"<|channel|>commentary to=functions.get_weather <|constrain|>json{BODY}", LOOKED, ""),
+        ("", f" to=functions.get_weather<|channel|>commentary json{BODY}", "", ""),
+        (LOOK, "<|channel|>final<|message|>{{Sunny}} to=functions.", LOOKED, "{{Sunny}} to=functions."),
+        (f"{LOOK}<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant",
+         f" to=functions.get_weather json{BODY}", f"{LOOKED}Wait.", ""),
+    ],
+    ids=["recipient-first", "channel-first", "no-thought", "text", "preamble"],
+)  # fmt: skip
+def test_calls_with_headers(
+    tmp_path: Path, special: Special, before: str, answer: str, thought: str, said: str
+) -> None:
+    """gpt-oss's: the header of a part says whether it is a thought, a call or text."""
+    model = open_model(write_script(tmp_path / "m.gguf", special, 8, [2], CONTEXT))
+    start = model.chat_prompt(MESSAGES, tools=TOOLS).first(None).size
+    script = model.tokenizer.encode((before + answer).removesuffix("<|call|>"), special=True).tolist()
+    path = write_script(tmp_path / "m.gguf", special, start, script, CONTEXT)
+    with load(path, backend="reference", max_kv_size=CONTEXT) as session:
+        events, thoughts = list[Any](), list[str]()
+        text = session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=len(script), on_call=events.append,
+                                on_thought=thoughts.append)  # fmt: skip
+        report = session.report
+    assert report is not None
+    told = "".join(thoughts)
+    assert (told if special.control else told.replace("<|end|>", "")) == thought  # which is no token there
+    assert text == said
+    calls = [(call.name, json.loads(call.arguments)) for call in report.tool_calls]
+    assert calls == ([] if said else [("get_weather", {"city": "Rome"})])
+    if calls:
+        assert [type(each) for each in (events[0], events[-1])] == [CallBegin, CallEnd]
+
+
+def test_a_replayed_call_is_what_the_model_wrote(tmp_path: Path) -> None:
+    """The template writes an earlier call as the grammar forces it, so the rows of the conversation stay."""
+    model = open_model(write_script(tmp_path / "m.gguf", HARMONY, 8, [2], CONTEXT))
+    first = model.chat_prompt(MESSAGES, tools=TOOLS).first(None)
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    later = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]},
+             {"role": "tool", "tool_call_id": "c1", "content": "none"}]  # fmt: skip
+    second = model.chat_prompt(later, tools=TOOLS).first(None)
+    answer = model.tokenizer.encode(
+        f" to=functions.get_weather<|channel|>commentary json{BODY}", special=True, start=False
+    )
+    assert second[: first.size + answer.size].tolist() == [*first.tolist(), *answer.tolist()]
+
+
+def test_a_conversation_with_tools(speaks: Speak, tmp_path: Path) -> None:
+    """Answers go on with results; calls are saved and loaded, and a turn is taken back with its calls."""
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    later = [*MESSAGES, {"role": "assistant", "content": "One moment.", "tool_calls": [call]},
+             {"role": "tool", "tool_call_id": "c1", "content": "none"}]  # fmt: skip
+    first, second = size(tmp_path, MESSAGES), size(tmp_path, later)
+    with speaks((first, f"One moment.\n{CALL}<|im_end|>"), (second, "No rain.<|im_end|>")) as session:
+        talk = Conversation(session, tools=TOOLS)
+        with pytest.raises(InputError, match="0 calls wait for results, and 1 were given"):
+            list(talk.give(["x"]))
+        assert "".join(talk.say("Rain in Rome?", max_tokens=300)) == "One moment."
+        [found] = talk.calls
+        assert (found.name, found.arguments) == ("get_weather", '{"city": "Rome"}')
+        with pytest.raises(InputError, match="get_weather was called, and has no result yet"):
+            list(talk.say("Well?"))
+        other = Conversation(session)
+        for path in (tmp_path / "waits.json", tmp_path / "whole.json"):
+            talk.save(path)
+            other.load(path)
+            assert other.messages == talk.messages
+            assert other.calls == talk.calls
+            if talk.calls:
+                rows = session.engine.kv.length
+                assert "".join(talk.give(["none"], max_tokens=300)) == "No rain."
+                assert session.report is not None
+                assert session.report.tokens.reused == rows
+        assert talk.messages[1:] == [
+            {**later[1], "tool_calls": [{**call, "id": found.id}]},
+            {**later[2], "tool_call_id": found.id},
+            {"role": "assistant", "content": "No rain."},
+        ]
+        assert not talk.calls
+        assert talk.undo() == "Rain in Rome?"
+        assert talk.messages == []
+
+
+def test_a_chat_shows_calls_and_takes_their_results(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    later = [*MESSAGES, {"role": "assistant", "content": "One moment.", "tool_calls": [call]},
+             {"role": "tool", "tool_call_id": "c1", "content": "none"}]  # fmt: skip
+    model = opened(tmp_path)
+    first, second = (model.chat_prompt(each, tools=TOOLS).first(None).size for each in (MESSAGES, later))
+    script = model.tokenizer.encode(f"One moment.\n{CALL}<|im_end|>", special=True).tolist()
+    script += [0] * (second - first - len(script)) + model.tokenizer.encode("No rain.<|im_end|>", special=True).tolist()
+    path = write_script(tmp_path / "script.gguf", SPECIAL, first, script, CONTEXT)
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps(TOOLS))
+    flags = ("chat", path, "--backend", "reference", "--max-kv-size", CONTEXT, "-n", 300)
+    for given, commands in ((("--tools", tools), ""), ((), f"/tools {tools}\n")):
+        done = run_edge(*flags, *given, stdin=f"{commands}Rain in Rome?\nnone\n/tools\n")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "One moment.\nNo rain.\n"
+        assert 'get_weather {"city": "Rome"}\n(a call: type its result, or /undo)' in done.stderr
+        assert "(tools: get_weather, time)" in done.stderr
+    tools.write_text('[{"type": "function"}]')
+    done = run_edge(*flags, "--tools", tools)
+    assert done.returncode == 2
+    assert "tool 1: the name of a function has letters" in done.stderr

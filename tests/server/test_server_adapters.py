@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
-from conftest import open_golden
+import pytest
+from conftest import GOLDEN, open_golden
 from lora_files import write_adapter
 from serving import MODEL, PLAIN, chat, error_of, hub_of, served
 
+from edge.options import Options
 from edge.run.loading import load
+from edge.server.asked import Asked
+from edge.server.events import Piece
+from edge.server.running import make_hub
+from edge.server.settings import Settings
 
 
 def test_adapters_are_models(tmp_path: Path) -> None:
@@ -31,3 +39,36 @@ def test_adapters_are_models(tmp_path: Path) -> None:
         assert hub_of(client).pool.loads == 1
         response = client.post("/v1/chat/completions", json={"messages": [], "model": f"{MODEL}:none"})
         assert error_of(response)["code"] in ("model_not_found", "invalid_value")
+
+
+def test_requests_with_different_adapters_are_answered_together(tmp_path: Path) -> None:
+    """While one answer goes on without end, others come, with their own adapters; `--lora` is that of the model."""
+    pytest.importorskip("tvm")
+    model = open_golden(MODEL).model
+    files = {rank: write_adapter(tmp_path / f"{rank}.gguf", model, rank, seed=rank) for rank in (2, 8)}
+    options: dict[str, Any] = {"backend": "cpu", "max_kv_size": 256, "threads": 1, "lora": str(files[8])}
+    expected = {}
+    with load(model, **options) as session:
+        for name, lora in ((MODEL, files[8]), (f"{MODEL}:small", files[2])):
+            session.set_lora(lora)
+            expected[name] = session.generate("Hello", raw=True, max_tokens=8, ignore_eos=True)
+    assert len(set(expected.values())) == 2
+
+    async def ask() -> None:
+        parsed = Options.parse(sequences=5, **options)
+        hub = make_hub([str(GOLDEN / f"{MODEL}.gguf")], parsed, Settings.parse(adapters=[f"small={files[2]}"]))
+        try:
+            endless = await hub.ask([Asked(f"{MODEL}:small", "Once", max_tokens=1 << 30, ignore_eos=True)])
+            assert isinstance(await endless.flow.get(), Piece)
+            for name, text in expected.items():
+                answering = await hub.ask([Asked(name, "Hello", max_tokens=8, ignore_eos=True)])
+                events = [event async for event in answering.events()]
+                answering.close()
+                assert "".join(event.text for event in events if isinstance(event, Piece)) == text
+            assert endless.lease.worker.running
+            assert endless.lease.session.plan.config.loras == 2
+            endless.close()
+        finally:
+            await hub.pool.close()
+
+    asyncio.run(ask())

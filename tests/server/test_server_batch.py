@@ -37,7 +37,7 @@ def ask_together(client: TestClient, texts: list[str], **fields: Any) -> list[st
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     return [found[text] for text in texts]
 
 
@@ -57,7 +57,7 @@ def test_what_needs_the_session_alone_waits_for_the_others(client: TestClient) -
     thread = threading.Thread(target=lambda: results.append(ask_together(client, ["a", "b", "c"], max_tokens=30)))
     thread.start()
     assert client.post("/v1/completions", json=body).json()["choices"] == first
-    thread.join(60)
+    thread.join()
     assert results
     assert len(results[0]) == 3
 

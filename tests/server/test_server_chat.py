@@ -77,6 +77,27 @@ def test_a_stream_has_the_same_text_in_pieces(client: TestClient) -> None:
     assert all(each == "[DONE]" or each["choices"] for each in without)
 
 
+@pytest.mark.parametrize("policy", ["full", "streaming"])
+def test_answers_without_a_limit_end_with_their_rows(policy: str) -> None:
+    """Or after as many tokens as there are rows, if a policy makes room; the finish reason tells."""
+    with served(options={"max_kv_size": 96, "kv_policy": policy}) as client:
+        response = client.post("/v1/chat/completions", json={"messages": HELLO, "ignore_eos": True})
+        found = response.json()
+        assert found["choices"][0]["finish_reason"] == "length"
+        usage = found["usage"]
+        assert usage["completion_tokens"] == 96 - (usage["prompt_tokens"] if policy == "full" else 0)
+        capacity = usage["edge"]["kv"]["capacity"]
+        assert usage["edge"]["kv"]["rows"] <= capacity == 96
+
+
+def test_answers_have_their_least_tokens(client: TestClient) -> None:
+    bias = {str(token): 1000 for token in open_golden(MODEL).model.tokenizer.end_ids}
+    for least in (0, 5):
+        found = chat(client, logit_bias=bias, min_tokens=least, ignore_eos=False)
+        assert found["choices"][0]["finish_reason"] == "stop"
+        assert found["usage"]["completion_tokens"] == least
+
+
 def test_several_choices_have_seeds_of_their_own(client: TestClient) -> None:
     found = chat(client, n=3, temperature=1.5, seed=1)
     assert [each["index"] for each in found["choices"]] == [0, 1, 2]
@@ -145,9 +166,32 @@ def test_tokens_are_as_likely_as_the_session_says(client: TestClient) -> None:
     body = {"messages": HELLO, "stream": True, "logprobs": True, **SHORT}
     chunks = events_of(client.post("/v1/chat/completions", json=body).text)[:-1]
     tokens = [one for each in chunks for one in (each["choices"][0]["logprobs"] or {"content": []})["content"]]
-    assert [each["bytes"] for each in tokens] == [each["bytes"] for each in found][: len(tokens)]
-    texts = client.post("/v1/completions", json={"prompt": "One two", "logprobs": 1, **SHORT}).json()
-    assert len(texts["choices"][0]["logprobs"]["tokens"]) == 8
+    assert [each["bytes"] for each in tokens] == [each["bytes"] for each in found]
+
+
+def test_streamed_pieces_have_the_likelihood_of_their_tokens(client: TestClient) -> None:
+    """Joined, they are those of the whole answer; a stop text cuts the text, and not the tokens."""
+    answer = chat(client, logprobs=True)["choices"][0]
+    for stop in (None, answer["message"]["content"][-1]):
+        body = {"messages": HELLO, "stream": True, "logprobs": True, "stop": stop, **SHORT}
+        chunks = [each["choices"][0] for each in events_of(client.post("/v1/chat/completions", json=body).text)[:-1]]
+        told = [each["logprobs"]["content"] for each in chunks if each["logprobs"] is not None]
+        assert len(told) > 1
+        assert [one["token"] for each in told for one in each] == [
+            each["token"] for each in answer["logprobs"]["content"]
+        ]
+    body = {"prompt": ["One two", "Three"], "logprobs": 1, **SHORT}
+    whole = client.post("/v1/completions", json=body).json()["choices"]
+    streamed = events_of(client.post("/v1/completions", json={**body, "stream": True}).text)[:-1]
+    for expected in whole:
+        mine = [each["choices"][0] for each in streamed if each["choices"][0]["index"] == expected["index"]]
+        told = [each["logprobs"] for each in mine if each["logprobs"]["tokens"]]
+        assert len(told) > 1
+        joined = {name: [one for each in told for one in each[name]] for name in expected["logprobs"]}
+        assert len(joined["tokens"]) == 8
+        for name in ("tokens", "text_offset"):
+            assert joined[name] == expected["logprobs"][name]
+        np.testing.assert_allclose(joined["token_logprobs"], expected["logprobs"]["token_logprobs"], atol=1e-4)
 
 
 def test_biases_change_the_answer(client: TestClient) -> None:

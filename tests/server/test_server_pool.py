@@ -13,10 +13,12 @@ from conftest import open_golden
 from serving import HELLO, MODEL, OTHER, PLAIN, chat, error_of, hub_of, served
 from starlette.testclient import TestClient
 
+from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError
 from edge.plan.plan import PlanBytes
 from edge.run.loading import load
 from edge.run.request import Request
+from edge.run.shares import Ledger as Energy
 from edge.server.events import Flow, Piece
 from edge.server.models.driver import Hooks, OneAtATime
 from edge.server.models.ledger import Ledger
@@ -153,6 +155,19 @@ def test_properties_and_metrics(client: TestClient) -> None:
     assert float(values["edge_joules_total"]) > 0
 
 
+def test_models_have_joules_of_their_own(client: TestClient) -> None:
+    """Those of answers are part of their model's, and these add up to no more than the process's."""
+    pool = hub_of(client).pool
+    for name in (MODEL, OTHER):
+        before = pool.shares[name].joules
+        spent = chat(client, model=name)["usage"]["edge"]["joules"]
+        text = client.get("/metrics").text
+        found = float(text.partition(f'edge_model_joules_total{{model="{name}"}} ')[2].split()[0])
+        assert found >= round(before + spent, 3) - 0.002
+        assert spent > 0
+    assert sum(share.joules for share in pool.shares.values()) <= pool.energy.read(anew=True).joules
+
+
 def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
     response = client.get("/")
     assert response.status_code == 200
@@ -202,7 +217,7 @@ def test_a_prompt_is_not_run_to_its_end_for_nobody() -> None:
     hooks = Hooks(*ignore, end=found.append, wanted=lambda: len(found) > 0)
     with load(open_golden(MODEL).model, prefill_step_size=8, **PLAIN) as session:
         driver = OneAtATime(session)
-        driver.start(Request(np.arange(64, dtype=np.int32), 5), hooks, priority=0, tenant="")
+        driver.start(Request(np.arange(64, dtype=np.int32), 5), hooks, priority=0, tenant="", lora=())
         while driver.step():
             pass
     [report] = found
@@ -211,11 +226,12 @@ def test_a_prompt_is_not_run_to_its_end_for_nobody() -> None:
 
 
 def test_threads_compute_in_the_order_in_which_they_ask() -> None:
-    turns, order, inside = Turns(), list[int](), threading.Lock()
+    meter, order, inside = Energy(find_meter()), list[int](), threading.Lock()
+    turns, share = Turns(meter), meter.share()
 
     def work(number: int) -> None:
         for _ in range(20):
-            with turns:
+            with turns.turn(share):
                 assert inside.acquire(blocking=False)
                 order.append(number)
                 inside.release()

@@ -18,6 +18,7 @@ from conftest import GOLDEN
 from serving import HELLO, MODEL
 
 CHATS = "/v1/chat/completions"
+PATIENCE = 120  # seconds, for a loaded machine: httpx itself waits for 5
 LONG: dict[str, Any] = {"messages": HELLO, "stream": True, "ignore_eos": True, "max_tokens": 1000000}
 
 
@@ -39,13 +40,13 @@ def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def metric(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=PATIENCE).text.splitlines()
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
 
 def test_a_client_that_goes_away_ends_its_answer() -> None:
     with server() as (_, url):
-        with httpx.stream("POST", url + CHATS, json=LONG, timeout=60) as response:
+        with httpx.stream("POST", url + CHATS, json=LONG, timeout=PATIENCE) as response:
             assert response.status_code == 200
             lines = response.iter_lines()  # that is dropped closes the response
             next(lines)
@@ -68,7 +69,7 @@ def test_a_client_that_goes_away_ends_its_answer() -> None:
         while metric(url, "edge_running"):
             pass
         assert metric(url, "edge_cancelled_total") == 2
-        assert httpx.post(url + CHATS, json={"messages": HELLO, "max_tokens": 2}).status_code == 200
+        assert httpx.post(url + CHATS, json={"messages": HELLO, "max_tokens": 2}, timeout=PATIENCE).status_code == 200
 
 
 def test_connections_are_limited() -> None:
@@ -79,7 +80,7 @@ def test_connections_are_limited() -> None:
             for connection in held:  # it is counted once it has been answered
                 connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert connection.recv(100).startswith(b"HTTP/1.1 200")
-            response = httpx.get(f"{url}/health")
+            response = httpx.get(f"{url}/health", timeout=PATIENCE)
             assert response.status_code == 503
             assert response.headers["retry-after"] == "1"
         finally:
@@ -88,29 +89,29 @@ def test_connections_are_limited() -> None:
 
 
 def test_answers_are_finished_after_sigterm() -> None:
-    with server() as (process, url):
+    with server("--drain", "100s") as (process, url):
         body = {**LONG, "max_tokens": 150}
-        with httpx.stream("POST", url + CHATS, json=body, timeout=60) as response:
+        with httpx.stream("POST", url + CHATS, json=body, timeout=PATIENCE) as response:
             lines = response.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        assert process.wait(30) == 143
+        assert process.wait(PATIENCE) == 143
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/health")
+            httpx.get(f"{url}/health", timeout=PATIENCE)
 
 
 def test_answers_that_last_too_long_are_cut_after_sigterm() -> None:
     with (
         server("--drain", "1s") as (process, url),
-        httpx.stream("POST", url + CHATS, json=LONG, timeout=60) as response,
+        httpx.stream("POST", url + CHATS, json=LONG, timeout=PATIENCE) as response,
     ):
         lines = response.iter_lines()
         next(lines)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
+        assert process.wait(PATIENCE) == 143
 
 
 @pytest.mark.parametrize(

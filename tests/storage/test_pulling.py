@@ -298,16 +298,17 @@ def test_parts_of_different_models_are_refused(tmp_path: Path) -> None:
         join(find_parts(tmp_path / "m-F32-00002-of-00003.gguf"), tmp_path / "whole.gguf")
 
 
-@pytest.mark.parametrize("name", ["llama", "lfm2"])
+@pytest.mark.parametrize("name", ["folders/llama", "folders/lfm2", "encoders/bert-cased"])
 def test_checkpoints_are_converted_on_download(hub: Hub, name: str, tmp_path: Path) -> None:
-    """A repository in safetensors, in one file or several, with an index."""
+    """A repository in safetensors, in one file or several, with an index; that of an encoder says its pooling."""
+    folder = GOLDEN / name
     hub.repositories["tiny/checkpoint"] = {
-        path.name: path.read_bytes() for path in (GOLDEN / "folders" / name).iterdir()
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
     } | {"original/model.safetensors": b"no part of it", "README.md": b"a model"}
     done = run("pull", "tiny/checkpoint", "--convert", "q8_0")
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.strip())
-    convert_folder(GOLDEN / "folders" / name, tmp_path / "floats.gguf", name="checkpoint")
+    convert_folder(folder, tmp_path / "floats.gguf", name="checkpoint")
     write_plain(read_gguf(tmp_path / "floats.gguf"), tmp_path / "model.gguf", "Q8_0")
     assert path.read_bytes() == (tmp_path / "model.gguf").read_bytes()
     assert read_gguf(path).metadata["general.name"] == "checkpoint"

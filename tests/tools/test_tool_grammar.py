@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from small_models import Small, Special, write_small
 from test_chat import CHATML
-from tool_templates import GEMMA4, LFM2, LLAMA32, MISTRAL, QWEN3, QWEN35
+from tool_templates import GEMMA4, GPT_OSS, LFM2, LLAMA32, MISTRAL, QWEN3, QWEN35
 
 from edge.errors import InputError
 from edge.run.loading import load
@@ -38,6 +38,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "nothing", "parameters": NOTHING}},
 ]
 SCHEMAS = {"mix": MIXED, "nothing": NOTHING}
+HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 HI = [{"role": "user", "content": "Hi"}]
 HERMES_MARKS = ("<tool_call>", "</tool_call>")
 MODELS = {
@@ -49,6 +50,7 @@ MODELS = {
     "lfm2": Special(control=("<|tool_call_start|>", "<|tool_call_end|>"), template=LFM2),
     "llama3": Special(control=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), template=LLAMA32),
     "mistral": Special(control=("[TOOL_CALLS]", "[ARGS]"), template=MISTRAL),
+    "harmony": Special(control=HARMONY, template=GPT_OSS),
 }
 
 
@@ -107,6 +109,21 @@ def test_strict_tools_leave_text_free(tmp_path: Path, name: str) -> None:
     assert text or report.tool_calls or report.incomplete
     for call in report.tool_calls:
         assert fits(json.loads(call.arguments), SCHEMAS[call.name])
+
+
+@pytest.mark.parametrize("think", [4, "30"])
+def test_a_forced_call_behind_a_thought_with_a_header(tmp_path: Path, think: Any) -> None:
+    """gpt-oss's thought is free until its budget is used up; the next header names a function."""
+    path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS["harmony"])
+    with load(path, backend="reference", max_kv_size=3000) as session:
+        sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
+        prompt = session.model.chat_prompt(HI, tools=TOOLS, tool_choice="mix", think=think)
+        assert session.generate(prompt, sampling=sampling, max_tokens=1500, think=think) == ""
+        report = session.report
+    assert report is not None
+    assert report.stop_reason == "tool_calls"
+    assert [call.name for call in report.tool_calls] == ["mix"]
+    assert fits(json.loads(report.tool_calls[0].arguments), MIXED)
 
 
 @pytest.mark.parametrize("choice", ["nobody", {"type": "function"}, 5, {"function": {"name": 5}}])

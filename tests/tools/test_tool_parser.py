@@ -12,7 +12,7 @@ import pytest
 from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_templates import GEMMA4, LFM2, LLAMA32, MISTRAL, QWEN3, QWEN35, SMOLLM3, TOOLS
+from tool_templates import GEMMA4, GPT_OSS, LFM2, LLAMA32, MISTRAL, QWEN3, QWEN35, SMOLLM3, TOOLS
 
 from edge.tools.formats import FORMATS, HERMES, ToolFormat, find_format
 from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd, Event, TextPiece, ToolParser
@@ -180,6 +180,8 @@ CASES: dict[str, tuple[str, str, str, Calls]] = {
         "",
         [TIME, ("time", {})],
     ),
+    "harmony": ("harmony", ' to=functions.time<|channel|>commentary json<|message|>{"zone": "CET"}', "", [TIME]),
+    "harmony, constrained": ("harmony", ' to=functions.time <|constrain|>json<|message|>{"zone":"CET"}', "", [TIME]),
     "mistral-list": (
         "mistral-list",
         '[TOOL_CALLS] [{"name": "time", "arguments": {}, "id": "abcdefghi"}]',
@@ -255,6 +257,8 @@ LOOKALIKES = [
     "a < b and <tool_cal",
     "<|tool_call>call me<tool_call|>",
     "[TOOL_CALLS] are fun",
+    "header to=functions.time<|channel|>commentary json<|message|>[]",
+    " to=functions.unknown<|message|>{}",
     "[time] is [unknown(a=1)]",
     "  \n",
     "",
@@ -281,7 +285,7 @@ def test_arguments_come_as_soon_as_they_are_sure() -> None:
 def test_families_are_found_by_their_templates() -> None:
     found = {
         "hermes": [QWEN3, SMOLLM3, "no tools", None], "qwen-tags": [QWEN35], "gemma4": [GEMMA4], "lfm2": [LFM2],
-        "llama3": [LLAMA32], "mistral": [MISTRAL],
+        "llama3": [LLAMA32], "mistral": [MISTRAL], "harmony": [GPT_OSS],
     }  # fmt: skip
     assert {name: [find_format(each).name for each in sources] for name, sources in found.items()} == {
         name: [name] * len(sources) for name, sources in found.items()

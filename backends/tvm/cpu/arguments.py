@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.backends.ring import LayerKinds
-from edge.backends.tvm.packing.cores import Sizes, groups_of, kind_of, round_up
+from edge.backends.tvm.packing.cores import Sizes, groups_of, kind_of, round_up, state_values
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.backends.tvm.packing.shape import Shape, padded_head
 from edge.backends.tvm.packing.sketch import DIRECTIONS
 from edge.backends.tvm.targets import Target
-from edge.model.layers import Attention
+from edge.model.layers import Attention, Network
 
 GROUPS = 64  # by which `phases/ranking.py` finds thresholds: of 16 rows each, for each thread
 RANKED_FLOATS = DIRECTIONS + 32 + 2 * 16 * GROUPS  # of a thread: z, its scales and sums, and two maxima of each group
@@ -32,13 +32,19 @@ class Job:
     observed: the number of last tokens whose attention is accumulated. votes: 1 to count instead how often a row gets
     more than the average.
     kind: BATCH and the numbers behind it are passes of one token each of several sequences (`Design.batches`). Behind
-    the `count` tokens are then as many positions, and as many numbers that say whether a token is observed: 0, 1, or 2
-    for votes. Token t has the t-th lengths and starts of all heads.
+    the `count` tokens are then as many positions, as many numbers that say whether a token is observed (0, 1, or 2 for
+    votes), and as many numbers of sequences. Token t has the t-th lengths and starts of all heads.
     disk: 1 if streamed weights come from a disk (streaming.py).
+    sequence: whose fixed state a step, a chunk or drafts change.
+    drafts: VERIFIED where a batch is of tokens of one sequence that may be forgotten: inputs of fixed states are kept,
+    and the states stay. An APPLY job, where it is APPLIED, then changes them by the first `count` of these tokens.
     """
 
-    NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed", "votes", "disk")
-    QUIT, STEP, CHUNK, BATCH = 0, 1, 2, 3
+    NAMES = (
+        "kind", "threads", "count", "position", "angle", "wanted", "observed", "votes", "disk", "sequence", "drafts",
+    )  # fmt: skip
+    QUIT, STEP, CHUNK, APPLY, BATCH = range(5)
+    APPLIED, VERIFIED = 1, 2  # values of `drafts`
 
     @classmethod
     def slot(cls, name: str) -> int:
@@ -83,17 +89,21 @@ class Table:
         return len(self.names) + self.layers * len(self.per_layer)
 
 
+_NORMS = ("token_embd_norm", "token_embd_norm.bias", "output_norm", "output_norm.bias")  # outside of layers
 _OF_INPUTS = ("per_layer_model_proj", "per_layer_proj_norm")
 _NAMES = (
     "x", "normed", "queries", "query_rows", "work", "part_stride", "raw", "raw_stride", "normals", "temperatures",
     "layer_inputs", "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
-    "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
+    "token_embd", "token_embd.scales", "position_embd", "position_embd.scales", "token_types", "token_types.scales",
+    "token_embd_norm", "token_embd_norm.bias",
     "per_layer_model_proj", "per_layer_model_proj.scales", "per_layer_proj_norm",
     "output_norm", "output_norm.bias", "head", "head.scales",
     "block", "head_step", "head_parts",  # streaming.py
     "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
     "ranked", "ranked_floats", "ranked_integers",  # largest logits that are wanted, 0 for all; phases/ranking.py
-    "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of threads' columns
+    "states",  # values of all fixed states of one sequence
+    "copied",  # values of a thread's copy of a head's state, before the states
+    "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of tokens by threads' columns
 )  # fmt: skip
 _PER_LAYER = (
     "form",  # the number of `Shape.forms`
@@ -103,7 +113,34 @@ _PER_LAYER = (
     "observed",  # 1 where policies look at attention: not to the rows of rings
     "expert_moves",  # where the numbers of its experts begin
     "angles",  # where the layer's table of rotary angles begins
-)
+    "kept_channels", "kept_steps",  # how far from the scratch of a pass the layer's rows lie that are kept for drafts
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of drafted tokens for the fixed states of all layers, until it is known which tokens stay.
+
+    floats: values, after `places` of each layer's arrays. copied: values of a thread's copy of the state of a head.
+    """
+
+    floats: int
+    places: list[dict[str, int]]
+    copied: int
+
+    @classmethod
+    def of(cls, network: Network, target: Target, drafts: int) -> Kept:
+        """drafts: tokens that are verified beside the next one; 0: nothing is kept."""
+        sizes, floats, places = Sizes(round_up(1 + drafts, target.gemm_tokens), 1, 1), 0, []
+        cores = [[each.core for each in layer if drafts and each.core.fixed_values] for layer in network.layers]
+        for layer in cores:
+            found = {}
+            for core in layer:
+                for name, count in kind_of(core).scratch(core, sizes).items():
+                    if name in ("channels", "steps"):
+                        found[name], floats = floats, floats + round_up(count, 16)
+            places.append(found)
+        return cls(floats, places, max((state_values(core) for layer in cores for core in layer), default=0))
 
 
 @dataclass(frozen=True)
@@ -131,25 +168,27 @@ class Streams:
 
 
 def fill_table(
-    layout: PackedLayout, scratch: Scratch, rope_size: int, streams: Streams | None = None, more: int = 0
-) -> list[int]:
+    layout: PackedLayout, scratch: Scratch, rope_size: int, streams: Streams | None = None, more: int = 0,
+    kept: Kept | None = None, states: int = 0,
+) -> list[int]:  # fmt: skip
     """The table of one run. rope_size: values of one table of angles. streams: None if all weights stay. more: zeros
-    behind it."""
+    behind it. kept: None without drafts. states: where the fixed states begin."""
     values = dict(scratch.offsets) | {"head_step": layout.shape.padded_vocab // 16, "head_parts": 1}
     if streams:
         parts = len(streams.pieces) - layout.shape.layers - 1
         values |= {"head_step": streams.head_step, "head_parts": parts, "block": streams.block}
-    for name in ("token_embd", "position_embd", *_OF_INPUTS, "output_norm", "output_norm.bias"):
+    for name in ("token_embd", "position_embd", "token_types", *_OF_INPUTS, *_NORMS):
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
     values["experts_at_once"] = max((each.number for each in layout.experts.values()), default=0)
+    values |= {"states": sum(layout.network.fixed_values), "copied": kept.copied if kept else 0}
     slots = Table.of(layout.shape)
     table = [values.get(name, 0) for name in slots.names]
     pieces = streams.table if streams else [0] * 4 * (layout.shape.layers + 2)
     moves_at = slots.first_piece + len(pieces)
     moves: list[int] = []
     network = layout.network
-    kinds, state = LayerKinds.of(network.windows, network.rowless), 0
+    kinds, state = LayerKinds.of(network.windows, network.rowless), states
     for layer, core in enumerate(network.attention):
         source = layer if core is None or core.rows_of is None else core.rows_of
         values = {
@@ -161,6 +200,8 @@ def fill_table(
             "angles": network.rope_of(layer) * rope_size,
             "expert_moves": moves_at + len(moves),
         }
+        for name, place in (kept.places[layer] if kept else {}).items():
+            values[f"kept_{name}"] = scratch.offsets["kept"] + place - scratch.offsets[name]
         if layer in layout.experts:
             moves += layout.experts[layer].moves()
         state += network.fixed_values[layer]
@@ -206,11 +247,12 @@ def work_offsets(core: Attention, target: Target) -> dict[str, int]:
 
 def make_scratch(
     shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0,
-    sequences: int = 1, ranks: bool = False,
+    sequences: int = 1, kept: int = 0, ranks: bool = False,
 ) -> Scratch:  # fmt: skip
     """Rows are the tokens of a chunk or, in a step, a copy for each thread.
 
     observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0. lora_rank: padded.
+    kept: `Kept.floats`.
     """
     tokens = round_up(max(chunk, sequences), target.gemm_tokens)
     rows = max(tokens, threads)
@@ -224,6 +266,7 @@ def make_scratch(
     part = max(found.pop("work", 0), *attention)
     values = max(rows * shape.widest, found.pop("quantized", 0))  # that are quantized at once
     blocks = values // 32
+    parts = round_up(sequences, target.gemm_tokens) if sequences > 1 else 1
     floats = {
         "x": tokens * shape.padded_hidden,
         "normed": rows * shape.padded_hidden,
@@ -237,7 +280,8 @@ def make_scratch(
         "normals": shape.layers * shape.kv_heads * shape.padded_head,  # of reflections; zeros without any
         "layer_inputs": tokens * shape.layers * shape.padded_inputs,
         "lora": rows * shape.most_matrices * lora_rank,
-        "lora_parts": threads * shape.most_matrices * lora_rank,
+        "lora_parts": parts * threads * shape.most_matrices * lora_rank,
+        "kept": kept,
         "ranked_floats": threads * RANKED_FLOATS * ranks,
     }
     integers = {"words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks}

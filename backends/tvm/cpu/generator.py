@@ -107,7 +107,7 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
         ends = any(form[-1] == number for form in design.shape.forms)
         for name, unit in units.items():
             found[design.shape.code(number, name)] = (_then_evict(unit) if ends and name == last else unit), number
-    return found | {"head": (lambda b, _layer: head(b), None)}
+    return found if design.shape.encoder else found | {"head": (lambda b, _layer: head(b), None)}
 
 
 def _then_evict(unit: Unit) -> Unit:
@@ -254,7 +254,16 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                         continue
                     with when(table[slots.place(layer, "form")] == index):
                         _layer(shape, form, kind, layer, emit, waves)
-            emit(kind, "head", i64(0), i64(0))
+            if not shape.encoder:
+                emit(kind, "head", i64(0), i64(0))
+    batches = [kind for kind in pass_kinds(design) if kind.apart]
+    if shape.states and batches:
+        with when(number == Job.APPLY), loop(i64(0), i64(shape.layers)) as layer:
+            for index, form in enumerate(shape.forms):
+                with when(table[slots.place(layer, "form")] == index):
+                    for block in form:
+                        if unit := _RECURRENT.get(type(shape.blocks[block].core)):
+                            emit(batches[0], shape.code(block, unit), layer, i64(0))
 
 
 def _layer(
@@ -288,5 +297,6 @@ CORES: dict[type, dict[str, Unit]] = {
     Mamba: mamba.UNITS,    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
-_ALIKE = ("embed", "attend")  # units without products
-_OF_ROWS = ("qkv", "output")  # units whose tokens have rows of their own in a batch
+_RECURRENT: dict[type, str] = {DeltaNet: "delta_net", Mamba: "mamba_scan", ShortConvolution: "convolve"}
+_ALIKE = ("embed", "attend", *_RECURRENT.values())  # units without products
+_OF_ROWS = ("qkv", "output", "delta_out", "mamba_out")  # units whose tokens have rows or states of their own in a batch

@@ -22,7 +22,10 @@ from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import AnyArray, IntArray
 
-_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm", "output_norm")
+_NORMS = (
+    "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm", "attn_output_norm",
+    "layer_output_norm", "output_norm",
+)  # fmt: skip
 MARKS = {  # the parts of a pass, and the phase of `backends.base.PHASES` that each belongs to
     "idle": "",  # before the pass begins; not reported
     "embed": "embed",

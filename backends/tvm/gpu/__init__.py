@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
+from edge.backends.checks import ENCODERS
 from edge.backends.counts import Footprint, GPUMemory, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Core, Experts
+from edge.model.layers import Attention, Core, Experts
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class GPU(Backend):
     def supports(self, core: Core) -> str | None:
         from edge.backends.tvm.packing.cores import supports
 
+        if isinstance(core, Attention) and not core.causal:
+            return ENCODERS
         if isinstance(core, Experts) and core.shared and core.clamp:
             return "clamped shared experts"
         return supports(core)

@@ -89,6 +89,13 @@ def groups_of(core: Core) -> Groups:
     return kind_of(core).groups(core)
 
 
+def state_values(core: Core) -> int:
+    """Values of the part of a fixed state that a head changes token by token; 0 where a state is but earlier inputs."""
+    if not isinstance(core, DeltaNet | Mamba):
+        return 0
+    return (core.fixed_values - (core.kernel - 1) * core.mixed) // core.heads
+
+
 def supports(core: Core) -> str | None:
     """The reason why the kernels cannot run a core; None if they can."""
     return kind_of(core).lacks(core)
@@ -170,8 +177,8 @@ KINDS: dict[type, Kind] = {
     Attention: Kind(
         lambda core: {"qkv": core.inputs, "output": (core.output,)},
         # merge: in a step, of the threads' parts of each head's output
-        {"qkv": "qkv", "attend": "attend", "merge": "attend", "gate": "output", "quantize_mixed": "output",
-         "output": "output"},
+        {"quantize_x": "other", "qkv": "qkv", "attend": "attend", "merge": "attend", "gate": "output",
+         "quantize_mixed": "output", "output": "output"},
         _attention_floats,
     ),
     Dense: Kind(

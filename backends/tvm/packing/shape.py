@@ -65,6 +65,8 @@ class Shape:
     output_norm_bias: bool
     blocks: tuple[Block, ...]  # distinct ones, without RoPE; windows are 1 where some layer has one, see `_shape_of`
     forms: tuple[tuple[int, ...], ...]  # distinct layers, as indices into blocks
+    embedding_norm: bool = False
+    encoder: bool = False  # runs whole texts, as chunks, and has no head
 
     @classmethod
     def of(cls, spec: ModelSpec, engine: str = "cpu", reason: Callable[[Core], str | None] = supports) -> Shape:
@@ -81,6 +83,7 @@ class Shape:
         return cls(
             len(layers), spec.hidden, spec.vocab, network.norm, network.norm_eps, network.embedding_scale,
             network.logit_cap, network.logit_scale, network.output_norm_bias, blocks, forms,
+            network.embedding_norm, network.encoder,
         )  # fmt: skip
 
     def form_of(self, layer: tuple[Block, ...], network: Network) -> int:

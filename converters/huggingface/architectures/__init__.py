@@ -5,6 +5,7 @@ from __future__ import annotations
 from reprlib import repr as brief
 
 from edge.converters.huggingface.architectures import (
+    bert,
     gemma,
     gemma4,
     gpt2,
@@ -44,6 +45,7 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "granite": granite.GRANITE,  # as which models of GGUF are written
     "ministral3": ministral.MINISTRAL3,
     "smollm3": smollm3.SMOLLM3,
+    "bert": bert.BERT,
 }
 _BY_GGUF_NAME = {each.name: each for each in _BY_MODEL_TYPE.values() if each.model[0]}
 _WITH_TOWERS = {  # models with vision or sound beside the text model

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
 
 from edge.cli import options as o
 from edge.cli.terminal.show import ProgressLine, ThoughtView, note, print_json, progress, width
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
     from edge.run.conversation import Conversation
     from edge.run.scheduler import Pieces
 
-_SEEN = ("eos", "stop", "interrupted", "terminated")  # reasons for an answer's end that need no explanation
+_SEEN = (
+    "eos",
+    "stop",
+    "tool_calls",
+    "interrupted",
+    "terminated",
+)  # reasons for an answer's end that need no explanation
 
 
 @o.command
@@ -26,6 +33,12 @@ def chat(
     answer: Annotated[o.Answer, o.without("raw", "ignore_eos")],
     options: Annotated[Options, o.without("sequences")],
     sampling: o.Sampling,
+    tools: Annotated[
+        Optional[Path],  # noqa: UP045
+        o.flag(
+            "--tools", metavar="FILE", help="Functions that the model may call: a JSON list. You type their results."
+        ),
+    ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -35,17 +48,19 @@ def chat(
     --time and --energy limit each answer. With --json, every answer is one RunReport on a line of its own.
     """
     from edge.cli.chat.lines import is_terminal, turns
-    from edge.cli.chat.slash import Chat, Settings, is_command, obey, warn_unpinned
+    from edge.cli.chat.slash import Chat, Settings, is_command, obey, read_tools, warn_unpinned
     from edge.cli.pull import fetch_missing
     from edge.cli.terminal.signals import Terminated
     from edge.devices.child import room_for_children
     from edge.errors import EdgeError, UnsupportedError
+    from edge.model.spec import check_generates
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
     from edge.run.conversation import Conversation
     from edge.run.loading import load
     from edge.run.opening import open_model
 
+    known = [] if tools is None else read_tools(tools)
     limit, system, think = check_limit(answer.max_tokens), answer.system, Think.parse(answer.think)
     with progress(enabled=not quiet) as shown:
         fetch_missing(model, options, shown, quiet=quiet)
@@ -53,6 +68,7 @@ def chat(
     def open_for_chat(name: str) -> Model:
         with room_for_children(options.memory):
             opened = open_model(name)
+        check_generates(opened.spec)
         if opened.template is None:
             raise UnsupportedError(f"{opened.name} has no chat template: use edge run --raw")
         return opened
@@ -91,7 +107,8 @@ def chat(
                 raise
             chat.talk, settings.sampling = before.moved(session), other.sampling(**sampling)
 
-        chat = Chat(Conversation(session, system=system), settings, shown.step("prefill"), thoughts.show, switch)
+        talk = Conversation(session, system=system, tools=known)
+        chat = Chat(talk, settings, shown.step("prefill"), thoughts.show, switch)
         if typed and not quiet:
             note(f"{opened.spec.label}, {session.plan.config.capacity:,} KV rows. /help lists commands, Ctrl-D leaves")
             warn_unpinned(chat.talk)
@@ -102,9 +119,11 @@ def chat(
                     pieces = obey(chat, text)
                 else:
                     slashes = text.startswith("//") and not line.verbatim
-                    pieces = chat.say(text[slashes:]) if text.strip() else None
+                    pieces = chat.say(text[slashes:])
                 if pieces is not None:
                     _answer(chat.talk, pieces, shown, thoughts, json=json, quiet=quiet)
+                    if not json:
+                        chat.show_call()
             except EdgeError as error:
                 if not typed and not is_command(text):
                     raise

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.terminal.show import note
 from edge.errors import InputError
 from edge.flags import flags_of
+from edge.formats.json_file import read_given
+from edge.model.messages import parse_tools
 from edge.model.thinking import Think
 from edge.sampling import WHOLE, SamplingParams
 
@@ -40,9 +43,34 @@ class Chat:
     on_thought: Callable[[str], None]
     switch: Callable[[str], None]
     left: bool = False
+    results: list[str] = field(default_factory=list)  # of the first calls that wait for them
 
-    def say(self, text: str) -> Pieces:
-        return self.talk.say(text, on_prefill=self.on_prefill, on_thought=self.on_thought, **vars(self.settings))
+    def say(self, text: str) -> Pieces | None:
+        """The answer to a turn, or to the results of calls, once all are there."""
+        options = {"on_prefill": self.on_prefill, "on_thought": self.on_thought, **vars(self.settings)}
+        if not self.talk.calls:
+            return self.talk.say(text, **options) if text.strip() else None
+        self.results.append(text)
+        if len(self.results) < len(self.talk.calls):
+            self.show_call()
+            return None
+        results, self.results = self.results, []
+        return self.talk.give(results, **options)
+
+    def show_call(self) -> None:
+        """Show the next call whose result is missing."""
+        if self.talk.calls:
+            call = self.talk.calls[len(self.results)]
+            note(f"{call.name} {call.arguments}\n(a call: type its result, or /undo)")
+
+
+def read_tools(path: Path) -> list[dict[str, Any]]:
+    """Tools from a JSON file: a list as OpenAI's protocol has it. Raises InputError."""
+    read = read_given(path.expanduser(), "list of tools")
+    try:
+        return parse_tools(read) or []
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def is_command(text: str) -> bool:
@@ -55,6 +83,7 @@ def obey(chat: Chat, text: str) -> Pieces | None:
     name = _name(text)
     if name not in _COMMANDS:
         raise InputError(f"there is no command {name:.40}: /help lists them, // sends a text that begins with a slash")
+    chat.results.clear()
     return _COMMANDS[name].run(chat, text[len(name) :].strip())
 
 
@@ -91,7 +120,7 @@ def _undo(chat: Chat, argument: str) -> None:
     note(f"(taken back: {_short(question)}{_replayed(chat.talk)})")
 
 
-def _retry(chat: Chat, argument: str) -> Pieces:
+def _retry(chat: Chat, argument: str) -> Pieces | None:
     sampling = chat.settings.sampling
     if sampling.temperature == 0 or sampling.seed is not None:
         why = "temp is 0" if sampling.temperature == 0 else "the seed is fixed"
@@ -118,6 +147,13 @@ def _system(chat: Chat, argument: str) -> None:
         warn_unpinned(talk)
     shown = "none but the template's own" if talk.system is None else _short(talk.system)
     note(f"(system prompt: {shown}{_replayed(talk)})")
+
+
+def _tools(chat: Chat, argument: str) -> None:
+    if argument:
+        chat.talk.tools = [] if argument == '""' else read_tools(Path(argument))
+    names = [tool["function"]["name"] for tool in chat.talk.tools]
+    note(f"(tools: {', '.join(names) or 'none'})")
 
 
 def _think(chat: Chat, argument: str) -> None:
@@ -245,6 +281,7 @@ _COMMANDS = {
     "/undo": _Command("/undo", "take the last question and its answer back", _undo),
     "/reset": _Command("/reset", "forget the conversation", _reset),
     "/system": _Command("/system [TEXT]", 'show or change the system prompt; "" takes it away', _system),
+    "/tools": _Command("/tools [FILE]", 'show or change the tools that may be called; "" takes them away', _tools),
     "/set": _Command("/set [OPTION VALUE]", f"{', '.join(_NUMBERS)}, max-tokens, stop", _set),
     "/think": _Command("/think [on|off|N|NJ]", "whether, or for how many tokens or joules, the model thinks", _think),
     "/save": _Command("/save FILE", "write the conversation as JSON", _save),

@@ -10,6 +10,7 @@ import typer
 import typer.core
 
 from edge.cli.terminal.show import table
+from edge.cli.terminal.values import spared
 from edge.flags import GROUPS, OUTPUT
 
 ENVIRONMENT = "environment"
@@ -32,6 +33,9 @@ _OTHERS = {
 class Command(typer.core.TyperCommand):
     """Lists options under the headings of their groups: those of the command alone first, output last."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [spared(param) for param in super().get_params(ctx)]
+
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *GROUPS)}
         for param in self.get_params(ctx):
@@ -47,6 +51,9 @@ class Command(typer.core.TyperCommand):
 
 class Group(typer.core.TyperGroup):
     """Lists commands with the whole first sentence of each, which click would cut."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [spared(param) for param in super().get_params(ctx)]
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}

@@ -1,4 +1,4 @@
-"""Decoder architectures: one file each, and a line here."""
+"""Architectures: one file each, and a line here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import (
+    bert,
     falcon_h1,
     gemma,
     gemma2,
@@ -58,6 +59,8 @@ _NETWORKS: dict[str, Callable[[Header, ModelSpec], Network]] = {
     "minicpm": minicpm.network,
     "smollm3": smollm3.network,
     "stablelm": stablelm.network,
+    "bert": bert.bert,
+    "nomic-bert": bert.nomic_bert,
 }
 
 USUAL: dict[str, tuple[str, ...]] = {

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edge.model.lora_file import Loras
 from edge.run.batch import Ticket
 from edge.run.logprobs import OnLogprob
 from edge.run.report import RunReport
@@ -33,13 +34,14 @@ class Driver(Protocol):
     """Runs the generations of one loaded model. All methods belong to the thread that loaded it."""
 
     preempts: bool  # a generation of a lower class gives way
+    adapts: bool  # generations may have different adapters; else all have the session's
 
     @property
     def free(self) -> int:
         """How many more generations may start now."""
         ...
 
-    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str) -> Any:
+    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str, lora: Loras) -> Any:
         """Begin a generation; returns its ticket. Rows of earlier prompts are reused within a tenant.
 
         Raises InputError and the like for what cannot run.
@@ -67,7 +69,7 @@ def make_driver(session: Session) -> Driver:
 class Batched:
     """The driver of a session whose engine has several sequences."""
 
-    preempts = True
+    preempts = adapts = True
 
     def __init__(self, session: Session) -> None:
         self._batch = session.batch()
@@ -76,9 +78,9 @@ class Batched:
     def free(self) -> int:
         return self._batch.free
 
-    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str) -> Ticket:
+    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str, lora: Loras) -> Ticket:
         return self._batch.start(
-            request, priority=priority, tenant=tenant, on_piece=hooks.piece, on_thought=hooks.thought,
+            request, priority=priority, tenant=tenant, lora=lora, on_piece=hooks.piece, on_thought=hooks.thought,
             on_logprob=hooks.logprob if request.logprobs is not None else None, on_call=hooks.call, on_end=hooks.end,
         )  # fmt: skip
 
@@ -95,7 +97,7 @@ class Batched:
 class OneAtATime:
     """The driver of a session whose engine has one sequence."""
 
-    preempts = False
+    preempts = adapts = False
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -107,7 +109,7 @@ class OneAtATime:
     def free(self) -> int:
         return int(self._pieces is None)
 
-    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str) -> object:
+    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str, lora: Loras) -> object:
         if tenant != self._tenant:
             self._session.reset()
         self._hooks, self._tenant = hooks, tenant

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge.devices.memory import memory_use, release_free_memory
+from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.lora import size_of
-from edge.model.lora_file import parse_lora
+from edge.model.lora_file import Loras, parse_lora
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.prompt_cache.cache import PromptCache
@@ -19,9 +20,10 @@ from edge.run.loading import open_session
 from edge.run.opening import open_model
 from edge.run.report import RunReport
 from edge.run.session import Session
+from edge.run.shares import Ledger as Energy
 from edge.server.deadline import Deadline
 from edge.server.models.ledger import Ledger
-from edge.server.models.worker import Job, Loras, Turns, Worker
+from edge.server.models.worker import Job, Turns, Worker
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
 
@@ -51,7 +53,7 @@ class Lease:
     entry: Entry
     worker: Worker
     session: Session
-    lora: Loras | None
+    lora: Loras
 
 
 class Pool:
@@ -62,6 +64,7 @@ class Pool:
         on_end: Callable[[Job, RunReport | Exception], None] = lambda job, result: None,
     ) -> None:  # fmt: skip
         self.options, self.settings, self._on_end = options, settings, on_end
+        self._lora = options.lora or ()  # that all models run with, but by the name of another adapter
         self.entries = {entry.name: entry for entry in map(_entry, models)}
         if len(self.entries) < len(models):
             raise InputError("two of the models have the same name")
@@ -69,19 +72,21 @@ class Pool:
         self.ledger = ledger or Ledger(options.memory)
         self.workers: dict[str, Worker] = {}
         self.loads = self.evictions = 0
-        self._turns = Turns()
+        self.energy = Energy(find_meter(), idle=True)
+        self.shares = {name: self.energy.share() for name in self.entries}  # of the joules, by model
+        self._turns = Turns(self.energy)
         self._loading = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[Worker]] = {}
 
-    def find(self, name: str | None) -> tuple[Entry, Loras | None]:
-        """The model that a request names, and its adapter. Raises RefusedError."""
+    def find(self, name: str | None) -> tuple[Entry, Loras]:
+        """The model that a request names, and its adapters. Raises RefusedError."""
         if name is None or name == "":
-            return next(iter(self.entries.values())), None
+            return next(iter(self.entries.values())), self._lora
         name = name.removesuffix(":latest")  # of programs that know Ollama
         for entry in self.entries.values():
             for known in (entry.name, *entry.aliases):
                 if name == known:
-                    return entry, None
+                    return entry, self._lora
                 adapter = name.removeprefix(f"{known}:")
                 if adapter != name and adapter in entry.adapters:
                     return entry, entry.adapters[adapter]
@@ -149,7 +154,10 @@ class Pool:
     async def _load(self, entry: Entry) -> Worker:
         """Load a model, and evict the least recently used idle ones until it fits."""
         while True:
-            worker = Worker(entry.name, lambda: self._open(entry), self._turns, on_end=self._on_end)
+            worker = Worker(
+                entry.name, lambda: self._open(entry), self._turns, self.shares[entry.name], on_end=self._on_end,
+                lora=self._lora,
+            )  # fmt: skip
             try:
                 await asyncio.wrap_future(worker.opened)
             except BudgetError:
@@ -183,23 +191,29 @@ class Pool:
         prompts = self.settings.prompt_memory or (_PROMPTS if memory is None else memory // 16)
         prompts = prompts if self.settings.shares else 0
         cache = PromptCache(memory=prompts) if prompts else None
-        largest = max(entry.adapters.values(), key=lambda files: size_of(files).rank, default=None)
-        loras = options.lora if largest is None else largest
-        options = replace(options, prompt_cache=cache, logits_rows=SCORED_AT_ONCE, lora=loras)
+        loras = {self._lora, *entry.adapters.values()} - {()}
+        largest = max(loras, key=lambda files: size_of(files).rank, default=None)
+        options = replace(
+            options, prompt_cache=cache, logits_rows=SCORED_AT_ONCE, lora=largest,
+            loras=max(1, min(options.sequences, len(loras))),
+        )  # fmt: skip
         others = [each for each in self.entries.values() if each is not entry and each.name not in self.ledger.models]
+        # The joules of a power limit are those of all models.
+        meter = self.shares[entry.name] if options.power is None else None
         before, for_others = memory_use().rss, sum(map(self._least, others))
         try:
-            session = open_session(entry.path, options, more=self.ledger.to_come + for_others)
+            session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come + for_others)
         except BudgetError:
             if not others:
                 raise
-            session = open_session(entry.path, options, more=self.ledger.to_come)
+            session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come)
         except UnsupportedError:
             if options.sequences == 1:
                 raise
-            session = open_session(entry.path, replace(options, sequences=1), more=self.ledger.to_come)
-        if largest is not None:
-            session.set_lora(self.options.lora)  # type: ignore[arg-type]
+            options = replace(options, sequences=1)
+            session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come)
+        if largest not in (None, self._lora):
+            session.set_lora(self._lora)
         self.ledger.enter(entry.name, session.plan.bytes, before, prompts)
         return session
 

@@ -7,8 +7,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -16,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from edge.errors import EngineError
-from edge.model.lora_file import LoraFile
+from edge.model.lora_file import Loras
 from edge.prompt_cache.tree import agreement
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.session import Session
+from edge.run.shares import Ledger, Share
 from edge.server.events import Call, Ended, Flow, Likely, Piece
 from edge.server.guard import where
 from edge.server.models.driver import Driver, Hooks, make_driver
@@ -29,28 +31,31 @@ from edge.types import IntArray
 
 _REMEMBERED = 8  # prompts, to say where a new one diverged
 
-Loras = tuple[LoraFile, ...]
-
 _log = logging.getLogger("edge")
 
 
 class Turns:
     """Lets the threads of several models compute one after the other, in the order in which they ask: engines use all
-    cores, and two at once would wait for each other."""
+    cores, and two at once would wait for each other. energy: is divided by the time of these turns."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, energy: Ledger) -> None:
+        self._energy, self._changed = energy, threading.Condition()
         self._next = self._serving = 0
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def turn(self, share: Share) -> Iterator[None]:
+        """Wait for a turn, whose joules are those of a share."""
         with self._changed:
             mine, self._next = self._next, self._next + 1
             self._changed.wait_for(lambda: self._serving == mine)
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._serving += 1
-            self._changed.notify_all()
+        self._energy.run([share])
+        try:
+            yield
+        finally:
+            self._energy.run(())
+            with self._changed:
+                self._serving += 1
+                self._changed.notify_all()
 
 
 @dataclass(eq=False)
@@ -61,7 +66,7 @@ class Job:
     flow: Flow
     choice: int
     priority: int
-    lora: Loras | None
+    lora: Loras
     make: Callable[[Job, Session], Request] | None = None
     work: Callable[[Session, Job], None] | None = None
     tenant: str = ""
@@ -77,13 +82,14 @@ class Job:
 
 
 class Worker:
-    """open: loads the session, in the worker's thread. `opened` has it, or why it could not be loaded."""
+    """load: loads the session, in the worker's thread. `opened` has it, or why it could not be loaded. share: of the
+    joules, the model's. lora: what the session then runs with."""
 
     def __init__(
-        self, name: str, load: Callable[[], Session], turns: Turns,
-        on_end: Callable[[Job, RunReport | Exception], None] = lambda job, result: None,
+        self, name: str, load: Callable[[], Session], turns: Turns, share: Share,
+        on_end: Callable[[Job, RunReport | Exception], None] = lambda job, result: None, lora: Loras = (),
     ) -> None:  # fmt: skip
-        self.name, self._load, self._turns, self._told = name, load, turns, on_end
+        self.name, self._load, self._turns, self._share, self._told = name, load, turns, share, on_end
         self.opened: Future[Session] = Future()
         self._lock = threading.Condition()
         self._waiting: list[tuple[int, int, Job]] = []
@@ -94,7 +100,7 @@ class Worker:
         self.used = time.monotonic()  # when a request last began or ended
         self.seconds = 1.0  # that a request takes, about
         self.leases = 0  # requests that are about to submit jobs, or wait for their events
-        self._lora: Loras | None = None
+        self._lora = lora
         self._thread = threading.Thread(target=self._run, name=f"edge serve {name}", daemon=True)
         self._thread.start()
 
@@ -167,7 +173,7 @@ class Worker:
                 if self._closing:
                     break
                 for job in jobs:
-                    if job.work is not None or job.lora != self._lora:
+                    if self._is_alone(job, driver):
                         driver.close()
                         self._work(session, job)
                         driver = make_driver(session)
@@ -176,7 +182,7 @@ class Worker:
                 for job in [each for each in self._running if each.cancelled]:
                     driver.cancel(job.ticket)
                 if self._running:
-                    with self._turns:
+                    with self._turns.turn(self._share):
                         driver.step()
         except Exception as error:
             _log.error("the thread of %s failed: %s", self.name, where(error))
@@ -202,7 +208,7 @@ class Worker:
             taken: list[Job] = []
             while self._waiting and not self._closing:
                 job = self._waiting[0][2]
-                alone = job.work is not None or job.lora != self._lora
+                alone = self._is_alone(job, driver)
                 before = [*self._running, *taken]
                 gives_way = driver.preempts and any(each.priority > job.priority for each in before)
                 if before if alone else driver.free <= len(taken) and not gives_way:
@@ -215,14 +221,18 @@ class Worker:
             self._running += [job for job in taken if job.work is None]
             return taken
 
+    def _is_alone(self, job: Job, driver: Driver) -> bool:
+        """Whether nothing else may run when a job begins."""
+        return job.work is not None or (job.lora != self._lora and not driver.adapts)
+
     def _work(self, session: Session, job: Job) -> None:
         """Do what needs the session alone: another adapter, and a job's work."""
         try:
             if job.lora != self._lora:
-                session.set_lora(job.lora)  # type: ignore[arg-type]
+                session.set_lora(job.lora)
                 self._lora = job.lora
             if job.work is not None:
-                with self._turns:
+                with self._turns.turn(self._share):
                     session.reset()
                     job.work(session, job)
         except Exception as error:
@@ -240,7 +250,9 @@ class Worker:
                 end=lambda result: self._end(job, result),
                 wanted=lambda: not job.cancelled,
             )
-            job.ticket = driver.start(job.make(job, session), hooks, priority=job.priority, tenant=job.tenant)
+            job.ticket = driver.start(
+                job.make(job, session), hooks, priority=job.priority, tenant=job.tenant, lora=job.lora
+            )
         except Exception as error:
             self._end(job, error)
 

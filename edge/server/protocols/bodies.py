@@ -61,6 +61,7 @@ class Drawn:
     dry_last_n: int | None = None
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
+    min_tokens: int | None = None
     stop: str | list[str] | None = said(f"Texts before which the answer ends, {MOST_STOPS} at most.")
     stream: bool | None = said("Send the answer in pieces, as server-sent events.")
     edge: Budget | None = said("Budgets of this request.")

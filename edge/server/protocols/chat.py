@@ -91,7 +91,8 @@ class Writer:
             sent.append(self._chunk(found.choice, {"tool_calls": [delta]}))
         elif isinstance(found, Ended):
             answer = self._answers[found.choice]
-            sent.append(self._chunk(found.choice, {}, answer.reason, timings=timings_of([answer])))
+            tokens = self._likely(self._waiting.pop(found.choice, []))  # whose text is a call's, or was cut off
+            sent.append(self._chunk(found.choice, {}, answer.reason, tokens=tokens, timings=timings_of([answer])))
         return sent
 
     def last(self) -> list[bytes]:
@@ -126,8 +127,8 @@ class Writer:
         }
 
     def _likely(self, tokens: list[TokenLogprob]) -> dict[str, Any] | None:
-        """How likely tokens were, as OpenAI's API says it."""
-        if not self._logprobs:
+        """How likely tokens were, as OpenAI's API says it; None for no tokens."""
+        if not (self._logprobs and tokens):
             return None
         content = [
             {**self._chance(each.token, each.logprob), "top_logprobs": [self._chance(*one) for one in each.top]}

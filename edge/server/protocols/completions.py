@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 from uuid import uuid4
 
@@ -75,6 +76,8 @@ class Writer:
         self._body, self._tokenizer = body, tokenizer
         self._prompts = prompts_of(body)
         self._answers: dict[int, Answer] = {}
+        self._sent: Counter[int] = Counter()  # by choice: tokens whose likelihood was sent,
+        self._offsets: Counter[int] = Counter()  # and the characters of their texts
         self._head = {
             "id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model,
         }  # fmt: skip
@@ -94,7 +97,8 @@ class Writer:
             text, reason = echo + self._added(found), "length"
         elif not text:
             return []
-        logprobs = self._logprobs(answer) if isinstance(found, Scored | Ended) else None
+        tells = isinstance(found, Piece | Scored | Ended)
+        logprobs = self._logprobs(found.choice) if tells else None
         choice = {"index": found.choice, "text": text, "logprobs": logprobs, "finish_reason": reason}
         more = {"timings": timings_of([answer])} if isinstance(found, Ended) else {}
         return [event({**self._head, "choices": [choice], **more})]
@@ -113,7 +117,7 @@ class Writer:
             echo = self._echoed(index) if self._body.echo else ""
             text = answer.text if answer.scored is None else self._added(answer.scored)
             reason = "length" if answer.ended is None else answer.reason
-            logprobs = self._logprobs(answer)
+            logprobs = self._logprobs(index)
             choices.append({"index": index, "text": echo + text, "logprobs": logprobs, "finish_reason": reason})
         usage = usage_of(self._answers.values())
         return {**self._head, "choices": choices, "usage": usage, "timings": timings_of(self._answers.values())}
@@ -125,21 +129,24 @@ class Writer:
     def _added(self, scored: Scored) -> str:
         return self._tokenizer.decode(scored.tokens[len(scored.tokens) - scored.generated :])
 
-    def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
-        """As OpenAI's older API has them: tokens, their logarithms, and the likeliest in their places."""
+    def _logprobs(self, index: int) -> dict[str, Any] | None:
+        """As OpenAI's older API has them: tokens since the last call, their logarithms, and the likeliest in their
+        places."""
         if self._body.logprobs is None:
             return None
+        answer = self._answers[index]
         if answer.scored is not None:
             ids, chances, likeliest = answer.scored.tokens, answer.scored.logprobs, answer.scored.top
         else:
-            ids = tuple(each.token for each in answer.tokens)
-            chances = tuple(each.logprob for each in answer.tokens)
-            likeliest = tuple(dict(each.top) for each in answer.tokens)
+            new = answer.tokens[self._sent[index] :]
+            self._sent[index] += len(new)
+            ids, chances = tuple(each.token for each in new), tuple(each.logprob for each in new)
+            likeliest = tuple(dict(each.top) for each in new)
         texts = [self._text(token) for token in ids]
-        offsets, at = [], 0
+        offsets = []
         for text in texts:
-            offsets.append(at)
-            at += len(text)
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(text)
         top = [
             None if each is None else {self._text(token): chance for token, chance in each.items()}
             for each in likeliest

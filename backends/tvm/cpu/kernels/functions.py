@@ -104,6 +104,21 @@ def gelu(x: Value) -> Value:
     return x / (floats(1) + exp(floats(-2 * math.sqrt(2 / math.pi)) * (x + floats(0.044715) * x * x * x)))
 
 
+def gelu_erf(x: Value) -> Value:
+    """x / 2 · (1 + erf(x / √2)): with z = |x| / √2, x / 2 · erfc(z) below 0 and x less that above. erfc(z) is a
+    polynomial of 1 / (1 + p z) times e^(−z²) (Abramowitz and Stegun, 7.1.26), to 1.5e-7."""
+    x = let(x)
+    z = let(T.max(x, floats(0) - x) * floats(math.sqrt(0.5)))
+    t, series = let(floats(1) / (floats(1) + floats(_ERFC_P) * z)), floats(0)
+    for factor in reversed(_ERFC):
+        series = (series + floats(factor)) * t
+    part = let(x * floats(0.5) * series * exp(floats(0) - z * z))
+    return T.Select(x < floats(0), part, x - part)
+
+
+_ERFC_P, _ERFC = 0.3275911, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+
+
 def relu2(x: Value) -> Value:
     """max(x, 0)²."""
     return _squared(T.max(x, floats(0)))
@@ -114,4 +129,4 @@ def soft_cap(x: Value, cap: float) -> Value:
     return floats(cap) - floats(2 * cap) / (floats(1) + exp(x * floats(2 / cap))) if cap else x
 
 
-ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu2": relu2}
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_erf": gelu_erf, "relu2": relu2}

@@ -25,16 +25,16 @@ from edge.backends.tvm.packing.blocks import BLOCKS, FloatBlock
 
 _COLUMNS = 8  # that are written out; ranks are padded to multiples of 16
 _CHAINS = 4  # of sums of one token: with a single one, each product would wait for the one before
-_AHEAD = 8  # tiles by which B is prefetched in a step
+_AHEAD = 8  # tiles by which B is prefetched
 
 
 def add_low_rank(
     isa: Isa, weights: Weights, kind: str, start: Value, tile: Value, rank: Value, x: Buffer, rows: Sequence[Value],
-    sums: Sequence[Register],
+    sums: Sequence[Register], *, fetch: bool,
 ) -> None:  # fmt: skip
     """sums += B · A x for each token, with tile `tile` of B: `rank` columns of 16 rows each.
 
-    kind: as `low_rank_blocks` names it. start: of B, in bytes. rows: where `x` has the tokens' A x.
+    kind: as `low_rank_blocks` names it. start: of B, in bytes. rows: where `x` has the tokens' A x. fetch: prefetch B.
     """
     block = BLOCKS[kind] if kind != "I8" else None
     assert block is None or isinstance(block, FloatBlock)
@@ -46,7 +46,7 @@ def add_low_rank(
     for each in chains:
         each.value = constant(0)
     with loop(i64(0), quotient(rank, _COLUMNS)) as part:
-        if len(rows) == 1:
+        if fetch:
             for line in range(0, _COLUMNS * 16 * size, 64):
                 prefetch(weights.bytes, start + (tile + _AHEAD) * length + part * (_COLUMNS * 16 * size) + line)
         for index in range(_COLUMNS):

@@ -2,8 +2,8 @@
 
 A step divides the columns of A between the threads, each of which then adds up the parts. No barrier stands between the
 two: a thread says that its parts are there, goes on with its first product, and looks for the others' only when it
-needs A x. A chunk divides the tokens, in a phase of its own. The ranks are read from the table of the run, so that one
-compiled pass serves all adapters.
+needs A x. A batch has the same parts of each token, and adds them up in a phase of its own. A chunk divides the tokens.
+The ranks are read from the table of the run, so that one compiled pass serves all adapters.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.design import low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS
 
+RowOf = Callable[[Value], Value]
+
 
 def adapt(
     b: PassBuilder, group: str, layer: Value, inputs: Inputs, names: Sequence[str] = (),
-    row_of: Callable[[Value], Value] | None = None,
+    row_of: RowOf | None = None,
 ) -> None:  # fmt: skip
     """A x of the matrices of `group`; nothing if this layer has no adapter there.
 
@@ -41,10 +43,13 @@ def adapt(
             with when(quants > 0):
                 scales = let(b.layer_at(layer, f"{name}.lora_a.scales"))
                 matrix = Matrix(BLOCKS[kind], b.columns(name), quants, scales)
-                if b.single:
-                    _columns(b, name, matrix, inputs, row_of(i64(0)) if row_of else b.thread)
-                else:
-                    _tokens(b, name, matrix, inputs, row_of)
+                (_columns if b.single or b.apart else _tokens)(b, name, matrix, inputs, row_of)
+        if b.apart:
+            b.end_phase("adapt", layer)
+            with b.shared_out(b.count) as token:
+                for name, quants in zip(names, places, strict=True):
+                    with when(quants > 0):
+                        _add_up(b, name, token, token)
         if arrivals is None:
             b.end_phase("adapt", layer)
         else:
@@ -54,33 +59,39 @@ def adapt(
         b.add_up |= {name: functools.partial(_add_up_once, b, name, arrivals, b.counter()) for name in names}
 
 
-def _columns(b: PassBuilder, name: str, matrix: Matrix, inputs: Inputs, row: Value) -> None:
-    """The thread's columns of A times the row."""
-    at, span = b.low_rank_at(name, b.thread, "lora_parts"), b.range(matrix.pieces)
-    with loop(i64(0), quotient(b.at("lora_rank"), 16)) as tile:
-        (found,) = multiply(b.isa, b.adapters, matrix, tile, inputs, [row], b.target.fetch_ahead, span)
-        store(b.floats, at + tile * 16, found.value)
+def _columns(b: PassBuilder, name: str, matrix: Matrix, inputs: Inputs, row_of: RowOf | None) -> None:
+    """The thread's columns of A times the row of each token."""
+    span = b.range(matrix.pieces)
+    with b.batches() as tokens, loop(i64(0), quotient(b.at("lora_rank"), 16)) as tile:
+        rows = [let(row_of(token)) for token in tokens] if row_of else b.rows(tokens)
+        products = multiply(b.isa, b.adapters, matrix, tile, inputs, rows, b.target.fetch_ahead, span)
+        for token, each in zip(tokens, products, strict=True):
+            store(b.floats, _part_at(b, name, token, b.thread) + tile * 16, each.value)
+
+
+def _part_at(b: PassBuilder, name: str, token: Value, thread: Value) -> Value:
+    return b.low_rank_at(name, token * b.threads + thread, "lora_parts")
 
 
 def _add_up_once(b: PassBuilder, name: str, arrivals: Register, done: Register) -> None:
     """Before the thread's first use of A x."""
     with when(done.value == 0):
         wait_for_others(b.lines, b.thread, b.threads, arrivals.value)
-        _add_up(b, name)
+        _add_up(b, name, i64(0), b.thread)
         done.value = T.int32(1)
 
 
-def _add_up(b: PassBuilder, name: str) -> None:
-    """The parts of all threads, in the thread's own row."""
-    at, total = b.low_rank_at(name, b.thread), Register()
+def _add_up(b: PassBuilder, name: str, token: Value, row: Value) -> None:
+    """The parts of all threads, in a row."""
+    at, total = b.low_rank_at(name, row), Register()
     with loop(i64(0), quotient(b.at("lora_rank"), 16)) as tile:
         total.value = floats(0)
         with loop(i64(0), b.threads) as thread:
-            total.value = total.value + load(b.floats, b.low_rank_at(name, thread, "lora_parts") + tile * 16)
+            total.value = total.value + load(b.floats, _part_at(b, name, token, thread) + tile * 16)
         store(b.floats, at + tile * 16, total.value)
 
 
-def _tokens(b: PassBuilder, name: str, matrix: Matrix, inputs: Inputs, row_of: Callable[[Value], Value] | None) -> None:
+def _tokens(b: PassBuilder, name: str, matrix: Matrix, inputs: Inputs, row_of: RowOf | None) -> None:
     """All of A times the thread's tokens; the last ones may lie beyond the chunk."""
     with b.shared_out(quotient(b.count + (b.batch - 1), b.batch)) as batch:
         tokens: Sequence[Value] = [let(batch * b.batch + index) for index in range(b.batch)]

@@ -46,6 +46,11 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
     """Blocks of query rows go to the threads in turn: later ones see more rows and cost more."""
     core, side, limits, source = b.attention, b.target.score_rows, _limits(b, layer), b.rows_of(layer)
     rows = let(b.count * core.group)
+
+    def last(token: Value) -> Value:
+        """The last token that it sees."""
+        return token if core.causal else b.count - 1
+
     units = let(quotient(rows + (side - 1), side) * core.kv_heads)
     with b.dealt_out(units) as unit:
         kv_head, first = let(remainder(unit, core.kv_heads)), let(quotient(unit, core.kv_heads) * side)
@@ -54,7 +59,7 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
         tokens = [let(T.min(quotient(line, core.group), b.count - 1)) for line in lines]
         queries = [
             Query(
-                let(start + line * b.cache.head), let(b.row(source, kv_head, token) + 1), b.position_of(token),
+                let(start + line * b.cache.head), let(b.row(source, kv_head, last(token)) + 1), b.position_of(token),
                 _sink(b, layer, kv_head, line),
             )
             for line, token in zip(lines, tokens, strict=True)

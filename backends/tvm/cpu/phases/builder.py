@@ -21,7 +21,7 @@ from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix, Weights, multip
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import meet
 from edge.backends.tvm.cpu.kernels.timing import add_time
-from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, when
+from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, store, when
 from edge.backends.tvm.design import Design, low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, HALVES, PART, IntegerBlock
 from edge.backends.tvm.packing.cores import Groups, groups_of, round_up
@@ -44,11 +44,16 @@ class PassKind:
 def pass_kinds(design: Design) -> list[PassKind]:
     """All passes of a design."""
     most = design.most_tokens
+    if design.shape.encoder:
+        return [PassKind("chunk", Job.CHUNK, most)]
     batches = enumerate(design.batches, Job.BATCH)
     return [
         PassKind("step", Job.STEP, 1, single=True),
         PassKind("chunk", Job.CHUNK, most),
-        *(PassKind(f"batch{size}", job, size, apart=True, like_chunk=size == most) for job, size in batches),
+        *(
+            PassKind(f"batch{size}", job, size, apart=True, like_chunk=size == most and not design.lora)
+            for job, size in batches
+        ),
     ]
 
 
@@ -80,6 +85,7 @@ class PassBuilder:
             let(job[Job.slot(name)])
             for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes", "disk")
         )
+        self._sequence, self._drafts = (let(job[Job.slot(name)]) for name in ("sequence", "drafts"))
         self.count = i64(1) if self.single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
         # In a step with adapters: makes sure that A x of a matrix is there.
@@ -130,9 +136,10 @@ class PassBuilder:
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Of the block's tensors, the norm that it shares among them, or outside of layers of the head's norm."""
+        """Of the block's tensors, the norm that it shares among them, or outside of layers of the norms there."""
         if self._number is None:
-            return frozenset(["output_norm"] + ["output_norm.bias"] * self.shape.output_norm_bias)
+            biases = ["token_embd_norm.bias"] + ["output_norm.bias"] * self.shape.output_norm_bias
+            return frozenset(["token_embd_norm", "output_norm", *biases])
         return frozenset(tensor.name for tensor in replace(self.block, beside=False).tensors(self.shape.hidden))
 
     def variants(self, group: str) -> list[tuple[str, ...]]:
@@ -145,6 +152,9 @@ class PassBuilder:
 
     def normalise_chunk(self, norm: str, layer: Value, *groups: str) -> None:
         """In a chunk, normalise and quantize rows, in a phase of its own; in a step, nothing."""
+        if not norm:
+            self.quantize_chunk("x", self.shape.padded_hidden, layer, *groups)
+            return
         if self.single:
             return
         with self.phase(norm, layer), self.shared_out(self.count) as token:
@@ -153,28 +163,30 @@ class PassBuilder:
 
     def normalised_inputs(self, norm: str, layer: Value, *groups: str) -> Inputs:
         """The normalised rows; in a step, the thread makes its own copy."""
+        if not norm:
+            return self.quantized_inputs("x", self.shape.padded_hidden, layer, *groups, private=False)
         if self.single:
             self.norm_row(i64(0), self.thread, norm, layer)
             self.quantize_row("normed", self.shape.padded_hidden, self.thread, self.thread, self.blocks(*groups))
             self.mark(norm, layer)
         return self.inputs("normed", self.shape.padded_hidden)
 
-    def quantize_chunk(self, name: str, width: int, layer: Value, group: str) -> None:
+    def quantize_chunk(self, name: str, width: int, layer: Value, *groups: str) -> None:
         """In a chunk, quantize rows, in a phase of its own; in a step, nothing."""
-        if self.single or not self.group_sizes(self.blocks(group)):
+        if self.single or not self.group_sizes(self.blocks(*groups)):
             return
         with self.phase(f"quantize_{name}", layer), self.shared_out(self.count) as token:
-            self.quantize_row(name, width, token, token, self.blocks(group))
+            self.quantize_row(name, width, token, token, self.blocks(*groups))
 
-    def quantized_inputs(self, name: str, width: int, layer: Value, group: str, *, private: bool) -> Inputs:
+    def quantized_inputs(self, name: str, width: int, layer: Value, *groups: str, private: bool) -> Inputs:
         """The quantized rows; in a step, a copy for this thread, of its own row (`private`) or of the common one."""
         source = self.thread if private else i64(0)
-        if self.single and self.group_sizes(self.blocks(group)):
-            self.quantize_row(name, width, source, self.thread, self.blocks(group))
+        if self.single and self.group_sizes(self.blocks(*groups)):
+            self.quantize_row(name, width, source, self.thread, self.blocks(*groups))
             self.mark(f"quantize_{name}", layer)
         return self.inputs(name, width, shared=not private)
 
-    def norm_row(self, source: Value, row: Value, norm: str, layer: Value | None) -> None:
+    def norm_row(self, source: Value, row: Value, norm: str, layer: Value | None, out: str = "normed") -> None:
         shape = self.shape
         weight, bias = (
             let(self.at(name) if layer is None else self.layer_at(layer, name)) if name in self.names else None
@@ -183,7 +195,7 @@ class PassBuilder:
         NORMS[shape.norm](
             self.floats, let(self.at("x") + source * shape.padded_hidden), self.weights.floats, weight, bias,
             shape.hidden, shape.padded_hidden, shape.norm_eps,
-            self.floats, let(self.at("normed") + row * shape.padded_hidden),
+            self.floats, let(self.at(out) + row * shape.padded_hidden),
         )  # fmt: skip
 
     def quantize_row(self, name: str, width: int, source: Value, row: Value, blocks: Sequence[str]) -> None:
@@ -249,7 +261,12 @@ class PassBuilder:
             if self.single:
                 self.add_up[name]()
             found = [self.low_rank_at(name, row) for row in rows]
-            add_low_rank(self.isa, self.adapters, kind, matrix, tile, rank, self.floats, found, sums)
+            apart = [[at] for at in range(len(rows))] if self.apart else [range(len(rows))]  # sums in a step's order
+            for each in apart:
+                add_low_rank(
+                    self.isa, self.adapters, kind, matrix, tile, rank, self.floats,
+                    [found[at] for at in each], [sums[at] for at in each], fetch=len(each) == 1 and each[0] == 0,
+                )  # fmt: skip
 
     def low_rank_at(self, name: str, row: Value, of: str = "lora") -> Value:
         """Where a row of `of` has A x of a matrix; a phase has `lora_rank` values for each of its matrices."""
@@ -378,6 +395,44 @@ class PassBuilder:
     def position_of(self, token: Value) -> Value:
         return let(T.cast(self.tokens[self.count + token], "int64") if self.apart else self.position + token)
 
+    def state(self, layer: Value, token: Value) -> Value:
+        """Where a layer has the fixed state of the token's sequence."""
+        sequence = self._sequence
+        if self.apart:
+            of_token = T.cast(self.tokens[self.count * 3 + token], "int64")
+            sequence = T.if_then_else(self._drafts > 0, sequence, of_token)
+        return let(self.layer_at(layer, "state") + sequence * self.at("states"))
+
+    def for_drafts(self, state: Value, count: int) -> Value:
+        """Where to change `count` values of a state: where they are, or in the thread's copy if that may be undone."""
+        if not self.apart:
+            return state
+        copy = let(self.thread * self.at("copied"))
+        with when(self._drafts == Job.VERIFIED), loop(i64(0), i64(count // 16)) as part:
+            store(self.states, copy + part * 16, load(self.states, state + part * 16))
+        return let(T.if_then_else(self._drafts == Job.VERIFIED, copy, state))
+
+    @contextmanager
+    def unless_verified(self) -> Iterator[None]:
+        """For what changes states in place."""
+        if not self.apart:
+            yield
+            return
+        with when(self._drafts < Job.VERIFIED):
+            yield
+
+    @contextmanager
+    def if_applied(self) -> Iterator[None]:
+        """In an APPLY job."""
+        with when(self._drafts == Job.APPLIED):
+            yield
+
+    def inputs_at(self, name: str, layer: Value) -> Value:
+        """Where a core with a fixed state has its inputs, "channels" or "steps"; of drafts, the layer keeps them."""
+        if self.single:
+            return let(self.at(name))
+        return let(self.at(name) + T.min(self._drafts, i64(1)) * self.layer_at(layer, f"kept_{name}"))
+
     def _of_sequence(self, layer: Value, token: Value) -> Value:
         """Where the layer's lengths and starts are, those of the token's sequence."""
         return layer + token * self.shape.layers if self.apart else layer
@@ -389,6 +444,16 @@ class PassBuilder:
             return
         with loop(i64(0), self.count) as token:
             yield token
+
+    @contextmanager
+    def sequences(self) -> Iterator[tuple[Value, Value]]:
+        """The tokens of each sequence: the first, and the end."""
+        if not self.apart:
+            yield i64(0), self.count
+            return
+        each = let(T.if_then_else(self._drafts > 0, self.count, i64(1)))
+        with loop(i64(0), quotient(self.count, each)) as number:
+            yield let(number * each), let((number + 1) * each)
 
     @contextmanager
     def if_observed(self, token: Value) -> Iterator[Value]:

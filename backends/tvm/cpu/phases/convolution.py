@@ -23,9 +23,9 @@ class Convolution:
     first: Value
     stride: int
 
-    def run(self, token: Value, channel: Value, count: int, out: Value) -> None:
-        """SiLU of the convolution of `count` channels."""
-        b, state = self.b, let(self.b.layer_at(self.layer, "state"))
+    def run(self, begin: Value, token: Value, channel: Value, count: int, out: Value) -> None:
+        """SiLU of the convolution of `count` channels. begin: the first token of the token's sequence."""
+        b, state = self.b, self.b.state(self.layer, begin)
         taps = let(b.layer_at(self.layer, "ssm_conv1d"))
         mixed = Register()
         with loop(i64(0), i64(count // 16)) as part:
@@ -38,20 +38,27 @@ class Convolution:
             for tap in range(self.kernel):
                 weight = let(load(b.weights.floats, weights + tap * 16))
                 source = let(token + tap - (self.kernel - 1))
-                with when(source >= 0):
+                with when(source >= begin):
                     mixed.value = mixed.value + weight * load(b.floats, self.first + source * self.stride + at)
-                with when(source < 0):
-                    row = source + (self.kernel - 1)
+                with when(source < begin):
+                    row = source - begin + (self.kernel - 1)
                     mixed.value = mixed.value + weight * load(b.states, state + row * self.mixed + at)
             store(b.floats, out + part * 16, silu(mixed.value))
 
+    def apply(self, name: str) -> None:
+        """Where drafts are applied, `keep_inputs` in a phase of its own."""
+        if self.b.apart:
+            with self.b.if_applied(), self.b.phase(name, self.layer):
+                self.keep_inputs()
+
     def keep_inputs(self) -> None:
-        """The last inputs become the state, the thread's share of the channels."""
-        b, state = self.b, let(self.b.layer_at(self.layer, "state"))
-        with b.tiles(self.mixed // 16) as tile:
+        """The last inputs become the state, the thread's share of the channels, unless they are drafts."""
+        b = self.b
+        with b.unless_verified(), b.tiles(self.mixed // 16) as tile, b.sequences() as (begin, stop):
+            state = b.state(self.layer, begin)
             for row in range(self.kernel - 1):
-                target, token = let(state + row * self.mixed + tile * 16), let(b.count - (self.kernel - 1) + row)
-                with when(token >= 0):
+                target, token = let(state + row * self.mixed + tile * 16), let(stop - (self.kernel - 1) + row)
+                with when(token >= begin):
                     store(b.states, target, load(b.floats, self.first + token * self.stride + tile * 16))
-                with when(token < 0):
-                    store(b.states, target, load(b.states, target + b.count * self.mixed))
+                with when(token < begin):
+                    store(b.states, target, load(b.states, target + (stop - begin) * self.mixed))

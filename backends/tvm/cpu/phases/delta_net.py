@@ -30,7 +30,7 @@ from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.convolution import Convolution
 from edge.backends.tvm.cpu.phases.project import project
-from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.cores import round_up, state_values
 from edge.model.layers import DeltaNet
 
 _EPSILON = 1e-6  # of the lengths of queries and keys
@@ -45,11 +45,12 @@ def products(b: PassBuilder, layer: Value) -> None:
         inputs = b.normalised_inputs(norm, layer, "delta_in")
         adapt(b, "delta_in", layer, inputs)
         heads = round_up(core.heads, 16)
+        channels, steps = (b.inputs_at(name, layer) for name in ("channels", "steps"))
         for name, rows, start in (
-            ("attn_qkv", core.mixed, b.at("channels")),
-            ("attn_gate", core.width, b.at("channels") + core.mixed),
-            ("ssm_beta", heads, b.at("steps")),
-            ("ssm_alpha", heads, b.at("steps") + heads),
+            ("attn_qkv", core.mixed, channels),
+            ("attn_gate", core.width, channels + core.mixed),
+            ("ssm_beta", heads, steps),
+            ("ssm_alpha", heads, steps + heads),
         ):
             stride = 2 * heads if name.startswith("ssm") else core.mixed + core.width
             _product(b, name, layer, inputs, rows, start, stride)
@@ -59,6 +60,7 @@ def recur(b: PassBuilder, layer: Value) -> None:
     core = _core(b)
     with b.phase("delta_net", layer), b.dealt_out(i64(core.heads)) as head:
         _Head(b, core, layer, head).run()
+    _convolution(b, layer).apply("delta_net")
 
 
 def output(b: PassBuilder, layer: Value) -> None:
@@ -88,7 +90,8 @@ def _product(b: PassBuilder, name: str, layer: Value, inputs: Inputs, rows: int,
 
 def _convolution(b: PassBuilder, layer: Value) -> Convolution:
     core = _core(b)
-    return Convolution(b, layer, core.mixed, core.kernel, let(b.at("channels")), core.mixed + core.width)
+    channels = b.inputs_at("channels", layer)
+    return Convolution(b, layer, core.mixed, core.kernel, channels, core.mixed + core.width)
 
 
 class _Head:
@@ -96,8 +99,6 @@ class _Head:
 
     def __init__(self, b: PassBuilder, core: DeltaNet, layer: Value, head: Value) -> None:
         self.b, self.core, self.layer, self.head = b, core, layer, head
-        memory = let(b.layer_at(layer, "state") + (core.kernel - 1) * core.mixed)
-        self.memory = let(memory + head * (core.size * core.value_size))
         work = let(b.at("work") + b.thread * b.at("part_stride"))
         self.query, self.key, self.value = work, let(work + core.size), let(work + 2 * core.size)
 
@@ -105,17 +106,21 @@ class _Head:
         b, core, convolution = self.b, self.core, _convolution(self.b, self.layer)
         key_head = let(remainder(self.head, core.key_heads))
         values_at = let(2 * core.key_heads * core.size + self.head * core.value_size)
-        with loop(i64(0), b.count) as token:
-            convolution.run(token, let(key_head * core.size), core.size, self.query)
-            convolution.run(token, let((core.key_heads + key_head) * core.size), core.size, self.key)
-            convolution.run(token, values_at, core.value_size, self.value)
-            self._normalise(self.query, core.size**-0.5)
-            self._normalise(self.key, 1.0)
-            decay, beta = self._gates(token)
-            out = let(b.at("mixed") + token * round_up(core.width, 32) + self.head * core.value_size)
-            for first in range(0, core.value_size // 16, _AT_ONCE):
-                self._step(range(first, min(first + _AT_ONCE, core.value_size // 16)), decay, beta, out)
-            self._finish(token, out)
+        with b.sequences() as (begin, stop):
+            memory = let(b.state(self.layer, begin) + (core.kernel - 1) * core.mixed)
+            memory = b.for_drafts(let(memory + self.head * state_values(core)), state_values(core))
+            with loop(begin, stop) as token:
+                convolution.run(begin, token, let(key_head * core.size), core.size, self.query)
+                convolution.run(begin, token, let((core.key_heads + key_head) * core.size), core.size, self.key)
+                convolution.run(begin, token, values_at, core.value_size, self.value)
+                self._normalise(self.query, core.size**-0.5)
+                self._normalise(self.key, 1.0)
+                decay, beta = self._gates(token)
+                out = let(b.at("mixed") + token * round_up(core.width, 32) + self.head * core.value_size)
+                for first in range(0, core.value_size // 16, _AT_ONCE):
+                    parts = range(first, min(first + _AT_ONCE, core.value_size // 16))
+                    self._step(memory, parts, decay, beta, out)
+                self._finish(token, out)
 
     def _normalise(self, at: Value, scale: float) -> None:
         """To length `scale`."""
@@ -131,12 +136,12 @@ class _Head:
     def _gates(self, token: Value) -> tuple[Value, Value]:
         """The decay of the state, and β."""
         b, heads = self.b, round_up(self.core.heads, 16)
-        row = let(b.at("steps") + token * (2 * heads) + self.head)
+        row = let(b.inputs_at("steps", self.layer) + token * (2 * heads) + self.head)
         rate, bias = (b.weights.floats[b.layer_at(self.layer, name) + self.head] for name in ("ssm_a", "ssm_dt.bias"))
         decay = let(exp(rate * softplus(b.floats[row + heads] + bias, 1), 1))
         return decay, let(sigmoid(b.floats[row], 1))
 
-    def _step(self, parts: Sequence[int], decay: Value, beta: Value, out: Value) -> None:
+    def _step(self, memory: Value, parts: Sequence[int], decay: Value, beta: Value, out: Value) -> None:
         """What the state holds for the key, the state with the new value, and what it holds for the query; of some
         vectors of the values."""
         b, core, states = self.b, self.core, self.b.states
@@ -146,7 +151,7 @@ class _Head:
         with loop(i64(0), i64(core.size)) as row:
             key = let(spread(b.floats[self.key + row]))
             for each, part in zip(found, parts, strict=True):
-                each.value = each.value + key * load(states, self.memory + row * core.value_size + part * 16)
+                each.value = each.value + key * load(states, memory + row * core.value_size + part * 16)
         changes = [
             let(spread(beta) * (load(b.floats, self.value + part * 16) - spread(decay) * each.value))
             for each, part in zip(found, parts, strict=True)
@@ -154,7 +159,7 @@ class _Head:
         with loop(i64(0), i64(core.size)) as row:
             key, query = let(spread(b.floats[self.key + row])), let(spread(b.floats[self.query + row]))
             for each, change, part in zip(sums, changes, parts, strict=True):
-                at = let(self.memory + row * core.value_size + part * 16)
+                at = let(memory + row * core.value_size + part * 16)
                 new = let(load(states, at) * spread(decay) + key * change)
                 store(states, at, new)
                 each.value = each.value + query * new
@@ -164,7 +169,8 @@ class _Head:
     def _finish(self, token: Value, out: Value) -> None:
         """RMSNorm of the head's output, times SiLU(z)."""
         b, core, squares = self.b, self.core, Register()
-        gate = let(b.at("channels") + token * (core.mixed + core.width) + core.mixed + self.head * core.value_size)
+        row = let(b.inputs_at("channels", self.layer) + token * (core.mixed + core.width))
+        gate = let(row + core.mixed + self.head * core.value_size)
         norm = let(b.layer_at(self.layer, "ssm_norm"))
         squares.value = floats(0)
         with loop(i64(0), i64(core.value_size // 16)) as part:

@@ -1,4 +1,4 @@
-"""Tokens to rows: embeddings, plus learned positions if the model has them."""
+"""Tokens to rows: embeddings, plus learned positions and a token type if the model has them, and their norm."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ def embed(b: PassBuilder) -> None:
                 store(b.floats, place, load(b.floats, place) * floats(shape.embedding_scale))
         evict_embeddings(b)
         if b.design.positions:
-            _add_position(b, b.design.positions, token, at)
+            _add_row(b, "position_embd", b.design.positions, b.position_of(token), token, at)
+        if b.design.token_types:
+            _add_row(b, "token_types", b.design.token_types, i64(0), token, at)
+        if shape.embedding_norm:
+            b.norm_row(token, token, "token_embd_norm", None, "x")
 
 
-def _add_position(b: PassBuilder, block: str, token: Value, at: Value) -> None:
-    """Learned positions: x += row `position` of their table."""
+def _add_row(b: PassBuilder, table: str, block: str, row: Value, token: Value, at: Value) -> None:
+    """x += a row of a table."""
     shape = b.shape
     learned = let(b.at("normed") + token * shape.padded_hidden)
-    matrix = b.matrix(block, shape.hidden, "position_embd")
-    copy_row(b.isa, b.weights, matrix, b.position_of(token), b.floats, learned)
+    copy_row(b.isa, b.weights, b.matrix(block, shape.hidden, table), row, b.floats, learned)
     with loop(i64(0), i64(shape.hidden)) as index:
         T.buffer_store(b.floats, b.floats[at + index] + b.floats[learned + index], [at + index])

@@ -26,7 +26,7 @@ from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.convolution import Convolution
 from edge.backends.tvm.cpu.phases.project import project
-from edge.backends.tvm.packing.cores import mamba_row, round_up
+from edge.backends.tvm.packing.cores import mamba_row, round_up, state_values
 from edge.model.layers import Mamba
 
 _AT_ONCE = 4  # vectors of a head's values that stay in registers while its state is read
@@ -39,15 +39,17 @@ def products(b: PassBuilder, layer: Value) -> None:
     with b.phase("mamba_in", layer):
         inputs = b.normalised_inputs(norm, layer, "mamba_in")
         adapt(b, "mamba_in", layer, inputs)
+        channels = b.inputs_at("channels", layer)
         with b.tiles(stride // 16) as tile, b.batches() as tokens:
             for token, each in zip(tokens, b.product("ssm_in", layer, tile, inputs, b.rows(tokens)), strict=True):
-                store(b.floats, b.at("channels") + token * stride + tile * 16, each.value)
+                store(b.floats, channels + token * stride + tile * 16, each.value)
 
 
 def scan(b: PassBuilder, layer: Value) -> None:
     core = _core(b)
     with b.phase("mamba_scan", layer), b.dealt_out(i64(core.heads)) as head:
         _Head(b, core, layer, head).run()
+    _convolution(b, layer).apply("mamba_scan")
 
 
 def output(b: PassBuilder, layer: Value) -> None:
@@ -73,13 +75,14 @@ def _core(b: PassBuilder) -> Mamba:
 
 def _convolution(b: PassBuilder, layer: Value) -> Convolution:
     core = _core(b)
-    return Convolution(b, layer, core.mixed, core.kernel, let(b.at("channels") + core.width), mamba_row(core))
+    channels = b.inputs_at("channels", layer)
+    return Convolution(b, layer, core.mixed, core.kernel, let(channels + core.width), mamba_row(core))
 
 
 def _finish(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
     """Row `row` of `mixed`: a token's outputs times SiLU(z), and their norm if there is one."""
     core, width = _core(b), round_up(_core(b).width, 32)
-    source, gate = let(b.at("scanned") + token * width), let(b.at("channels") + token * mamba_row(core))
+    source, gate = let(b.at("scanned") + token * width), let(b.inputs_at("channels", layer) + token * mamba_row(core))
     out = let(b.at("mixed") + row * width)
     with loop(i64(0), i64(core.width // 16)) as part:
         at = part * 16
@@ -100,8 +103,6 @@ class _Head:
 
     def __init__(self, b: PassBuilder, core: Mamba, layer: Value, head: Value) -> None:
         self.b, self.core, self.layer, self.head = b, core, layer, head
-        memory = let(b.layer_at(layer, "state") + (core.kernel - 1) * core.mixed)
-        self.memory = let(memory + head * (core.size * core.head_dim))
         work = let(b.at("work") + b.thread * b.at("part_stride"))
         self.reads, self.writes, self.values = work, let(work + core.size), let(work + 2 * core.size)  # C, B, x
 
@@ -109,22 +110,28 @@ class _Head:
         b, core, convolution = self.b, self.core, _convolution(self.b, self.layer)
         group = let(quotient(self.head, core.heads // core.groups))
         writes = let(core.width + group * core.size)
-        with loop(i64(0), b.count) as token:
-            convolution.run(token, let(self.head * core.head_dim), core.head_dim, self.values)
-            convolution.run(token, writes, core.size, self.writes)
-            convolution.run(token, let(writes + core.groups * core.size), core.size, self.reads)
-            rate, bias, skip = (
-                b.weights.floats[b.layer_at(self.layer, name) + self.head] for name in ("ssm_a", "ssm_dt.bias", "ssm_d")
-            )
-            row = let(b.at("channels") + token * mamba_row(core) + core.width + core.mixed)
-            step = let(softplus(b.floats[row + self.head] + bias, 1))
-            decay = let(exp(rate * step, 1))
-            out = let(b.at("scanned") + token * round_up(core.width, 32) + self.head * core.head_dim)
-            for first in range(0, core.head_dim // 16, _AT_ONCE):
-                parts = range(first, min(first + _AT_ONCE, core.head_dim // 16))
-                self._step(parts, step, decay, let(spread(skip)), out)
+        with b.sequences() as (begin, stop):
+            memory = let(b.state(self.layer, begin) + (core.kernel - 1) * core.mixed)
+            memory = b.for_drafts(let(memory + self.head * state_values(core)), state_values(core))
+            with loop(begin, stop) as token:
+                convolution.run(begin, token, let(self.head * core.head_dim), core.head_dim, self.values)
+                convolution.run(begin, token, writes, core.size, self.writes)
+                convolution.run(begin, token, let(writes + core.groups * core.size), core.size, self.reads)
+                rate, bias, skip = (
+                    b.weights.floats[b.layer_at(self.layer, name) + self.head]
+                    for name in ("ssm_a", "ssm_dt.bias", "ssm_d")
+                )
+                row = let(b.inputs_at("channels", self.layer) + token * mamba_row(core) + core.width + core.mixed)
+                step = let(softplus(b.floats[row + self.head] + bias, 1))
+                decay = let(exp(rate * step, 1))
+                out = let(b.at("scanned") + token * round_up(core.width, 32) + self.head * core.head_dim)
+                for first in range(0, core.head_dim // 16, _AT_ONCE):
+                    parts = range(first, min(first + _AT_ONCE, core.head_dim // 16))
+                    self._step(memory, parts, step, decay, let(spread(skip)), out)
 
-    def _step(self, parts: Sequence[int], step: Value, decay: Value, skip: Value, out: Value) -> None:
+    def _step(
+        self, memory: Value, parts: Sequence[int], step: Value, decay: Value, skip: Value, out: Value
+    ) -> None:  # fmt: skip
         """The state with the new values, and what it holds for C; of some vectors of the values."""
         b, core, states = self.b, self.core, self.b.states
         values = [let(load(b.floats, self.values + part * 16)) for part in parts]
@@ -134,7 +141,7 @@ class _Head:
         with loop(i64(0), i64(core.size)) as row:
             write, read = let(spread(b.floats[self.writes + row])), let(spread(b.floats[self.reads + row]))
             for each, change, part in zip(sums, changes, parts, strict=True):
-                at = let(self.memory + row * core.head_dim + part * 16)
+                at = let(memory + row * core.head_dim + part * 16)
                 new = let(load(states, at) * spread(decay) + write * change)
                 store(states, at, new)
                 each.value = each.value + read * new

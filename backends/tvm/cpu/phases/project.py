@@ -1,4 +1,4 @@
-"""The output projection of a core, and the norm behind it."""
+"""The output projection of a core, and the norms behind it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def project(
     b: PassBuilder, layer: Value, name: str, width: int, group: str, *, private: bool = False,
     first: Part | None = None, quantized: bool = False,
 ) -> None:  # fmt: skip
-    """The unit that ends a block: x += output projection · rows `name`, each `width` long, with the norm behind it.
+    """The unit that ends a block: x += output projection · rows `name`, each `width` long, with the norms behind it.
 
     group: of the output's matrix, and the name of the phase. private: in a step, each thread has its own copy of the
     row. first: what the phase does before the rows are read. quantized: the rows are, already.
@@ -33,6 +33,9 @@ def project(
     if post_norm := b.block.post_norm:
         with b.phase(post_norm, layer):
             _add_normed(b, layer, let(b.layer_at(layer, post_norm)))
+    if sum_norm := b.block.sum_norm:
+        with b.phase(sum_norm, layer), b.shared_out(b.count) as token:
+            b.norm_row(token, token, sum_norm, layer, "x")
 
 
 def _add(b: PassBuilder, layer: Value, inputs: Inputs) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from edge.backends.tvm.cpu.kernels.vectors import Register, Value, floats, i64, let, load, loop, store
+from edge.backends.tvm.cpu.kernels.vectors import Register, Value, floats, let, load, loop, store
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
@@ -19,10 +19,11 @@ def products(b: PassBuilder, layer: Value) -> None:
     with b.phase("conv_in", layer):
         inputs = b.normalised_inputs(norm, layer, "conv_in")
         adapt(b, "conv_in", layer, inputs)
+        channels = b.inputs_at("channels", layer)
         with b.tiles(3 * core.hidden // 16) as tile, b.batches() as tokens:
             found = b.product("shortconv.in_proj", layer, tile, inputs, b.rows(tokens))
             for token, each in zip(tokens, found, strict=True):
-                store(b.floats, b.at("channels") + token * (3 * core.hidden) + tile * 16, each.value)
+                store(b.floats, channels + token * (3 * core.hidden) + tile * 16, each.value)
 
 
 def convolve(b: PassBuilder, layer: Value) -> None:
@@ -30,24 +31,26 @@ def convolve(b: PassBuilder, layer: Value) -> None:
     core, width = _core(b), round_up(_core(b).width, 32)
     with b.phase("convolve", layer), b.tiles(core.hidden // 16) as tile:
         weights = let(b.layer_at(layer, "shortconv.conv") // 4 + tile * (16 * core.kernel))  # [tiles, kernel, 16]
-        state = let(b.layer_at(layer, "state") + tile * 16)
         taps = [let(load(b.weights.floats, weights + tap * 16)) for tap in range(core.kernel)]
-        past = [Register() for _ in range(core.kernel - 1)]
-        for row, each in enumerate(past):
-            each.value = load(b.states, state + row * core.hidden)
-        with loop(i64(0), b.count) as token:
-            at = let(b.at("channels") + token * (3 * core.hidden) + tile * 16)
-            new = let(load(b.floats, at) * load(b.floats, at + 2 * core.hidden))
-            total: Value = floats(0)
-            for tap, each in zip(taps, past, strict=False):
-                total = total + tap * each.value
-            mixed = let((total + taps[-1] * new) * load(b.floats, at + core.hidden))
-            store(b.floats, b.at("mixed") + token * width + tile * 16, mixed)
-            for each, after in itertools.pairwise(past):
-                each.value = after.value
-            past[-1].value = new
-        for row, each in enumerate(past):
-            store(b.states, state + row * core.hidden, each.value)
+        past, channels = [Register() for _ in range(core.kernel - 1)], b.inputs_at("channels", layer)
+        with b.sequences() as (first, stop):
+            state = let(b.state(layer, first) + tile * 16)
+            for row, each in enumerate(past):
+                each.value = load(b.states, state + row * core.hidden)
+            with loop(first, stop) as token:
+                at = let(channels + token * (3 * core.hidden) + tile * 16)
+                new = let(load(b.floats, at) * load(b.floats, at + 2 * core.hidden))
+                total: Value = floats(0)
+                for tap, each in zip(taps, past, strict=False):
+                    total = total + tap * each.value
+                mixed = let((total + taps[-1] * new) * load(b.floats, at + core.hidden))
+                store(b.floats, b.at("mixed") + token * width + tile * 16, mixed)
+                for each, after in itertools.pairwise(past):
+                    each.value = after.value
+                past[-1].value = new
+            with b.unless_verified():
+                for row, each in enumerate(past):
+                    store(b.states, state + row * core.hidden, each.value)
 
 
 def output(b: PassBuilder, layer: Value) -> None:

@@ -1,0 +1,61 @@
+"""Encoders: BERT (arXiv:1810.04805), as which MiniLM, BGE and E5 are stored, and Nomic's with RoPE and gates
+(arXiv:2402.01613)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.gguf_fields import Header
+from edge.model.architectures.common import read_rope
+from edge.model.layers import UNROTATED, Attention, Block, Dense, Network, Pooling, Rope
+from edge.model.spec import ModelSpec
+
+POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
+_MEAN = 1  # where a file says nothing
+TOKEN_TYPES = "tokenizer.ggml.token_type_count"
+_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
+
+
+def bert(header: Header, spec: ModelSpec) -> Network:
+    dense = Dense(spec.ffn, "gelu_erf", gated=False, biases=_MATRICES)
+    return _encoder(header, spec, UNROTATED, dense, positions=spec.context)
+
+
+def nomic_bert(header: Header, spec: ModelSpec) -> Network:
+    """RoPE pairs halves."""
+    return _encoder(header, spec, replace(read_rope(header, spec), halves=True), Dense(spec.ffn), positions=0)
+
+
+def _encoder(header: Header, spec: ModelSpec, rope: Rope, dense: Dense, positions: int) -> Network:
+    """Norms are behind the sums, with biases, as are those of `dense` and of attention, if it has any."""
+    if spec.kv_heads != spec.heads or spec.hidden != spec.heads * spec.head_dim:
+        raise ModelFormatError(f"{header.file.path}: {spec.heads} heads of {spec.head_dim} for {spec.hidden} values")
+    attention = Attention(
+        spec.heads, spec.heads, spec.head_dim, spec.head_dim**-0.5, rope, biases=dense.biases, causal=False
+    )
+    layer = (
+        Block("", attention, sum_norm="attn_output_norm"),
+        Block("", dense, sum_norm="layer_output_norm"),
+    )
+    return Network(
+        spec.hidden, spec.vocab, (layer,) * spec.layers, "layer", spec.norm_eps, positions=positions,
+        token_types=_count_types(header), embedding_norm=True, pooling=_read_pooling(header),
+    )  # fmt: skip
+
+
+def _count_types(header: Header) -> int:
+    """Rows of the table of token types; 0 without one. Before a converter has its shape, the header says so."""
+    table = header.file.tensors.get("token_types.weight")
+    if table is None:
+        return 0
+    stated = header.file.metadata.get(TOKEN_TYPES)
+    return table.shape[-1] if len(table.shape) == 2 or not isinstance(stated, int) else stated
+
+
+def _read_pooling(header: Header) -> Pooling:
+    value = header.value("pooling_type")
+    found = POOLING.get(_MEAN if value in (None, 0) else value)
+    if found is None:
+        raise UnsupportedError(f"{header.file.path}: pooling {value!r:.20} makes no embeddings (a reranker's is 4)")
+    return found

@@ -1,0 +1,208 @@
+"""Encoders on our engines, against transformers' embeddings and llama.cpp's (tests/golden/encoders.py)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine
+from serving import error_of, served
+from test_architectures import require_native
+
+from edge.converters.quantize import Settings, quantize_gguf
+from edge.errors import InputError, UnsupportedError
+from edge.formats.gguf import read_gguf
+from edge.formats.gguf_writer import fields_of, planned_as, write_gguf
+from edge.model.model import Model, open_model
+from edge.run.conversation import Conversation
+from edge.run.loading import load
+from edge.types import AnyArray, IntArray
+
+ENCODERS = GOLDEN / "encoders"
+NAMES = ("bert", "bert-cased", "nomic-bert")
+CONTEXT = 96
+SKY = "The sky is blue."
+SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive  # compiled
+
+
+@lru_cache
+def open_encoder(name: str) -> tuple[Model, dict[str, AnyArray]]:
+    with np.load(ENCODERS / f"{name}.npz") as arrays:
+        return open_model(ENCODERS / f"{name}.gguf"), dict(arrays)
+
+
+def texts_of(arrays: dict[str, AnyArray]) -> list[IntArray]:
+    return np.split(arrays["ids"], np.cumsum(arrays["sizes"])[:-1])
+
+
+def cosine(one: AnyArray, other: AnyArray) -> float:
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        *(("reference", name) for name in NAMES),
+        *(pytest.param("cpu", name, marks=SLOW) for name in NAMES[:2]),
+        pytest.param("cpu", NAMES[2], marks=[SLOW, EXHAUSTIVE]),
+    ],
+)
+def test_states_and_vectors_are_those_of_transformers(backend: str, name: str) -> None:
+    if backend == "cpu":
+        require_native()
+    model, golden = open_encoder(name)
+    engine = load_engine(model, backend, "f32", capacity=CONTEXT, chunk=CONTEXT)
+    try:
+        for text, mean, cls in zip(texts_of(golden), golden["mean"], golden["cls"], strict=True):
+            states = engine.hidden(text)  # type: ignore[attr-defined]
+            np.testing.assert_allclose(states.mean(axis=0), mean, atol=1e-4)
+            np.testing.assert_allclose(states[0], cls, atol=1e-4)
+        np.testing.assert_allclose(states, golden["states"], atol=1e-4)  # of the last text
+        with pytest.raises(UnsupportedError, match="answers no prompts: edge embed"):
+            engine.forward(text)
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", pytest.param("nomic-bert", marks=EXHAUSTIVE)])
+@pytest.mark.parametrize(("kind", "most"), [pytest.param("Q8_0", 0.001, marks=EXHAUSTIVE), ("Q4_0", 0.02)])
+def test_quantized_encoders(kind: str, most: float, name: str, tmp_path: Path) -> None:
+    """Rounding moves vectors by little; our engines agree on the rounded weights."""
+    require_native()
+    model, golden = open_encoder(name)
+    report = quantize_gguf(
+        model.file, model.spec, tmp_path / "q.gguf", Settings(type=kind, method="rtn", embedding="Q8_0")
+    )
+    assert report.types["blk.0.attn_q.weight"] == report.types["blk.1.ffn_down.weight"] == kind
+    assert report.types["position_embd.weight" if name == "bert" else "token_types.weight"] == "F32"
+    vectors = {}
+    for backend, dtype in (("reference", "f32"), ("cpu", "f16")):
+        engine = load_engine(open_model(tmp_path / "q.gguf"), backend, dtype, capacity=CONTEXT, chunk=CONTEXT)
+        vectors[backend] = [engine.hidden(text).mean(axis=0) for text in texts_of(golden)]  # type: ignore[attr-defined]
+        engine.close()
+    for exact, ours, expected in zip(vectors["reference"], vectors["cpu"], golden["mean"], strict=True):
+        assert 1 - cosine(exact, expected) < most
+        np.testing.assert_allclose(ours, exact, atol=0.05)  # activations of 8 bits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vectors_are_those_of_llama_cpp(name: str) -> None:
+    llama = pytest.importorskip("llama_cpp")
+    model, golden = open_encoder(name)
+    theirs = llama.Llama(
+        str(ENCODERS / f"{name}.gguf"), embedding=True, n_ctx=CONTEXT, n_batch=CONTEXT, n_ubatch=CONTEXT, verbose=False
+    )
+    with load(model, backend="reference") as session:
+        try:
+            found = np.array(theirs.embed(SKY, normalize=True))
+        finally:
+            theirs.close()
+        if name != "bert-cased":  # llama.cpp's tokenizer knows lowercase only
+            np.testing.assert_allclose(session.embed(SKY), found, atol=2e-3)  # it rounds rows to float16
+        assert found.shape == golden["mean"][0].shape
+
+
+def test_pooling_is_the_file_s(tmp_path: Path) -> None:
+    for name, pooling in (("bert", "mean"), ("bert-cased", "cls")):
+        model, golden = open_encoder(name)
+        with load(model, backend="reference") as session:
+            expected = golden[pooling][0]
+            np.testing.assert_allclose(session.embed(SKY, normalize=False), expected, atol=1e-4)
+            np.testing.assert_allclose(session.embed(SKY), expected / np.linalg.norm(expected), atol=1e-4)
+            np.testing.assert_allclose(session.embed(SKY, pooling="cls", normalize=False), golden["cls"][0], atol=1e-4)
+            np.testing.assert_allclose(
+                session.embed(SKY, pooling="mean", normalize=False), golden["mean"][0], atol=1e-4
+            )
+    file = read_gguf(ENCODERS / "bert.gguf")
+    fields = fields_of(file) | {"bert.pooling_type": np.uint32(4)}
+    data = (file.tensor_bytes(each) for each in file.tensors.values())
+    write_gguf(tmp_path / "other.gguf", fields, planned_as(file.tensors.values()), data)
+    with pytest.raises(UnsupportedError, match="pooling 4 makes no embeddings"):
+        open_model(tmp_path / "other.gguf")
+
+
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=[SLOW, EXHAUSTIVE])])
+def test_a_text_is_run_whole_or_refused(backend: str) -> None:
+    if backend == "cpu":
+        require_native()
+    model, _ = open_encoder("bert")
+    with load(model, backend=backend) as session:
+        assert session.plan.kv_policy == "full"
+        assert session.plan.config.chunk == session.plan.config.capacity == CONTEXT
+        long = " ".join(["sky"] * 200)
+        tokens = session.model.encode_text(long)
+        with pytest.raises(InputError, match=f"{tokens.size} tokens, but this encoder sees {CONTEXT}: .*truncate"):
+            session.embed(long)
+        cut = np.append(tokens[: CONTEXT - 1], tokens[-1:])
+        assert np.array_equal(session.embed(long, truncate=True), session.embed(cut))
+        one = session.embed(tokens[:1])  # a pass of one token
+        assert one.shape == (model.spec.hidden,)
+        assert session.engine.kv.length == 0
+        with pytest.raises(InputError, match="empty"):
+            session.embed("")
+
+
+def test_what_encoders_refuse() -> None:
+    model, _ = open_encoder("bert")
+    with load(model, backend="reference", max_kv_size=64) as session:
+        assert session.plan.config.chunk == 64
+        for ask in (
+            lambda: session.generate("Hello"),
+            lambda: session.generate(messages=[{"role": "user", "content": "Hello"}]),
+            lambda: session.generate(np.array([5, 6], np.int32)),
+            lambda: session.score(np.array([5, 6], np.int32)),
+            lambda: Conversation(session),
+        ):
+            with pytest.raises(UnsupportedError, match="is an encoder, which answers no prompts: edge embed"):
+                ask()
+    for options, message in (
+        ({"prefill_step_size": 16}, "an encoder runs whole texts"),
+        ({"kv_policy": "h2o"}, "an encoder sees whole texts|shows attention"),
+        ({"backend": "llamacpp"}, "llamacpp engine does not run encoders yet: use .*backend"),
+        ({"backend": "onnx"}, "onnx engine does not run encoders yet: use .*backend"),
+    ):  # type: tuple[dict[str, Any], str]
+        with pytest.raises((InputError, UnsupportedError), match=message):
+            load(model, **({"backend": "reference"} | options))
+
+
+def test_the_command_line() -> None:
+    model, golden = open_encoder("bert")
+
+    def edge(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        options = ("--backend", "reference", "-q")
+        return subprocess.run(
+            [sys.executable, "-m", "edge", *command, *options], capture_output=True, text=True, check=False, **more
+        )
+
+    done = edge("embed", str(model.path), SKY, "--unscaled")
+    assert json.loads(done.stdout) == pytest.approx(golden["mean"][0].tolist(), abs=1e-4)
+    for command in (["run", str(model.path), SKY], ["chat", str(model.path)]):
+        done = edge(*command, stdin=subprocess.DEVNULL)
+        assert done.returncode == 2
+        assert done.stderr == "edge: bert is an encoder, which answers no prompts: edge embed makes vectors with it\n"
+
+
+def test_the_server() -> None:
+    _, golden = open_encoder("bert")
+    with served("encoders/bert", options={"max_kv_size": CONTEXT}) as client:
+        response = client.post("/v1/embeddings", json={"input": [SKY, golden["ids"][: golden["sizes"][0]].tolist()]})
+        assert response.status_code == 400  # texts or tokens, not both
+        found = client.post("/v1/embeddings", json={"input": [SKY]}).json()
+        expected = golden["mean"][0] / np.linalg.norm(golden["mean"][0])
+        assert found["data"][0]["embedding"] == pytest.approx(expected.tolist(), abs=1e-4)
+        assert found["usage"]["prompt_tokens"] == golden["sizes"][0]
+        for path, body in (
+            ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+            ("completions", {"prompt": "Hello"}),
+            ("embeddings", {"input": "sky " * 200}),
+        ):  # type: tuple[str, dict[str, Any]]
+            response = client.post(f"/v1/{path}", json=body)
+            assert response.status_code == 400
+            assert "encoder" in error_of(response)["message"]
