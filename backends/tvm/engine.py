@@ -47,7 +47,7 @@ from edge.backends.tvm.packing.weights import PackedWeights, Ranges, open_weight
 from edge.backends.tvm.ranking import Account, can_rank, fill_sketch, first_stage, sketch_layout
 from edge.backends.tvm.sequence import Angles, NativeKV, NativeSequence
 from edge.backends.tvm.sources import source_hash
-from edge.errors import EngineError, InputError
+from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
 from edge.model.layers import Attention
