@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+from conftest import GOLDEN
 from runtime_library import load_runtime
 
 from edge.backends.base import EngineConfig
@@ -28,9 +29,11 @@ from edge.exporting.model_file import ANGLES, CONFIG, KV_DTYPES, LAYER, POLICIES
 from edge.kv import make_policy, pinned_rows
 from edge.model.architectures.angles import Angles
 from edge.model.layers import Attention, Block
+from edge.model.model import open_model
 from edge.run.sequence import TokenSequence
 from edge.types import AnyArray, FloatArray, IntArray
 
+_SPEC = open_model(GOLDEN / "llama-gqa-tied.gguf").spec  # of any model: sequences ask it for little
 SINKS = 4  # of the plan; others are pinned in the session
 HARNESS = Path(__file__).parent / "runtime" / "kv_harness.c"
 SOURCES = ("rows.c", "kv.c", "kv_keys.c", "kv_state.c", "policy.c", "model.c", "error.c", "platform.c")
@@ -132,7 +135,8 @@ def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[HostRows]]:
 
 def make_sequence(case: Case, kv: object) -> TokenSequence:
     """Policies as a session applies them."""
-    engine = SimpleNamespace(kv=kv, spec=SimpleNamespace(context=case.context))
+    capabilities = SimpleNamespace(verifies=False)
+    engine = SimpleNamespace(kv=kv, spec=replace(_SPEC, context=case.context), capabilities=capabilities)
     config = SimpleNamespace(chunk=case.chunk, drafts=0)
     plan = SimpleNamespace(
         kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step, config=config, snapshots=0
