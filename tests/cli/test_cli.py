@@ -33,7 +33,7 @@ REPORT_KEYS = {
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "measured",
-        "experts", "lora", "gpu", "on_card", "gpu_used", "gpu_budget",
+        "experts", "lora", "gpu", "on_card", "gpu_used", "gpu_budget", "draft",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {

@@ -17,6 +17,7 @@ from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
 from edge.model.model import Model, open_model
 from edge.report.run import report_lines
 from edge.run.loading import load
+from edge.run.sampler import Sampler
 from edge.run.session import Session
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
@@ -47,7 +48,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def set_script(tokens: Sequence[int] | IntArray) -> None:
         rest = iter([int(token) for token in tokens])
-        monkeypatch.setattr("edge.run.generation.Sampler", lambda *_, **__: lambda _logits: next(rest))
+        monkeypatch.setattr(
+            "edge.run.generation.Sampler", type("Scripted", (Sampler,), {"__call__": lambda self, _logits: next(rest)})
+        )
 
     return set_script
 
@@ -488,7 +491,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "lora",
-        "measured", "experts", "gpu", "on_card", "gpu_used", "gpu_budget",
+        "measured", "experts", "gpu", "on_card", "gpu_used", "gpu_budget", "draft",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {
@@ -500,7 +503,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "thoughts": None,
     "plan": {
         "backend", "kv_policy", "sinks", "config", "evict_step", "bytes", "predicted_peak", "limit", "limit_source",
-        "tuned", "gpu_limit", "gpu_limit_source", "chosen", "first_run", "snapshots",
+        "tuned", "gpu_limit", "gpu_limit_source", "chosen", "first_run", "snapshots", "draft",
     },
     "versions": {"edge", "python", "numpy", "apache-tvm", "apache-tvm-ffi"},
     "seed": None,

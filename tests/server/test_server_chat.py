@@ -232,11 +232,11 @@ def test_volatile_lines_do_not_destroy_a_prefix(client: TestClient) -> None:
 
 
 def test_a_budget_of_the_request_ends_it(client: TestClient) -> None:
-    body = {"messages": HELLO, "edge": {"energy": "1mJ"}}
+    body = {"messages": HELLO, "edge": {"energy": "0.001mJ"}}
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 422
     assert "is spent" in error_of(response)["message"]
-    response = client.post("/v1/chat/completions", json={"messages": HELLO}, headers={"Edge-Energy": "1mJ"})
+    response = client.post("/v1/chat/completions", json={"messages": HELLO}, headers={"Edge-Energy": "0.001mJ"})
     assert response.status_code == 422
     found = chat(client, edge={"energy": "1000J", "time": 60})
     assert found["usage"]["edge"]["budget"] is None
