@@ -59,7 +59,6 @@ class EngineConfig:
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
     lora_bytes: int = 0  # of their files
     drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
-    ranks: bool = False  # cpu: the head has two stages, for the largest logits alone (`Backend.can_rank`)
     loras: int = 1  # cpu: adapters that there is room for, of sequences with different ones
 
     @property
@@ -106,7 +105,6 @@ class Capabilities:
     lora: bool = False  # it runs adapters (`AdaptedEngine`)
     any_tokenizer: bool = False  # it runs models whose tokenizer edge does not know
     picks: bool = False  # it chooses tokens itself (`PickingEngine`)
-    ranks: bool = False  # it finds the largest logits faster than all (`RankingEngine`)
     hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
     sequences: bool = False  # it runs several at once (`BatchedEngine`)
@@ -193,25 +191,14 @@ class CardEngine(Engine, Protocol):
     card: Card | None
 
 
-class RankingEngine(Engine, Protocol):
-    """An engine that finds the largest logits itself. most_candidates: as many of them as `forward_top` can return."""
-
-    most_candidates: int
-
-    def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
-        """As `forward`, but returns only the `count` largest logits (all, if there are fewer): ids int32 [n] and logits
-        float32 [n], the largest first, equal ones by their ids, NaN before all others. −0 may come as 0. It leaves no
-        logits: arrays that the engine returned before are invalid."""
-        ...
-
-
-class PickingEngine(RankingEngine, Protocol):
+class PickingEngine(Engine, Protocol):
     """An engine that can choose tokens where its logits are, so that the host neither waits after each nor reads all.
 
-    Its methods append rows as `forward` does, and leave no logits: arrays that it returned before are invalid.
-    most_banned: tokens that `run_greedy` can exclude.
+    Both methods append rows as `forward` does, and leave no logits: arrays that it returned before are invalid.
+    most_candidates: logits that `forward_top` can return. most_banned: tokens that `run_greedy` can exclude.
     """
 
+    most_candidates: int
     most_banned: int
 
     def run_greedy(self, token: int, count: int, banned: IntArray) -> IntArray:
@@ -225,6 +212,11 @@ class PickingEngine(RankingEngine, Protocol):
         Raises what `forward` raises; CapacityError if fewer than `count` rows are free; EngineError (`NOT_FINITE`) for
         NaN among the first logits. It returns what comes before NaN among later ones.
         """
+        ...
+
+    def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
+        """As `forward`, but returns only the `count` largest logits (all, if there are fewer): ids int32 [n] and logits
+        float32 [n], the largest first, equal ones by their ids, NaN before all others. −0 may come as 0."""
         ...
 
 
@@ -292,10 +284,6 @@ class Backend(ABC):
         """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
         ones could not be forgotten without a trace."""
         return 0
-
-    def can_rank(self, spec: ModelSpec) -> bool:
-        """Whether `EngineConfig.ranks` speeds this model up."""
-        return False
 
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""

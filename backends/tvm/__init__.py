@@ -104,12 +104,6 @@ class CPU(Backend):
 
         return choose_target().gemm_tokens - 1 if is_installed() and not spec.encoder else 0
 
-    def can_rank(self, spec: ModelSpec) -> bool:
-        from edge.backends.tvm.compiler.compiled import is_installed
-        from edge.backends.tvm.ranking import is_worth_ranking
-
-        return is_worth_ranking(spec) and is_installed()
-
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
         from edge.backends.ring import LayerKinds
@@ -121,7 +115,6 @@ class CPU(Backend):
         from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
         from edge.backends.tvm.packing.cores import round_up
         from edge.backends.tvm.packing.shape import Shape, rope_values
-        from edge.backends.tvm.ranking import sketch_layout
         from edge.backends.tvm.targets import choose_target, with_tuning
         from edge.model.tensors import find_network
 
@@ -136,7 +129,7 @@ class CPU(Backend):
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
         kept = Kept.of(network, target, config.drafts)
         given = config.chunk, config.threads, observed, rank, config.together, kept.floats
-        scratch = make_scratch(shape, target, *given, ranks=config.ranks)
+        scratch = make_scratch(shape, target, *given)
         per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
         fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
         per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
@@ -152,7 +145,7 @@ class CPU(Backend):
         pinned = pinned_bytes(heads, shape.padded_head, config.pinned)
         streaming = streaming_need(spec, config)
         return Footprint(
-            weights=packed_bytes(spec) + (sketch_layout(spec).nbytes if config.ranks else 0),
+            weights=packed_bytes(spec),
             kv=config.sequences * (regions.size * per_whole + fixed),
             scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope + config.threads * kept.copied)
             + config.sequences * (by_head + pinned),
@@ -235,7 +228,7 @@ class CPU(Backend):
         rest = progress and (lambda part: progress(_LOADING + (1 - _LOADING) * part))
         engine = NativeEngine(file, spec, config, on_load, timed=True)
         try:
-            return time_operators(engine, make_layout(file, spec, ranks=config.ranks), tokens, context, passes, rest)
+            return time_operators(engine, make_layout(file, spec), tokens, context, passes, rest)
         finally:
             engine.close()
 

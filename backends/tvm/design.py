@@ -37,7 +37,6 @@ class Design:
     lora: bool = False  # matrices may have adapters, of any rank (`cpu/phases/adapt.py`)
     batches: list[int] = field(default_factory=list)  # tokens of as many sequences, for which a pass has code
     exported: bool = False
-    ranks: bool = False  # steps have a head in two stages (`cpu/phases/ranking.py`)
     shared: dict[str, str] = field(default_factory=dict)  # units that another pass of the library has, by function
 
     def symbol(self, name: str) -> str:
@@ -60,8 +59,7 @@ class Design:
     def here(cls, layout: PackedLayout, config: EngineConfig) -> Design:
         """The design of a run on this machine."""
         design = cls.of(layout, config.kv_dtype, with_tuning(choose_target(), config.tuning))
-        batches = batch_sizes(config, design)
-        return replace(design, lora=config.lora_rank > 0, batches=batches, ranks=config.ranks)
+        return replace(design, lora=config.lora_rank > 0, batches=batch_sizes(config, design))
 
     @property
     def most_tokens(self) -> int:

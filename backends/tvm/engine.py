@@ -20,14 +20,13 @@ from edge.backends.checks import check_lora, check_positions, check_tokens, chec
 from edge.backends.counts import ExpertCounts
 from edge.backends.fixed_state import FixedState
 from edge.backends.kv_cache import state_key
-from edge.backends.largest import top_k
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope
 from edge.backends.token_table import TokenTable
 from edge.backends.tvm import ENGINE
 from edge.backends.tvm.adapters import Adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
-from edge.backends.tvm.cpu.arguments import RANKED_INTEGERS, Job, Kept, Table, fill_table, make_scratch
+from edge.backends.tvm.cpu.arguments import Job, Kept, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.cpu.expert_trace import save_trace
 from edge.backends.tvm.cpu.slots import ExpertSlots, reads_size
@@ -44,10 +43,9 @@ from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout, make_layout
 from edge.backends.tvm.packing.shape import ROPE_AHEAD, padded_head, rope_values
 from edge.backends.tvm.packing.weights import PackedWeights, Ranges, open_weights
-from edge.backends.tvm.ranking import Account, can_rank, fill_sketch, first_stage, sketch_layout
 from edge.backends.tvm.sequence import Angles, NativeKV, NativeSequence
 from edge.backends.tvm.sources import source_hash
-from edge.errors import EngineError, InputError, UnsupportedError
+from edge.errors import EngineError, InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
 from edge.model.layers import Attention
@@ -61,7 +59,7 @@ _COMPILING = "compiling for this CPU (first run only)"
 class NativeEngine:
     """The Engine protocol over compiled passes. All memory is allocated at load; steps allocate only temporaries."""
 
-    most_candidates = 64
+    capabilities = ENGINE.CAPABILITIES
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None,
@@ -69,12 +67,9 @@ class NativeEngine:
     ) -> None:  # fmt: skip
         """timed: compiled with timestamps, whose counters are `times` (`cpu/timing.py`)."""
         self.spec, self.config, self._file = spec, config, file
-        self.capabilities = replace(ENGINE.CAPABILITIES, ranks=config.ranks)
-        layout = make_layout(file, spec, ranks=config.ranks)
+        layout = make_layout(file, spec)
         design = replace(Design.here(layout, config), timed=timed)
         target, self._batches = design.target, design.batches
-        if config.ranks and (not can_rank(spec) or design.exact or config.resident or config.sequences > 1):
-            raise UnsupportedError("this model's head does not run in two stages, or not so: load it without ranks")
         need = streaming_need(spec, config)
         streams = make_streams(layout, need.kept, config.threads) if config.resident else None
         resident, slots = streams.resident if streams else None, need.slots
@@ -99,7 +94,7 @@ class NativeEngine:
         rank = padded_rank(config.lora_rank)
         kept = Kept.of(network, target, config.drafts)
         sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats
-        scratch, copies = make_scratch(shape, target, *sizes, ranks=config.ranks), config.threads * kept.copied
+        scratch, copies = make_scratch(shape, target, *sizes), config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)
         reads = reads_size(layout) if slots else 0
@@ -108,7 +103,6 @@ class NativeEngine:
         self._table[:] = table
         self._layout = layout
         self._adapters = Adapters(layout, self._table, rank, config.loras, exact=design.exact)
-        self._sketch = aligned_zeros(sketch_layout(spec).nbytes if config.ranks else 0, "uint8")
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
         address = self._weights.ctypes.data
@@ -170,10 +164,6 @@ class NativeEngine:
         self._workers: Workers | None = Workers(image, config.threads, self._pointers())
         weakref.finalize(self, self._workers.close)  # also at exit: threads must not outlive the interpreter
 
-        self.accounts: dict[int, Account] = {}  # by the number of largest logits
-        if config.ranks:
-            fill_sketch(file, layout, spec, self._sketch, config.capacity, self._hidden_alone)
-            self.kv.truncate(0)
         if FORMATS[config.kv_dtype].transformed:
             choose_normals(self.kv, self.hidden if shape.encoder else self.forward, spec.vocab)
             for sequence in self._sequences:
@@ -247,29 +237,6 @@ class NativeEngine:
             states = self._behind_layers[: part.size]
             found[start : start + part.size] = states if encoder else self._normed(states)
         return found
-
-    def _hidden_alone(self, tokens: IntArray) -> FloatArray:
-        self.kv.truncate(0)
-        return self.hidden(tokens)
-
-    def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
-        """See RankingEngine. In two stages if that is expected to read less."""
-        account = self.accounts.setdefault(count, Account(first_stage(self.spec)))
-        ranked = tokens.size == 1 and self.config.ranks and account.ranks_next()
-        slots = Table.of(self._layout.shape)
-        self._table[slots.slot("ranked")] = min(count, self.spec.vocab) if ranked else 0
-        try:
-            logits = self.forward(tokens)
-        finally:
-            self._table[slots.slot("ranked")] = 0
-        if ranked:
-            first = int(self._table[slots.slot("ranked_integers")]) + RANKED_INTEGERS - 16
-            counts = self._integers[first::RANKED_INTEGERS][: self.config.threads]
-            account.note(int(counts.sum()) / (self._padded_vocab // 16))
-        largest = np.array([logits.argmax()], np.int32)  # the first NaN, if there is one
-        if count > 1 and not np.isnan(logits[largest[0]]):
-            largest = top_k(logits, count)
-        return largest, logits[largest]
 
     def _normed(self, states: FloatArray) -> FloatArray:
         """By the norm before the head."""
@@ -450,7 +417,7 @@ class NativeEngine:
             self._weights, self._table, self._floats, self._integers, *arena.rows.arrays.values(),
             arena.lengths, arena.positions, self._tokens, self._logits, self._rope,
             arena.paid, arena.starts, *apart,
-            *(each for each in (self._states, self.times, self._adapters.memory, self._sketch) if each.size),
+            *(each for each in (self._states, self.times, self._adapters.memory) if each.size),
         )  # fmt: skip
         return tuple(map(pointer, arrays))
 

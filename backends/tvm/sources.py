@@ -12,7 +12,7 @@ _ROOT = Path(__file__).parent
 PASS = (
     "compiler/child.py", "cpu/arguments.py", "cpu/elf.py", "cpu/generator.py", "cpu/kernels", "cpu/lowering.py",
     "cpu/phases", "cpu/timing.py", "design.py", "kv/row_formats.py", "packing/blocks.py", "packing/cores.py",
-    "packing/layout.py", "packing/shape.py", "packing/sketch.py", "targets.py",
+    "packing/layout.py", "packing/shape.py", "targets.py",
 )  # fmt: skip
 
 

@@ -141,8 +141,6 @@ def first_fit(
     for run, config, counted in before.count(runs):
         if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
             config, counted = _with_drafts(run, config, counted, limit, before)
-            if elsewhere is None:  # apps have no head in two stages
-                config, counted = _with_ranks(run, config, counted, limit, before)
             config = replace(config, frugal=before.needs_first(config) > limit.bytes)
             if before.needs_first(config) > limit.bytes:
                 card = None  # it is the process that has no room
@@ -264,15 +262,6 @@ def _with_drafts(
         return config, counted
     slots = config.resident and run.spec.experts  # several tokens choose more experts than are read for one
     more = replace(config, drafts=0 if slots else run.drafts)
-    larger = before.bytes_of(run, more)
-    return (more, larger) if before.needs(larger) <= limit.bytes else (config, counted)
-
-
-def _with_ranks(
-    run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before
-) -> tuple[EngineConfig, PlanBytes]:
-    """With a head in two stages, if what it needs fits beside everything else."""
-    more = replace(config, ranks=run.ranks and not config.resident)
     larger = before.bytes_of(run, more)
     return (more, larger) if before.needs(larger) <= limit.bytes else (config, counted)
 

@@ -65,11 +65,6 @@ class Resolved:
         return need.weights + need.kv + need.scratch + need.runtime
 
     @property
-    def ranks(self) -> bool:
-        """Whether the largest logits alone are worth a head in two stages. The exact mode has no bytes to bound."""
-        return self.options.sequences == 1 and self.kv_dtype != "f32" and self.backend.can_rank(self.spec)
-
-    @property
     def fits(self) -> bool:
         """Nothing will have to be evicted."""
         expected = self.options.expected_tokens

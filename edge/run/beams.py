@@ -14,10 +14,10 @@ from heapq import nlargest
 import numpy as np
 
 from edge.backends.kv_cache import end_of
-from edge.backends.largest import top_k
 from edge.errors import InputError
 from edge.run.generation import Generation
 from edge.run.report import Beam, StopReason
+from edge.run.sampler import top_k
 from edge.run.sequence import TokenSequence
 from edge.types import AnyArray, FloatArray
 

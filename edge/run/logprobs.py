@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from edge.backends.base import NOT_FINITE
-from edge.backends.largest import top_k
 from edge.errors import BudgetError, EngineError, InputError
 from edge.run.report import TokenLogprob
+from edge.run.sampler import top_k
 from edge.run.sequence import TokenSequence
 from edge.types import FloatArray, IntArray
 

@@ -1,7 +1,8 @@
 """From logits to the next token: small pure functions over a logits array, composed into one sampler.
 
 The order is llama.cpp's: biases, penalties, DRY, top-k, top-p, min-p, XTC, temperature. A caller's processor comes
-before all of them, a grammar's mask behind the penalties, where the order makes no difference to it.
+before all of them, a grammar's mask behind the penalties, where the order makes no difference to it. The largest logits
+are found by blocks, so that drawing from 49k or 262k of them costs little more than reading them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edge.backends.base import NOT_FINITE
-from edge.backends.largest import top_k
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray, IntArray
@@ -26,6 +26,7 @@ returns others."""
 
 PENALTY_WINDOW = 64  # recent tokens that penalties look at, as in llama.cpp
 COLDEST = 1e-30  # lower temperatures are this one: to divide by less overflows
+_BLOCK = 64  # logits per block in top_k
 _FEW = 256  # tokens that are sorted without top-k, if no more are left by the other cuts
 
 
@@ -204,6 +205,22 @@ def _choose(tokens: IntArray, logits: AnyArray, params: SamplingParams, rng: np.
         tokens, logits = tokens[kept], logits[kept]
     scaled = (logits - logits.max()) / max(params.temperature, COLDEST)
     return int(tokens[rng.choice(tokens.size, p=softmax(scaled))])
+
+
+def top_k(logits: FloatArray, k: int) -> IntArray:
+    """Ids of the k largest logits, largest first.
+
+    The k-th largest of the blocks' maxima is a lower bound for the k-th largest logit, so only what reaches it
+    has to be sorted.
+    """
+    blocks = logits.size // _BLOCK
+    if k < blocks:
+        maxima = logits[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
+        candidates = np.flatnonzero(logits >= np.partition(maxima, blocks - k)[blocks - k])
+    else:
+        candidates = np.arange(logits.size)
+    order = np.argsort(-logits[candidates], kind="stable")[:k]
+    return candidates[order].astype(np.int32)
 
 
 def top_p(probabilities: AnyArray, p: float) -> int:

@@ -289,19 +289,20 @@ class TokenSequence:
 
         most_ahead: returns the number of tokens that may be run in this pass, the pending one among them; 0 for one.
         """
+        started = time.perf_counter()
         self.ran = count = self.next_pass
         tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
-        picks, ranks = engine.capabilities.picks, engine.capabilities.ranks
-        draft = self._draft(most_ahead) if self._exact else np.zeros(0, np.int32)
-        started = time.perf_counter()
+        picks = engine.capabilities.picks
         chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
         if chooses and (most := min(most_ahead(), 1 + self._answered // _IN_VAIN)):
             self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
-        elif (picks or (ranks and count == 1 and not draft.size)) and 0 < sample.candidates <= engine.most_candidates:
+        elif picks and 0 < sample.candidates <= engine.most_candidates:
             self._observe(count, upcoming=1)
             self._outcome = engine.forward_top(tokens, sample.candidates)
             self._count(tokens)
         elif self._exact:
+            draft = self._draft(most_ahead)
+            started = time.perf_counter()
             self._verify(tokens, draft)
         else:
             self._outcome = self.forward(tokens, upcoming=1)

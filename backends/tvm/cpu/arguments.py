@@ -12,13 +12,9 @@ from edge.backends.ring import LayerKinds
 from edge.backends.tvm.packing.cores import Sizes, groups_of, kind_of, round_up, state_values
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.backends.tvm.packing.shape import Shape, padded_head
-from edge.backends.tvm.packing.sketch import DIRECTIONS
 from edge.backends.tvm.targets import Target
 from edge.model.layers import Attention, Network
 
-GROUPS = 64  # by which `phases/ranking.py` finds thresholds: of 16 rows each, for each thread
-RANKED_FLOATS = DIRECTIONS + 32 + 2 * 16 * GROUPS  # of a thread: z, its scales and sums, and two maxima of each group
-RANKED_INTEGERS = DIRECTIONS // 4 + 32  # words of z, corrections, and behind them a count of tiles
 LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
 _SEES_ALL = 1 << 30  # a window that no position is beyond
 
@@ -100,7 +96,6 @@ _NAMES = (
     "output_norm", "output_norm.bias", "head", "head.scales",
     "block", "head_step", "head_parts",  # streaming.py
     "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
-    "ranked", "ranked_floats", "ranked_integers",  # largest logits that are wanted, 0 for all; phases/ranking.py
     "states",  # values of all fixed states of one sequence
     "copied",  # values of a thread's copy of a head's state, before the states
     "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of tokens by threads' columns
@@ -247,7 +242,7 @@ def work_offsets(core: Attention, target: Target) -> dict[str, int]:
 
 def make_scratch(
     shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0,
-    sequences: int = 1, kept: int = 0, ranks: bool = False,
+    sequences: int = 1, kept: int = 0,
 ) -> Scratch:  # fmt: skip
     """Rows are the tokens of a chunk or, in a step, a copy for each thread.
 
@@ -282,10 +277,8 @@ def make_scratch(
         "lora": rows * shape.most_matrices * lora_rank,
         "lora_parts": parts * threads * shape.most_matrices * lora_rank,
         "kept": kept,
-        "ranked_floats": threads * RANKED_FLOATS * ranks,
     }
     integers = {"words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks}
-    integers["ranked_integers"] = threads * RANKED_INTEGERS * ranks
     of_integers = {name for core in cores for name in kind_of(core).integers(core, Sizes(1, 1, 1))}
     for name, count in found.items():
         (integers if name in of_integers else floats)[name] = count

@@ -44,7 +44,6 @@ STATES = {"states": "float32"}  # one more argument of models with fixed states
 RINGS = ("keys", "values", "key_scales", "value_scales", "positions")  # once more, `ring_…`, if these lie apart
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
 LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
-SKETCH = {"sketch": "uint8"}  # one more argument of a pass with a head in two stages
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,7 @@ def pointers_of(design: Design) -> dict[str, str]:
     """The pointers that a design's functions take, in their order."""
     found = POINTERS | memory_types(design.kv_dtype)
     found |= {f"ring_{name}": found[name] for name in RINGS} if design.shape.apart else {}
-    chosen = (design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA), (design.ranks, SKETCH)
-    for wanted, more in chosen:
+    for wanted, more in ((design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA)):
         found |= more if wanted else {}
     return found
 

@@ -53,8 +53,6 @@ class IntegerBlock:
     exponents: bool = False  # s is a byte instead of a float16: 2^(byte − 128)
     codebook: tuple[int, ...] = ()  # 16 signed bytes, which the bits of q stand for
     has_factors: bool = True  # of super-blocks
-    odd: bool = False  # q is 2 h + 1 + center, for a signed h of 4 bits
-    apart: bool = False  # each plane of a whole matrix lies by itself; all have the same size
     unit: float = 1.0  # a power of two, by which the float16 numbers are multiplied
 
     @property
@@ -77,11 +75,6 @@ class IntegerBlock:
         return TILE * PART * sum(self.planes) // 8
 
     @property
-    def runs(self) -> int:
-        """The places in which a matrix's quants lie."""
-        return len(self.planes) if self.apart else 1
-
-    @property
     def factored(self) -> bool:
         return self.has_factors and self.parts > 1
 
@@ -100,7 +93,7 @@ class IntegerBlock:
     @property
     def largest(self) -> int | None:
         """The largest q; None if q is signed."""
-        return None if self.signed else (1 << sum(self.planes) + self.odd) - 1
+        return None if self.signed else (1 << sum(self.planes)) - 1
 
     def packed_bytes(self, rows: int, columns: int) -> tuple[int, int]:
         """Bytes of packed quants and scales."""
@@ -191,15 +184,6 @@ def _split_plain(raw: Bytes) -> BlockParts:
     Q8_0: d · q, q signed bytes. IQ4_NL: d · codebook[q], q in the order of Q4_0.
     """
     return BlockParts(raw[:, :, 2:], numbers_at(raw, 0, 1))
-
-
-def _split_halves(raw: Bytes) -> BlockParts:
-    """Q8_0 in two planes: the low 4 bits of q, and the high 4, a signed number."""
-    quants = raw[:, :, 2:]
-    return BlockParts(
-        np.concatenate([plane(quants & np.uint8(15), 4), plane(quants >> np.uint8(4), 4)], axis=-1),
-        numbers_at(raw, 0, 1),
-    )
 
 
 def _split_mxfp4(raw: Bytes) -> BlockParts:
@@ -483,8 +467,3 @@ _TYPES: tuple[Block, ...] = (
     IntegerBlock("TQ2_0", (2,), _split_tq2_0, signed=True, codebook=_TERNARY, has_factors=False),
 )
 BLOCKS = {each.name: each for each in _TYPES}
-
-# A head in two stages (ranking.py): Q8_0 in two planes, and what the first stage reads of them, d · (16 h + 8) for the
-# high halves h.
-HALVES = IntegerBlock("Q8_0", (4, 4), _split_halves, signed=True, apart=True)
-HIGH_HALVES = IntegerBlock("Q8_0", (4,), _split_halves, center=16, odd=True, unit=8.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from edge.backends.tvm.packing.blocks import BLOCKS, HALVES, Block, IntegerBlock
+from edge.backends.tvm.packing.blocks import BLOCKS, Block
 from edge.backends.tvm.packing.cores import groups_of, round_up
 from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape
 from edge.errors import UnsupportedError
@@ -37,13 +37,6 @@ class Place:
     unit: int  # rows of the source that are padded to whole tiles together: those of a head, of an expert
     interleaved: int  # number of each unit's first rows whose halves are interleaved; 0: none
     stride: int = 0  # of experts: bytes from one to the next; `quants` and `scales` are the first one's
-
-    @property
-    def run(self) -> int:
-        """Bytes from one plane to the next, where planes lie apart; else 0."""
-        if not isinstance(self.block, IntegerBlock) or not self.block.apart:
-            return 0
-        return self.block.packed_bytes(self.rows, self.columns)[0] // self.block.runs
 
 
 @dataclass(frozen=True)
@@ -110,12 +103,10 @@ class PackedLayout:
         return "output" if "output" in self.places else "token_embd"
 
 
-@lru_cache(2)  # a start asks for each several times
-def make_layout(file: GGUFFile, spec: ModelSpec, *, ranks: bool = False) -> PackedLayout:
-    """Lay out a model's weights. ranks: with a head in two stages (ranking.py).
-
-    Raises UnsupportedError for unknown tensors, and for cores and block types without kernels.
-    """
+@lru_cache(1)  # a start asks for it six times
+def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
+    """Lay out a model's weights. Raises UnsupportedError for unknown tensors, and for cores and block types without
+    kernels."""
     network = find_network(spec)
     shape, tensors = Shape.of(spec), find_tensors(file, spec)
     places: dict[str, Place] = {}
@@ -129,8 +120,6 @@ def make_layout(file: GGUFFile, spec: ModelSpec, *, ranks: bool = False) -> Pack
         if apart:
             of_experts.setdefault(int(name.split(".")[1]), {})[name] = place
             continue
-        if ranks and name == "token_embd":
-            place = replace(place, block=HALVES)
         places[name] = place
         at = round_up(place.quants + place.nbytes, ALIGNMENT)
     experts = {}

@@ -16,7 +16,6 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from edge.backends.tvm.packing.blocks import IntegerBlock
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import PackedLayout, Place
 from edge.backends.tvm.sources import source_hash
@@ -74,8 +73,7 @@ def _key(file: GGUFFile, layout: PackedLayout, found: Fingerprint) -> str:
     """A hash of everything that the packed bytes depend on: the model, the places of its tensors, and the packing
     code."""
     how = source_hash("packing")
-    apart = [name for name, place in layout.places.items() if _runs(place) > 1]
-    depends = (how, sorted(layout.places), apart, list(file.tensors.values()), found.sha256)
+    depends = (how, sorted(layout.places), list(file.tensors.values()), found.sha256)
     return hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
 
 
@@ -123,28 +121,20 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
         if place.stride:
             moved = start + first // unit * place.stride
             quants_at, scales_at = place.quants + moved, place.scales + moved
-        raw = read_rows(source, info.offset, row_bytes, place.source, first, min(step, rows - first))
+        raw = _read_rows(source, info.offset, row_bytes, place.source, first, min(step, rows - first))
         padded = pad_rows(raw, unit, place.interleaved)
         if place.block is None:
             out.seek(quants_at)
             quants_at += out.write(padded.tobytes())
             continue
         quants, scales = place.block.pack(padded.reshape(len(padded), -1, place.block.raw_bytes))
-        runs = _runs(place)
-        planes = np.split(quants, runs, axis=2) if runs > 1 else [quants]
-        places = [quants_at + number * place.run for number in range(runs)]
-        for at, packed in zip([*places, scales_at], [*planes, scales], strict=True):
+        for at, packed in ((quants_at, quants), (scales_at, scales)):
             out.seek(at)
             out.write(packed.tobytes())
-        quants_at, scales_at = quants_at + quants.nbytes // runs, scales_at + scales.nbytes
+        quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
 
 
-def _runs(place: Place) -> int:
-    """The places in the file in which its quants lie."""
-    return place.block.runs if isinstance(place.block, IntegerBlock) else 1
-
-
-def read_rows(file: BinaryIO, offset: int, row_bytes: int, source: Source, first: int, count: int) -> AnyArray:
+def _read_rows(file: BinaryIO, offset: int, row_bytes: int, source: Source, first: int, count: int) -> AnyArray:
     """Rows first … first + count − 1 of a source, uint8 [count, row_bytes], of a tensor at this offset of the file."""
     parts, at = [], 0
     for start, length in source.runs:

@@ -38,14 +38,12 @@ from edge.backends.tvm.packing.blocks import PART, Block, FloatBlock, IntegerBlo
 
 @dataclass(frozen=True)
 class Matrix:
-    """A packed matrix in the file of weights: its block type, its width, and its offsets in bytes. run: bytes from one
-    plane to the next, where planes lie apart."""
+    """A packed matrix in the file of weights: its block type, its width, and its offsets in bytes."""
 
     block: Block
     columns: int
     quants: Value
     scales: Value
-    run: int = 0
 
     @property
     def pieces(self) -> int:
@@ -111,14 +109,12 @@ def _integers(
     x_words = [let(x.words_at(row)) for row in rows]
     x_blocks = [let(x.blocks_at(row)) for row in rows]
     center = block.center + (isa.signed_offset if block.signed else 0)
-    step = block.part_bytes // block.runs
     with loop(*span) as at:
-        first = let(first_part + at * (step // 4))
+        first = let(first_part + at * (block.part_bytes // 4))
         if ahead:
-            for run in range(block.runs):
-                for line in range(0, step, 64):
-                    prefetch(weights.words, first + (run * matrix.run + ahead + line) // 4)
-        groups = _read_part(isa, weights, block, first, first_scales, at, matrix.run)
+            for line in range(0, block.part_bytes, 64):
+                prefetch(weights.words, first + (ahead + line) // 4)
+        groups = _read_part(isa, weights, block, first, first_scales, at)
         x_sums, products = x.sums[block.group_size], []
         for number, group in enumerate(groups):
             starts, words_of_x = [], []
@@ -204,9 +200,8 @@ def _exact(
     first_part, first_scales = _tile(matrix, block, tile)
     starts = [let(inputs.start + row * inputs.stride) for row in rows]
     with loop(*span) as at:
-        first = first_part + at * (block.part_bytes // block.runs // 4)
-        groups = _read_part(isa, weights, block, first, first_scales, at, matrix.run)
-        for index, weight in enumerate(_weights(block, groups)):
+        first = first_part + at * (block.part_bytes // 4)
+        for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, first, first_scales, at))):
             weight = let(weight)
             for each, start in zip(sums, starts, strict=True):
                 each.value = each.value + weight * spread(inputs.floats[start + at * PART + index])
@@ -224,20 +219,16 @@ class _Group:
 def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[Value, Value]:
     """The offsets of its quants in words and of its scales in halves."""
     quants, scales = block.packed_bytes(16, matrix.columns)
-    quants //= block.runs
     words, halves = quotient(matrix.quants + tile * quants, 4), quotient(matrix.scales + tile * scales, 2)
     return let(words), let(halves)
 
 
 def _read_part(
-    isa: Isa, weights: Weights, block: IntegerBlock, first: Value, first_scales: Value, at: Value, run: int = 0
+    isa: Isa, weights: Weights, block: IntegerBlock, first: Value, first_scales: Value, at: Value
 ) -> list[_Group]:
-    """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`. run: as in
-    `Matrix`."""
-    first, words = let(first), block.part_bytes // block.runs // 64
-    registers = _read_registers(
-        block, isa, lambda index: load(weights.words, first + (index // words * (run // 4) + index % words * 16))
-    )
+    """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`."""
+    first = let(first)
+    registers = _read_registers(block, isa, lambda index: load(weights.words, first + index * 16))
     scales = [_read_scale(isa, weights, block, first_scales, at, group) for group in range(PART // block.group_size)]
     count = len(registers) // len(scales)
     return [_Group(registers[index * count : (index + 1) * count], *each) for index, each in enumerate(scales)]
@@ -284,9 +275,6 @@ def _read_registers(block: IntegerBlock, isa: Isa, read: Callable[[int], Value])
 
     read: returns the i-th 64 bytes of a packed part as 16 int32 lanes.
     """
-    if block.odd:
-        words = [let(read(index)) for index in range(4)]
-        return [let(move_bits(word, 4, at, 1) ^ ints(0x11111111)) for at in (0, 4) for word in words]
     found: list[Value] = []
     for bits, first in zip(block.planes, accumulate(block.planes, initial=0), strict=False):
         words = [let(read(first + index)) for index in range(bits)]
@@ -341,8 +329,7 @@ def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer
         return
     first_part, first_scales = _tile(matrix, block, tile)
     with loop(i64(0), i64(matrix.pieces)) as at:
-        first = first_part + at * (block.part_bytes // block.runs // 4)
-        groups = _read_part(isa, weights, block, first, first_scales, at, matrix.run)
-        for index, weight in enumerate(_weights(block, groups)):
+        first = first_part + at * (block.part_bytes // 4)
+        for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, first, first_scales, at))):
             kept.value = weight
             T.buffer_store(out, kept.lane(lane), [out_at + at * PART + index])

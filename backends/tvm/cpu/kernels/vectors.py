@@ -217,8 +217,7 @@ def move_bits(words: Value, bits: int, at: int, to: int) -> Value:
         words = T.shift_right(words, ints(at - to, lanes))
     elif at < to:
         words = T.shift_left(words, ints(to - at, lanes))
-    mask = ((1 << bits) - 1 << to) * 0x01010101
-    return T.bitwise_and(words, ints(mask - (mask >> 31 << 32), lanes))
+    return T.bitwise_and(words, ints(((1 << bits) - 1 << to) * 0x01010101, lanes))
 
 
 def shift_to_float(stored: Value, bits: int) -> Value:

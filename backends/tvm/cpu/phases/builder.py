@@ -23,7 +23,7 @@ from edge.backends.tvm.cpu.kernels.threads import meet
 from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, store, when
 from edge.backends.tvm.design import Design, low_rank_blocks
-from edge.backends.tvm.packing.blocks import BLOCKS, HALVES, PART, IntegerBlock
+from edge.backends.tvm.packing.blocks import BLOCKS, PART, IntegerBlock
 from edge.backends.tvm.packing.cores import Groups, groups_of, round_up
 from edge.backends.tvm.packing.shape import padded_head
 from edge.model import layers
@@ -92,8 +92,6 @@ class PassBuilder:
         self.add_up: dict[str, Callable[[], None]] = {}
         if design.lora:
             self.adapters = Weights(*(view("lora", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
-        if design.ranks:
-            self.sketch = Weights(*(view("sketch", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
         self.table, self.tokens = view("table", "int64"), view("tokens", "int32")
         self.floats, self.integers = view("floats", "float32"), view("integers", "int32")
         self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
@@ -376,11 +374,7 @@ class PassBuilder:
         return next(each for each in self.block.core.tensors(self.shape.hidden) if each.name == name)
 
     def matrix(self, block: str, columns: int, name: str) -> Matrix:
-        """Outside of layers."""
-        places = self.at(name), self.at(f"{name}.scales")
-        if self.design.ranks and name in ("head", "token_embd"):
-            return Matrix(HALVES, columns, *places, HALVES.packed_bytes(self.shape.padded_vocab, columns)[0] // 2)
-        return Matrix(BLOCKS[block], columns, *places)
+        return Matrix(BLOCKS[block], columns, self.at(name), self.at(f"{name}.scales"))
 
     def first_row(self, layer: Value, kv_head: Value, token: Value) -> Value:
         """The first row of the arena that a head of the token's sequence has."""

@@ -10,7 +10,6 @@ from edge.backends.tvm.cpu.kernels.functions import soft_cap
 from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, scaled, store, when
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
-from edge.backends.tvm.cpu.phases.ranking import rank
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 
 
@@ -29,17 +28,6 @@ def head(b: PassBuilder) -> None:
         b.quantize_row("normed", shape.padded_hidden, row, row, [b.design.head])
         b.mark("output_norm")
     inputs = b.inputs("normed", shape.padded_hidden)
-    if b.single and b.design.ranks:
-        with when(b.at("ranked") > 0):
-            rank(b, matrix, inputs, row)
-        with when(b.at("ranked") == 0):
-            _all(b, matrix, inputs, row)
-        return
-    _all(b, matrix, inputs, row)
-
-
-def _all(b: PassBuilder, matrix: Matrix, inputs: Inputs, row: Value) -> None:
-    shape = b.shape
     with loop(i64(0), b.at("head_parts")) as part:  # one, unless weights are streamed
         with b.phase("head"):
             start = let(part * b.at("head_step"))
