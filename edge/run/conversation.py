@@ -12,7 +12,7 @@ With tools, each turn goes through the template from the beginning, and the sess
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,20 +144,15 @@ class Conversation:
         elif not fresh:
             self._drop_thoughts()
             before = session.mark()
-        last_report, answer = session.report, list[str]()
-        pieces = session.stream(prompt, system=self._system, follow_up=not fresh and not self.replays, **options)
-        try:
-            for piece in pieces:
-                answer.append(piece)
-                yield piece
-        finally:
-            pieces.close()
-            report = session.report
-            if report is not None and report is not last_report:  # it ran
-                if self.replays:
-                    self._turns = [replace(turn, before=None) for turn in self._turns]
-                self._turns.append(Turn(text, "".join(answer), before, self._opened(report, before)))
-                self._held, self._lora, self.evicted = True, session.lora, report.kv.evicted - before.evicted
+
+        def keep(answer: str, report: RunReport) -> None:
+            if self.replays:
+                self._turns = [replace(turn, before=None) for turn in self._turns]
+            self._turns.append(Turn(text, answer, before, self._opened(report, before)))
+            self._held, self._lora, self.evicted = True, session.lora, report.kv.evicted - before.evicted
+
+        follows = not fresh and not self.replays
+        yield from self._told(session.stream(prompt, system=self._system, follow_up=follows, **options), keep)
 
     def give(self, results: Sequence[str], **options: Any) -> Pieces:
         """Go on with the results of the last answer's `calls`, in their order; as `say`. Raises InputError."""
@@ -171,19 +166,26 @@ class Conversation:
 
     def _answer(self, number: int, turn: Turn, **options: Any) -> Pieces:
         """The answer to a turn of this number, whose conversation goes through the template from its beginning."""
-        session, last_report, answer = self.session, self.session.report, list[str]()
+
+        def keep(answer: str, report: RunReport) -> None:
+            self._turns[number:] = [replace(turn, answer=answer, calls=report.tool_calls)]
+            self._held, self.evicted = False, report.kv.evicted
+
         messages = self._said([*self._turns[:number], turn])
-        pieces = session.stream(messages=messages, tools=self.tools, **options)
+        yield from self._told(self.session.stream(messages=messages, tools=self.tools, **options), keep)
+
+    def _told(self, pieces: Pieces, keep: Callable[[str, RunReport], None]) -> Pieces:
+        """Pass on the pieces of an answer, and keep it, however it ended, if it ran."""
+        last_report, answer = self.session.report, list[str]()
         try:
             for piece in pieces:
                 answer.append(piece)
                 yield piece
         finally:
             pieces.close()
-            report = session.report
+            report = self.session.report
             if report is not None and report is not last_report:  # it ran
-                self._turns[number:] = [replace(turn, answer="".join(answer), calls=report.tool_calls)]
-                self._held, self.evicted = False, report.kv.evicted
+                keep("".join(answer), report)
 
     def undo(self) -> str:
         """Remove the last turn, its question and its answer; returns the question. Raises InputError if there is

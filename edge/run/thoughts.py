@@ -198,10 +198,8 @@ class Thinking:
     def end_before_header(self) -> None:
         """Thoughts whose budget is used up end where the next part begins, whose header a grammar chooses."""
         if self._family is not None:
-            self._closing, self._again = (
-                self._tokenizer.encode(self._family.again, special=True, start=False).tolist(),
-                True,
-            )
+            self._closing = self._tokenizer.encode(self._family.again, special=True, start=False).tolist()
+            self._again = True
 
     def rest(self) -> str:
         """The rest of the answer, at the end of a generation."""

@@ -17,13 +17,8 @@ if TYPE_CHECKING:
     from edge.run.conversation import Conversation
     from edge.run.scheduler import Pieces
 
-_SEEN = (
-    "eos",
-    "stop",
-    "tool_calls",
-    "interrupted",
-    "terminated",
-)  # reasons for an answer's end that need no explanation
+# Reasons for an answer's end that need no explanation.
+_SEEN = ("eos", "stop", "tool_calls", "interrupted", "terminated")
 
 
 @o.command
