@@ -106,7 +106,12 @@ def _physical_cores() -> int | None:
 def _cpuinfo(root: Path) -> tuple[str, set[str]]:
     """The processor's name and its flags."""
     text = read_text(root / "proc/cpuinfo")
-    return _fields(text).get("model name", ""), flags_of(text)
+    return model_name(text), flags_of(text)
+
+
+def model_name(cpuinfo: str) -> str:
+    """The processor's name in a /proc/cpuinfo; empty on ARM, which has none."""
+    return _fields(cpuinfo).get("model name", "")
 
 
 def flags_of(cpuinfo: str) -> set[str]:

@@ -13,16 +13,20 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 from kits import GOLDEN_MODEL, QUICK, kit_for, result, result_text, run_program, settings
 from profiles import MIB
-from test_cli import edge
+from test_cli import edge, edge_json
 from test_profile_json import JSON, places
 
 from edge.backends.tvm.targets import choose_target
 from edge.devices.host import probe_host, usable_cores
+from edge.devices.profiles import find_profile
+from edge.devices.profiles.file import read_profile as read_device
 from edge.errors import InputError, UnsupportedError
+from edge.profiling.kit.device import device_of
 from edge.profiling.kit.machine import QUESTION, fastest_cores, profile_of
 from edge.profiling.kit.make import DESCRIPTION, PROGRAM, make_kit
 from edge.profiling.kit.result import parse_result
@@ -216,6 +220,63 @@ def test_wrong_requests_are_one_line(arguments: list[str], said: str) -> None:
     assert done.returncode == 2
     assert re.search(said, done.stderr)
     assert done.stderr.count("\n") == 1
+
+
+def test_a_result_becomes_a_device_that_plans_go_by(tmp_path: Path) -> None:
+    """Speeds that were measured are predicted as they were; of other models, the ceilings that were measured tell."""
+    (tmp_path / "result.json").write_bytes(result_text())
+    own = {"EDGE_DEVICES": str(tmp_path / "devices")}
+    done = edge("devices", "add", "my-board", str(tmp_path / "result.json"), **own)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("my-board: ")
+    found = result()
+    kept = read_device(tmp_path / "devices" / "my-board.toml")
+    assert kept == device_of(found, "my-board")
+    assert kept.measured_by == f"a kit of edge {found.kit.versions['edge']}, {found.date[:10]}"
+    assert {each.source for each in kept.figures.values() if each.kind == "measured"} == {kept.measured_by}
+    assert kept.value("read_bandwidth") == round(found.ceilings.read)
+    shown = edge("devices", "show", "my-board", **own).stdout
+    assert kept.measured_by in shown
+
+    where = ["--device", "my-board", "--max-kv-size", "128", "--json"]
+    prediction = edge_json("plan", str(GOLDEN_MODEL), *where, "--prompt-tokens", "32", "--at", "16,48", **own)[
+        "prediction"
+    ]
+    assert prediction["prefill_tok_s"]["source"] == "measured on this device"
+    assert prediction["prefill_tok_s"]["value"] == pytest.approx(32 / found.ttft.p50)
+    seconds = sorted([*(each.decode.p50 for each in found.curve), found.token.p50])
+    for each in prediction["decode"]:
+        assert each["tok_s"]["source"] == "measured on this device"
+        assert 1 / seconds[-1] / 2 <= each["tok_s"]["value"] <= 2 / seconds[0]
+    other = edge_json("plan", str(GOLDEN / "gpt2.gguf"), *where, **own)["prediction"]
+    assert other["prefill_tok_s"]["source"] == "estimated from ceilings measured on this device"
+    assert other["basis"][0] == f"ceilings were measured by {kept.measured_by}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["host", "result.json"], "'host' cannot be a device's name"),
+        (["a b", "result.json"], "'a b' cannot be a device's name"),
+        (["pi", "nothing.json"], "nothing.json: cannot be read"),
+        (["a", "b", "c"], "edge devices add takes a FILE, or a NAME and a FILE, not 3 words"),
+    ],
+)
+def test_wrong_devices_are_one_line(words: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_bytes(result_text())
+    paths = [str(tmp_path / each) if each.endswith(".json") else each for each in words]
+    done = edge("devices", "add", *paths, EDGE_DEVICES=str(tmp_path / "devices"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
+    assert not (tmp_path / "devices").exists()
+
+
+def test_a_device_of_a_known_kind_keeps_what_a_kit_cannot_measure() -> None:
+    found = device_of(replace(result(), kit=replace(result().kit, device="galaxy-s25")), "mine")
+    known = find_profile("galaxy-s25")
+    assert found.npu == known.npu
+    assert {each for each in known.figures if each.startswith("npu_")} <= found.figures.keys()
+    assert "bus_bandwidth" not in found.figures
 
 
 def test_kits_replace_kits_only(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ static void measure_load(const char *path)
 static void measure_speeds(void)
 {
     static double first[REPETITIONS];
-    double spent[2] = {0, 0}, answering = 0, begun = now();
+    double spent[2] = {0, 0}, worked[2] = {0, 0}, answering = 0, begun = now();
     uint32_t count = 0;
     others_since before = others_begin();
     begin_stage(SPEED_S);
@@ -198,18 +198,21 @@ static void measure_speeds(void)
         say(what, (double)count / REPETITIONS);
         forget();
         mark("prompt");
-        double joules = joules_now();
+        double joules = joules_now(), cpu = cpu_now();
         first[count] = run_prompt(tokens, PROMPT);
-        double between = joules_now(), started = now();
+        double between = joules_now(), cpu_between = cpu_now(), started = now();
         mark("answer");
         run_answer(ANSWER, SPEED_S);
         answering += now() - started;
         spent[0] += between - joules;
         spent[1] += joules_now() - between;
+        worked[0] += cpu_between - cpu;
+        worked[1] += cpu_now() - cpu_between;
     }
     printf("\"prompts\": %u, \"tokens\": %u, \"answering_s\": %.9g, \"others\": %.4f,\n", count, timed, answering,
            others_share(&before));
-    printf("\"prompt_joules\": %.9g, \"answer_joules\": %.9g,\n", spent[0], spent[1]);
+    printf("\"prompt_joules\": %.9g, \"answer_joules\": %.9g, ", spent[0], spent[1]);
+    printf("\"prompt_cpu_s\": %.9g, \"answer_cpu_s\": %.9g,\n", worked[0], worked[1]);
     print_spread("ttft", first, count);
     printf(",\n");
     print_spread("token", seconds, timed);
@@ -293,7 +296,7 @@ static void measure_sustained(void)
     uint32_t left = info.capacity - PROMPT;
     printf("\"sustained\": {\"length\": %g, \"windows\": [", length);
     while ((start = now() - began) < SUSTAINED_S - length / 2) {
-        double joules = joules_now(), away = 0, told = -1e9;
+        double joules = joules_now(), cpu = cpu_now(), away = 0, told = -1e9;
         others_since before = others_begin();
         climate_begin();
         timed = 0;
@@ -305,19 +308,20 @@ static void measure_sustained(void)
                 told = now();
             }
             if (left < 2) { /* another answer to the same prompt, which is not counted */
-                double paused = now(), spent = joules_now();
+                double paused = now(), spent = joules_now(), worked = cpu_now();
                 forget();
                 run_prompt(tokens, PROMPT);
                 left = info.capacity - PROMPT;
                 away += now() - paused;
                 joules += joules_now() - spent;
+                cpu += cpu_now() - worked;
             }
             uint32_t ran = run_answer(left < 8 ? left : 8, 1e9);
             left = ran ? left - ran : 0;
         }
         double lasted = now() - began - start - away, celsius = climate_celsius(), hertz = climate_hertz();
-        printf("%s\n  {\"start\": %.4f, \"seconds\": %.6f, \"joules\": %.9g, ", comma, start, lasted,
-               joules_now() - joules);
+        printf("%s\n  {\"start\": %.4f, \"seconds\": %.6f, ", comma, start, lasted);
+        printf("\"joules\": %.9g, \"cpu_s\": %.9g, ", joules_now() - joules, cpu_now() - cpu);
         printf("\"others\": %.4f, \"celsius\": ", others_share(&before));
         printf(celsius > -100 ? "%.1f" : "null", celsius);
         printf(", \"hertz\": ");

@@ -44,6 +44,13 @@ double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+double cpu_now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
 /* The beginning of a file, without blanks at its end; empty if it cannot be read. Returns its length. */
@@ -277,13 +284,11 @@ others_since others_begin(void)
 {
     char text[1024];
     double fields[8] = {0};
-    struct timespec own;
     read_text(text, sizeof text, "/proc/stat");
     sscanf(text, "cpu %lf %lf %lf %lf %lf %lf %lf %lf", fields, fields + 1, fields + 2, fields + 3, fields + 4,
            fields + 5, fields + 6, fields + 7);
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own);
     double busy = fields[0] + fields[1] + fields[2] + fields[5] + fields[6] + fields[7]; /* all but idle and iowait */
-    return (others_since){busy / (double)sysconf(_SC_CLK_TCK), (double)own.tv_sec + 1e-9 * (double)own.tv_nsec, now()};
+    return (others_since){busy / (double)sysconf(_SC_CLK_TCK), cpu_now(), now()};
 }
 
 double others_share(const others_since *before)

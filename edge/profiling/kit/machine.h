@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 double now(void);            /* seconds of a clock that only runs forward */
+double cpu_now(void);        /* core-seconds of this process */
 uint64_t memory_bytes(void); /* of the machine */
 void describe_machine(void); /* fields of the result */
 

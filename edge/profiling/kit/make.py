@@ -35,6 +35,7 @@ from edge.exporting.library import (
 )
 from edge.exporting.model_file import MODEL, trusted_source, write_model
 from edge.model.model import Model
+from edge.model.spec import model_key
 from edge.plan.plan import Plan
 from edge.prediction.efficiency import weight_shares
 from edge.prediction.work import Work, work_of
@@ -60,6 +61,7 @@ class Kit:
 
     device: str  # the name of its profile
     model: ModelFacts
+    key: str  # the model's shape and block types, as in the history of runs
     settings: Settings
     plan: Plan
     isas: list[str]
@@ -133,6 +135,7 @@ def _describe(bundle: Bundle, called: str, settings: Settings, quick: bool) -> K
     return Kit(
         device=profile.name,
         model=model_facts(bundle.model, called),
+        key=model_key(spec),
         settings=settings,
         plan=plan,
         isas=[each.target.name for each in bundle.designs],

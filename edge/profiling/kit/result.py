@@ -8,7 +8,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
-from edge.devices.host import flags_of, notable, processor_of
+from edge.backends.tvm import ENGINE as CPU
+from edge.devices.host import flags_of, model_name, notable, processor_of
 from edge.devices.power.base import MeterKind
 from edge.devices.profiles.profile import Power
 from edge.devices.regular import read_regular
@@ -43,7 +44,7 @@ KIND, SCHEMA = "edge kit result", 1
 _ANYWHERE = ("edge quantize ", "edge run ")  # advice that does not measure the machine where edge is
 _MOST_BYTES = 16 << 20  # a result of an hour has less than a tenth
 
-_Rate = Annotated[float, Rule("a number greater than 0", lambda number: 0 < number < 1e18)]
+_Rate = Annotated[float, Rule("a rate", lambda number: 1 < number < 1e18)]
 _Count = Annotated[int, Rule("a whole number from 1 to 4096", lambda count: 1 <= count <= 4096)]
 _Seconds = Annotated[float, Rule("seconds", lambda number: 0 <= number < 1e9)]
 
@@ -64,6 +65,7 @@ class _Window:
     start: _Seconds
     seconds: float
     joules: float
+    cpu_s: float
     others: float
     celsius: float | None
     hertz: float | None
@@ -99,7 +101,9 @@ class Result:
     answering_s: float
     others: float
     prompt_joules: float
+    prompt_cpu_s: float  # core-seconds
     answer_joules: float
+    answer_cpu_s: float
     ttft: Spread
     token: Spread
     curve: list[Point]
@@ -122,7 +126,8 @@ class Result:
     @property
     def device_name(self) -> str:
         """The board, or its processor."""
-        name = self.board or processor_of(self.cpuinfo, self.machine, self.machine).name
+        unnamed = processor_of(self.cpuinfo, self.machine, self.machine).name
+        name = self.board or model_name(self.cpuinfo) or unnamed
         return name if name.isprintable() else self.machine
 
     @property
@@ -155,13 +160,37 @@ def parse_result(text: bytes, where: str) -> Result:
         if type(found.get("schema")) is not int or found["schema"] != expected:
             raise InputError(f"{where}: of schema {str(found.get('schema'))[:20]}, this edge reads {expected}")
     try:
+        _check_numbers(data)
         result = parse(Result, data)
-        if result.kit.kind != KIT_KIND or result.prompts < 1 or result.tokens < 1:
-            raise ValueError("it has no measurements")
-        datetime.fromtimestamp(result.time, timezone.utc)
+        _check(result)
+        profile_of(result)
         return result
-    except (ValueError, OverflowError, OSError) as error:
+    except (ArithmeticError, ValueError, OSError) as error:
         raise InputError(f"{where}: a damaged result ({error})") from None
+
+
+def _check_numbers(data: object) -> None:
+    """Raises ValueError for a number that nothing here can have, neither bytes nor seconds nor rates."""
+    if isinstance(data, dict | list):
+        for each in data.values() if isinstance(data, dict) else data:
+            _check_numbers(each)
+    elif isinstance(data, int | float) and data and not 1e-12 < abs(data) < 1e19:
+        raise ValueError("a number out of range")
+
+
+def _check(result: Result) -> None:
+    """Raises ValueError for figures that must be greater than 0, and are not."""
+    kit, long_run = result.kit, result.sustained
+    if kit.kind != KIT_KIND or kit.plan.backend != CPU.NAME or not result.marks:
+        raise ValueError("not of a kit")
+    figures = [
+        result.prompts, result.tokens, kit.prompt, kit.settings.answer, kit.plan.config.capacity,
+        *(figure for work in (kit.prefill, kit.decode) for figure in (work.bytes, work.flops)),
+        *(figure for each in result.curve for figure in (each.context, each.prefill)),
+        *(each.prefill for each in result.by_threads), 1.0 if long_run is None else long_run.length,
+    ]  # fmt: skip
+    if min(figures) <= 0:
+        raise ValueError("a figure that must be greater than 0 is not")
 
 
 def profile_of(result: Result, again: str = "") -> Profile:
@@ -199,7 +228,9 @@ def _engine(result: Result) -> EngineProfile:
     plan = replace(kit.plan, config=replace(kit.plan.config, threads=result.threads))
     per_prompt_token = _scaled(result.ttft, 1 / kit.prompt)
     spend = _Joules(result)
-    spent = spend.of(kit.decode, result.token.p50, result.answer_joules, result.tokens)
+    spent = spend.of(
+        kit.decode, result.answering_s, result.answer_cpu_s, result.answer_joules, result.tokens
+    )  # fmt: skip
     first = result.samples[0] if result.samples else None
     known = first is not None and first.anonymous is not None and first.file is not None
     return EngineProfile(
@@ -217,7 +248,7 @@ def _engine(result: Result) -> EngineProfile:
             at_once=min(plan.config.chunk, kit.prompt),
             per_token=per_prompt_token,
             joules_per_token=spend.of(
-                kit.prefill, result.ttft.p50, result.prompt_joules, result.prompts
+                kit.prefill, result.ttft.p50 * result.prompts, result.prompt_cpu_s, result.prompt_joules, result.prompts
             ) / kit.prompt,
             bytes_per_s=kit.prefill.bytes / result.ttft.p50,
             flops_per_s=kit.prefill.flops / result.ttft.p50,
@@ -231,7 +262,7 @@ def _engine(result: Result) -> EngineProfile:
             joules_per_token=spent,
             bytes_per_s=kit.decode.bytes / result.token.p50,
             flops_per_s=kit.decode.flops / result.token.p50,
-            watts=spent / result.token.p50,
+            watts=spent * result.tokens / result.answering_s if result.answering_s > 0 else None,
         ),
         curve=result.curve,
         curve_end=result.curve_end or kit.curve_end,
@@ -277,12 +308,13 @@ class _Joules:
         kind: MeterKind = "integrated" if sensor == "battery" else "counter"
         return Energy(sensor, kind, "device" if sensor == "battery" else "package", 0.0)
 
-    def of(self, work: Work, seconds: float, measured: float, times: int) -> float:
-        """Joules of one of `times` pieces of work that took `seconds` each, and `measured` joules together."""
+    def of(self, work: Work, seconds: float, cpu_s: float, measured: float, times: int) -> float:
+        """Joules of one of `times` pieces of work, which together took `seconds`, `cpu_s` and `measured` joules. The
+        formula of the estimate is that of edge.devices.power.estimate."""
         if self.result.energy is not None:
             return measured / times
-        busy = self.result.threads * self._power.core_watts + self._power.idle_watts
-        return seconds * busy + work.bytes * self._power.dram_pj_per_byte * 1e-12
+        spent = cpu_s * self._power.core_watts + seconds * self._power.idle_watts
+        return spent / times + work.bytes * self._power.dram_pj_per_byte * 1e-12
 
 
 def _sustained(found: _Sustained | None, spend: _Joules, work: Work) -> Sustained | None:
@@ -293,9 +325,7 @@ def _sustained(found: _Sustained | None, spend: _Joules, work: Work) -> Sustaine
             start=each.start,
             seconds=each.seconds,
             per_token=each.per_token,
-            joules_per_token=spend.of(
-                work, each.seconds / max(1, each.per_token.count), each.joules, max(1, each.per_token.count)
-            ),
+            joules_per_token=spend.of(work, each.seconds, each.cpu_s, each.joules, max(1, each.per_token.count)),
             celsius=each.celsius,
             hertz=each.hertz,
             others=each.others,
