@@ -169,7 +169,8 @@ class Batch:
             raise InputError("this batch is closed")
         if request.follow_up:
             raise InputError("a batch has no conversation to follow up: give the whole of it as the prompt")
-        started, share, first = time.perf_counter(), self._ledger.share(), self._slots[0].tokens
+        started, first = time.perf_counter(), self._slots[0].tokens
+        share = self._ledger.share(anew=request.energy is not None)
         asked: list[Ticket] = []
         adapters = self._lora if lora is None else self._open(parse_lora(lora))
 

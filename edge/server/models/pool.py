@@ -73,7 +73,7 @@ class Pool:
         self.workers: dict[str, Worker] = {}
         self.loads = self.evictions = 0
         self.energy = Energy(find_meter(), idle=True)
-        self.shares = {name: self.energy.share() for name in self.entries}  # of the joules, by model
+        self.shares = {name: self.energy.share(anew=True) for name in self.entries}  # of the joules, by model
         self._turns = Turns(self.energy)
         self._loading = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[Worker]] = {}
