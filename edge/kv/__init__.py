@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from edge.errors import InputError
 from edge.kv.adakv import AdaKV
+from edge.kv.expected import ExpectedAttention
 from edge.kv.fastgen import FastGen
 from edge.kv.full import Full
 from edge.kv.h2o import H2O
@@ -35,6 +36,7 @@ _POLICIES: dict[str, type[Any]] = {
     "fastgen": FastGen,
     "keydiff": KeyDiff,
     "knorm": KNorm,
+    "expected": ExpectedAttention,
 }
 POLICY_NAMES = tuple(_POLICIES)
 DEFAULT_SINKS = 4  # StreamingLLM's own figure
