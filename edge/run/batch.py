@@ -31,7 +31,7 @@ from edge.run.generation import Generation
 from edge.run.governor import RunLimits
 from edge.run.loaded import Loaded
 from edge.run.logprobs import OnLogprob
-from edge.run.loop import Turn, Turns, begin, read_ahead, turns
+from edge.run.loop import Turn, begin, read_ahead, turns
 from edge.run.meters import EnergyMeter, Watch
 from edge.run.order import INTERACTIVE, Order
 from edge.run.report import RunReport, StopReason
@@ -39,56 +39,15 @@ from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Request, Text
 from edge.run.scheduler import Scheduler
 from edge.run.sequence import TokenSequence
-from edge.run.shares import Ledger, Share, whole_of
+from edge.run.shares import Ledger, whole_of
+from edge.run.slots import OnEnd, OnPiece, Slot, Ticket, key_of
 from edge.run.thoughts import OnThought
 from edge.run.tool_calls import OnCall
 from edge.types import IntArray
 
-OnPiece = Callable[[str], None]
-OnEnd = Callable[[RunReport | Exception], None]
-
 _CHUNK_S = 0.05  # of a prompt: so long may others wait for their next token
 _FIRST_CHUNK, _LEAST_CHUNK = 64, 16  # tokens; the first, while no pace is known
 _MOST_PREEMPTED = 2  # times; then a generation keeps its sequence
-
-
-class Ticket:
-    """A generation that was started: what `Batch.cancel` takes. report: at its end, of one that began to run."""
-
-    report: RunReport | None = None
-
-    def __init__(
-        self, run: Generation, share: Share, priority: int, tenant: Hashable, lora: Lora | None, on_piece: OnPiece,
-        on_end: OnEnd, arrived: int,
-    ) -> None:  # fmt: skip
-        self.run, self.share, self.priority, self.tenant, self.lora = run, share, priority, tenant, lora
-        self.on_piece, self.on_end = on_piece, on_end
-        self.arrived = self.since = arrived
-        self.turn: Turn | None = Turn.PROMPT  # that it waits for; None: it has ended
-        self.turns: Turns | None = None  # of the loop; None: it has not begun
-        self.sequence: TokenSequence | None = None  # its tokens, since it began
-        self.again = False  # rows that it gave up have to run again first
-        self.preempted = 0  # times
-        self.cancelled = False
-
-    @property
-    def begun(self) -> TokenSequence:
-        assert self.sequence is not None
-        return self.sequence
-
-
-class _Slot:
-    """A sequence of the engine, and who has it. Its rows stay when a generation ends, until others need the room."""
-
-    def __init__(self, number: int, engine: Engine, tokens: TokenSequence) -> None:
-        self.number, self.engine, self.tokens = number, engine, tokens
-        self.ticket: Ticket | None = None
-        self.tenant: Hashable = None  # of the rows
-        self.used = 0  # a moment of `Order.now`
-
-    def may_share(self, ticket: Ticket) -> bool:
-        """Whether rows that are here may serve a generation."""
-        return self.tenant == ticket.tenant and _key(self.tokens.lora) == _key(ticket.lora)
 
 
 class Batch:
@@ -111,7 +70,7 @@ class Batch:
         engines = [loaded.engine] if count == 1 else map(cast(BatchedEngine, loaded.engine).sequence, range(count))
         self._lora = loaded.sequence.lora  # of generations that name no other
         self._opened = dict[Loras, Lora | None]()
-        self._slots = [_Slot(number, each, self._new_sequence(each, self._lora)) for number, each in enumerate(engines)]
+        self._slots = [Slot(number, each, self._new_sequence(each, self._lora)) for number, each in enumerate(engines)]
         self._queue: deque[Ticket] = deque()
         self._reclaim_from_slots()
         limits = RunLimits(memory=options.memory, power=options.power, max_temp=options.max_temp)
@@ -283,9 +242,9 @@ class Batch:
             self._opened[files] = found
         return self._opened[files]
 
-    def _adapt(self, slot: _Slot, lora: Lora | None) -> None:
+    def _adapt(self, slot: Slot, lora: Lora | None) -> None:
         """Have a sequence run these adapters, for which it forgets what others computed."""
-        if _key(slot.tokens.lora) == _key(lora):
+        if key_of(slot.tokens.lora) == key_of(lora):
             return
         slot.tokens.adopt(None, lost=False)
         cast(AdaptedEngine, slot.engine).set_lora(lora)
@@ -328,7 +287,7 @@ class Batch:
                 slot.tokens.forget()
             slot.ticket, slot.tenant, slot.used = ticket, ticket.tenant, self._order.now()
 
-    def _preempt(self, priority: int) -> list[_Slot]:
+    def _preempt(self, priority: int) -> list[Slot]:
         """The sequence of a generation of the lowest class below `priority`, the one that costs least to run again.
         None where rows were evicted: they would come out otherwise."""
         found = [
@@ -349,7 +308,7 @@ class Batch:
         self._queue.append(ticket)
         return [slot]
 
-    def _shared_rows(self, ticket: Ticket) -> dict[_Slot, int]:
+    def _shared_rows(self, ticket: Ticket) -> dict[Slot, int]:
         """How many first rows of each sequence are those of a prompt, which has not begun to run."""
         tokens = _whole(ticket.run.prompt) if ticket.sequence is None else None
         return {
@@ -367,7 +326,7 @@ class Batch:
                 return other
         return ticket
 
-    def _begin(self, slot: _Slot, ticket: Ticket) -> None:
+    def _begin(self, slot: Slot, ticket: Ticket) -> None:
         """Begin with the rows that the prompt shares with this sequence, with another one, or with the prompt cache."""
         run, sequence, shared = ticket.run, slot.tokens, self._shared_rows(ticket)
         donors = [slot] if slot.engine.kv.has_tail else self._slots
@@ -415,7 +374,7 @@ class Batch:
         alone, groups = list[Ticket](), dict[str, list[Ticket]]()
         for ticket in tickets:
             if ticket.begun.next_pass == 1:
-                groups.setdefault(_key(ticket.lora), []).append(ticket)
+                groups.setdefault(key_of(ticket.lora), []).append(ticket)
             else:
                 alone.append(ticket)
         for group in groups.values():
@@ -519,10 +478,6 @@ class Stream:
     def __del__(self) -> None:
         if hasattr(self, "_ticket") and not self._batch.closed:
             self.close()
-
-
-def _key(lora: Lora | None) -> str:
-    return lora.key if lora else ""
 
 
 def _whole(prompt: Prompt) -> IntArray | None:

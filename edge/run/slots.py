@@ -1,0 +1,60 @@
+"""A generation of a batch, and the sequence of the engine that it has while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from edge.backends.base import Engine
+from edge.model.lora import Lora
+from edge.run.generation import Generation
+from edge.run.loop import Turn, Turns
+from edge.run.report import RunReport
+from edge.run.sequence import TokenSequence
+from edge.run.shares import Share
+
+OnPiece = Callable[[str], None]
+OnEnd = Callable[[RunReport | Exception], None]
+
+
+class Ticket:
+    """A generation that was started: what `Batch.cancel` takes. report: at its end, of one that began to run."""
+
+    report: RunReport | None = None
+
+    def __init__(
+        self, run: Generation, share: Share, priority: int, tenant: Hashable, lora: Lora | None, on_piece: OnPiece,
+        on_end: OnEnd, arrived: int,
+    ) -> None:  # fmt: skip
+        self.run, self.share, self.priority, self.tenant, self.lora = run, share, priority, tenant, lora
+        self.on_piece, self.on_end = on_piece, on_end
+        self.arrived = self.since = arrived
+        self.turn: Turn | None = Turn.PROMPT  # that it waits for; None: it has ended
+        self.turns: Turns | None = None  # of the loop; None: it has not begun
+        self.sequence: TokenSequence | None = None  # its tokens, since it began
+        self.again = False  # rows that it gave up have to run again first
+        self.preempted = 0  # times
+        self.cancelled = False
+
+    @property
+    def begun(self) -> TokenSequence:
+        assert self.sequence is not None
+        return self.sequence
+
+
+class Slot:
+    """A sequence of the engine, and who has it. Its rows stay when a generation ends, until others need the room."""
+
+    def __init__(self, number: int, engine: Engine, tokens: TokenSequence) -> None:
+        self.number, self.engine, self.tokens = number, engine, tokens
+        self.ticket: Ticket | None = None
+        self.tenant: Hashable = None  # of the rows
+        self.used = 0  # a moment of `Order.now`
+
+    def may_share(self, ticket: Ticket) -> bool:
+        """Whether rows that are here may serve a generation."""
+        return self.tenant == ticket.tenant and key_of(self.tokens.lora) == key_of(ticket.lora)
+
+
+def key_of(lora: Lora | None) -> str:
+    """The key of adapters, by which they are told apart; empty: none."""
+    return lora.key if lora else ""
