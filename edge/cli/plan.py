@@ -157,8 +157,10 @@ def _rows(prediction: Prediction, options: Options, *, encoder: bool) -> list[li
 def _slower(streaming: Streaming, made: Plan, weights: int) -> str:
     text = (
         f"weights: at most {format_bytes(made.bytes.weights)} of {format_bytes(weights)} in memory at a time, "
-        f"{format_bytes(streaming.bytes)} read anew\nper token, and per {made.config.chunk} tokens of a prompt"
+        f"{format_bytes(streaming.bytes)} read anew\nper token"
     )
+    if not streaming.experts:  # of which several tokens choose more
+        text += f", and per {made.config.chunk} tokens of a prompt"
     if streaming.cached_s is None or streaming.disk_s is None:
         return text
     cached, disk = f"{1e3 * streaming.cached_s:.1f} ms", f"{1e3 * streaming.disk_s:.0f} ms"
