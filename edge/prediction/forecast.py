@@ -91,6 +91,8 @@ def look_ahead(
     """Like `forecast`, for an open file. began: process time at which preparations began. outline: `file` is a header
     without vocabulary and weights: the tokenizer's memory is estimated, and the cost of streaming unknown."""
     open_lora(options.lora or (), file, spec)  # checks them
+    if prompt is not None:
+        options = replace(options, expected_prompt=prompt)
     plan = plan_app(profile, file, spec, options)
     if plan is None:
         plan = plan_for(profile, file, spec, options, TOKENIZER_BYTES * spec.vocab if outline else 0)
