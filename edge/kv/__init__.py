@@ -24,6 +24,7 @@ _POLICIES = {
     "fastgen": "FastGen",
     "keydiff": "KeyDiff",
     "knorm": "KNorm",
+    "expected": "ExpectedAttention",
 }
 """The class of each, in the file of its name. A run imports its own alone: all of them take 6 ms of its start."""
 POLICY_NAMES = tuple(_POLICIES)

@@ -272,7 +272,8 @@ class Batch:
 
     def _new_sequence(self, engine: Engine, lora: Lora | None) -> TokenSequence:
         loaded = self._loaded
-        return TokenSequence(engine, loaded.plan, lora, self._options.prompt_cache, self._ledger, loaded.draft)
+        cache, draft, moments = self._options.prompt_cache, loaded.draft, loaded.moments
+        return TokenSequence(engine, loaded.plan, lora, cache, self._ledger, draft, moments)
 
     def _open(self, files: Loras) -> Lora | None:
         """Adapters that generations run with, opened once."""
