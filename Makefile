@@ -76,6 +76,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/block_types.py
 	$(BIN)/python benchmarks/prediction.py
 	$(BIN)/python benchmarks/npu_prediction.py
+	$(BIN)/python benchmarks/arm_prediction.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/first_run.py
 	$(BIN)/python benchmarks/start.py

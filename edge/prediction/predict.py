@@ -29,6 +29,9 @@ _ENOUGH_TOKENS = 8  # fewer decoded ones are mostly noise
 _APART = 256  # rows by which contexts must differ to show what a row costs
 _LINES = 3  # pairs of runs so far apart from which a slope is taken
 _SLOPE_BOUNDS = (0.25, 4.0)  # of the roofline's: noise makes slopes that no memory could
+# Speeds that others published of their engines on ARM, as multiples of such estimates, to which nothing was fitted
+# (benchmarks/arm_prediction.py): of answers, and of prompts.
+ON_ARM = ((0.73, 0.88), (0.26, 0.47))
 
 
 @dataclass(frozen=True)
@@ -384,7 +387,14 @@ def _basis(device: DeviceProfile, plan: Plan, predicted: Sequence[_Line | Guess 
     said += [f"memory gives {bandwidth.bytes_per_s / 1e9:.3g} GB/s ({bandwidth.kind}: {bandwidth.about})"]
     said += [f"cores do {flops.value / 1e9:.3g} GFLOP/s ({flops.kind})"] if flops else []
     int8_ops = device.int8_ops(device.cores or threads)
-    return said + ([f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else [])
+    said += [f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else []
+    if device.machine in ("aarch64", "arm64") and device.name != HOST and device.measured_by is None:
+        answers, prompts = (f"{low:g} to {high:g} times" for low, high in ON_ARM)
+        said.append(
+            f"edge was measured on no such device: speeds that others published of their engines on ARM are {answers} "
+            f"such estimates, and of prompts {prompts}"
+        )
+    return said
 
 
 def _unknown(
