@@ -77,16 +77,21 @@ class Ledger:
         self._since = now
 
 
+def whole_of(meter: EnergyMeter) -> Ledger | None:
+    """The ledger of which a meter has a share."""
+    return meter.ledger if isinstance(meter, Share) else None
+
+
 class Share:
     """The EnergyMeter of one generation, or of one of several models. Joules are an estimate once others, which ran in
     the same time, had a part of them."""
 
     def __init__(self, ledger: Ledger, anew: bool) -> None:
-        self._ledger, self._anew, self.joules, self.divided = ledger, anew, 0.0, False
+        self.ledger, self._anew, self.joules, self.divided = ledger, anew, 0.0, False
 
     def add_bytes(self, count: float) -> None:
-        self._ledger.add_bytes(count)
+        self.ledger.add_bytes(count)
 
     def read(self) -> Reading:
-        reading = self._ledger.read(anew=self._anew)
+        reading = self.ledger.read(anew=self._anew)
         return replace(reading, joules=self.joules, kind="estimate" if self.divided else reading.kind)

@@ -198,8 +198,7 @@ class Pool:
             loras=max(1, min(options.sequences, len(loras))),
         )  # fmt: skip
         others = [each for each in self.entries.values() if each is not entry and each.name not in self.ledger.models]
-        # The joules of a power limit are those of all models.
-        meter = self.shares[entry.name] if options.power is None else None
+        meter = self.shares[entry.name]
         before, for_others = memory_use().rss, sum(map(self._least, others))
         try:
             session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come + for_others)
