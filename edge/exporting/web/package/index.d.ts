@@ -9,7 +9,7 @@ export interface Progress {
 
 export interface OpenOptions {
   /** The most that the engine's memory may become: bytes, or a text such as "256MiB". A site that may need more, by its
-   * manifest, is refused. Default: as exported. */
+   * manifest, is refused, and a GPU is used only if its buffers fit besides. Default: as exported. */
   memory?: number | string;
   /** Default: as many as the bundle has memory for and the device has cores; 1 where the page is not isolated. */
   threads?: number;
