@@ -129,6 +129,7 @@ class Options:
     )  # fmt: skip
 
     expected_tokens: int | None = option(None, help="Tokens of prompt and answer together, if they are known.")
+    expected_prompt: int | None = option(None, help="Tokens of the prompt, if they are known.")
     logits_rows: int = option(1, help="Most rows of logits that exist at once, for Session.forward of every token.")
     loras: int | None = option(None, help="Adapters that sequences run with at the same time (default: one for each).")
 

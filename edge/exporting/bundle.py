@@ -37,10 +37,11 @@ from edge.errors import InputError, UnsupportedError
 from edge.exporting import model_file
 from edge.exporting.adapter_file import adapters_section, check_rank
 from edge.exporting.chat import chat_section
+from edge.exporting.gpu_programs import GPUPrograms
 from edge.exporting.model_file import MODEL, Section, trusted_source, write_model
 from edge.exporting.planning import check_options, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
-from edge.exporting.site import describe_site
+from edge.exporting.site import describe_gpu, describe_site, write_gpu
 from edge.exporting.vocabulary import tokenizer_sections
 from edge.model.catalog import packaged_name
 from edge.model.model import Model, open_model
@@ -71,6 +72,7 @@ class Bundle:
     prompt_rows: int
     designs: list[Design]
     tables: dict[Section, bytes]
+    gpu: GPUPrograms | None = None  # of a page's
 
 
 @takes_options
@@ -82,6 +84,7 @@ def export(
     device: str = HOST,
     isas: str | Sequence[str] | None = None,
     lora_rank: int = 0,
+    gpu: bool = False,
     force: bool = False,
     progress: Progress | None = None,
     **keywords: Any,
@@ -90,8 +93,9 @@ def export(
 
     device: its name in `edge devices list`. isas: instruction sets in the library, or their names with commas between
     them (default: all of the machine that the engine has code for). lora_rank: of the largest LoRA adapter that
-    sessions have room for (`export_adapter`); 0: none. force: a bundle that nothing was added to may be replaced. The
-    keywords are options of the plan, as people write them, and go before those of `options`:
+    sessions have room for (`export_adapter`); 0: none. gpu: with programs and weights for the GPU of a page. force: a
+    bundle that nothing was added to may be replaced. The keywords are options of the plan, as people write them, and
+    go before those of `options`:
 
     OPTIONS
 
@@ -104,13 +108,17 @@ def export(
     _check_target(target, force=force)
     if isinstance(isas, str):
         isas = [name.strip() for name in isas.split(",")]
-    bundle = prepare(model if isinstance(model, Model) else open_model(model), profile, options, isas, lora_rank)
+    bundle = prepare(
+        model if isinstance(model, Model) else open_model(model), profile, options, isas, lora_rank, gpu=gpu
+    )
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
     found, sections = fingerprint(file.path), make_sections(bundle)
     with new_folder(target) as made:
         place = write_platform(
-            bundle.designs, profile.system, trusted_source(sections), made, partial(tell, "compiling")
+            bundle.designs, profile.system, trusted_source(sections, gpu=gpu), made, partial(tell, "compiling")
         )
+        if bundle.gpu:
+            write_gpu(bundle.gpu, made, partial(tell, "making kernels"))
         write_model(
             place / MODEL, sections, bytes.fromhex(found.sha256), file, bundle.layout,
             partial(tell, "packing weights"),
@@ -123,11 +131,14 @@ def export(
 
 
 def prepare(
-    model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None = None, lora_rank: int = 0
-) -> Bundle:
+    model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None = None, lora_rank: int = 0, *,
+    gpu: bool = False,
+) -> Bundle:  # fmt: skip
     """Plan a bundle; nothing is compiled or written. Raises as `export`."""
     check_options(options)
     check_rank(lora_rank)
+    if gpu and profile.system != "web":
+        raise InputError("--gpu is for pages: --device web")
     if model.file.folder is not None:
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
     try:
@@ -147,7 +158,8 @@ def prepare(
         layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas, lora=lora_rank > 0
     )  # fmt: skip
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
-    return Bundle(model, profile, layout, plan, pinned, designs, tables)
+    programs = GPUPrograms.of(model, plan.config, "wgsl") if gpu else None
+    return Bundle(model, profile, layout, plan, pinned, designs, tables, programs)
 
 
 def make_sections(bundle: Bundle) -> dict[Section, bytes]:
@@ -186,6 +198,8 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
     web = {}
     if bundle.profile.system == "web":
         web["web"] = describe_site(folder, folder / MODEL, [each.target.name for each in bundle.designs], plan)
+        if bundle.gpu:
+            web["web"]["gpu"] = describe_gpu(bundle.gpu, folder)
     return {
         "model": {
             "name": _name(model), "label": model.spec.label, "file": model.file.path.name,

@@ -1,6 +1,7 @@
 """Count bytes of weights, KV rows and scratch before anything is loaded, and choose a configuration that fits.
 
-A plan takes the first configuration that fits the limit (`edge/plan/candidates.py` has their order).
+A plan takes the first configuration that fits the limit (`edge/plan/candidates.py` has their order). If that one
+streams weights, its chunk is the one for which the fewest bytes are read again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from edge.model.lora_file import LoraSize
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.options import Options
-from edge.plan.candidates import EVICTED_SHARE, configurations
+from edge.plan.candidates import EVICTED_SHARE, configurations, read_again, shorter_chunks
 from edge.plan.checks import least_rows
 from edge.plan.resolve import resolve
 from edge.plan.resolved import Resolved
@@ -142,6 +143,8 @@ def first_fit(
     before = _Before(resident, peak, first_run)
     for run, config, counted in before.count(runs):
         if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
+            if config.resident:
+                config, counted = _balanced(run, config, limit, before)
             config, counted = _with_drafts(run, config, counted, limit, before)
             config = replace(config, frugal=before.needs_first(config) > limit.bytes)
             if before.needs_first(config) > limit.bytes:
@@ -234,9 +237,7 @@ def _plan(
     before: _Before,
 ) -> Plan:  # fmt: skip
     if config.resident:
-        spare = limit.bytes - counted.total - counted.reserve
-        config = replace(config, resident=config.resident + (spare >> 20 << 20))
-        counted = before.bytes_of(run, config)
+        config, counted = _filled(run, config, counted, limit, before)
     snapshots = _snapshots(run, config, counted, limit)
     counted = replace(counted, snapshots=_snapshot_bytes(snapshots, counted.fixed_kv, config))
     return Plan(
@@ -256,6 +257,28 @@ def _plan(
         snapshots=snapshots,
         draft=run.draft_config(config),
     )
+
+
+def _filled(
+    run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before
+) -> tuple[EngineConfig, PlanBytes]:
+    """With as many of the weights in memory as the limit leaves room for, in whole MiB."""
+    spare = limit.bytes - counted.total - counted.reserve
+    config = replace(config, resident=config.resident + (spare >> 20 << 20))
+    return config, before.bytes_of(run, config)
+
+
+def _balanced(
+    run: Resolved, config: EngineConfig, limit: MemoryLimit, before: _Before
+) -> tuple[EngineConfig, PlanBytes]:
+    """With the chunk, at most as long, for which prompt and answer read the fewest bytes of streamed weights."""
+    found = []
+    for each in shorter_chunks(run, config):
+        counted = before.bytes_of(run, each)
+        _, filled = _filled(run, each, counted, limit, before)
+        found.append((read_again(run, each.chunk, filled.streamed), each, counted))
+    _, config, counted = min(found, key=lambda each: each[0])
+    return config, counted
 
 
 def _with_drafts(

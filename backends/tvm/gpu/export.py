@@ -47,13 +47,13 @@ def export(
     if kv_dtype not in KV_DTYPES:
         raise InputError(f"unknown KV dtype {kv_dtype!r} for the gpu engine: choose {', '.join(KV_DTYPES)}")
     config = EngineConfig(capacity=CHUNK, chunk=CHUNK, kv_dtype=kv_dtype, threads=1)
-    design = Design.of(file, spec, config, _any_gpu(language))
+    design = Design.of(file, spec, config, any_gpu(language))
     with appearing(folder, FILES, force=force) as made:
         program = program_of(design, progress)
         (made / PROGRAM).write_text(program.to_json(), encoding="utf-8")
-        places = _places(design.weights.buffers)
+        places = places_of(design.weights.buffers)
         if weights:
-            _write_weights(made / WEIGHTS, file, spec, design, places)
+            write_weights(made / WEIGHTS, file, spec, design, places)
         rows = RowForm.of(design.shape.attention, kv_dtype)
         about = {
             "model": spec.label,
@@ -72,11 +72,12 @@ def export(
     return about
 
 
-def _any_gpu(language: str) -> Adapter:
+def any_gpu(language: str) -> Adapter:
+    """An adapter with no more than WebGPU's limits."""
     return Adapter("", language, 0, "any", "", "", "unknown", False, None, PORTABLE, frozenset())
 
 
-def _places(buffers: dict[str, int]) -> dict[str, tuple[int, int]]:
+def places_of(buffers: dict[str, int]) -> dict[str, tuple[int, int]]:
     """Offset and size of each buffer in the file, in bytes."""
     places, at = dict[str, tuple[int, int]](), 0
     for name, size in buffers.items():
@@ -85,9 +86,10 @@ def _places(buffers: dict[str, int]) -> dict[str, tuple[int, int]]:
     return places
 
 
-def _write_weights(
+def write_weights(
     path: Path, file: GGUFFile, spec: ModelSpec, design: Design, places: dict[str, tuple[int, int]]
 ) -> None:
+    """Write all buffers of weights to a file, each at its place."""
     with open(path, "wb") as out:
         out.truncate(max(at + size for at, size in places.values()))
         for name, offset, words in pack_weights(file, spec, design.weights):

@@ -33,6 +33,7 @@ def export(
     lora_rank: Annotated[
         int, o.flag("--lora-rank", help="Room for LoRA adapters up to this rank, which edge export-adapter makes.")
     ] = 0,
+    gpu: Annotated[bool, o.flag("--gpu", help="With programs for a page's GPU (WebGPU), too: --device web.")] = False,
     force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -47,7 +48,7 @@ def export(
 
     with progress(enabled=not quiet) as shown:
         manifest = make(
-            model, output, options, device=device, isas=isa, lora_rank=lora_rank, force=force,
+            model, output, options, device=device, isas=isa, lora_rank=lora_rank, gpu=gpu, force=force,
             progress=lambda step, part: shown.step(step)(part, 1.0),
         )  # fmt: skip
     if json:
