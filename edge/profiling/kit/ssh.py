@@ -48,9 +48,8 @@ _ADVICE = (
 )
 _UNPACKED = "edge-profile: unpacked"
 _PLACE = re.compile(r"(?P<user>[\w.+-]+@)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:.]+(%\w+)?\])(:(?P<port>\d{1,5}))?")
-_FULL = re.compile(
-    r"no space left|quota exceeded|file too large|wrote only|short write", re.IGNORECASE
-)  # GNU's, BusyBox's
+# GNU's words and BusyBox's
+_FULL = re.compile(r"no space left|quota exceeded|file too large|wrote only|short write", re.IGNORECASE)
 _PROGRESS = re.compile(r"\s*(?P<percent>\d+(\.\d+)?)% (?P<what>.+)")
 # In the home folder rather than in /tmp, which may be memory, or forbid programs. One line without single quotes, since
 # the login's shell, which may be any, hands it to sh.
@@ -81,9 +80,7 @@ class Address:
     @classmethod
     def of(cls, text: str) -> Address:
         """Raises InputError."""
-        found = re.fullmatch(
-            r"(?P<user>[\w.+-]+@)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:.]+(%\w+)?\])(:(?P<port>\d{1,5}))?", text
-        )
+        found = _PLACE.fullmatch(text)
         port = int(found["port"]) if found and found["port"] else None
         if found is None or text.startswith("-") or found["host"].startswith("-") or (port and port > 65535):
             raise InputError(f"--on ssh:{text} names no host: write ssh:user@host or ssh:user@host:port")
