@@ -19,6 +19,7 @@ import numpy as np
 from edge.converters.calibrate import collect
 from edge.converters.coreml import writer as coreml
 from edge.converters.coreml.sizes import USUAL, Sizes
+from edge.converters.evaluate import Evaluated, evaluate
 from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
@@ -34,7 +35,7 @@ from edge.converters.quantizers.mixed import TYPES, Mixture
 from edge.converters.repair import repair
 from edge.devices.memory import memory_use
 from edge.devices.output import check_file, check_folder, work_folder
-from edge.errors import InputError
+from edge.errors import InputError, UnsupportedError
 from edge.formats.blocks import GRIDS
 from edge.formats.compiled import Compiled
 from edge.formats.coreml_folder import is_coreml_folder
@@ -78,6 +79,7 @@ class Conversion:
     lora: tuple[LoraFile, ...] = ()  # adapters to merge first
     npu: NpuTarget | None = None  # also compile the ONNX folder for a device's NPU
     sizes: Sizes = USUAL  # of the Core ML program
+    evaluates: bool = False  # compare what was quantized with what it was made of
 
     @property
     def keeps_blocks(self) -> bool:
@@ -114,6 +116,8 @@ class Report:
     )  # around pruning, on held-out calibration text (measured)
     mixture: Mixture | None = None
     quantized: Quantized | None = None
+    evaluated: Evaluated | None = None  # what quantizing lost
+    unevaluated: str = ""  # why that is not known
     rounded: list[str] = field(default_factory=list)  # block types rounded to 8 bits, since the format lacks their grid
     compiled: Compiled | None = None  # the context binaries
 
@@ -173,7 +177,9 @@ def convert(
             settings, made = _mixed(file, wanted.settings, wanted, ids, report, steps), work / "quantized.gguf"
             with _timed(report, "quantizing", steps) as progress:
                 report.quantized = quantize_gguf(file, read_spec(file), made, settings, ids, progress)
-            file = read_gguf(made)
+            before, file = file, read_gguf(made)
+            if wanted.evaluates:
+                _evaluate(before, file, report, steps)
         _write(file, work, wanted, ids, force, report, steps)
     report.files = {target.name: target.stat().st_size} if target.is_file() else coreml.file_sizes(target)
     report.peak = memory_use().peak
@@ -285,6 +291,14 @@ def _mixed(
             kinds=_IN_BLOCKS if wanted.to in ("onnx", "coreml") else TYPES,
         )  # fmt: skip
     return settings
+
+
+def _evaluate(source: GGUFFile, made: GGUFFile, report: Report, steps: Steps) -> None:
+    with _timed(report, "evaluating", steps) as progress:
+        try:
+            report.evaluated = evaluate(source, made, progress)
+        except (UnsupportedError, InputError) as error:
+            report.unevaluated = str(error)
 
 
 def _write(

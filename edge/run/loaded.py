@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import cast
 
 from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, EngineConfig, LoadProgress
-from edge.backends.calibration_text import TEXT
 from edge.backends.counts import ExpertCounts
 from edge.backends.expected import QueryMoments
-from edge.backends.reference.queries import find_moments, stored_moments
 from edge.devices.child import children_peak, room_for_children
 from edge.devices.memory import release_free_memory
 from edge.devices.power import measure_card
@@ -65,6 +63,9 @@ class Loaded:
 
     def _find_moments(self) -> QueryMoments:
         """Measured before the model is loaded, once: that takes some seconds."""
+        from edge.backends.calibration_text import TEXT  # here: other policies' starts do without
+        from edge.backends.reference.queries import find_moments, stored_moments
+
         file, spec = self.model.file, self.model.spec
         return stored_moments(file, spec) or find_moments(file, spec, self.model.tokenizer.encode(TEXT))
 

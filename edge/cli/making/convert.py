@@ -11,6 +11,7 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
+from edge.cli.making.cost import NO_EVAL, cost_json, show_cost
 from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError
 
@@ -91,6 +92,7 @@ def convert(
     repair: Annotated[
         int, o.flag("--repair", min=0, help="Steps of distillation after pruning; needs the extra train.")
     ] = 0,
+    no_eval: Annotated[bool, o.flag("--no-eval", help=NO_EVAL)] = False,
     force: Annotated[bool, o.flag("--force", help="Replace DST, if edge made it.")] = False,
     dry_run: Annotated[bool, o.flag("--dry-run", help="List what would be written, with sizes.")] = False,
     json: o.Json = False,
@@ -125,6 +127,7 @@ def convert(
         lora=() if lora is None else parse_lora(lora),
         npu=_npu(device, *((None, None) if coreml else sizes), wanted=npu),
         sizes=Sizes(*sizes) if coreml else USUAL,
+        evaluates=not no_eval and (json or not quiet),
     )
     if target_kl is not None and not target_kl > 0:
         raise InputError(f"--target-kl {target_kl:g}: state more than 0 nats")
@@ -152,7 +155,7 @@ def convert(
             tokens=(lambda tokenizer: read_tokens(tokenizer, texts, calibration_tokens)) if texts else None,
         )  # fmt: skip
     if json:
-        print_json({**asdict(report), "target": str(target), "written": True})
+        print_json({**asdict(report), "target": str(target), "written": True} | cost_json(report.evaluated, target))
     else:
         _show(report, quiet=quiet)
 
@@ -253,5 +256,9 @@ def _show(report: Report, *, quiet: bool) -> None:
     if report.perplexity:
         said = ", ".join(f"{name} {value:.2f}" for name, value in report.perplexity.items())
         note(f"perplexity of the calibration text's last eighth: {said} (measured)")
+    if report.unevaluated:
+        note(f"what was lost is not known: {report.unevaluated}")
+    if report.evaluated and report.quantized:
+        show_cost(report.evaluated, report.target, report.quantized.bits_per_weight, sum(report.files.values()))
     spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())
     note(f"{spent} · memory peak {format_bytes(report.peak)} (measured)")

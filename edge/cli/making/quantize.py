@@ -9,6 +9,7 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
+from edge.cli.making.cost import NO_EVAL, cost_json, show_cost
 from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError, UnsupportedError
 
@@ -20,6 +21,7 @@ def quantize(
     pure: Annotated[
         bool, o.flag("--pure", help="Use this type for all matrices, including the head: no mixture.")
     ] = False,
+    no_eval: Annotated[bool, o.flag("--no-eval", help=NO_EVAL)] = False,
     force: Annotated[bool, o.flag("--force", help="Replace OUT.")] = False,
     dry_run: Annotated[bool, o.flag("--dry-run", help="List the tensors and sizes, and write nothing.")] = False,
     calibration: Annotated[
@@ -44,11 +46,13 @@ def quantize(
     """
     from edge.converters.calibrate import calibration_tokens as read_tokens
     from edge.converters.calibrate import check_texts, column_importance
+    from edge.converters.evaluate import evaluate
     from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_with_llamacpp
     from edge.converters.outcome import again_notes, notes_on, type_counts
     from edge.converters.plain import plan_plain, write_plain
     from edge.devices.output import check_file
     from edge.formats.blocks import PLAIN
+    from edge.formats.gguf import read_gguf
     from edge.plan.checks import check_threads
     from edge.run.opening import open_model
 
@@ -88,6 +92,13 @@ def quantize(
             tensors = plan_plain(file, kind, pure=pure)
         else:
             tensors = write_plain(file, target, kind, pure=pure, progress=lambda part: bar(part, 1.0))
+        found, unknown = None, ""
+        if not dry_run and not no_eval and (json or not quiet):
+            comparing = shown.step("evaluating")
+            try:
+                found = evaluate(file, read_gguf(target), lambda part: comparing(part, 1.0))
+            except (UnsupportedError, InputError) as error:
+                unknown = str(error)
     before = {name: info.type for name, info in file.tensors.items()}
     notes = notes_on(file, tensors, kind)
     total, values = sum(each.nbytes for each in tensors), opened.spec.parameters
@@ -99,7 +110,7 @@ def quantize(
                 {"name": each.name, "shape": each.shape, "from": before[each.name], "type": each.type,
                  "bytes": each.nbytes} for each in tensors
             ],
-            "notes": notes,
+            "notes": notes, **cost_json(found, target),
         })  # fmt: skip
         return
     if dry_run:
@@ -115,6 +126,10 @@ def quantize(
     )
     if notes and not quiet:
         note("\n".join(notes))
+    if unknown:
+        note(f"what was lost is not known: {unknown}")
+    if found:
+        show_cost(found, target, 8 * total / values, target.stat().st_size)
 
 
 def _peak() -> int:

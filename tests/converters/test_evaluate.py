@@ -1,0 +1,61 @@
+"""The table with which conversions end, against the reference engine's own predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine
+from test_cli import edge, edge_json
+
+from edge.backends.calibration_text import TEXT
+from edge.converters.convert import Conversion, convert
+from edge.converters.evaluate import TOKENS, evaluate
+from edge.converters.quantize import Settings
+from edge.model.model import open_model
+from edge.quality.windows import Windows, divergence
+
+SOURCE = GOLDEN / "llama-gqa-tied.gguf"
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", "lfm2"])
+def test_losses_are_those_of_whole_models(name: str, tmp_path: Path) -> None:
+    source, target = GOLDEN / f"{name}.gguf", tmp_path / "small.gguf"
+    wanted = Conversion("gguf", settings=Settings("Q4_0", "rtn"), evaluates=True)
+    report = convert(source, target, wanted)
+    assert report.evaluated is not None
+    first, second = open_model(source), open_model(target)
+    tokens = first.tokenizer.encode(TEXT)[:TOKENS]
+    sizes = {"capacity": TOKENS, "chunk": TOKENS, "logits_rows": TOKENS}
+    engines = [load_engine(each, "reference", "f32", **sizes) for each in (first, second)]
+    found = divergence(engines[0], engines[1], Windows(tokens, TOKENS))
+    ours = report.evaluated.divergence
+    assert ours.tokens == found.tokens == TOKENS - 1
+    assert ours.kl_mean > 0.01
+    for figure in ("kl_mean", "kl_p99", "top1", "ratio", "perplexity"):
+        np.testing.assert_allclose(getattr(ours, figure), getattr(found, figure), rtol=1e-3, err_msg=figure)
+
+
+def test_a_model_loses_nothing_against_itself() -> None:
+    file = open_model(SOURCE).file
+    assert evaluate(file, file).divergence.kl_max == 0
+
+
+@pytest.mark.parametrize("command", ["convert", "quantize"])
+def test_commands_end_with_the_table(command: str, tmp_path: Path) -> None:
+    kind = ("--type", "q4_0") if command == "convert" else ("q4_0",)
+    done = edge(command, str(SOURCE), str(tmp_path / "a.gguf"), *kind)
+    assert done.returncode == 0
+    assert "KL divergence" in done.stdout
+    assert "bits per weight" in done.stdout
+    said = edge_json(command, str(SOURCE), str(tmp_path / "b.gguf"), *kind, "--json")
+    assert said["evaluated"]["divergence"]["tokens"] == TOKENS - 1
+    without = edge_json(command, str(SOURCE), str(tmp_path / "c.gguf"), *kind, "--json", "--no-eval")
+    assert without["evaluated"] is None
+
+
+def test_a_model_that_cannot_be_evaluated_is_converted_all_the_same(tmp_path: Path) -> None:
+    done = edge("quantize", str(GOLDEN / "gemma4.gguf"), str(tmp_path / "a.gguf"), "q8_0")
+    assert done.returncode == 0
+    assert "what was lost is not known" in done.stderr
