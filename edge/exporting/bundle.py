@@ -37,7 +37,8 @@ from edge.errors import InputError, UnsupportedError
 from edge.exporting import model_file
 from edge.exporting.adapter_file import adapters_section, check_rank
 from edge.exporting.chat import chat_section
-from edge.exporting.model_file import MODEL, Section, trusted_source, write_model
+from edge.exporting.gpu_programs import GPUPrograms, check_gpu, describe_gpu, make_programs
+from edge.exporting.model_file import MODEL, GPUWeights, Section, trusted_source, write_model
 from edge.exporting.planning import check_options, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
 from edge.exporting.site import describe_site
@@ -71,6 +72,7 @@ class Bundle:
     prompt_rows: int
     designs: list[Design]
     tables: dict[Section, bytes]
+    gpu: GPUPrograms | None = None
 
 
 @takes_options
@@ -82,6 +84,7 @@ def export(
     device: str = HOST,
     isas: str | Sequence[str] | None = None,
     lora_rank: int = 0,
+    gpu: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
     **keywords: Any,
@@ -90,8 +93,9 @@ def export(
 
     device: its name in `edge devices list`. isas: instruction sets in the library, or their names with commas between
     them (default: all of the machine that the engine has code for). lora_rank: of the largest LoRA adapter that
-    sessions have room for (`export_adapter`); 0: none. force: a bundle that nothing was added to may be replaced. The
-    keywords are options of the plan, as people write them, and go before those of `options`:
+    sessions have room for (`export_adapter`); 0: none. gpu: also programs for GPUs, in opencl. force: a bundle that
+    nothing was added to may be replaced. The keywords are options of the plan, as people write them, and go before
+    those of `options`:
 
     OPTIONS
 
@@ -106,14 +110,21 @@ def export(
         isas = [name.strip() for name in isas.split(",")]
     bundle = prepare(model if isinstance(model, Model) else open_model(model), profile, options, isas, lora_rank)
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
+    if gpu is not None:
+        bundle = with_gpu(bundle, gpu, partial(tell, f"making kernels in {gpu}"))
     found, sections = fingerprint(file.path), make_sections(bundle)
     with new_folder(target) as made:
         place = write_platform(
-            bundle.designs, profile.system, trusted_source(sections), made, partial(tell, "compiling")
+            bundle.designs,
+            profile.system,
+            trusted_source(sections),
+            made,
+            partial(tell, "compiling"),
+            gpu=bundle.gpu is not None,
         )
         write_model(
             place / MODEL, sections, bytes.fromhex(found.sha256), file, bundle.layout,
-            partial(tell, "packing weights"),
+            partial(tell, "packing weights"), _gpu_weights(bundle),
         )  # fmt: skip
         found.check()
         manifest = seal(describe(bundle, found.sha256, made))
@@ -150,6 +161,18 @@ def prepare(
     return Bundle(model, profile, layout, plan, pinned, designs, tables)
 
 
+def with_gpu(bundle: Bundle, language: str, progress: Callable[[float], None] | None = None) -> Bundle:
+    """Raises InputError and UnsupportedError for what GPUs in apps lack, MissingExtraError without TVM."""
+    plan, model = bundle.plan, bundle.model
+    check_gpu(language, bundle.profile.system, model.spec, plan.policy, plan.config)
+    return replace(bundle, gpu=make_programs(model, language, plan.config, progress))
+
+
+def _gpu_weights(bundle: Bundle) -> GPUWeights | None:
+    gpu = bundle.gpu
+    return GPUWeights(gpu.weight_bytes, partial(gpu.write_weights, model=bundle.model)) if gpu else None
+
+
 def make_sections(bundle: Bundle) -> dict[Section, bytes]:
     """All of model.edge but the weights."""
     model, layout, plan = bundle.model, bundle.layout, bundle.plan
@@ -169,6 +192,8 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
     }  # fmt: skip
     if config.lora_rank:
         sections[Section.ADAPTERS] = adapters_section(layout, config.lora_rank, exact=config.kv_dtype == "f32")
+    if bundle.gpu:
+        sections[Section.GPU] = bundle.gpu.section
     if FORMATS[config.kv_dtype].transformed:
         sections[Section.NORMALS] = model_file.normals_section(_normals(bundle))
     return sections
@@ -204,6 +229,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
             },
             "lora_rank": plan.config.lora_rank, "peak": plan.predicted_peak,
         },
+        **({"gpu": describe_gpu(bundle.gpu, plan)} if bundle.gpu else {}),
         "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
         **web,
         "versions": own_versions() | CPU.versions(),

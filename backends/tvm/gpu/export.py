@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from edge.backends.base import EngineConfig
 from edge.backends.tvm import ENGINE
@@ -47,13 +47,14 @@ def export(
     if kv_dtype not in KV_DTYPES:
         raise InputError(f"unknown KV dtype {kv_dtype!r} for the gpu engine: choose {', '.join(KV_DTYPES)}")
     config = EngineConfig(capacity=CHUNK, chunk=CHUNK, kv_dtype=kv_dtype, threads=1)
-    design = Design.of(file, spec, config, _any_gpu(language))
+    design = Design.of(file, spec, config, any_gpu(language))
     with appearing(folder, FILES, force=force) as made:
         program = program_of(design, progress)
         (made / PROGRAM).write_text(program.to_json(), encoding="utf-8")
-        places = _places(design.weights.buffers)
+        places = places_of(design.weights.buffers)
         if weights:
-            _write_weights(made / WEIGHTS, file, spec, design, places)
+            with open(made / WEIGHTS, "wb") as out:
+                write_weights(out, 0, file, spec, design, places)
         rows = RowForm.of(design.shape.attention, kv_dtype)
         about = {
             "model": spec.label,
@@ -72,11 +73,12 @@ def export(
     return about
 
 
-def _any_gpu(language: str) -> Adapter:
+def any_gpu(language: str) -> Adapter:
+    """One of which nothing is known but its language."""
     return Adapter("", language, 0, "any", "", "", "unknown", False, None, PORTABLE, frozenset())
 
 
-def _places(buffers: dict[str, int]) -> dict[str, tuple[int, int]]:
+def places_of(buffers: dict[str, int]) -> dict[str, tuple[int, int]]:
     """Offset and size of each buffer in the file, in bytes."""
     places, at = dict[str, tuple[int, int]](), 0
     for name, size in buffers.items():
@@ -85,11 +87,11 @@ def _places(buffers: dict[str, int]) -> dict[str, tuple[int, int]]:
     return places
 
 
-def _write_weights(
-    path: Path, file: GGUFFile, spec: ModelSpec, design: Design, places: dict[str, tuple[int, int]]
+def write_weights(
+    out: BinaryIO, start: int, file: GGUFFile, spec: ModelSpec, design: Design, places: dict[str, tuple[int, int]]
 ) -> None:
-    with open(path, "wb") as out:
-        out.truncate(max(at + size for at, size in places.values()))
-        for name, offset, words in pack_weights(file, spec, design.weights):
-            out.seek(places[name][0] + offset)
-            out.write(words.tobytes())
+    """Write the buffers of weights to their places from byte `start` of a file on, which ends with them."""
+    out.truncate(start + max(at + size for at, size in places.values()))
+    for name, offset, words in pack_weights(file, spec, design.weights):
+        out.seek(start + places[name][0] + offset)
+        out.write(words.tobytes())

@@ -33,6 +33,9 @@ def export(
     lora_rank: Annotated[
         int, o.flag("--lora-rank", help="Room for LoRA adapters up to this rank, which edge export-adapter makes.")
     ] = 0,
+    gpu: Annotated[
+        str | None, o.flag("--gpu", help="Also programs for GPUs, in opencl: apps then have edge_options.engine.")
+    ] = None,
     force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -47,7 +50,7 @@ def export(
 
     with progress(enabled=not quiet) as shown:
         manifest = make(
-            model, output, options, device=device, isas=isa, lora_rank=lora_rank, force=force,
+            model, output, options, device=device, isas=isa, lora_rank=lora_rank, gpu=gpu, force=force,
             progress=lambda step, part: shown.step(step)(part, 1.0),
         )  # fmt: skip
     if json:
@@ -63,3 +66,9 @@ def export(
         f"{plan['kv_size']} KV rows, {plan['kv_dtype']}, policy {plan['kv_policy']}, "
         f"peak {format_bytes(plan['peak'])} (estimated)"
     )
+    if found := manifest.get("gpu"):
+        sizes = found["bytes"]
+        print(
+            f"On a GPU ({found['language']}): {format_bytes(sum(sizes.values()))} of buffers, of which "
+            f"{format_bytes(sizes['weights'])} weights and {format_bytes(sizes['kv'])} KV rows"
+        )
