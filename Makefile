@@ -172,6 +172,9 @@ $(VENV)/.dev: $(VENV)/.run
 		|| $(call without,oclgrind the tests that look for races in GPU kernels are skipped)
 	@command -v javac >/dev/null || $(call debian,default-jdk-headless) \
 		|| $(call without,a JDK the tests of the Kotlin API are skipped)
+	@{ command -v ssh && { command -v sshd || command -v /usr/sbin/sshd; }; } >/dev/null \
+		|| $(call debian,openssh-server openssh-client) \
+		|| $(call without,ssh and sshd the tests of edge profile --on ssh are skipped)
 	@{ command -v jq && command -v pkg-config && command -v cmake && command -v llvm-objdump; } >/dev/null \
 		|| $(call debian,jq pkg-config cmake llvm) \
 		|| $(call without,jq pkg-config cmake and llvm-objdump four tests of exported bundles are skipped)

@@ -20,16 +20,13 @@ class FixedState:
     whole: whether the state matches the tokens in use; False while the snapshot of restored rows is missing.
     """
 
-    _apply: Callable[[int], object] | None = None
-    _most, _drafted = 1, 0
-
     def __init__(
         self, sizes: Sequence[int], values: FloatArray | None = None,
         apply: Callable[[int], object] | None = None, most: int = 1,
     ) -> None:  # fmt: skip
         """sizes: of each layer's state, 0 for layers without one. values: memory for them, provided by the engine.
         apply: changes the state by the first tokens of the last pass, at most `most`, whose inputs the engine keeps."""
-        self._apply, self._most = apply, most
+        self._apply, self._most, self._drafted = apply, most, 0
         ends = np.cumsum(sizes)
         self._places = [slice(int(end) - size, int(end)) for end, size in zip(ends, sizes, strict=True)]
         self.values: FloatArray = np.zeros(int(ends[-1]), np.float32) if values is None else values

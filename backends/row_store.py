@@ -60,6 +60,10 @@ class RowStore(Protocol):
         """A copy of keys: of one head float32 [n, head], or of all [heads, n, head]."""
         ...
 
+    def value_norms(self, rows: AnyArray, head: int) -> FloatArray:
+        """Norms of a head's values, float32 [n]."""
+        ...
+
     def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None: ...
 
     def save(self, rows: AnyArray) -> Iterable[bytes]:

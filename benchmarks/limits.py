@@ -269,7 +269,10 @@ class Together:
 def _children(process: int) -> list[int]:
     """Those that run. Where the kernel does not list them, every process is asked for its parent, which comes second
     behind the name, which may hold anything, in parentheses."""
-    if lists := list(Path(f"/proc/{process}/task").glob("*/children")):
+    lists = list[Path]()
+    with suppress(OSError):  # it may end meanwhile
+        lists = list(Path(f"/proc/{process}/task").glob("*/children"))
+    if lists:
         return [int(each) for one in lists for each in _read_path(one).split()]
     numbers = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
     return [each for each in numbers if _read(each, "stat").rpartition(")")[2].split()[1:2] == [str(process)]]

@@ -21,7 +21,7 @@ import onnx
 from machine import machine, say
 
 from edge.backends.base import EngineConfig
-from edge.backends.onnx.calibration_text import TEXT
+from edge.backends.calibration_text import TEXT
 from edge.backends.onnx.engine import OnnxEngine
 from edge.backends.onnx.graph.static import make_static_graph, parts_of
 from edge.backends.onnx.graph.weights import write_weights

@@ -3,17 +3,17 @@
 Every line is a run of another program on a phone or laptop with a Hexagon NPU. `edge plan --provider qnn` predicts it
 from the figures of the device's profile, with the same sizes of graphs: rows of the cache, tokens of a chunk. What the
 programs do differs: w4a16 has blocks of 4 bits or columns of 4 bits and inputs of 16 bits, 16a8w weights of 8 bits.
-The shares in `edge/prediction/npu.py` were fitted to these lines: what they are of other models and devices, this does
-not show.
+The shares in `edge/prediction/npu.py` were fitted to these lines. So the last lines judge them out of sample: each
+device's speeds as the shares predict them that fit the other devices alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 
 from edge.backends import engine_named
 from edge.cli.terminal.show import table
@@ -96,21 +96,35 @@ def comparisons() -> Iterator[tuple[Published, str, float, float]]:
             yield run, f"prompt of {run.prompt}", found.prefill_tok_s.value, run.prefill
 
 
+def left_out(ratios: Mapping[str, Sequence[float]]) -> list[float]:
+    """Published / predicted speeds if the share were fitted without the device that is predicted, so that the geometric
+    mean of the other devices' ratios is 1. ratios: published / predicted with today's share, by device."""
+    found = []
+    for device, own in ratios.items():
+        others = geometric_mean([each for name, all_of in ratios.items() if name != device for each in all_of])
+        found += [each / others for each in own]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    rows, ratios = [], dict[str, list[float]]()
+    rows, ratios = [], dict[str, dict[str, list[float]]]()
     for run, what, guess, value in comparisons():
         rows.append([run.device, run.model, run.type, what, guess, value, value / guess, run.source])
-        ratios.setdefault(what.split()[0], []).append(value / guess)
+        ratios.setdefault(what.split()[0], {}).setdefault(run.device, []).append(value / guess)
     if parser.parse_args().json:
         print(json.dumps(rows))
         return
     shown = [[*each[:4], f"{each[4]:.4g}", f"{each[5]:.4g}", f"{each[6]:.2f}", each[7]] for each in rows]
     headings = ["device", "model", "weights", "tok/s", "predicted", "published", "published / predicted", "source"]
     print(table(headings, shown, left=4))
-    for what, all_of in ratios.items():
-        print(f"{what}: {min(all_of):.2f} to {max(all_of):.2f}, mean {geometric_mean(all_of):.2f}")
+    for what, by_device in ratios.items():
+        fitted = [each for own in by_device.values() for each in own]
+        for how, all_of in (("fitted", fitted), ("each device left out", left_out(by_device))):
+            error = median(max(each, 1 / each) for each in all_of) - 1
+            said = f"{min(all_of):.2f} to {max(all_of):.2f}, mean {geometric_mean(all_of):.2f}"
+            print(f"{what}, {how}: {said}, half of them off by {error:.0%} or less")
 
 
 if __name__ == "__main__":

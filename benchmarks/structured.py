@@ -2,6 +2,7 @@
 
     make bench-structured
     python benchmarks/structured.py [--model smollm2-135m] [--runs 10]
+    python benchmarks/structured.py --maskbench FOLDER [--sample 1000]
 
 Each of 20 schemas of the kinds that programs send is answered with several seeds; the package `jsonschema` judges. A
 mask's time is `Matcher.mask`: finding the tokens that are allowed, and writing −∞ over the logits of all others.
@@ -9,6 +10,11 @@ mask's time is `Matcher.mask`: finding the tokens that are allowed, and writing 
 Then the valid answers are followed token by token, by llguidance as edge uses it and, if `make bench-structured` has
 installed it, by xgrammar: the time until a schema is ready, and that of each mask, on one thread. That is MaskBench's
 method with schemas of our own, and texts that edge wrote: its figures are not MaskBench's.
+
+--maskbench takes the folder `maskbench/data` of github.com/guidance-ai/jsonschemabench: a schema a file, with valid and
+invalid texts. Each text is followed up to its end or a refused token; a step is a mask and the acceptance of its token.
+
+Times are CPU time of the thread, which other programs of a busy machine hardly change.
 """
 
 from __future__ import annotations
@@ -16,8 +22,10 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import random
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +100,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--runs", type=int, default=10, help="of each schema")
+    parser.add_argument("--maskbench", type=Path, metavar="FOLDER", help="follow the texts of these schemas instead")
+    parser.add_argument("--sample", type=int, default=1000, help="of that folder's schemas, drawn by chance")
     chosen = parser.parse_args()
     times: list[float] = []
     first: list[float] = []
@@ -99,15 +109,18 @@ def main() -> None:
     mask = Matcher.mask
 
     def timed(self: Matcher, logits: FloatArray) -> None:
-        started = time.perf_counter()
+        started = time.thread_time()
         mask(self, logits)
-        times.append(time.perf_counter() - started)
+        times.append(time.thread_time() - started)
 
-    Matcher.mask = timed  # type: ignore[method-assign]
     model = edge.open_model(chosen.model)
-    started = time.perf_counter()
+    started = time.thread_time()
     edge.check_grammar(edge.Grammar(regex="a"), model)
-    print(f"tables of the vocabulary: {time.perf_counter() - started:.2f} s")
+    print(f"tables of the vocabulary: {time.thread_time() - started:.2f} s")
+    if chosen.maskbench:
+        maskbench(model, chosen.maskbench, chosen.sample)
+        return
+    Matcher.mask = timed  # type: ignore[method-assign]
     valid = invalid = cut = forced = tokens = 0
     with edge.load(model, max_kv_size=1024) as session:
         for name, (prompt, schema) in SCHEMAS.items():
@@ -186,20 +199,62 @@ def figures(result: dict[str, Any], count: int) -> list[str]:
 
 def follow(model: Model, schema: dict[str, Any], answers: list[list[int]]) -> dict[str, Any]:
     """Seconds until the schema is ready, and of each mask of these answers."""
-    started = time.perf_counter()
+    started = time.thread_time()
     grammar = edge.Grammar(json_schema=schema)
     Matcher(grammar, model.tokenizer)
-    ready, masks, logits = time.perf_counter() - started, list[float](), np.zeros(model.tokenizer.size, np.float32)
+    ready, masks, logits = time.thread_time() - started, list[float](), np.zeros(model.tokenizer.size, np.float32)
     for answer in answers:
         matcher = Matcher(grammar, model.tokenizer)
         for token in answer:
             logits[:] = 0
-            started = time.perf_counter()
+            started = time.thread_time()
             matcher.mask(logits)
-            masks.append(time.perf_counter() - started)
+            masks.append(time.thread_time() - started)
             assert logits[token] == 0
             matcher.accept(token)
     return {"compile": ready, "masks": masks}
+
+
+def maskbench(model: Model, folder: Path, sample: int) -> None:
+    """Follow the texts of a folder of MaskBench's, and print what was refused and how long that took."""
+    files = sorted(folder.glob("*.json"))
+    files = random.Random(0).sample(files, min(sample, len(files)))
+    ready, masks, steps, refused, judged = list[float](), list[float](), list[float](), 0, Counter[tuple[bool, bool]]()
+    logits = np.zeros(model.tokenizer.size, np.float32)
+    for path in files:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        started = time.thread_time()
+        try:
+            grammar = edge.Grammar(json_schema=read["schema"])
+            Matcher(grammar, model.tokenizer)
+        except edge.InputError:
+            refused += 1
+            continue
+        ready.append(time.thread_time() - started)
+        for test in read["tests"]:
+            text = json.dumps(test["data"], ensure_ascii=False)
+            matcher, accepted = Matcher(grammar, model.tokenizer), True
+            for token in model.tokenizer.encode(text, start=False).tolist():
+                logits[:] = 0
+                started = time.thread_time()
+                matcher.mask(logits)
+                masked = time.thread_time()
+                if accepted := bool(logits[token] == 0):
+                    matcher.accept(token)
+                steps.append(time.thread_time() - started)
+                masks.append(masked - started)
+                if not accepted:
+                    break
+            judged[test["valid"], accepted and matcher.complete] += 1
+    print(f"{len(files)} schemas, {refused} of them refused; {len(steps)} tokens")
+    print(f"texts that are valid: {judged[True, True]} accepted, {judged[True, False]} refused")
+    print(f"texts that are not: {judged[False, True]} accepted, {judged[False, False]} refused")
+    rows = []
+    for name, seconds in (("schema ready", ready), ("mask", masks), ("mask and acceptance", steps)):
+        micros = 1e6 * np.array(seconds)
+        shares = [f"{each:.0f}" for each in np.quantile(micros, (0.5, 0.75, 0.95, 0.99, 1))]
+        rows.append([name, f"{micros.mean():.0f}", *shares])
+    print(table(["CPU time, µs", "mean", "p50", "p75", "p95", "p99", "most"], rows))
 
 
 if __name__ == "__main__":

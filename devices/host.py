@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def probe_host(root: Path = Path("/")) -> Host:
         physical_cores=psutil.cpu_count(logical=False) or logical,
         logical_cores=logical,
         usable_cores=usable_cores(),
-        instruction_sets=tuple(name for name in _NOTABLE if name in flags),
+        instruction_sets=notable(flags),
         caches=_caches(root),
         memory=total_memory(),
         limit=memory_limit(root),
@@ -63,9 +64,15 @@ class Processor:
 
 def processor(root: Path = Path("/")) -> Processor:
     """The first core's processor. Names alone may say little (`AMD EPYC`), so the model's number is appended."""
-    fields = _cpuinfo_fields(root)
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    vendor = fields.get("vendor_id") or fields.get("CPU implementer") or platform.machine()
+    text = read_text(root / "proc/cpuinfo")
+    return processor_of(text, platform.machine(), platform.processor() or platform.machine())
+
+
+def processor_of(cpuinfo: str, machine: str, otherwise: str) -> Processor:
+    """The processor that a /proc/cpuinfo describes. otherwise: its name, where that has none."""
+    fields = _fields(cpuinfo)
+    name = fields.get("model name") or otherwise
+    vendor = fields.get("vendor_id") or fields.get("CPU implementer") or machine
     family = f"{vendor} {fields.get('cpu family', '')}".strip()
     model = fields.get("model") or fields.get("CPU part")
     return Processor(f"{name} ({family}, model {model})" if model else name, family)
@@ -98,12 +105,28 @@ def _physical_cores() -> int | None:
 
 def _cpuinfo(root: Path) -> tuple[str, set[str]]:
     """The processor's name and its flags."""
-    fields = _cpuinfo_fields(root)
-    return fields.get("model name", ""), set((fields.get("flags") or fields.get("Features") or "").split())
+    text = read_text(root / "proc/cpuinfo")
+    return model_name(text), flags_of(text)
 
 
-def _cpuinfo_fields(root: Path) -> dict[str, str]:
-    lines = read_text(root / "proc/cpuinfo").splitlines()
+def model_name(cpuinfo: str) -> str:
+    """The processor's name in a /proc/cpuinfo; empty on ARM, which has none."""
+    return _fields(cpuinfo).get("model name", "")
+
+
+def flags_of(cpuinfo: str) -> set[str]:
+    """Instruction sets that a /proc/cpuinfo lists."""
+    fields = _fields(cpuinfo)
+    return set((fields.get("flags") or fields.get("Features") or "").split())
+
+
+def notable(flags: Collection[str]) -> tuple[str, ...]:
+    """The flags that decide how fast quantized kernels run."""
+    return tuple(name for name in _NOTABLE if name in flags)
+
+
+def _fields(cpuinfo: str) -> dict[str, str]:
+    lines = cpuinfo.splitlines()
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 

@@ -69,8 +69,8 @@ class Options:
     kv_policy: str = option(
         "streaming", "--kv-policy", group=CACHE,
         help="What stays when the KV cache is full: streaming (sinks + window), window, full (stop), auto, or by "
-        "attention h2o, tova, scissorhands, snapkv, pyramidkv, adakv, fastgen, by keys keydiff, knorm; options as in "
-        "snapkv:window=16,kernel=5.",
+        "attention h2o, tova, scissorhands, snapkv, pyramidkv, adakv, fastgen, by keys keydiff, knorm, expected; "
+        "options as in snapkv:window=16,kernel=5.",
     )  # fmt: skip
     max_kv_size: int | None = option(None, "--max-kv-size", group=CACHE, help="KV rows (default: planned).")
     kv_memory: int | None = option(
@@ -129,6 +129,7 @@ class Options:
     )  # fmt: skip
 
     expected_tokens: int | None = option(None, help="Tokens of prompt and answer together, if they are known.")
+    expected_prompt: int | None = option(None, help="Tokens of the prompt, if they are known.")
     logits_rows: int = option(1, help="Most rows of logits that exist at once, for Session.forward of every token.")
     loras: int | None = option(None, help="Adapters that sequences run with at the same time (default: one for each).")
 

@@ -26,6 +26,7 @@ PARTS = {
     "the native engine": r"^tests/backends/test_conformance\.py::.*\[cpu-",
     "ONNX Runtime": r"^tests/backends/test_conformance\.py::.*\[onnx-",
     "OpenCL": r"^tests/backends/test_conformance\.py::.*\[gpu@opencl",
+    "profiles over ssh": r"^tests/plan/test_ssh\.py::test_a_machine_measures_itself",
     "QNN's emulator": r"^tests/backends/test_conformance\.py::.*\[onnx@qnn",
     "structured output": r"^tests/run/test_grammar\.py::",
     "SmolLM2 135M": r"^tests/native/test_streaming\.py::test_a_budget_below_the_weights",

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from edge.backends.base import EngineConfig
+from edge.backends.calibration_text import TEXT
 from edge.backends.head_kv import HeadKV
-from edge.backends.onnx.calibration_text import TEXT
 from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.rows import LARGEST
 from edge.errors import EngineError

@@ -105,6 +105,11 @@ class OnnxStore:
         stored, scales = self._keys(head)
         return load_rows(stored[:, rows] if head is None else stored[rows], scales, self.dtype)
 
+    def value_norms(self, rows: AnyArray, head: int) -> FloatArray:
+        stored = self.array[1].reshape(len(self.lengths), *self.array.shape[3:])[head, rows]
+        scales = self.scales[1, self.layers].reshape(len(self.lengths), 1, -1)[head]
+        return np.asarray(np.linalg.norm(load_rows(stored, scales, self.dtype), axis=-1), np.float32)
+
     def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
         stored, scales = self._keys(head)
         stored[rows if head is not None else np.s_[:, rows]] = store_rows(keys, scales, self.dtype)

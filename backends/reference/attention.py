@@ -14,10 +14,10 @@ from edge.types import FloatArray
 def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatArray:
     """From normalised rows, [n, hidden], to the heads' outputs side by side, [n, width]."""
     kv, rotation = engine.kv, engine.kv.rope.rotation
-    queries = _heads(engine, core, at, x, "attn_q")
+    queries = heads_of(engine, core, at, x, "attn_q")
     if core.rows_of is None:
-        made = _heads(engine, core, at, x, "attn_v")
-        kv.keys[at.layer][:, at.rows] = rotation.rotate(_heads(engine, core, at, x, "attn_k"), at.layer, at.positions)
+        made = heads_of(engine, core, at, x, "attn_v")
+        kv.keys[at.layer][:, at.rows] = rotation.rotate(heads_of(engine, core, at, x, "attn_k"), at.layer, at.positions)
         kv.values[at.layer][:, at.rows] = rms(made, engine.spec.norm_eps) if core.unit_values else made
     source = at.layer if core.rows_of is None else core.rows_of
     keys, values = kv.keys[source][:, : at.rows.stop], kv.values[source][:, : at.rows.stop]
@@ -41,7 +41,7 @@ def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatA
     return np.asarray(out * sigmoid(engine.project(x, at, "attn_q_gate")) if core.gated else out)
 
 
-def _heads(engine: Context, core: Attention, at: At, x: FloatArray, name: str) -> FloatArray:
+def heads_of(engine: Context, core: Attention, at: At, x: FloatArray, name: str) -> FloatArray:
     """[heads, n, head_dim], each head normalised where the model does so."""
     heads = engine.project(x, at, name).reshape(len(x), -1, core.head_dim).swapaxes(0, 1)
     return engine.norm(heads, at.name(f"{name}_norm")) if core.head_norms and name != "attn_v" else heads

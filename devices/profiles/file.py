@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from edge.devices.output import new_file
-from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, Npu
+from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, Npu, Speed
 from edge.devices.regular import read_regular
 from edge.errors import InputError
 from edge.values import parse
@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 _MOST_BYTES = 1 << 18  # no profile is longer
-_TEXTS = ("name", "description", "machine", "isa", "cpu", "system", "gpu")
+_TEXTS = ("name", "description", "machine", "isa", "cpu", "system", "gpu", "measured_by")
 _LISTS = ("instruction_sets", "sensors", "sources")
 
 
@@ -55,12 +55,14 @@ def to_toml(profile: DeviceProfile) -> str:
         lines += ["", "[npu]", *_pairs(profile.npu)]
     for cluster in profile.clusters:
         lines += ["", "[[clusters]]", *_pairs(cluster)]
+    for speed in profile.speeds:
+        lines += ["", "[[speeds]]", *_pairs(speed)]
     for name, figure in profile.figures.items():
         lines += ["", f"[figures.{name}]", *_pairs(figure)]
     return "\n".join([*lines, ""])
 
 
-def _pairs(part: Npu | Cluster | Figure) -> list[str]:
+def _pairs(part: Npu | Cluster | Figure | Speed) -> list[str]:
     values = [(each.name, getattr(part, each.name)) for each in fields(part)]
     return [f"{name} = {_toml(value)}" for name, value in values if value not in (None, "")]
 

@@ -95,6 +95,25 @@ class Npu:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """The speed of a model, measured on the device by the native engine in a program without Python."""
+
+    model: Text  # its shape and block types, as in the history of runs
+    label: Text
+    kv_dtype: Text
+    threads: Count
+    prompt: Number  # tokens
+    prompt_s: Number  # seconds per token of such a prompt
+    contexts: tuple[Number, ...]  # rows in the cache at which answers were timed
+    token_s: tuple[Number, ...]  # median seconds per token of an answer at each
+    source: Text
+
+    def __post_init__(self) -> None:
+        if len(self.contexts) != len(self.token_s):
+            raise ValueError("contexts and token_s differ in length")
+
+
+@dataclass(frozen=True)
 class Power:
     """Energy costs for the estimate; 0: unknown."""
 
@@ -130,6 +149,8 @@ class DeviceProfile:
     sensors: tuple[Text, ...] = ()  # names as in `edge devices sensors`
     figures: dict[FigureName, Figure] = field(default_factory=dict)
     sources: tuple[Text, ...] = ()  # of the facts in words
+    measured_by: Text | None = None  # the program that measured its ceilings on this very device, and when
+    speeds: tuple[Speed, ...] = ()
 
     def value(self, name: str) -> float | None:
         """A figure of FIGURES by name; None if unknown."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from edge.cli.terminal.signals import interrupted, leave_at_once, raise_interrupts
+from edge.cli.terminal.signals import interrupted, leave_at_once, raise_interrupts, was_interrupted
 
 _YES = ("1", "true", "t", "yes", "y", "on")  # values of EDGE_JSON that click takes for true
 _OBJECTS = 20_000  # between collections of garbage: what imports make stays, and 700 would be a tenth of the start
@@ -26,8 +26,8 @@ def run_command() -> int:
     import gc
 
     gc.set_threshold(_OBJECTS)
-    from edge.cli.terminal.streams import ReaderLeftError, give_up_output, open_streams
-    from edge.errors import BudgetError, EdgeError, OutputError
+    from edge.cli.terminal.streams import give_up_output, open_streams
+    from edge.errors import OutputError
 
     open_streams()
     from edge.cli.application import application
@@ -38,34 +38,43 @@ def run_command() -> int:
         status = app(standalone_mode=False)
         sys.stdout.flush()
         code = interrupted() if status == 130 else status or 0  # typer's status for an interrupt
-    except ReaderLeftError as error:
-        code = error.exit_code
-    except BudgetError as error:
-        code = _fail(error, error.exit_code, smallest=error.smallest)
-    except EdgeError as error:
-        code = _fail(error, error.exit_code)
     except KeyboardInterrupt:
         code = interrupted()
-    except MemoryError as error:
-        code = _fail(error, 3, "out of memory: state a smaller --memory or --max-kv-size")
-    except OSError as error:  # of a file, or of the device
-        code = _fail(error, 2, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
-        from typer import Abort
-
-        usage = getattr(error, "format_message", None)  # click's own errors: unknown options, missing arguments
-        if isinstance(error, Abort):
-            code = interrupted()
-        elif usage is None:
-            raise
-        else:
-            code = _fail(error, 2, f"{usage().rstrip('.')} (see edge {_subcommand()}--help)")
+        # C code may drop the exception of a signal's handler and fail with one of its own
+        code = interrupted() if was_interrupted() else _code_of(error)
     leave_at_once()
     try:
         sys.stdout.flush()
     except OutputError:
         give_up_output()
     return code
+
+
+def _code_of(error: Exception) -> int:
+    """The exit code of an error, which is reported in a line. Raises it again if it is a fault of ours."""
+    from typer import Abort
+
+    from edge.cli.terminal.streams import ReaderLeftError
+    from edge.errors import BudgetError, EdgeError
+
+    match error:
+        case ReaderLeftError():
+            return error.exit_code
+        case BudgetError():
+            return _fail(error, error.exit_code, smallest=error.smallest)
+        case EdgeError():
+            return _fail(error, error.exit_code)
+        case MemoryError():
+            return _fail(error, 3, "out of memory: state a smaller --memory or --max-kv-size")
+        case OSError():  # of a file, or of the device
+            return _fail(error, 2, f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        case Abort():
+            return interrupted()
+    usage = getattr(error, "format_message", None)  # click's own errors: unknown options, missing arguments
+    if usage is None:
+        raise error
+    return _fail(error, 2, f"{usage().rstrip('.')} (see edge {_subcommand()}--help)")
 
 
 def _leave(code: int) -> None:

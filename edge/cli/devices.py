@@ -113,6 +113,7 @@ def show(name: _Name, json: o.Json = False) -> None:
         ["machine", f"{profile.machine}, {profile.system}", ""],
         ["compiled for", (profile.isa or _own_code(profile)) + (f", {profile.cpu}" if profile.cpu else ""), ""],
     ]
+    rows += [["measured by", profile.measured_by, ""]] if profile.measured_by else []
     for cluster in profile.clusters:
         clock = f" at {cluster.ghz:g} GHz" if cluster.ghz else ""
         rows.append(["cores", f"{cluster.cores} × {cluster.kind}{clock}", numbered(cluster.source)])
@@ -127,6 +128,14 @@ def show(name: _Name, json: o.Json = False) -> None:
     for each, figure in profile.figures.items():
         note_on_it = f": {figure.note}" if figure.note else ""
         rows.append([_words(each), _value(each, figure.value), f"{figure.kind} {numbered(figure.source)}{note_on_it}"])
+    for speed in profile.speeds:
+        points = ", ".join(
+            f"{1 / each:,.4g} tok/s at {context:,.0f} rows"
+            for context, each in zip(speed.contexts, speed.token_s, strict=True)
+        )
+        setting = f"{speed.label}, {speed.kv_dtype}, {speed.threads} threads"
+        said = f"{setting}: prompts {1 / speed.prompt_s:,.4g} tok/s, {points}"
+        rows.append(["speed", said, f"measured {numbered(speed.source)}"])
     print(table([profile.name, "", "where it stands"], rows, left=3))
     also = [f"also {source}" for source in profile.sources if source not in sources]
     print("", *(f"[{number}] {source}" for source, number in sources.items()), *also, sep="\n")
@@ -191,16 +200,25 @@ def probe(
 
 @devices.command()
 def add(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile, such as edge devices probe -o makes.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME] FILE",
+            help="A profile, such as edge devices probe -o makes; or a name, and the result.json of a kit.",
+        ),
+    ],
     json: o.Json = False,
 ) -> None:
-    """Check a profile that was written elsewhere and keep it under its name."""
+    """Check a profile that was written elsewhere, or make one of a kit's result, and keep it under its name."""
     from edge.cli.targets import check_processor
     from edge.devices.profiles import HOST, add_profile, comes_with_edge, own_folder
     from edge.devices.profiles.file import read_profile
     from edge.errors import InputError
 
-    profile = read_profile(file)
+    if len(words) > 2:
+        raise InputError(f"edge devices add takes a FILE, or a NAME and a FILE, not {len(words)} words")
+    file = Path(words[-1])
+    profile = read_profile(file) if len(words) == 1 else _of_result(words[0], file)
     if profile.name == HOST:
         raise InputError(f'{file} is called host, as this device is: give it another name, such as name = "my-phone"')
     check_processor(profile)
@@ -213,6 +231,13 @@ def add(
     print(f"{profile.name}: {profile.description}, {figures}, saved as {path}{known}")
     if comes_with_edge(profile.name):
         print(f"It goes before the {profile.name} that comes with edge: to have that back, delete this file")
+
+
+def _of_result(name: str, file: Path) -> DeviceProfile:
+    from edge.profiling.kit.device import device_of
+    from edge.profiling.kit.result import read_result
+
+    return device_of(read_result(file), name)
 
 
 @devices.command()

@@ -86,7 +86,7 @@ def plan(
     if found.npu:
         print(f"for this NPU: {found.npu.contexts}\n")
     if streaming:
-        print(_slower(streaming, made.bytes.weights, spec.weight_bytes))
+        print(_slower(streaming, made, spec.weight_bytes))
         print(_hits(streaming.experts) + "\n" if streaming.experts else "")
     if rows := _rows(prediction, options, encoder=spec.encoder):
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
@@ -154,21 +154,21 @@ def _rows(prediction: Prediction, options: Options, *, encoder: bool) -> list[li
     return rows
 
 
-def _slower(streaming: Streaming, resident: int, weights: int) -> str:
+def _slower(streaming: Streaming, made: Plan, weights: int) -> str:
     text = (
-        f"weights: at most {format_bytes(resident)} of {format_bytes(weights)} in memory at a time, "
-        f"{format_bytes(streaming.bytes)} read anew per token"
+        f"weights: at most {format_bytes(made.bytes.weights)} of {format_bytes(weights)} in memory at a time, "
+        f"{format_bytes(streaming.bytes)} read anew\nper token, and per {made.config.chunk} tokens of a prompt"
     )
     if streaming.cached_s is None or streaming.disk_s is None:
         return text
     cached, disk = f"{1e3 * streaming.cached_s:.1f} ms", f"{1e3 * streaming.disk_s:.0f} ms"
     if streaming.from_disk:
         return (
-            f"{text}, which adds {disk} to each:\nthe system has no room to keep their file in memory (measured here)"
+            f"{text}, which adds {disk} each time:\nthe system has no room to keep their file in memory (measured here)"
         )
     return (
-        f"{text}, which adds {cached} to each\nwhile the system keeps their file in its page cache, {disk} if it does "
-        "not (both measured here)"
+        f"{text}, which adds {cached} each time\nwhile the system keeps their file in its page cache, {disk} if it "
+        "does not (both measured here)"
     )
 
 

@@ -4,6 +4,7 @@ index.html page.js page.css sw.js …   the page
 chat/                                 its conversation, which the page of `edge serve` has as well
 edge/                                 the package, and a module for each instruction set
 model.edge                            weights, tokenizer, chat template and plan
+model.gpu                             with --gpu: the weights as a GPU reads them; its programs are edge/gpu.json
 manifest.json                         with "web": see `describe_site`
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends.tvm.design import Design
+from edge.exporting.gpu_programs import PROGRAMS, WEIGHTS, GPUPrograms
 from edge.exporting.model_file import HEADER
 from edge.exporting.module import PAGE, initial_pages, make_modules
 from edge.plan.plan import Plan
@@ -41,6 +43,20 @@ def write_site(designs: Sequence[Design], trusted: str, folder: Path, tell: Call
     return folder
 
 
+def write_gpu(programs: GPUPrograms, folder: Path, tell: Callable[[float], None]) -> None:
+    """Write the programs and the weights for a page's GPU. Raises as `GPUPrograms.write`."""
+    programs.write(folder / _PACKAGE / PROGRAMS, folder / WEIGHTS, tell)
+
+
+def describe_gpu(programs: GPUPrograms, folder: Path) -> dict[str, Any]:
+    """Part `gpu` of `describe_site`: its files, with hashes as there, and bytes of all buffers."""
+    path = folder / WEIGHTS
+    return {
+        "programs": f"{_PACKAGE}/{PROGRAMS}", "weights": WEIGHTS, "bytes": path.stat().st_size, "piece": PIECE,
+        "pieces": _hashes(path), "memory": programs.memory,
+    }  # fmt: skip
+
+
 def describe_site(folder: Path, model: Path, isas: Sequence[str], plan: Plan) -> dict[str, Any]:
     """The manifest as the package reads it: the model's file, its bytes, how many the engine has in memory, and
     SHA-256 of its pieces of `piece` bytes; the module of each instruction set, the best first; the engine's memory
@@ -49,14 +65,12 @@ def describe_site(folder: Path, model: Path, isas: Sequence[str], plan: Plan) ->
     modules = {isa: f"{_PACKAGE}/{_MODULE.format(isa)}" for isa in isas}
     with model.open("rb") as file:
         (header,) = np.frombuffer(file.read(HEADER.itemsize), HEADER)
-        file.seek(0)
-        pieces = [hashlib.sha256(piece).hexdigest() for piece in iter(lambda: file.read(PIECE), b"")]
     return {
         "model": model.relative_to(folder).as_posix(),
         "bytes": model.stat().st_size,
         "resident": int(header["resident"]),
         "piece": PIECE,
-        "pieces": pieces,
+        "pieces": _hashes(model),
         "modules": modules,
         "sha256": "",
         "memory": {
@@ -64,3 +78,8 @@ def describe_site(folder: Path, model: Path, isas: Sequence[str], plan: Plan) ->
             "maximum": (plan.bytes.total + plan.bytes.reserve) // PAGE,
         },
     }
+
+
+def _hashes(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        return [hashlib.sha256(piece).hexdigest() for piece in iter(lambda: file.read(PIECE), b"")]

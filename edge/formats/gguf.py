@@ -25,6 +25,7 @@ import numpy as np
 from edge.devices.output import work_folder
 from edge.devices.regular import open_regular
 from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.arrays import read_array
 from edge.formats.blocks import BLOCK_TYPES
 from edge.formats.compiled import Compiled
 
@@ -252,7 +253,7 @@ class GGUFFile:
             raise ModelFormatError(f"{self.path}: {key} is not a list of numbers")
         with open(self.path, "rb") as file:
             file.seek(ref.offset)
-            return np.fromfile(file, dtype=np.dtype(_SCALARS[ref.type_id].format), count=ref.count)
+            return read_array(file, _SCALARS[ref.type_id].format, ref.count)
 
     def field_bytes(self, key: str) -> bytes:
         """A field's type and value in the file's encoding."""
@@ -271,7 +272,7 @@ class GGUFFile:
         """The raw bytes of one tensor, uint8 [nbytes], read into memory."""
         with open(self.path, "rb") as file:
             file.seek(info.offset)
-            data = np.fromfile(file, dtype=np.uint8, count=info.nbytes)
+            data = read_array(file, np.uint8, info.nbytes)
         if data.size != info.nbytes:
             raise ModelFormatError(f"{self.path}: tensor {info.name} ends before its {info.nbytes} bytes")
         return data

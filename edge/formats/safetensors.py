@@ -20,6 +20,7 @@ import numpy as np
 
 from edge.devices.regular import open_regular
 from edge.errors import ModelFormatError
+from edge.formats.arrays import read_array
 from edge.formats.blocks import nbytes
 from edge.formats.json_file import parse_object, shown
 from edge.types import AnyArray
@@ -49,7 +50,7 @@ class Stored:
         try:
             with open_regular(self.path) as file:
                 file.seek(self.offset)
-                data = np.fromfile(file, np.uint8, self.nbytes)
+                data = read_array(file, np.uint8, self.nbytes)
         except OSError as error:
             raise ModelFormatError(f"{self.path}: cannot be read ({error.strerror})") from None
         if data.size != self.nbytes:

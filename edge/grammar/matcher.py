@@ -22,7 +22,9 @@ _ECHOED = 300  # characters of its messages
 # Blanks between the parts of a JSON text: a model that writes nothing else would never end its answer.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 
-_NO_LOGIT = np.float32(-np.inf)
+# What is least of a logit and its bound is the logit, or −∞; a row for each byte of a mask, a bound for each bit.
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BOUNDS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))
 
 
 def check_grammar(grammar: Grammar, model: Model) -> None:
@@ -47,7 +49,9 @@ class Matcher:
         self._matcher = library.LLMatcher(words, _definition(grammar), log_level=0, limits=limits)
         if self._matcher.is_error():
             raise InputError(f"the {grammar.kind} cannot be used: {_one_line(self._matcher.get_error())}")
-        self._bits = np.zeros((words.vocab_size + 31) // 32, np.uint32)
+        self._bits = np.zeros((words.vocab_size + 31) // 32 * 4, np.uint8)
+        self._address = self._bits.ctypes.data
+        self._free = False  # no text is forced here
 
     def mask(self, logits: FloatArray) -> None:
         """Put −∞ in place of the logits, float32 [vocab], of tokens that the grammar does not allow next: the end of a
@@ -55,25 +59,31 @@ class Matcher:
 
         Raises UnsupportedError if the grammar exceeds its limits of work.
         """
-        bits = self._bits
-        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
         self._check()
-        np.invert(bits, out=bits)
-        barred = np.unpackbits(bits.view(np.uint8), count=logits.size, bitorder="little")
-        np.copyto(logits, _NO_LOGIT, where=barred.view(np.bool_))
+        np.minimum(logits, _BOUNDS.take(self._bits, axis=0).reshape(-1)[: logits.size], out=logits)
+
+    def allows(self, token: int) -> bool:
+        """Whether `mask` is known to allow a token, in a tenth of its time. False may also mean that only a mask can
+        tell: at the end of an answer, and where text is forced, which a mask wants as the tokenizer writes it.
+        """
+        return self._free and self._matcher.validate_tokens([token]) == 1
 
     def accept(self, token: int) -> None:
-        """The answer goes on with a token that `mask` allowed."""
+        """The answer goes on with a token that `mask` or `allows` allowed."""
+        self._free = False
         self._matcher.consume_token(token)
         self._check()
 
     def forced(self) -> list[int]:
         """Tokens that follow in any case, accepted by this call: those of the text that the grammar forces, as the
         tokenizer writes it, up to where its last token may depend on what follows."""
-        tokens: list[int] = self._matcher.compute_ff_tokens()
-        if tokens:
-            self._matcher.consume_tokens(tokens)
+        tokens = list[int]()
+        while found := self._matcher.compute_ff_tokens():
+            self._matcher.consume_tokens(found)
             self._check()
+            tokens += found
+        self._free = True
         return tokens
 
     @property

@@ -17,7 +17,7 @@ plans, checks of headers, and converters read these classes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Literal, TypeVar
 
@@ -488,6 +488,7 @@ class Network:
     hidden: int
     vocab: int
     layers: tuple[Layer, ...]
+    _: KW_ONLY
     norm: Norm = "rms"
     norm_eps: float = 1e-5
     embedding_scale: float = 1.0

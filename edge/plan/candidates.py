@@ -4,6 +4,9 @@ Long prefill chunks are given up first, then KV rows (down to 1,024, unless the 
 repacked weights, then the rest of the rows. Weights that stay in memory are given up last, and where an engine can
 stream them. But rows that a run is known to need are worth more than resident weights: without such a row answers
 change, without the weights they take longer.
+
+Streamed weights are read again by every chunk of the prompt and by every token of the answer. Longer chunks are fewer,
+but their scratch displaces weights, so that all passes read more: a plan minimizes `read_again`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from edge.plan.resolved import Resolved
 EVICTED_SHARE = 8  # when the cache is full, 1/8 of it is freed at once: evictions cost, and are rare this way
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512
 _ROWS_WORTH_REPACKING = 1024  # fewer rows than this are not traded for faster weights
-_STREAMED_CHUNK = 128  # where weights are streamed; the scratch of longer chunks costs more than they save
+_STREAMED_SHARE = 4  # 1/4 of the rows may make room for a chunk where each reads streamed weights again
+_PROMPT_SHARE = 8  # tokens of a prompt for one of its answer, at least: few answers are as long as they may be
 _ALL_ROWS = 1 << 40
 
 
@@ -70,25 +74,45 @@ def _candidates(run: Resolved) -> Iterator[EngineConfig]:
 
 def _streamed(run: Resolved, base: EngineConfig, longest: int) -> Iterator[EngineConfig]:
     """With as many rows, and the fewest possible weights in memory; none if the engine cannot."""
-    for config in _sizes(run, base, base.capacity, min(longest, _STREAMED_CHUNK)):
+    for config in _sizes(run, base, base.capacity, longest, _STREAMED_SHARE):
         if resident := run.backend.footprint(run.spec, config).least_weights:
             yield replace(config, resident=resident)
 
 
-def _sizes(run: Resolved, base: EngineConfig, least: int, longest: int) -> Iterator[EngineConfig]:
+def shorter_chunks(run: Resolved, config: EngineConfig) -> Iterator[EngineConfig]:
+    """The configuration, and those with shorter chunks, unless one is stated."""
+    yield config
+    for chunk in _CHUNKS if run.chunk is None else ():
+        if chunk < config.chunk:
+            yield replace(config, chunk=chunk, logits_rows=min(config.logits_rows, chunk))
+
+
+def read_again(run: Resolved, chunk: int, streamed: int) -> float:
+    """Bytes that a prompt and its answer read, if each pass reads `streamed` of them again; of prompts of unknown
+    length, for each token of the answer."""
+    prompt, expected = run.options.expected_prompt, run.options.expected_tokens
+    if prompt is None:
+        return streamed * (1 + _PROMPT_SHARE / chunk)
+    answer = prompt / _PROMPT_SHARE if expected is None else min(expected - prompt, prompt / _PROMPT_SHARE)
+    return streamed * (-(-prompt // chunk) + max(0.0, answer))
+
+
+def _sizes(
+    run: Resolved, base: EngineConfig, least: int, longest: int, share: int = EVICTED_SHARE
+) -> Iterator[EngineConfig]:
     """Fewer and fewer rows; for each, shorter and shorter prefill chunks."""
     rows = base.capacity
     while True:
-        for chunk in _chunks(run, rows, longest):
+        for chunk in _chunks(run, rows, longest, share):
             yield replace(base, capacity=rows, chunk=chunk, logits_rows=min(base.logits_rows, chunk))
         if rows <= least:
             return
         rows = max(least, min(rows - SMALLEST_ROWS, int(rows * 0.9) // SMALLEST_ROWS * SMALLEST_ROWS))
 
 
-def _chunks(run: Resolved, rows: int, longest: int) -> list[int]:
+def _chunks(run: Resolved, rows: int, longest: int, share: int) -> list[int]:
     """Prefill steps worth trying, `longest` first; an encoder's is the whole text. A chunk that evicts must leave most
-    of the window in place."""
+    of the window in place: it takes 1/share of the rows."""
     evicts = run.policy.evicts and (run.options.expected_tokens or rows + 1) > rows
     if run.spec.encoder:
         return [rows]
@@ -97,6 +121,6 @@ def _chunks(run: Resolved, rows: int, longest: int) -> list[int]:
         if run.chunk > most:
             raise InputError(f"--prefill-step-size {run.chunk} is too long for {rows} KV rows: at most {most}")
         return [run.chunk]
-    most = max(1, rows // EVICTED_SHARE) if evicts else rows
+    most = max(1, rows // share) if evicts else rows
     tried = [longest, *(chunk for chunk in _CHUNKS if chunk < longest)]
     return [chunk for chunk in tried if chunk <= most] or [most]

@@ -58,6 +58,7 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
     for flag, value, low, high in (
         ("--max-kv-size", run.rows, least_rows(run.pinned), most.rows),
         ("expected_tokens", options.expected_tokens, 1, 1 << 40),
+        ("expected_prompt", options.expected_prompt, 1, 1 << 40),
         ("logits_rows", options.logits_rows, 1, 8192),
         ("loras", options.loras, 1, _MOST_SEQUENCES),
         ("--prefill-step-size", run.chunk, 1, 8192),

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 from edge.backends import engine_named, engines_with, find_backend
 from edge.backends.base import Backend, EngineConfig
+from edge.backends.reference.queries import measuring_bytes, stored_moments
 from edge.devices.graphics import VARIABLE, is_off, seen_gpus
 from edge.devices.host import processor, usable_cores
 from edge.devices.memory import MemoryLimit, memory_use
@@ -97,6 +98,8 @@ def plan_here(
 
         def first_run(config: EngineConfig) -> int:
             takes, own = engine.first_run(file, spec, config), runs[0].draft_config(config)
+            if any(run.policy.needs.expects for run in runs) and stored_moments(file, spec) is None:
+                takes = max(takes, measuring_bytes(file, spec))
             if draft is None or own is None:
                 return takes
             beside = takes + runs[0].draft_bytes(config) if takes else 0  # the model that drafts is loaded first

@@ -1,6 +1,7 @@
 """Count bytes of weights, KV rows and scratch before anything is loaded, and choose a configuration that fits.
 
-A plan takes the first configuration that fits the limit (`edge/plan/candidates.py` has their order).
+A plan takes the first configuration that fits the limit (`edge/plan/candidates.py` has their order). If that one
+streams weights, its chunk is the one for which the fewest bytes are read again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import GPUMemory
+from edge.backends.expected import moments_bytes
 from edge.budget import format_bytes
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.devices.power import memory_root
@@ -21,8 +23,9 @@ from edge.kv import make_policy, pinned_rows
 from edge.kv.policy import Policy
 from edge.model.lora_file import LoraSize
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network
 from edge.options import Options
-from edge.plan.candidates import EVICTED_SHARE, configurations
+from edge.plan.candidates import EVICTED_SHARE, configurations, read_again, shorter_chunks
 from edge.plan.checks import least_rows
 from edge.plan.resolve import resolve
 from edge.plan.resolved import Resolved
@@ -140,6 +143,8 @@ def first_fit(
     before = _Before(resident, peak, first_run)
     for run, config, counted in before.count(runs):
         if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
+            if config.resident:
+                config, counted = _balanced(run, config, limit, before)
             config, counted = _with_drafts(run, config, counted, limit, before)
             config = replace(config, frugal=before.needs_first(config) > limit.bytes)
             if before.needs_first(config) > limit.bytes:
@@ -201,6 +206,8 @@ class _Before:
             block = BLOCK * (need.kv - need.fixed_kv) // config.capacity
             copied = max(block, need.fixed_kv) // config.sequences
             scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * copied
+        if run.policy.needs.expects:
+            scratch += moments_bytes(find_network(run.spec))
         weights = config.resident or need.weights
         # Token ids of prompts that are read before they are run.
         scratch += 4 * (config.capacity + config.chunk) * config.sequences
@@ -230,9 +237,7 @@ def _plan(
     before: _Before,
 ) -> Plan:  # fmt: skip
     if config.resident:
-        spare = limit.bytes - counted.total - counted.reserve
-        config = replace(config, resident=config.resident + (spare >> 20 << 20))
-        counted = before.bytes_of(run, config)
+        config, counted = _filled(run, config, counted, limit, before)
     snapshots = _snapshots(run, config, counted, limit)
     counted = replace(counted, snapshots=_snapshot_bytes(snapshots, counted.fixed_kv, config))
     return Plan(
@@ -252,6 +257,28 @@ def _plan(
         snapshots=snapshots,
         draft=run.draft_config(config),
     )
+
+
+def _filled(
+    run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before
+) -> tuple[EngineConfig, PlanBytes]:
+    """With as many of the weights in memory as the limit leaves room for, in whole MiB."""
+    spare = limit.bytes - counted.total - counted.reserve
+    config = replace(config, resident=config.resident + (spare >> 20 << 20))
+    return config, before.bytes_of(run, config)
+
+
+def _balanced(
+    run: Resolved, config: EngineConfig, limit: MemoryLimit, before: _Before
+) -> tuple[EngineConfig, PlanBytes]:
+    """With the chunk, at most as long, for which prompt and answer read the fewest bytes of streamed weights."""
+    found = []
+    for each in shorter_chunks(run, config):
+        counted = before.bytes_of(run, each)
+        _, filled = _filled(run, each, counted, limit, before)
+        found.append((read_again(run, each.chunk, filled.streamed), each, counted))
+    _, config, counted = min(found, key=lambda each: each[0])
+    return config, counted
 
 
 def _with_drafts(

@@ -6,9 +6,11 @@ from bisect import bisect_right
 from dataclasses import replace
 
 from edge.backends.base import Backend
+from edge.backends.expected import moments_bytes
 from edge.budget import format_bytes
 from edge.errors import InputError, UnsupportedError
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network
 from edge.options import AUTO, Options
 from edge.plan.checks import check_request, fixed_sizes, least_rows
 from edge.plan.resolved import Resolved
@@ -73,8 +75,10 @@ def _rows_for_bytes(run: Resolved) -> int | None:
     if run.rows is not None:
         raise InputError("--max-kv-size and --kv-memory both say how large the KV cache is: state one")
 
+    tables = moments_bytes(find_network(run.spec)) if run.policy.needs.expects else 0
+
     def taken(rows: int) -> int:
-        return run.backend.footprint(run.spec, run.config(rows)).kv
+        return run.backend.footprint(run.spec, run.config(rows)).kv + tables
 
     most = run.backend.most_rows(run.spec, run.options.expected_tokens).rows
     least = -(-least_rows(run.pinned) // _KV_ROW_STEP) * _KV_ROW_STEP

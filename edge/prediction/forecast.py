@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.backends import engine_named
+from edge.backends.tvm import ENGINE
 from edge.devices.memory import memory_limit
 from edge.devices.power import find_meter, memory_root
 from edge.devices.profiles import HOST, find_profile, host_power
@@ -27,9 +28,10 @@ from edge.plan.plan import Plan
 from edge.prediction.npu import is_on_npu
 from edge.prediction.predict import Prediction, Wanted, predict
 from edge.prediction.work import Streaming, streaming_cost
-from edge.run.history import Setting, earlier_runs
+from edge.run.history import Phase, Run, Setting, earlier_runs
 from edge.run.opening import find_tokenizer, open_model
 
+_MANY = 16  # tokens of an answer: its speed is known, and this is no fewer than predictions go by
 _PROMPT = 512  # tokens of which prefill is predicted, unless a caller says
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
 
@@ -89,6 +91,8 @@ def look_ahead(
     """Like `forecast`, for an open file. began: process time at which preparations began. outline: `file` is a header
     without vocabulary and weights: the tokenizer's memory is estimated, and the cost of streaming unknown."""
     open_lora(options.lora or (), file, spec)  # checks them
+    if prompt is not None:
+        options = replace(options, expected_prompt=prompt)
     plan = plan_app(profile, file, spec, options)
     if plan is None:
         plan = plan_for(profile, file, spec, options, TOKENIZER_BYTES * spec.vocab if outline else 0)
@@ -130,7 +134,7 @@ def _predict(
     """Predict, on this device with earlier runs and the meter that runs would have, elsewhere from the profile
     alone."""
     if profile.name != HOST:
-        return predict(spec, plan, profile, wanted, streaming_s=streaming_s)
+        return predict(spec, plan, profile, wanted, _measured_runs(spec, plan, profile), streaming_s=streaming_s)
     runs, meter = earlier_runs(Setting.of(spec, plan.backend, plan.config)), find_meter().read()
     if meter.kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
         profile = replace(profile, figures={k: v for k, v in profile.figures.items() if k != "core_watts"})
@@ -138,3 +142,20 @@ def _predict(
     power = host_power()
     wanted = replace(wanted, spent=prepared * power.core_watts)
     return predict(spec, plan, profile, wanted, runs, power, streaming_s, meter.source)
+
+
+def _measured_runs(spec: ModelSpec, plan: Plan, profile: DeviceProfile) -> list[Run]:
+    """What was measured of this model on that device in the same setting, as runs: of one thing each."""
+    setting, runs = Setting.of(spec, plan.backend, plan.config), list[Run]()
+
+    def add(prefill: Phase | None, decode: Phase | None) -> None:
+        runs.append(Run(0, setting, spec.label, plan.kv_policy, plan.config.capacity, prefill, decode))
+
+    for each in profile.speeds if plan.backend == ENGINE.NAME else ():
+        if (each.model, each.kv_dtype, each.threads) != (setting.model, setting.kv_dtype, setting.threads):
+            continue
+        prompt = int(each.prompt)
+        add(Phase(prompt, prompt * each.prompt_s, prompt / 2), None)
+        for context, token_s in zip(each.contexts, each.token_s, strict=True):
+            add(None, Phase(_MANY, _MANY * token_s, context))
+    return runs

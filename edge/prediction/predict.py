@@ -157,12 +157,15 @@ class _Roof:
     streaming_s: float
     watts: Guess | None = None  # drawn at work
     static: bool = False  # every pass has the full number of tokens, and reads the full number of rows
+    measured: str | None = None  # how speeds of earlier runs came about; None: by runs on this device
 
     @classmethod
     def of(cls, spec: ModelSpec, plan: Plan, device: DeviceProfile, streaming_s: float) -> _Roof:
         threads, shares = plan.config.threads, weight_shares(spec, plan.backend, plan.config)
         here = device.name == HOST
         source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
+        source = source if device.measured_by is None else "estimated from ceilings measured on this device"
+        measured = None if here else "measured on this device"
         if npu.is_on_npu(plan, device):
             rate, watts = device.value("npu_read_bandwidth"), device.value("npu_watts")
             drawn = None if watts is None else Guess(watts, f"estimated by {device.name}")
@@ -174,7 +177,7 @@ class _Roof:
         bandwidth = device.bandwidth(threads) if on_cpu else None
         rate = None if bandwidth is None else bandwidth.bytes_per_s
         flops, int8_ops = (device.flops(threads), device.int8_ops(threads)) if on_cpu else (None, None)
-        return cls(spec, plan, reach, shares, rate, flops, int8_ops, source, streaming_s)
+        return cls(spec, plan, reach, shares, rate, flops, int8_ops, source, streaming_s, measured=measured)
 
     def work(self, tokens: int, context: int) -> Work:
         if self.static:
@@ -242,7 +245,7 @@ def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
     slope = fit_slope(phases, roof.slope(bandwidth))
     start = median(phase.token_s - slope * phase.context for phase in phases)
     # A start below nothing would be noise; a token is never cheaper than half of the quickest that was seen.
-    return _Line(max(start, 0.5 * min(phase.token_s for phase in phases)), slope, earlier(len(phases)))
+    return _Line(max(start, 0.5 * min(phase.token_s for phase in phases)), slope, roof.measured or earlier(len(phases)))
 
 
 def fit_slope(phases: Sequence[Phase], expected: float) -> float:
@@ -272,7 +275,7 @@ def _prefill_seconds(roof: _Roof, runs: Sequence[Run], prompt: int) -> Guess | N
         return phase.seconds / roof.prompt_seconds(phase.tokens, start, bandwidth, flops)
 
     seconds = roof.prompt_seconds(prompt, 0, bandwidth, flops) * median(map(ratio, alike))
-    return Guess(seconds, earlier(len(alike)))
+    return Guess(seconds, roof.measured or earlier(len(alike)))
 
 
 def earlier(runs: int, how: str = "measured") -> str:
@@ -377,7 +380,8 @@ def _basis(device: DeviceProfile, plan: Plan, predicted: Sequence[_Line | Guess 
         return npu.npu_basis(device)
     if bandwidth is None:
         return []
-    said = [f"memory gives {bandwidth.bytes_per_s / 1e9:.3g} GB/s ({bandwidth.kind}: {bandwidth.about})"]
+    said = [f"ceilings were measured by {device.measured_by}"] if device.measured_by else []
+    said += [f"memory gives {bandwidth.bytes_per_s / 1e9:.3g} GB/s ({bandwidth.kind}: {bandwidth.about})"]
     said += [f"cores do {flops.value / 1e9:.3g} GFLOP/s ({flops.kind})"] if flops else []
     int8_ops = device.int8_ops(device.cores or threads)
     return said + ([f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else [])

@@ -21,11 +21,11 @@ from edge.profiling.profile import (
     LOAD_S,
     DeviceFacts,
     EngineProfile,
-    ModelFacts,
     Profile,
     Roofs,
     Settings,
     Verdict,
+    model_facts,
 )
 from edge.profiling.verdict import evidence_of, judge
 from edge.storage.versions import own_versions
@@ -92,7 +92,7 @@ def collect(
         quick=quick,
         settings=settings,
         device=_device(host),
-        model=_model(model, called),
+        model=model_facts(model, called),
         roofs=roofs,
         engines=found,
         missing=missing,
@@ -146,10 +146,3 @@ def _device(host: Host) -> DeviceFacts:
         caches=host.caches,
         memory=host.memory,
     )
-
-
-def _model(model: Model, called: str) -> ModelFacts:
-    spec = model.spec
-    return ModelFacts(
-        called, spec.label, spec.parameters, spec.weight_bytes, spec.weight_type, spec.context
-    )  # fmt: skip

@@ -16,6 +16,7 @@ from edge.budget import parse_bytes
 from edge.devices.power.base import Certainty, MeterKind, Scope, certainty
 from edge.devices.regular import read_regular
 from edge.errors import InputError
+from edge.model.model import Model
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.values import parse
@@ -141,6 +142,15 @@ class Point:
 
 
 @dataclass(frozen=True)
+class ThreadsPoint:
+    """Speed with `threads` threads, fewer than the plan has."""
+
+    threads: int
+    decode: Spread  # seconds per token
+    prefill: float  # seconds per token of a prompt
+
+
+@dataclass(frozen=True)
 class MemorySample:
     """Memory of this process at a moment, measured."""
 
@@ -149,6 +159,7 @@ class MemorySample:
     anonymous: int | None
     file: int | None
     rows: int  # peak number of KV rows in use so far
+    swap: int | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +191,7 @@ class Climate:
     celsius: float | None  # of the processor
     hertz: float | None  # of its fastest core
     allowed: float | None  # clock limit / top clock
+    battery_watts: float | None = None  # that a battery gives
 
 
 @dataclass(frozen=True)
@@ -193,6 +205,8 @@ class Timeline:
     climate: list[Climate]
     sensor: str | None  # what the temperatures are of
     trip: float | None  # °C, where the kernel slows the device down
+    peak_anonymous: int | None = None  # of RssAnon
+    peak_swap: int | None = None  # of VmSwap
 
 
 @dataclass(frozen=True)
@@ -307,6 +321,7 @@ class EngineProfile:
     operators: list[PhaseOperators] = field(default_factory=list)
     operators_reason: str | None = None  # why there are none
     operators_peak: int | None = None  # resident bytes of the instrumented engine's process
+    by_threads: list[ThreadsPoint] = field(default_factory=list)
     sustained: Sustained | None = None
     notes: list[str] = field(default_factory=list)  # other departures from the request
     on_gpu: bool = False
@@ -361,6 +376,12 @@ class ModelFacts:
     weight_bytes: int
     weight_type: str
     context: int
+
+
+def model_facts(model: Model, called: str) -> ModelFacts:
+    """called: the user's name for the model."""
+    spec = model.spec
+    return ModelFacts(called, spec.label, spec.parameters, spec.weight_bytes, spec.weight_type, spec.context)
 
 
 @dataclass(frozen=True)

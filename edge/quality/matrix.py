@@ -8,9 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from edge.backends.expected import moments_bytes
 from edge.budget import format_bytes
 from edge.errors import EdgeError
 from edge.kv import make_policy
+from edge.model.tensors import find_network
 from edge.options import AUTO, Options
 from edge.plan.engines import plan_here
 from edge.quality.journal import Journal, are_numbers
@@ -142,7 +144,9 @@ def _measure(setup: Setup, cell: Cell, task: str, material: Material, advance: A
     try:
         with open_cell(setup, cell, material.longest) as session:
             config = session.plan.config
-            cache = Cache(session.plan.kv_policy, config.kv_dtype, config.capacity, session.engine.kv.nbytes)
+            tables = moments_bytes(find_network(session.spec)) if session.plan.policy.needs.expects else 0
+            nbytes = session.engine.kv.nbytes + tables
+            cache = Cache(session.plan.kv_policy, config.kv_dtype, config.capacity, nbytes)
             if task == "perplexity":
                 return Measured(cell, task, cache, stream_documents(session, material.documents, advance))
             if task == "repeat":

@@ -20,7 +20,10 @@ def profile_report(profile: Profile) -> Report:
     first, contexts = profile.engines[0], _contexts(profile)
     sources = " and ".join(dict.fromkeys(each.energy.certainty for each in profile.engines))
     sections = [
-        Section("Speed", [_speed(profile), _tokens(profile)]),
+        Section(
+            "Speed",
+            [_speed(profile), _tokens(profile), *(_threads(each) for each in profile.engines if each.by_threads)],
+        ),
         Section(
             "Speed against context", [replace(contexts, remarks=(), folded=True)], contexts.remarks,
             [charts.context_chart(profile, phase) for phase in ("decode", "prefill")],
@@ -128,6 +131,16 @@ def _tokens(profile: Profile) -> Table:
     ]
     headings = ["engine", "phase", "p10", "p50", "p90", "passes"]
     return Table(headings, rows, notes, left=2, title="Milliseconds per token")
+
+
+def _threads(engine: EngineProfile) -> Table:
+    rows = [
+        [str(each.threads), rate(1 / each.decode.p50), rate(1 / each.prefill), *milliseconds(each.decode)]
+        for each in engine.by_threads
+    ]
+    notes = ["Measured with a prompt of at most 128 tokens, and an answer to it."]
+    headings = ["threads", "answer tok/s", "prompt tok/s", "ms p10", "p50", "p90"]
+    return Table(headings, rows, notes, left=0, title=f"{engine.engine}: fewer threads")
 
 
 def _engine_remarks(profile: Profile) -> list[str]:
@@ -242,7 +255,14 @@ def _memory(profile: Profile) -> Table:
         "before loading, with the libraries. KV cache: counted, by the rows in use, or all of it where memory grew by "
         "as much in the first passes; scratch: the rest."
     ]
-    return Table(headings, rows, notes, [f"Limit of {first}: {format_bytes(plan.limit)}, {source}."])
+    remarks = [f"Limit of {first}: {format_bytes(plan.limit)}, {source}."]
+    remarks += [
+        f"{each.engine}: at most {format_bytes(each.timeline.peak_anonymous)} resident of its own (RssAnon), and "
+        f"{format_bytes(each.timeline.peak_swap or 0)} swapped out (VmSwap); the rest are pages of files."
+        for each in profile.engines
+        if each.timeline.peak_anonymous is not None
+    ]
+    return Table(headings, rows, notes, remarks)
 
 
 def energy_table(profile: Profile) -> Table:

@@ -39,7 +39,7 @@ from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Request, Text
 from edge.run.scheduler import Scheduler
 from edge.run.sequence import TokenSequence
-from edge.run.shares import Ledger, Share
+from edge.run.shares import Ledger, Share, whole_of
 from edge.run.thoughts import OnThought
 from edge.run.tool_calls import OnCall
 from edge.types import IntArray
@@ -116,8 +116,8 @@ class Batch:
         self._reclaim_from_slots()
         limits = RunLimits(memory=options.memory, power=options.power, max_temp=options.max_temp)
         self._watch = Watch(  # over all; those of generations know their time and energy
-            limits, self._ledger, zone.path if zone else None, spender=loaded.reclaimer, root=memory_root(),
-            ended=ended_by, obey=steps.obey,
+            limits, self._ledger, zone.path if zone else None, whole=whole_of(meter), spender=loaded.reclaimer,
+            root=memory_root(), ended=ended_by, obey=steps.obey,
         )  # fmt: skip
         self._pace = 0.0  # seconds of a prompt's token
         self._ran = 0  # tokens of the last pass
@@ -169,7 +169,8 @@ class Batch:
             raise InputError("this batch is closed")
         if request.follow_up:
             raise InputError("a batch has no conversation to follow up: give the whole of it as the prompt")
-        started, share, first = time.perf_counter(), self._ledger.share(), self._slots[0].tokens
+        started, first = time.perf_counter(), self._slots[0].tokens
+        share = self._ledger.share(anew=request.energy is not None)
         asked: list[Ticket] = []
         adapters = self._lora if lora is None else self._open(parse_lora(lora))
 
@@ -271,7 +272,8 @@ class Batch:
 
     def _new_sequence(self, engine: Engine, lora: Lora | None) -> TokenSequence:
         loaded = self._loaded
-        return TokenSequence(engine, loaded.plan, lora, self._options.prompt_cache, self._ledger, loaded.draft)
+        cache, draft, moments = self._options.prompt_cache, loaded.draft, loaded.moments
+        return TokenSequence(engine, loaded.plan, lora, cache, self._ledger, draft, moments)
 
     def _open(self, files: Loras) -> Lora | None:
         """Adapters that generations run with, opened once."""

@@ -17,8 +17,12 @@ class Constraint(Protocol):
         """Put −∞ in place of the logits, float32 [vocab], of tokens that cannot be next."""
         ...
 
+    def allows(self, token: int) -> bool:
+        """Whether this token can be next, at less cost than a mask; False also where only a mask can tell."""
+        ...
+
     def accept(self, token: int) -> None:
-        """The answer goes on with this token, which `mask` allowed."""
+        """The answer goes on with this token, which `mask` or `allows` allowed."""
         ...
 
     def forced(self) -> list[int]:
@@ -68,6 +72,11 @@ class Constrained:
         self._constraint.mask(logits)
         if opening is not None:
             logits[opening] = before
+
+    def allows(self, token: int) -> bool:
+        """As `Constraint.allows`."""
+        self._offered = self._opening
+        return self._offered is None and self._constraint.allows(token)
 
     def accept(self, token: int) -> None:
         """A token was drawn, and `thinking` has been fed it."""

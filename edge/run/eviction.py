@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
+from edge.backends.expected import QueryMoments
 from edge.backends.kv_cache import HeadKVCache, KVCache
 from edge.kv.policy import EVERY, KVView, Needs
 from edge.types import IntArray
 
 
-def view_for(kv: KVCache, needs: Needs, incoming: int = 0) -> KVView:
-    """The rows in use, before an eviction that leaves room for `incoming` more, with what the policy needs."""
+def view_for(kv: KVCache, needs: Needs, incoming: int = 0, moments: QueryMoments | None = None) -> KVView:
+    """The rows in use, before an eviction that leaves room for `incoming` more, with what the policy needs. moments:
+    of the model's queries, if the policy expects some."""
     if not needs.looks:
         return KVView(kv.length)
     heads = cast(HeadKVCache, kv)
@@ -23,6 +25,11 @@ def view_for(kv: KVCache, needs: Needs, incoming: int = 0) -> KVView:
         keys=heads.keys if needs.keys else None,
         longest=heads.longest - incoming,
     )
+    if needs.expects:
+        assert moments is not None
+        view = replace(
+            view, value_norms=heads.value_norms, queries=lambda layer: heads.expected_queries(layer, moments)
+        )
     return replace(view, attention=heads.attention) if needs.queries else view
 
 

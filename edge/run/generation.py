@@ -133,7 +133,7 @@ class Generation:
         self.unasked += len(tokens)
         if tokens:
             self.sample.follow(tokens)
-        self.sample.mask = self.constrained.mask if self.constrained.holds else None
+        self.sample.constrained = self.constrained if self.constrained.holds else None
         return deque(tokens)
 
     def said(self, text: str) -> str:

@@ -63,13 +63,15 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Readings between two steps. joules: since the run began. None: not read this time, or no longer readable."""
+    """Readings between two steps. joules: of this run, since it began. None: not read this time, or no longer
+    readable."""
 
     time: float
     joules: float | None = None
     peak: int | None = None
     celsius: float | None = None
     memory: MemoryReading | None = None
+    drawn: float | None = None  # joules of all runs, which power limits count; None: there are no others
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +112,16 @@ _GO_ON = Decision()
 def decide(limits: RunLimits, state: State, now: Sample, tokens: int) -> tuple[Decision, State]:
     """tokens: run since the last sample, or since the last that had joules if this one has; 0: a pause is over."""
     last, elapsed = state.last, now.time - state.last.time
-    spent = 0.0 if now.joules is None or last.joules is None else max(0.0, now.joules - last.joules)
+    spent = drawn = _since(last.joules, now.joules)
+    if now.drawn is not None:
+        drawn = _since(last.drawn, now.drawn)
     duty, error, corrected_at = _duty(limits, state, now)
     rest = 0.0
     if limits.max_temp is not None:
         rest = max(0.0, state.rest + elapsed * (1 / duty - 1) if tokens else state.rest - elapsed)
     debt = 0.0
     if limits.power is not None:
-        debt = max(-limits.power * CREDIT_S, state.debt + spent - limits.power * elapsed)
+        debt = max(-limits.power * CREDIT_S, state.debt + drawn - limits.power * elapsed)
     coolest, cooled_at = _coolest(state, duty, now)
     short = _short(state, now.memory)
     give, cause = _give(state, now, short)
@@ -129,7 +133,7 @@ def decide(limits: RunLimits, state: State, now: Sample, tokens: int) -> tuple[D
         each=spent / tokens if counted else state.each,
         pace=elapsed / tokens if tokens else state.pace,
         debt=debt,
-        idle=state.idle if tokens or elapsed <= 0 or now.joules is None else spent / elapsed,
+        idle=state.idle if tokens or elapsed <= 0 or now.joules is None else drawn / elapsed,
         duty=duty,
         rest=rest,
         error=error,
@@ -166,6 +170,10 @@ def affordable(limits: RunLimits, state: State, tokens: int, now: float, spent: 
     return min(tokens, max(half, left >= state.token))
 
 
+def _since(before: float | None, now: float | None) -> float:
+    return 0.0 if now is None or before is None else max(0.0, now - before)
+
+
 def _newest(last: Sample, now: Sample) -> Sample:
     """The latest readings: `now`, with those of `last` where it has none."""
     return Sample(
@@ -173,6 +181,7 @@ def _newest(last: Sample, now: Sample) -> Sample:
         last.joules if now.joules is None else now.joules,
         last.peak if now.peak is None else now.peak,
         last.celsius if now.celsius is None else now.celsius,
+        drawn=last.drawn if now.drawn is None else now.drawn,
     )
 
 

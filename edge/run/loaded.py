@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import cast
 
 from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, EngineConfig, LoadProgress
+from edge.backends.calibration_text import TEXT
 from edge.backends.counts import ExpertCounts
+from edge.backends.expected import QueryMoments
+from edge.backends.reference.queries import find_moments, stored_moments
 from edge.devices.child import children_peak, room_for_children
 from edge.devices.memory import release_free_memory
 from edge.devices.power import measure_card
@@ -41,6 +44,7 @@ class Loaded:
         self.with_children = children_peak()  # bytes that this process and a child held together, at most
         self.draft: DraftModel | None = None
         started = time.perf_counter()
+        self.moments = self._find_moments() if plan.policy.needs.expects else None
         lora = open_lora(options.lora or (), model.file, model.spec)
         if plan.draft and (draft := options.draft_file):
             engine = self._new_engine(draft.file, draft.spec, plan.draft)
@@ -58,6 +62,11 @@ class Loaded:
         self.engine.close()
         if self.draft:
             self.draft.close()
+
+    def _find_moments(self) -> QueryMoments:
+        """Measured before the model is loaded, once: that takes some seconds."""
+        file, spec = self.model.file, self.model.spec
+        return stored_moments(file, spec) or find_moments(file, spec, self.model.tokenizer.encode(TEXT))
 
     def _new_engine(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
@@ -78,7 +87,8 @@ class Loaded:
         if engine.capabilities.gpu and (card := cast(CardEngine, engine).card):
             measure_card(self._meter, card)
         self.engine, self.plan = engine, plan
-        self.sequence = TokenSequence(engine, plan, lora, self._options.prompt_cache, self._meter, self.draft)
+        cache = self._options.prompt_cache
+        self.sequence = TokenSequence(engine, plan, lora, cache, self._meter, self.draft, self.moments)
         self.reclaimer = Reclaimer([self.sequence])
 
     def expert_counts(self) -> ExpertCounts | None:

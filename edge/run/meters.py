@@ -58,8 +58,9 @@ class Spender(Protocol):
 class Watch:
     """Enforces the limits of one generation. `limits.energy` counts from the construction of the watch.
 
-    spender: returns memory when the device, whose readings lie below `root`, is short of it. ended: returns who asked
-    for the end of the run, which ends a pause, or None. obey: carries out requests of other threads before a pass.
+    whole: what a power limit counts, where `meter` has but a share of it. spender: returns memory when the device,
+    whose readings lie below `root`, is short of it. ended: returns who asked for the end of the run, which ends a
+    pause, or None. obey: carries out requests of other threads before a pass.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Watch:
         meter: EnergyMeter,
         thermometer: Path | None = None,
         *,
+        whole: EnergyMeter | None = None,
         spender: Spender | None = None,
         root: Path = Path("/"),
         ended: Callable[[], StopReason | None] = lambda: None,
@@ -77,6 +79,7 @@ class Watch:
         read_peak: Callable[[], int] = lambda: memory_use().peak,
     ) -> None:
         self.limits, self._meter, self._thermometer = limits, meter, thermometer
+        self._whole = whole if limits.power is not None else None
         self._spender, self._root, self._ended, self._obey = spender, root, ended, obey
         self._clock, self._sleep, self._read_peak = clock, sleep, read_peak
         self.first = self.reading = meter.read()
@@ -86,7 +89,7 @@ class Watch:
         self._steps = 0
         self.paused = 0.0  # seconds
         self.hottest: float | None = None  # °C
-        self._state = State(Sample(self._read_at, 0.0))
+        self._state = State(Sample(self._read_at, 0.0, drawn=self._drawn()))
 
     def before_pass(self, tokens: int) -> StopReason | None:
         """Wait, give memory back or stop, as budgets, the device and callers want it. tokens: run since the last
@@ -151,7 +154,11 @@ class Watch:
         if not worked or now - self._read_at >= self._interval or self._nears_the_limit():
             self._read(now)
             joules = self.reading.joules - self.first.joules
-        return Sample(now, joules, peak, self._read_celsius(now), self._read_memory(now))
+        drawn = None if joules is None else self._drawn()
+        return Sample(now, joules, peak, self._read_celsius(now), self._read_memory(now), drawn)
+
+    def _drawn(self) -> float | None:
+        return None if self._whole is None else self._whole.read().joules
 
     def _nears_the_limit(self) -> bool:
         """Whether the energy spent since the last reading may be a notable part of the energy left."""

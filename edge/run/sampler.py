@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from edge.backends.base import NOT_FINITE
 from edge.errors import EngineError, InputError, UnsupportedError
+from edge.run.constraint import Constrained
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -48,7 +49,7 @@ class Sampler:
         self._params = params
         self._recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
         self._rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
-        self.mask: Callable[[FloatArray], None] | None = None  # writes a grammar's −∞ into the logits
+        self.constrained: Constrained | None = None  # a grammar that the next token keeps to
         self.look: Callable[[FloatArray], None] | None = None  # is shown the model's own logits
         self._processor, self._piece = processor, piece
         self._biased = np.array([token for token, _ in params.logit_bias], np.int64)
@@ -63,7 +64,7 @@ class Sampler:
     @property
     def _reads_all(self) -> bool:
         """Whether the largest logits are not enough to choose by."""
-        hooked = self.mask is not None or self.look is not None or self._answer is not None
+        hooked = self.constrained is not None or self.look is not None or self._answer is not None
         return hooked or self._params.penalizes or self._biased.size > 0
 
     @property
@@ -108,17 +109,26 @@ class Sampler:
         if self._params.dry_multiplier and self._answer:
             recent = self._answer[-self._params.dry_last_n or len(self._answer) :]
             dry(logits, recent, self._params, self._breaks)
-        if self.mask is not None:
-            self.mask(logits)
-            if logits.max() == -np.inf:  # since NaN is no reason to be silent, this is not `not isfinite`
-                raise UnsupportedError(
-                    "the grammar allows only tokens that are not drawn: are --ignore-eos or --min-tokens in use?"
-                )
+        if self.constrained is not None:
+            self._constrain(self.constrained, logits)
         token = greedy(logits) if self._rng is None else draw(logits, self._params, self._rng)
         if self._params.penalizes:
             self._recent.append(token)
         self.follow([token])
         return token
+
+    def _constrain(self, constrained: Constrained, logits: FloatArray) -> None:
+        """Put −∞ in place of the logits of tokens that the grammar does not allow; where the likeliest token is the one
+        to take, and allowed, the others may stay."""
+        if self._rng is None:
+            likeliest = int(logits.argmax())
+            if logits[likeliest] > -np.inf and constrained.allows(likeliest):
+                return
+        constrained.mask(logits)
+        if logits.max() == -np.inf:  # since NaN is no reason to be silent, this is not `not isfinite`
+            raise UnsupportedError(
+                "the grammar allows only tokens that are not drawn: are --ignore-eos or --min-tokens in use?"
+            )
 
     def _process(self, logits: FloatArray) -> FloatArray:
         """By the caller's processor. Raises InputError if it returns something else than logits."""
@@ -163,10 +173,15 @@ def draw(logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -
     if params.top_k:
         tokens = top_k(logits, params.top_k)
         return _draw_sorted(tokens, logits[tokens], params, rng)
+    possible = np.flatnonzero(logits > -np.inf).astype(np.int32)
+    if possible.size > logits.size // 2:
+        possible = np.arange(logits.size, dtype=np.int32)
+    else:  # a grammar leaves few
+        logits = logits[possible]
     if params.top_p < 1 or params.min_p > 0:
         tokens = _cut_all(logits, params)
-        return _choose(tokens, logits[tokens].astype(np.float64), params, rng)
-    return _choose(np.arange(logits.size, dtype=np.int32), logits.astype(np.float64), params, rng)
+        possible, logits = possible[tokens], logits[tokens]
+    return _choose(possible, logits.astype(np.float64), params, rng)
 
 
 def _check_finite(logits: FloatArray) -> None:

@@ -40,6 +40,7 @@ from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Request, Text, Tools,
 from edge.run.sampler import Processor
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.sequence import Mark, TokenSequence
+from edge.run.shares import whole_of
 from edge.run.tool_calls import OnCall
 from edge.sampling import SamplingParams
 from edge.storage.making import Made
@@ -233,7 +234,8 @@ class Session:
         )  # fmt: skip
         watch = Watch(
             request.limits(options, started), self._meter, self._zone.path if self._zone else None,
-            spender=self._loaded.reclaimer, root=memory_root(), ended=self._ended_by, obey=self.steps.obey,
+            whole=whole_of(self._meter), spender=self._loaded.reclaimer, root=memory_root(), ended=self._ended_by,
+            obey=self.steps.obey,
         )  # fmt: skip
         if self._closed:
             raise InputError("this session is closed: load the model again")

@@ -29,9 +29,10 @@ class Ledger:
         self._last = meter.read()
         self._seconds: dict[Share, float] = {}  # for which joules have not been divided
 
-    def share(self) -> Share:
-        """The meter of one generation."""
-        return Share(self)
+    def share(self, *, anew: bool = False) -> Share:
+        """The meter of one generation, or of one of several models. anew: each of its readings is of now, which a
+        budget needs that may be spent in milliseconds."""
+        return Share(self, anew)
 
     def run(self, shares: Sequence[Share]) -> None:
         """These run from here on."""
@@ -76,16 +77,21 @@ class Ledger:
         self._since = now
 
 
+def whole_of(meter: EnergyMeter) -> Ledger | None:
+    """The ledger of which a meter has a share."""
+    return meter.ledger if isinstance(meter, Share) else None
+
+
 class Share:
     """The EnergyMeter of one generation, or of one of several models. Joules are an estimate once others, which ran in
     the same time, had a part of them."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self.joules, self.divided = ledger, 0.0, False
+    def __init__(self, ledger: Ledger, anew: bool) -> None:
+        self.ledger, self._anew, self.joules, self.divided = ledger, anew, 0.0, False
 
     def add_bytes(self, count: float) -> None:
-        self._ledger.add_bytes(count)
+        self.ledger.add_bytes(count)
 
     def read(self) -> Reading:
-        reading = self._ledger.read()
+        reading = self.ledger.read(anew=self._anew)
         return replace(reading, joules=self.joules, kind="estimate" if self.divided else reading.kind)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import ctypes
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import load_engine, open_golden
 
@@ -19,6 +22,8 @@ from edge.backends.interrupts import interrupts_wait
 from edge.backends.llamacpp.library import is_installed, library
 from edge.cli.terminal import signals
 from edge.cli.terminal.signals import Terminated
+from edge.devices.regular import open_regular
+from edge.formats.arrays import read_array
 
 needs_llamacpp = pytest.mark.skipif(not is_installed(), reason="needs the extra llamacpp")
 BOTH = pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
@@ -80,6 +85,56 @@ def test_an_interrupt_that_is_lost_all_the_same_comes_again(number: signal.Signa
     with pytest.raises(error):  # noqa: PT012 - raised by whichever line runs when it comes
         ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
         time.sleep(60)
+
+
+LOST = """
+import signal, sys
+import edge.cli.application
+from edge.cli import main
+
+def command(**_):
+    try:
+        signal.raise_signal(signal.{number})
+    except KeyboardInterrupt:
+        pass  # as NumPy's isinstance() does
+    raise {error}
+
+edge.cli.application.application = lambda _: command
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("error", ["TypeError('no file')", "OSError(5, 'no reading')", "KeyError('x')"])
+def test_an_error_in_place_of_an_interrupt_ends_the_command_as_the_interrupt(
+    number: str, code: int, error: str
+) -> None:
+    """C code may drop the handler's exception and fail with one of its own."""
+    script = LOST.format(number=number, error=error)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
+
+
+@BOTH
+def test_reading_an_array_runs_no_handler_where_it_would_be_lost(
+    number: signal.Signals, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """np.fromfile runs Python's isinstance() and takes a handler's exception for a yes."""
+    path = tmp_path / "numbers"
+    path.write_bytes(np.arange(5, dtype=np.int32).tobytes())
+    instance = abc.ABCMeta.__instancecheck__
+
+    def interrupted(cls: Any, each: object) -> bool:
+        if cls is os.PathLike and each is file:
+            signal.raise_signal(number)
+        return instance(cls, each)
+
+    with open_regular(path) as file:
+        monkeypatch.setattr(abc.ABCMeta, "__instancecheck__", interrupted)
+        assert read_array(file, np.int32, 3).tolist() == [0, 1, 2]
+        assert read_array(file, np.int32, 3).tolist() == [3, 4]
+        with pytest.raises(error):
+            isinstance(file, os.PathLike)
 
 
 BY_LLAMACPP = pytest.param("q4_k_m", marks=[needs_llamacpp, pytest.mark.exhaustive])

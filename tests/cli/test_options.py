@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND: Any = typer.main.get_command(app)
 FLAGS = {(path, name): param for path, param in options_of(COMMAND) for name in param.opts}
 DEFINED = {**flags_of(Options), **flags_of(SamplingParams), **flags_of(o.Answer)}
-OF_PYTHON = {"expected_tokens", "logits_rows", "loras"}  # which only programs know
+OF_PYTHON = {"expected_tokens", "expected_prompt", "logits_rows", "loras"}  # which only programs know
 
 
 def test_every_field_is_an_option() -> None:

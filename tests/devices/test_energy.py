@@ -29,6 +29,7 @@ from edge.report.run import report_line, report_lines
 from edge.run import meters
 from edge.run.governor import RunLimits
 from edge.run.loading import load
+from edge.run.shares import Ledger, whole_of
 from edge.storage.making import account
 
 
@@ -159,6 +160,26 @@ def test_the_last_tokens_are_within_the_power_limit_too() -> None:
         joules += 2.0
     watch.pay()
     assert watch.joules() / (now - 100.0) <= 5.0 * 1.01
+
+
+def test_power_is_that_of_all_models_and_joules_are_those_of_one() -> None:
+    now, joules = 100.0, 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    ledger = Ledger(app_meter(lambda: joules), lambda: now)
+    one, two = ledger.share(), ledger.share()
+    watch = meters.Watch(RunLimits(power=5.0), one, whole=whole_of(one), clock=lambda: now, sleep=sleep)
+    for share, spent in ((two, 4.0), (one, 2.0)):
+        ledger.run([share])
+        now, joules = now + 0.1, joules + spent
+        share.read()
+    ledger.run(())
+    watch.pay()
+    assert joules / (now - 100.0) <= 5.0 * 1.01
+    assert watch.joules() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("seed", range(20))

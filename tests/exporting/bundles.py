@@ -49,13 +49,13 @@ def bundle_of(name: str, **options: Any) -> Path:
 
 
 @lru_cache
-def bundle_sources(name: str, *, lora_rank: int = 0, gpu: str | None = None, **options: Any) -> tuple[Path, list[Path]]:
+def bundle_sources(name: str, *, lora_rank: int = 0, gpu: bool = False, **options: Any) -> tuple[Path, list[Path]]:
     """model.edge, and what belongs to it besides the runtime, which is to be built otherwise: tables and objects."""
     chosen, isas = Options().updated(**options), [choose_target().name]
     bundle = prepare(model_of(name), find_profile(HOST), chosen, isas, lora_rank)
     if gpu:
-        bundle = with_gpu(bundle, gpu)
-    more: dict[str, Any] = ({"lora_rank": lora_rank} if lora_rank else {}) | ({"gpu": gpu} if gpu else {})
+        bundle = with_gpu(bundle, "opencl")
+    more: dict[str, Any] = ({"lora_rank": lora_rank} if lora_rank else {}) | ({"gpu": True} if gpu else {})
     folder = bundle_of(name, **options, **more)
     tables = {"trusted.c": trusted_source(make_sections(bundle)), "passes.c": passes_source(bundle.designs)}
     for title, text in tables.items():

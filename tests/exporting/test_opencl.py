@@ -58,7 +58,7 @@ def kernels() -> str:
 def sessions(name: str, **options: Any) -> Iterator[tuple[Session, BundleSession]]:
     with (
         edge.load(model_of(name), backend="gpu", speculate="off", **options) as python,
-        open_bundle(bundle_of(name, gpu="opencl", **options)) as bundle,
+        open_bundle(bundle_of(name, gpu=True, **options)) as bundle,
         bundle.session(engine=Engine.GPU, cache=kernels()) as exported,
     ):
         yield python, exported
@@ -84,7 +84,7 @@ def test_answers_are_those_of_the_gpu_engine_evictions_included() -> None:
         assert use["engine"] == Engine.GPU
         assert use["gpu"]
         assert use["evicted"] > 100
-        manifest = json.loads((bundle_of(MODEL, gpu="opencl", **ROWS) / "manifest.json").read_text())
+        manifest = json.loads((bundle_of(MODEL, gpu=True, **ROWS) / "manifest.json").read_text())
         assert use["gpu_bytes"] == sum(manifest["gpu"]["bytes"].values()) < manifest["gpu"]["peak"]
 
 
@@ -117,7 +117,7 @@ def test_models_policies_and_types_of_rows(name: str, options: dict[str, Any]) -
 
 @pytest.mark.exhaustive
 def test_states_go_from_one_engine_to_the_other() -> None:
-    folder = bundle_of(MODEL, gpu="opencl", **ROWS)
+    folder = bundle_of(MODEL, gpu=True, **ROWS)
     greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 60}
     with (
         open_bundle(folder) as bundle,
@@ -135,7 +135,7 @@ def test_states_go_from_one_engine_to_the_other() -> None:
 
 @pytest.mark.exhaustive
 def test_what_the_driver_compiles_is_kept_and_checked(tmp_path: Path) -> None:
-    folder = bundle_of(MODEL, gpu="opencl", **ROWS)
+    folder = bundle_of(MODEL, gpu=True, **ROWS)
     with open_bundle(folder) as bundle:
         bundle.session(engine=Engine.GPU, cache=str(tmp_path)).end()
         (kept,) = tmp_path.iterdir()
@@ -157,7 +157,7 @@ def test_a_device_that_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
         "bundle.session(engine=0).end()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, bundle_of(MODEL, gpu="opencl", **ROWS), str(Path(__file__).parent)],
+        [sys.executable, "-c", program, bundle_of(MODEL, gpu=True, **ROWS), str(Path(__file__).parent)],
         env=os.environ | {"OCL_ICD_VENDORS": str(tmp_path)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == "UnsupportedError OpenCL has no device here: set engine to cpu or auto\n"
@@ -174,8 +174,7 @@ def test_bundles_without_programs_say_so() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        (MODEL, {"gpu": "vulkan"}, "--gpu=vulkan: apps have opencl"),
-        (MODEL, {"device": "iphone-16"}, "for linux and android, not for ios"),
+        (MODEL, {"device": "iphone-16"}, "for linux and android and the web, not for ios"),
         (MODEL, {"kv_policy": "h2o"}, "no KV policy h2o: choose"),
         (MODEL, {"kv_dtype": "int4"}, "no int4 KV rows"),
         (MODEL, {"lora_rank": 8}, "no LoRA adapters"),
@@ -184,14 +183,14 @@ def test_bundles_without_programs_say_so() -> None:
 )
 def test_what_the_pass_lacks_is_refused(name: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(EdgeError, match=says):
-        export(model_of(name), tmp_path / "out", **{"gpu": "opencl"} | options)
+        export(model_of(name), tmp_path / "out", **{"gpu": True} | options)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [MODEL, "gemma3"])
 def test_sanitizers_find_nothing(name: str) -> None:
-    model, parts = bundle_sources(name, gpu="opencl", **ROWS)
+    model, parts = bundle_sources(name, gpu=True, **ROWS)
     sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c"))]
     program = Path(__file__).parent / "runtime" / "gpu_answers.c"
     built = build([program, *sources, *parts], (f"-I{RUNTIME / 'gpu'}", "-ldl", *SANITIZED))

@@ -20,6 +20,7 @@ from test_architectures import open_family, require_native
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
+from edge.backends.reference.queries import find_moments
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.kv.regions import TILE, Regions
 from edge.errors import UnsupportedError
@@ -34,7 +35,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 CHUNK, SINKS = 8, 3
 HEAD_POLICIES = (
-    "h2o", "tova", "scissorhands:window=6", "snapkv:window=5,kernel=3", "keydiff", "knorm",
+    "h2o", "tova", "scissorhands:window=6", "snapkv:window=5,kernel=3", "keydiff", "knorm", "expected",
     "pyramidkv:window=4,slope=6", "adakv:window=4", "fastgen",
 )  # fmt: skip
 EXACT, INT8 = 1e-3, 8e-1  # largest errors of a logit; their standard deviation is 3
@@ -689,10 +690,12 @@ def test_an_eviction_takes_no_more_than_was_counted(
     heads = model.spec.layers * model.spec.kv_heads
     engine.kv.keep_heads([np.arange(60, dtype=np.int32)] * heads)  # type: ignore[attr-defined]
     engine.forward(np.zeros(rows - 60, np.int32))
+    moments = find_moments(model.file, model.spec, some_tokens(64))
     tracemalloc.start()
     try:
         base = tracemalloc.get_traced_memory()[0]
-        chosen = make_policy(policy).rows_to_keep(view_for(engine.kv, needs), rows * 7 // 8)
+        view = view_for(engine.kv, needs, moments=moments)
+        chosen = make_policy(policy).rows_to_keep(view, rows * 7 // 8)
         keep_heads(engine.kv, chosen, context=rows, forget=needs.queries > 0)
         peak = tracemalloc.get_traced_memory()[1] - base
     finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import GOLDEN, Child, copy_kernels, run_child
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edge.backends import find_backend
@@ -28,6 +28,7 @@ from edge.errors import BudgetError
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
+from edge.prediction.forecast import forecast
 from edge.prediction.work import streaming_cost
 from edge.storage.cache import entries
 from edge.types import FloatArray
@@ -250,7 +251,7 @@ def planning_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.plan.plan.memory_use", lambda: MemoryUse(RESIDENT, RESIDENT, None, None))
 
 
-def plan(memory: int, **request: int) -> Plan:
+def plan(memory: int, **request: int | None) -> Plan:
     model = opened("smollm2-135m")
     return make_plan(model.spec, native(model), Options(**request, memory=memory))  # type: ignore[arg-type]
 
@@ -282,6 +283,47 @@ def test_a_streamed_plan_fills_its_budget(memory: int) -> None:
     assert made.config.capacity == 768
     if made.config.resident:
         assert made.bytes.total + made.bytes.reserve > memory - MIB
+
+
+def passes(prompt: int, answer: int, chunk: int) -> int:
+    """That read streamed weights."""
+    return -(-prompt // chunk) + answer
+
+
+@pytest.mark.usefixtures("planning_process")
+@given(
+    memory=st.integers(125, 160), prompt=st.integers(1, 900), answer=st.integers(1, 100),
+    chunk=st.sampled_from([16, 32, 64, 128, 256]),
+)  # fmt: skip
+def test_no_other_chunk_reads_less(memory: int, prompt: int, answer: int, chunk: int) -> None:
+    wanted = {"expected_tokens": prompt + answer, "expected_prompt": prompt}
+    chosen, other = (plan(memory * MIB, **wanted, prefill_step_size=size) for size in (None, chunk))
+    assert chosen.bytes.total + chosen.bytes.reserve <= memory * MIB
+    assume(chosen.config.resident and chosen.config.capacity == other.config.capacity)
+    expected = min(answer, max(1, prompt // 8))  # few answers are as long as they may be
+    reads = [passes(prompt, expected, each.config.chunk) * each.bytes.streamed for each in (chosen, other)]
+    assert reads[0] <= 1.01 * reads[1]  # weights stay in whole MiB
+
+
+@pytest.mark.usefixtures("planning_process")
+def test_the_chunk_follows_from_the_prompt() -> None:
+    def chunk(expected: int | None, prompt: int | None) -> int:
+        return plan(130 * MIB, expected_tokens=expected, expected_prompt=prompt).config.chunk
+
+    assert chunk(1000, 990) == 512
+    assert chunk(1000, 488) == 256
+    assert chunk(700, None) == 128
+    assert chunk(80, 31) == 32  # one pass, in the least scratch
+    assert chunk(None, None) == chunk(None, 2000) == 64  # of 256 rows, which evict
+    assert plan(250 * MIB, expected_tokens=80, expected_prompt=31).config.chunk == 256  # nothing is streamed
+
+
+@pytest.mark.usefixtures("planning_process")
+def test_the_forecast_of_a_prompt_is_that_of_the_plan_of_its_run() -> None:
+    found = forecast(opened("smollm2-135m"), backend="cpu", memory=130 * MIB, expected_tokens=1000, prompt=990)
+    assert found.plan.config.chunk == 512
+    assert found.streaming is not None
+    assert found.streaming.bytes == found.plan.bytes.streamed
 
 
 @pytest.mark.usefixtures("planning_process")

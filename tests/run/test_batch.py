@@ -457,6 +457,25 @@ def test_shares_of_energy_add_up() -> None:
     assert ledger.read(anew=True).joules == 10.0
 
 
+def test_a_share_with_a_budget_is_up_to_date() -> None:
+    """However long the last reading took."""
+    meter, now = Joules(), [0.0]
+
+    class Slow(Joules):
+        def read(self) -> Reading:
+            now[0] += 1e-3
+            return meter.read()
+
+    ledger = Ledger(Slow(), lambda: now[0])
+    one, two = ledger.share(), ledger.share(anew=True)
+    ledger.run([one, two])
+    ledger.read(anew=True)
+    joules = [one.joules, two.joules]
+    now[0], meter.joules = now[0] + 1e-3, 8.0
+    assert one.read().joules == joules[0]
+    assert two.read().joules > joules[1]
+
+
 def test_models_that_take_turns_pay_for_their_own() -> None:
     """By the time of their turns, which is an estimate once they had turns between two readings; none pays for idle
     times."""

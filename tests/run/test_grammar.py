@@ -19,6 +19,7 @@ from thinking_models import SPECIALS, write_chain
 import edge
 from edge.errors import IncompleteError, InputError, MissingExtraError
 from edge.grammar.grammar import Grammar
+from edge.grammar.matcher import Matcher
 from edge.model.model import Model, open_model
 from edge.run.loading import load
 from edge.run.request import Request
@@ -106,6 +107,56 @@ def test_a_greedy_answer_is_the_best_by_the_grammar(session: Session) -> None:
         may = [re.fullmatch(f"[a-z]{{1,{6 - len(said)}}}", piece) is not None for piece in pieces]
         said += pieces[int(np.where(may, logits, -np.inf).argmax())]
     assert text == said
+
+
+def test_a_mask_bars_what_the_regex_does(tiny: Model) -> None:
+    """By a regex over all pieces, token by token; `allows` says the same, where it says anything."""
+    matcher, tokenizer = Matcher(Grammar(regex="[a-z]{6}(, end)?"), tiny.tokenizer), tiny.tokenizer
+    pieces = [tokenizer.piece(token).decode(errors="replace") for token in range(tokenizer.size)]
+    for left in range(6, 0, -1):
+        assert matcher.forced() == []
+        logits = np.linspace(-1, 1, tokenizer.size, dtype=np.float32)
+        may = np.array([re.fullmatch(f"[a-z]{{1,{left}}}", piece) is not None for piece in pieces])
+        if left == 1:
+            may |= [re.fullmatch("[a-z](,|, |, e|, en|, end)", piece) is not None for piece in pieces]
+        want = np.where(may, logits, -np.inf)
+        matcher.mask(logits)
+        assert logits.tolist() == want.tolist()
+        assert [matcher.allows(token) for token in range(tokenizer.size)] == may.tolist()
+        matcher.accept(pieces.index("z"))
+    assert not matcher.allows(tokenizer.eos_id)  # which only a mask tells
+    logits = np.zeros(tokenizer.size, np.float32)
+    matcher.mask(logits)
+    assert logits[tokenizer.eos_id] == 0
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_greedy_answer_is_the_same_by_fewer_masks(
+    session: Session, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the likeliest token of all is allowed, no mask is needed to choose it."""
+    masks, mask, forward = list[int](), Matcher.mask, session.engine.forward
+
+    def count(self: Matcher, logits: FloatArray) -> None:
+        masks.append(1)
+        mask(self, logits)
+
+    def likely(tokens: Any) -> FloatArray:
+        """A model that closes what is open."""
+        logits = forward(tokens)
+        logits[[token for text in '"}]3' for token in session.tokenizer.encode(text, start=False).tolist()]] += 100
+        return logits
+
+    monkeypatch.setattr(Matcher, "mask", count)
+    monkeypatch.setattr(session.engine, "forward", likely)
+    answers, counts = [], []
+    for allows in (Matcher.allows, lambda self, token: False):
+        monkeypatch.setattr(Matcher, "allows", allows)
+        masks.clear()
+        answers.append(session.generate("Hi", grammar=Grammar(json_schema=SCHEMAS[name]), max_tokens=400))
+        counts.append(len(masks))
+    assert answers[0] == answers[1]
+    assert counts[0] < counts[1]
 
 
 def test_forced_text_takes_no_passes(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,16 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     assert chi_square < freedom + 4 * math.sqrt(2 * freedom)  # four standard deviations
 
 
+@pytest.mark.parametrize("left", [1, 5, 400, 900])
+def test_draws_from_what_a_grammar_leaves_are_those_from_all(left: int) -> None:
+    """NumPy's own choice by the probabilities of all tokens, most of which are 0."""
+    for seed in range(20):
+        logits = random_logits(1000)
+        logits[np.random.default_rng(seed).permutation(1000)[left:]] = -np.inf
+        got = draw(logits, SamplingParams(1.0, top_k=0, top_p=1.0, min_p=0.0), np.random.default_rng(seed))
+        assert got == np.random.default_rng(seed).choice(1000, p=softmax(logits.astype(np.float64)))
+
+
 @given(logits=LOGITS, seed=st.integers(0, 2**64 - 1))
 def test_a_seed_repeats_its_draws(logits: FloatArray, seed: int) -> None:
     params = SamplingParams(temperature=1.0, seed=seed)

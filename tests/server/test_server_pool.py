@@ -155,8 +155,15 @@ def test_properties_and_metrics(client: TestClient) -> None:
     assert float(values["edge_joules_total"]) > 0
 
 
-def test_models_have_joules_of_their_own(client: TestClient) -> None:
+@pytest.fixture(scope="module", params=[{}, {"power": "9000W"}], ids=["", "power"])
+def counted(request: pytest.FixtureRequest) -> Iterator[TestClient]:
+    with served(MODEL, OTHER, options=request.param) as client:
+        yield client
+
+
+def test_models_have_joules_of_their_own(counted: TestClient) -> None:
     """Those of answers are part of their model's, and these add up to no more than the process's."""
+    client = counted
     pool = hub_of(client).pool
     for name in (MODEL, OTHER):
         before = pool.shares[name].joules

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,8 +137,12 @@ class Page:
         return said
 
 
+# WebGPU on the CPU: SwiftShader comes with the browser.
+WEBGPU = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan")
+
+
 @contextmanager
-def browser(chromium: str, folder: Path) -> Iterator[Page]:
+def browser(chromium: str, folder: Path, flags: Sequence[str] = ("--disable-gpu",)) -> Iterator[Page]:
     """folder: for its profile, which is thrown away by the caller."""
     to_child, from_us = os.pipe()
     to_us, from_child = os.pipe()
@@ -149,7 +153,7 @@ def browser(chromium: str, folder: Path) -> Iterator[Page]:
         os.dup2(ours[1], 4)
 
     child = subprocess.Popen(
-        [chromium, "--headless=new", "--no-sandbox", "--remote-debugging-pipe", "--disable-gpu", "--no-first-run",
+        [chromium, "--headless=new", "--no-sandbox", "--remote-debugging-pipe", *flags, "--no-first-run",
          "--disable-dev-shm-usage", "--disable-background-networking", f"--user-data-dir={folder}", "about:blank"],
         pass_fds=(3, 4, to_child, from_child), preexec_fn=place, stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

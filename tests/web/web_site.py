@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from unittest.mock import patch
 
 from bundles import model_of
@@ -26,12 +26,12 @@ _kept = TemporaryDirectory(prefix="edge-site-")
 
 
 @lru_cache
-def site_of(name: str = NAME, *isas: str, lora_rank: int = 0) -> Path:
-    folder = Path(_kept.name) / "-".join((name, *isas, str(lora_rank)))
+def site_of(name: str = NAME, *isas: str, lora_rank: int = 0, gpu: bool = False, **options: Any) -> Path:
+    folder = Path(_kept.name) / str(len(list(Path(_kept.name).iterdir())))
     with patch.object(site, "PIECE", PIECE):
         export(
-            model_of(name), folder, device="web", isas=isas or None, max_kv_size=ROWS, memory="64MiB",
-            lora_rank=lora_rank,
+            model_of(name), folder, device="web", isas=isas or None, lora_rank=lora_rank, gpu=gpu,
+            **{"max_kv_size": ROWS, "memory": "64MiB"} | options,
         )  # fmt: skip
     return folder
 

@@ -99,6 +99,11 @@ class DeviceRows:
         keys: FloatArray = np.concatenate(found) if found else np.zeros((0, self._form.head), np.float32)
         return keys.reshape(*rows.shape, self._form.head)
 
+    def value_norms(self, rows: AnyArray) -> FloatArray:
+        """See ArenaRows."""
+        found = [np.linalg.norm(self._decoded(*self._read(part, VALUES)), axis=-1) for part in _parts(rows)]
+        return np.concatenate([np.zeros(0, np.float32), *found])
+
     def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None:
         codes, scales = encode(self.dtype, keys.reshape(rows.size, -1))
         codes = np.ascontiguousarray(codes).view(np.uint8)

@@ -13,7 +13,8 @@ class DeviceState(FixedState):
     """The states of all layers, `size` values in a buffer that kernels read and write."""
 
     def __init__(self, device: Device, size: int) -> None:
-        self.buffer, self.whole = device.create(4 * size), True
+        super().__init__([size], values=np.zeros(0, np.float32))  # none in memory of the host
+        self.buffer = device.create(4 * size)
         self._device, self._size = device, size
 
     @property

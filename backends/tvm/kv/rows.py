@@ -93,6 +93,11 @@ class HostRows:
         self.scatter("keys", rows, pack_keys(self.dtype, codes))
         self.scatter("key_scales", rows, scales)
 
+    def value_norms(self, rows: AnyArray) -> FloatArray:
+        """See ArenaRows. Norms depend neither on the order of packed values nor on their transformation."""
+        codes = unpack_keys(self.dtype, self.gather("values", rows))
+        return np.asarray(np.linalg.norm(decode(self.dtype, codes, self.gather("value_scales", rows)), axis=-1))
+
     def _reflected(self, keys: FloatArray, heads: AnyArray | int) -> FloatArray:
         return reflect(keys, self.normals[heads]) if FORMATS[self.dtype].transformed else keys
 

@@ -53,6 +53,10 @@ class ArenaRows(Protocol):
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None: ...
 
+    def value_norms(self, rows: AnyArray) -> FloatArray:
+        """Norms of values, float32 [n]."""
+        ...
+
     def collect(self, paid: FloatArray) -> None:
         """Add to `paid`, float32 [count], the attention that kernels have accumulated elsewhere since the last call.
 
@@ -177,6 +181,9 @@ class NativeStore(Generic[OwnRows]):
 
     def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
         return self.rows.keys(self._in_arena(rows, head), self.heads if head is None else self.heads[head])
+
+    def value_norms(self, rows: AnyArray, head: int) -> FloatArray:
+        return self.rows.value_norms(self._in_arena(rows, head))
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
         self.rows.set_keys(self._in_arena(rows, head), keys, self.heads if head is None else self.heads[head])

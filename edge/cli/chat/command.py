@@ -142,7 +142,7 @@ def _answer(
     talk: Conversation, pieces: Pieces, shown: ProgressLine, thoughts: ThoughtView, *, json: bool, quiet: bool
 ) -> None:
     """Print an answer as it is generated, and notices about it. Ctrl-C ends the answer, not the conversation."""
-    from edge.cli.terminal.signals import Terminated, ended_by_signals
+    from edge.cli.terminal.signals import Terminated, ended_by_signals, get_over_it
     from edge.cli.terminal.wrap import WordWrap
     from edge.errors import BudgetError
 
@@ -158,7 +158,7 @@ def _answer(
     except Terminated:
         raise
     except KeyboardInterrupt:
-        pass  # a second Ctrl-C
+        get_over_it()  # a second Ctrl-C
     except BudgetError as error:
         unanswered = error
     finally:

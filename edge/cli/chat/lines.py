@@ -17,7 +17,7 @@ from typing import Any
 
 from edge.cli.terminal.prompts import read_lines
 from edge.cli.terminal.show import note
-from edge.cli.terminal.signals import Terminated
+from edge.cli.terminal.signals import Terminated, get_over_it
 
 PROMPT, MORE = "› ", "… "
 _BLOCK = '"""'
@@ -83,6 +83,7 @@ class Terminal:
                 asked = not typed
                 if asked:
                     note("press Ctrl-C again or Ctrl-D to leave")
+                get_over_it()
                 continue
             asked = False
             yield line

@@ -34,8 +34,8 @@ def export(
         int, o.flag("--lora-rank", help="Room for LoRA adapters up to this rank, which edge export-adapter makes.")
     ] = 0,
     gpu: Annotated[
-        str | None, o.flag("--gpu", help="Also programs for GPUs, in opencl: apps then have edge_options.engine.")
-    ] = None,
+        bool, o.flag("--gpu", help="With programs for a GPU, too: WebGPU in pages, OpenCL on Linux and Android.")
+    ] = False,
     force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,

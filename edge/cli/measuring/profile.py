@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +18,11 @@ from edge.errors import InputError
 from edge.options import Options
 
 if TYPE_CHECKING:
+    from edge.model.model import Model
     from edge.profiling.profile import Profile, Settings
 
 _COMPARE = "compare"
+_KIT = "kit:"
 _CONTEXTS = (128, 512, 1024, 2048, 4096)
 _QUICK_CONTEXTS = (128, 512)
 _LEAST_SUSTAINED_S = 5
@@ -53,8 +56,17 @@ Output = Annotated[
 @o.command
 def of(
     context: typer.Context,
-    model: o.ModelArgument,
+    model: o.OptionalModelArgument = None,
     output: Output = None,
+    on: Annotated[
+        str | None,
+        o.flag("--on", help="Measure another machine: ssh:user@host[:port], or kit:DIR to write a folder for it."),
+    ] = None,
+    device: Annotated[
+        str | None, o.flag("--device", help="With --on kit:DIR, the machine, by its name in edge devices list.")
+    ] = None,
+    read: Annotated[Path | None, o.flag("--read", help="Report on a kit's result.json instead of measuring.")] = None,
+    force: Annotated[bool, o.flag("--force", help="With --on kit:DIR, replace an older kit.")] = False,
     quick: Annotated[bool, o.flag("--quick", help="Fewer and shorter measurements.")] = False,
     sustained: Annotated[
         str | None,
@@ -80,18 +92,26 @@ def of(
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Measure a model on this device: load, prompts, answers, contexts, operators, memory, joules, heat.
+    """Measure a model on this device, or another: load, prompts, answers, contexts, operators, memory, joules, heat.
 
     Every engine in a process of its own, one after the other: a minute or so for all; --sustained 5m adds 5 minutes for
     each, --backend says which. Ends with what limits this device, and what to try. There is no --energy, --power or
     --max-temp, which would distort the measurements. With `compare A.json B.json` instead of MODEL: two profiles side
-    by side.
+    by side. With --on, another machine measures itself, with the cpu engine and without edge or Python.
     """
     from edge.profiling.collect import choose_engines, collect
     from edge.profiling.profile import Settings, recorded
     from edge.run.opening import open_model
 
     writers = [_writer(path) for path in output or []]
+    if read is not None:
+        if model is not None or on is not None:
+            raise InputError("--read measures nothing: leave MODEL and --on out")
+        _show(_read(read), writers, json=json, quiet=quiet)
+        return
+    if model is None:
+        raise InputError("no MODEL: give one, or --read FILE for the result of a kit")
+    _check_on(on, device, backend, force=force)
     long_run = _seconds(sustained)
     opened = open_model(model)
     rows = min(opened.spec.context, options.max_kv_size or opened.spec.context)
@@ -109,6 +129,12 @@ def of(
         **recorded(options),
     )
     _check(settings, opened.spec.context)
+    if on is not None and on.startswith(_KIT):
+        _write_kit(opened, model, on, device, settings, quick=quick, force=force, json=json, quiet=quiet)
+        return
+    if on is not None:
+        _show(_over_ssh(opened, model, on, settings, quick, context.obj, quiet), writers, json=json, quiet=quiet)
+        return
     names = [] if backend == "auto" else [each.strip() for each in backend.split(",")]
     engines = choose_engines(opened, names, options.kv_dtype)
     if long_run and not quiet:
@@ -122,6 +148,10 @@ def of(
     except KeyboardInterrupt:
         note("interrupted: nothing was written; --quick takes less time, and --backend fewer engines")
         raise
+    _show(made, writers, json=json, quiet=quiet)
+
+
+def _show(made: Profile, writers: Sequence[Callable[[Profile], None]], *, json: bool, quiet: bool) -> None:
     try:
         for write in writers:
             write(made)
@@ -133,6 +163,64 @@ def of(
             from edge.report.profile import profile_summary
 
             print(terminal(profile_summary(made), width()), end="")
+
+
+def _check_on(on: str | None, device: str | None, backend: str, *, force: bool) -> None:
+    """Raises InputError for options that do not go together."""
+    if on is None or not on.startswith(_KIT):
+        for flag, given in (("--device", device is not None), ("--force", force)):
+            if given:
+                raise InputError(f"{flag} goes with --on kit:DIR")
+    if on is not None:
+        from edge.profiling.kit.run import check_place
+
+        check_place(on)
+        if backend not in ("auto", "cpu"):
+            raise InputError(f"--backend {backend}: other machines are measured with the cpu engine, in a kit")
+
+
+def _read(path: Path) -> Profile:
+    from edge.profiling.kit.result import profile_of, read_result
+
+    return profile_of(read_result(path), "./edge-profile > result.json")
+
+
+def _write_kit(
+    opened: Model, called: str, on: str, device: str | None, settings: Settings, *, quick: bool, force: bool,
+    json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    from edge.budget import format_bytes
+    from edge.devices.profiles import HOST
+    from edge.profiling.kit.make import PROGRAM, make_kit
+
+    folder = Path(on.removeprefix(_KIT))
+    with progress(enabled=not quiet) as shown:
+        kit = make_kit(
+            opened, called, folder, device or HOST, settings, quick=quick, force=force,
+            progress=lambda step, part: shown.step(step)(part, 1.0),
+        )  # fmt: skip
+    if json:
+        print_json({"folder": str(folder), **asdict(kit)})
+    elif not quiet:
+        size = format_bytes(sum(each.stat().st_size for each in folder.iterdir()))
+        print(f"{folder}: {size}, {kit.model.label} for {kit.device} ({', '.join(kit.isas)})")
+        print(f"run ./{PROGRAM} > result.json in it there, then here: edge profile --read result.json")
+
+
+def _over_ssh(
+    opened: Model, called: str, on: str, settings: Settings, quick: bool, again: str, quiet: bool
+) -> Profile:  # fmt: skip
+    from edge.profiling.kit.result import profile_of
+    from edge.profiling.kit.run import profile_over_ssh
+    from edge.profiling.kit.ssh import Address
+
+    address = Address.of(on.partition(":")[2])
+    with progress(enabled=not quiet) as shown:
+        result = profile_over_ssh(
+            opened, called, address, settings, quick=quick,
+            on_step=lambda what, share: shown.step(what)(share, 1.0),
+        )  # fmt: skip
+    return profile_of(result, again)
 
 
 @profile.command(_COMPARE)

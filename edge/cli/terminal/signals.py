@@ -25,10 +25,9 @@ class Terminated(KeyboardInterrupt):
 _received: list[int] = []  # typer does not pass on which signal interrupted
 
 
-def terminate(number: int, _frame: FrameType | None) -> None:
-    """Handler of SIGTERM."""
+def _raise(number: int, _frame: FrameType | None) -> None:
     _received.append(number)
-    raise Terminated
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def leave_at_once() -> None:
@@ -45,8 +44,8 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 def raise_interrupts() -> None:
     """From here on, both signals raise exceptions."""
     if signal.getsignal(signal.SIGINT) is _leave:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, terminate)
+        signal.signal(signal.SIGINT, _raise)
+    signal.signal(signal.SIGTERM, _raise)
     sys.unraisablehook = _come_again
 
 
@@ -72,9 +71,19 @@ def _send(number: int) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
+def was_interrupted() -> bool:
+    """Whether a signal has come that the command did not get over (`get_over_it`)."""
+    return bool(_received)
+
+
+def get_over_it() -> None:
+    """Forget a Ctrl-C after which the command goes on."""
+    _received.clear()
+
+
 def interrupted() -> int:
     """The customary exit code of an interrupted process: 143 for SIGTERM, 130 for Ctrl-C."""
-    return 143 if _received else 130
+    return 128 + (signal.SIGTERM if signal.SIGTERM in _received else signal.SIGINT)
 
 
 @contextmanager

@@ -117,7 +117,7 @@ static inline void *take(arena *from, uint64_t size)
  * Section NORMALS: float[layers * kv_heads * head] of reflections, if kv_dtype is int4.
  * Section TABLE, the last: a row of layers * layer_inputs values for each token, in blocks of GGUF; see table.c.
  * Section ADAPTERS: an adapters_config, and an `adapted` for each matrix that may have an adapter.
- * Section GPU: a gpu_config, its tables and sources (edge/exporting/gpu_programs.py); GPU_WEIGHTS: the content of buffers.
+ * Section GPU: a gpu_config, its tables and sources (edge/exporting/app_programs.py); GPU_WEIGHTS: the content of buffers.
  * Section STRINGS: of name, license, policy, kv_dtype, each ends with \0. */
 
 struct edge_model {
@@ -281,6 +281,7 @@ typedef struct {
     uint8_t *arrays[4];                /* keys, values, key scales, value scales */
     uint32_t widths[4], item[4];       /* elements of a row, bytes of an element */
     const float *normals;              /* [layers * kv_heads][stride], NULL without reflections */
+    uint8_t *changed;                  /* of each tile: it was written since a device last read it; NULL without one */
     float *work;                       /* [head] */
 } kv_rows;
 /* elsewhere: they will have a device, and take no memory. */
@@ -291,6 +292,7 @@ void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count)
 void rows_release(kv_rows *rows, uint32_t first);                                 /* all from this one on, a tile's first */
 void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key);      /* head: of all layers' */
 void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key);        /* may change the key */
+void rows_written(kv_rows *rows, uint32_t first, uint32_t count);                  /* by compiled code */
 float rows_from_half(uint16_t half);
 uint16_t rows_to_half(float x);
 size_t rows_bytes(const kv_rows *rows);                                            /* of one row */
@@ -346,6 +348,8 @@ typedef struct {
     float *states;
 } kv_pointers;
 kv_pointers kv_arguments(kv *k);
+kv_rows *kv_arenas(kv *k);                          /* [2]: of `keys`, and of `ring_keys`, without rows unless it lies apart */
+void kv_written(kv *k, uint32_t count);             /* rows behind all others, by compiled code */
 uint64_t kv_saved_bytes(const kv *k);
 bool kv_save(const kv *k, bool (*out)(void *to, const void *bytes, size_t size), void *to);
 edge_status kv_load(kv *k, bool (*in)(void *from, void *bytes, size_t size), void *from, edge_error *error);
@@ -411,6 +415,24 @@ uint64_t pass_bytes(const pass *p); /* scratch */
 /* The table of the pass and the memory for an adapter, where the model has room for one. */
 typedef struct { int64_t *table; uint8_t *memory; } adapter_room;
 adapter_room pass_adapter(const pass *p);
+
+/* A pass for a device beside the processor. It reads rows of arenas that are `changed`, and writes those that it appends
+ * to the arenas, too: so rows are saved, moved and rotated here, and the processor can go on at any time. */
+typedef struct {
+    const int32_t *tokens;
+    uint32_t count;
+    int32_t position;                  /* of the first token */
+    const float *angles;               /* of the first token, as `fill_angles` writes them; those of each kind … */
+    uint32_t angles_stride;            /* … are so many values apart */
+    const float *temperatures;         /* [count], NULL: none */
+    const int32_t *starts, *lengths;   /* [layers * kv_heads] */
+    const int32_t *positions;          /* of the rows of the arena that has windows */
+    float *logits;
+    const kv_rows *arenas;             /* [2]: see kv_arenas */
+} device_job;
+typedef bool device_run(const device_job *job); /* false: it did not run, and nothing has changed but `changed` */
+extern device_run *const EDGE_DEVICE; /* trusted.c; NULL without a device, so that libraries have no code */
+device_run run_on_page;               /* web/c/gpu.c */
 
 /* The compiled pass of an instruction set (backends/tvm/cpu/generator.py). Every thread calls it until it has done the job
  * QUIT. It returns to thread 0 after each job; to the others after QUIT, or in WebAssembly, where a function that runs is

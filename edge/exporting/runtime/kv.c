@@ -381,6 +381,15 @@ kv_pointers kv_arguments(kv *k)
                          rings[0], rings[1], rings[2], rings[3], k->positions, k->states};
 }
 
+kv_rows *kv_arenas(kv *k) { return k->rows; }
+
+void kv_written(kv *k, uint32_t count)
+{
+    for (kv_part *p = &k->whole; p; p = p == &k->whole ? &k->ring : NULL)
+        for (uint32_t head = 0; head < p->heads; head++)
+            rows_written(p->rows, p->start + head * p->even + p->length, count);
+}
+
 /* ---- what policies look at ---------------------------------------------------------------------------------------- */
 
 uint32_t kv_heads(const kv *k) { return k->whole.heads; }

@@ -282,11 +282,19 @@ float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observe
     job->angle = angle_row(p, count);
     job->wanted = 1;
     job->observed = p->design->observed ? seen : 0;
-    cpu_binding before;
-    bool bound = bind_thread(p->cpu_mask, &before);
-    run_compiled(p, 0);
-    if (bound)
-        unbind_thread(&before);
+    if (!EDGE_DEVICE || !EDGE_DEVICE(&(device_job){
+            .tokens = p->tokens, .count = count, .position = (int32_t)position,
+            .angles = p->rope + job->angle * 2 * p->model->config->head, .angles_stride = p->design->rope_size,
+            .temperatures = p->model->config->tempered ? p->floats + p->design->temperatures : NULL,
+            .starts = p->cache.starts, .lengths = p->cache.lengths, .positions = p->cache.positions,
+            .logits = p->logits, .arenas = kv_arenas(p->rows)})) {
+        cpu_binding before;
+        bool bound = bind_thread(p->cpu_mask, &before);
+        run_compiled(p, 0);
+        if (bound)
+            unbind_thread(&before);
+        kv_written(p->rows, count);
+    }
     kv_appended(p->rows, count);
     return p->logits;
 }

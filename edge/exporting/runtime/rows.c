@@ -49,6 +49,7 @@ void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t h
         uint64_t bytes = (uint64_t)rows->widths[array] * rows->item[array];
         rows->arrays[array] = take(from, elsewhere ? 0 : (count + (uint64_t)SPARE_ROWS) * bytes);
     }
+    rows->changed = take(from, EDGE_DEVICE ? count / TILE : 0);
     rows->normals = dtype == KV_INT4 ? (const float *)model->sections[SECTION_NORMALS] : NULL;
     rows->work = take(from, sizeof(float) * head);
 }
@@ -76,12 +77,19 @@ static void copy(uint8_t *to, size_t to_stride, const uint8_t *from, size_t from
             *to = *from;
 }
 
+void rows_written(kv_rows *rows, uint32_t first, uint32_t count)
+{
+    for (uint32_t tile = first / TILE; EDGE_DEVICE && tile * TILE < first + count; tile++)
+        rows->changed[tile] = 1;
+}
+
 void rows_move(kv_rows *rows, uint32_t source, uint32_t target)
 {
     if (rows->device) {
         rows->device->work->move(rows->device, source, target);
         return;
     }
+    rows_written(rows, target, 1);
     for (int array = 0; array < ARRAYS; array++) {
         size_t stride;
         uint8_t *from = element(rows, array, source, &stride), *to = element(rows, array, target, &stride);
@@ -97,6 +105,7 @@ void rows_settle(kv_rows *rows)
 
 void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count)
 {
+    rows_written(rows, target, count);
     for (int array = 0; array < ARRAYS; array++) {
         size_t bytes = (size_t)rows->widths[array] * rows->item[array];
         memmove(rows->arrays[array] + target * bytes, rows->arrays[array] + source * bytes, count * bytes);
@@ -139,6 +148,7 @@ void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved)
         rows->device->work->restore(rows->device, row, saved);
         return;
     }
+    rows_written(rows, row, 1);
     for (int array = 0; array < ARRAYS; array++) {
         size_t stride, item = rows->item[array];
         uint8_t *to = element(rows, array, row, &stride);
@@ -277,6 +287,7 @@ void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key)
     }
     size_t stride;
     uint8_t *to = element(rows, KEYS, row, &stride);
+    rows_written(rows, row, 1);
     if (rows->dtype == KV_INT8)
         set_int8(rows, row, key);
     else if (rows->dtype == KV_INT4) {

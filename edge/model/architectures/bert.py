@@ -39,7 +39,7 @@ def _encoder(header: Header, spec: ModelSpec, rope: Rope, dense: Dense, position
         Block("", dense, sum_norm="layer_output_norm"),
     )
     return Network(
-        spec.hidden, spec.vocab, (layer,) * spec.layers, "layer", spec.norm_eps, positions=positions,
+        spec.hidden, spec.vocab, (layer,) * spec.layers, norm="layer", norm_eps=spec.norm_eps, positions=positions,
         token_types=_count_types(header), embedding_norm=True, pooling=_read_pooling(header),
     )  # fmt: skip
 

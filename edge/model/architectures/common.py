@@ -59,9 +59,10 @@ def decoder(
         for rope, window in zip(ropes, windows, strict=True)
     )
     return Network(
-        spec.hidden, spec.vocab, layers, norm, spec.norm_eps, embedding_scale,
-        spec.context if learned_positions else 0, "output_norm.bias" in header.file.tensors, tied_head=spec.tied_head,
-        logit_scale=logit_scale, logit_cap=logit_cap,
+        spec.hidden, spec.vocab, layers, norm=norm, norm_eps=spec.norm_eps, embedding_scale=embedding_scale,
+        positions=spec.context if learned_positions else 0,
+        output_norm_bias="output_norm.bias" in header.file.tensors, tied_head=spec.tied_head, logit_scale=logit_scale,
+        logit_cap=logit_cap,
     )  # fmt: skip
 
 

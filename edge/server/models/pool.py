@@ -73,7 +73,7 @@ class Pool:
         self.workers: dict[str, Worker] = {}
         self.loads = self.evictions = 0
         self.energy = Energy(find_meter(), idle=True)
-        self.shares = {name: self.energy.share() for name in self.entries}  # of the joules, by model
+        self.shares = {name: self.energy.share(anew=True) for name in self.entries}  # of the joules, by model
         self._turns = Turns(self.energy)
         self._loading = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[Worker]] = {}
@@ -198,8 +198,7 @@ class Pool:
             loras=max(1, min(options.sequences, len(loras))),
         )  # fmt: skip
         others = [each for each in self.entries.values() if each is not entry and each.name not in self.ledger.models]
-        # The joules of a power limit are those of all models.
-        meter = self.shares[entry.name] if options.power is None else None
+        meter = self.shares[entry.name]
         before, for_others = memory_use().rss, sum(map(self._least, others))
         try:
             session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come + for_others)

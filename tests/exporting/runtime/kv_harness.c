@@ -4,6 +4,8 @@
 
 #include "internal.h"
 
+device_run *const EDGE_DEVICE = NULL; /* which trusted.c has elsewhere */
+
 typedef struct {
     edge_model model;
     kv *cache;

@@ -7,10 +7,13 @@
  *     env.write(from, size) i32, takes the next bytes of a state that is being saved; less than 0: it cannot
  *     env.read(to, size)    i32, gives the next bytes of a state that is being loaded, or of an adapter; how many, fewer at
  *                           its end
+ *     env.gpu(job)          i32, 1: it ran a pass; else the module does. job: 22 words, addresses and numbers of device_job
+ *                           (internal.h) in order, then of both its arenas: rows, keys, values, their scales, `changed`
  *     env.row(at, to, size) i32, reads bytes of model.edge that are not in memory, from f64 at on; how many
  *
  * so that a state needs no memory of the module, nor does a table of embeddings: modules of models without one do not
- * import env.row. None of them may throw.
+ * import env.row, nor those of sites without WebGPU env.gpu. None of them may throw. env.gpu may suspend web_append and
+ * web_next (JavaScript's promise integration).
  *
  * Every thread is an instance of its own with the same memory. The first thread, which makes all other calls, asks for the
  * stack of another, web_stack(number). Before anything else, that thread's instance sets its `__stack_pointer` to it, then

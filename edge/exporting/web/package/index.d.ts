@@ -13,6 +13,9 @@ export interface OpenOptions {
   memory?: number | string;
   /** Default: as many as the bundle has memory for and the device has cores; 1 where the page is not isolated. */
   threads?: number;
+  /** On a site with programs for a GPU (`edge export --gpu`). auto: the module answers until a GPU is ready, which is used
+   * where it is faster; gpu: one is waited for, and without one `open` fails with unsupported. Default: auto. */
+  engine?: "auto" | "cpu" | "gpu";
   /** One of the manifest's instruction sets, for tests; default: the best that this browser has. */
   isa?: string;
   onProgress?: (progress: Progress) => void;
@@ -106,6 +109,10 @@ export interface Report {
   memory: { bytes: number; bound: number };
   rows: number;
   evicted: number;
+  /** Which ran the answer's passes; both: one after the other. */
+  engine: "cpu" | "gpu" | "both";
+  /** Why the CPU runs passes, on a site with programs for a GPU; null: it does not, or by choice. */
+  engineReason: string | null;
 }
 
 export class EdgeError extends Error {

@@ -3,6 +3,9 @@
  */
 
 /** @typedef {(memory: WebAssembly.Memory, address: number, size: number) => number} Transfer */
+/** @typedef {(memory: WebAssembly.Memory, job: number) => Promise<number>} Pass on a GPU: env.gpu of web.h */
+
+const { promising, Suspending } = /** @type {any} */ (WebAssembly); // where functions of a module may wait for promises
 
 /** Statuses of edge.h, as codes of EdgeError. */
 const CODES = {
@@ -123,8 +126,8 @@ function body(code) {
  *
  * @param {WebAssembly.Module} module
  * @param {WebAssembly.Memory} memory
- * @param {{write: Transfer, read: Transfer, row: (to: Uint8Array, at: number) => number}} [host] which only the first thread
- * needs
+ * @param {{write: Transfer, read: Transfer, row: (to: Uint8Array, at: number) => number, gpu?: Pass}} [host] which only the
+ * first thread needs
  */
 export async function instantiate(module, memory, host) {
   const env = {
@@ -139,6 +142,7 @@ export async function instantiate(module, memory, host) {
       new Uint8Array(memory.buffer).set(bytes, to >>> 0);
       return count;
     },
+    gpu: host?.gpu ? new Suspending((/** @type {number} */ job) => host.gpu?.(memory, job >>> 0)) : () => 0,
   };
   const instance = await WebAssembly.instantiate(module, { env });
   return /** @type {any} */ (instance.exports);
@@ -192,14 +196,20 @@ export class Engine {
   /**
    * @param {WebAssembly.Module} module
    * @param {WebAssembly.Memory} memory
+   * @param {Pass | null} [gpu]
    */
-  static async make(module, memory) {
+  static async make(module, memory, gpu = null) {
     const engine = new Engine(module, memory);
     engine.exports = await instantiate(module, memory, {
       write: (...all) => engine.#state.write(...all),
       read: (...all) => engine.#state.read(...all),
       row: (...all) => engine.#row(...all),
+      ...(gpu && { gpu }),
     });
+    if (gpu) {
+      const { web_append, web_next } = engine.exports;
+      engine.exports = { ...engine.exports, web_append: promising(web_append), web_next: promising(web_next) };
+    }
     return engine;
   }
 
@@ -257,14 +267,19 @@ export class Engine {
   }
 
   /** @param {keyof typeof ROLES} role @param {string} text */
-  append(role, text) {
+  async append(role, text) {
     const bytes = new TextEncoder().encode(text);
-    this.#lend(bytes, (address) => this.#check(this.exports.web_append(ROLES[role], address, bytes.length)));
+    const [address, size] = this.#take(bytes);
+    try {
+      this.#check(await this.exports.web_append(ROLES[role], address, bytes.length));
+    } finally {
+      this.exports.web_give(address, size);
+    }
   }
 
-  /** The next piece of the answer: bytes are copied. @returns {{text: Uint8Array, token: number, finish: number}} */
-  next() {
-    const finish = this.#check(this.exports.web_next());
+  /** The next piece of the answer: bytes are copied. @returns {Promise<{text: Uint8Array, token: number, finish: number}>} */
+  async next() {
+    const finish = this.#check(await this.exports.web_next());
     const from = this.exports.web_piece() >>> 0;
     const text = new Uint8Array(this.memory.buffer).slice(from, from + this.exports.web_piece_length());
     return { text, token: this.exports.web_piece_token(), finish };
@@ -366,15 +381,21 @@ export class Engine {
    * @param {(address: number) => T} work
    */
   #lend(bytes, work) {
-    const size = Math.max(1, bytes.length);
-    const address = this.exports.web_take(size) >>> 0;
-    if (!address) throw new EdgeError("no-memory", "the bound of the memory has no room for this text");
-    new Uint8Array(this.memory.buffer, address, bytes.length).set(bytes);
+    const [address, size] = this.#take(bytes);
     try {
       return work(address);
     } finally {
       this.exports.web_give(address, size);
     }
+  }
+
+  /** A copy of these bytes in the module's memory: its address and size. @param {Uint8Array} bytes */
+  #take(bytes) {
+    const size = Math.max(1, bytes.length);
+    const address = this.exports.web_take(size) >>> 0;
+    if (!address) throw new EdgeError("no-memory", "the bound of the memory has no room for this text");
+    new Uint8Array(this.memory.buffer, address, bytes.length).set(bytes);
+    return [address, size];
   }
 
   /** @param {number} status */

@@ -16,6 +16,7 @@ const WAIT = 250; // ms before the second try; doubled each time
  * @typedef {{url: string, name: string, bytes: number, resident: number, piece: number, pieces: string[]}} Source
  * url: of model.edge. name: under which it is stored. pieces: SHA-256 of its pieces of `piece` bytes. resident: bytes that
  * the engine has in memory; it reads the others from storage.
+ * @typedef {{length: number, set: (bytes: Uint8Array, at: number) => void}} Target
  */
 
 /**
@@ -33,7 +34,7 @@ export async function storageName(url, sha256) {
  * Writes the resident part of the model to `target`, from storage or from the network.
  *
  * @param {Source} source
- * @param {Uint8Array} target in memory that may be shared
+ * @param {Target} target in memory that may be shared, or of a GPU
  * @param {(step: "download" | "load", loaded: number) => void} tell
  * @param {AbortSignal} signal
  * @returns {Promise<{stored: boolean, file: Stored | null}>} whether the model is in storage now; and its file, if the
@@ -112,7 +113,7 @@ async function openFile(source, { reads = false } = {}) {
  * Reads the pieces that are stored. Returns the numbers of those that are missing or damaged.
  *
  * @param {Source} source
- * @param {Uint8Array} target
+ * @param {Target} target
  * @param {Stored} file
  * @param {(step: "download" | "load", loaded: number) => void} tell
  * @param {AbortSignal} signal
@@ -138,7 +139,7 @@ async function loadStored(source, target, file, tell, signal) {
 
 /**
  * @param {Source} source
- * @param {Uint8Array} target
+ * @param {Target} target
  * @param {Stored} file
  * @param {number[]} missing
  * @param {(step: "download" | "load", loaded: number) => void} tell
@@ -249,7 +250,7 @@ export async function forget(name, { others = false } = {}) {
   }
 }
 
-/** As much as belongs into `target`. @param {Uint8Array} target @param {Uint8Array} bytes @param {number} at */
+/** As much as belongs into `target`. @param {Target} target @param {Uint8Array} bytes @param {number} at */
 function put(target, bytes, at) {
   if (at < target.length) target.set(bytes.subarray(0, target.length - at), at);
 }

@@ -3,6 +3,7 @@
  *
  * Messages to it: {id, call, values}; from it: {id, result} or {id, error}, and {id, event} meanwhile.
  */
+import { Gpu, whyNone } from "./gpu.js";
 import { fetchBytes, fetchFile, fetchManifest } from "./manifest.js";
 import { chooseIsa, EdgeError, Engine, FINISHES } from "./module.js";
 import { forget, loadModel, storageName } from "./store.js";
@@ -16,6 +17,10 @@ let engine;
 /** @type {Worker[]} */
 let workers = [];
 let bound = 0;
+/** @type {Gpu | null} */
+let gpu = null;
+/** @type {string | null} */
+let withoutGpu = null; // why there is none, of a site that has programs for one
 let cancelled = false; // by a message; threads have a flag in memory besides
 /** @type {AbortController} */
 let opening;
@@ -37,7 +42,8 @@ const calls = {
     const source = { ...web, url: file, name: await storageName(file, manifest.files[web.model].sha256) };
     const memory = makeMemory(web.memory);
     const module = await compile(url, manifest, web.modules[isa], opening.signal);
-    engine = await Engine.make(module, memory);
+    const prepare = await chooseGpu(url, manifest, options, opening.signal);
+    engine = await Engine.make(module, memory, gpu && ((...job) => /** @type {Gpu} */ (gpu).run(...job)));
     const isolated = globalThis.crossOriginIsolated === true;
     const count = Math.min(options.threads ?? navigator.hardwareConcurrency ?? 1, manifest.plan.threads);
     const threads = isolated ? await startThreads(Math.max(1, count)) : 1;
@@ -50,6 +56,8 @@ const calls = {
     if (stored) await forget(source.name, { others: true });
     engine.open();
     engine.begin({ threads });
+    const prepared = prepare((step, loaded, all) => tell({ step, loaded, total: all }));
+    if (options.engine === "gpu") await prepared;
     tell({ step: "ready", loaded: web.bytes, total: web.bytes });
     const { weights, kv, scratch, ...info } = engine.info;
     const now = memory.buffer.byteLength;
@@ -72,15 +80,16 @@ const calls = {
     cancelled = false;
     engine.set(options);
     const before = engine.use;
+    const passes = { ...gpu?.passes };
     const began = performance.now();
-    engine.append(role, text);
+    await engine.append(role, text);
     const decoder = new TextDecoder();
     /** @type {any} */
     let report = { finish: null, promptTokens: 0, tokens: 0, promptSeconds: 0, seconds: 0, tokensPerSecond: 0 };
     let first = 0;
     let looked = 0;
     for (;;) {
-      const { text: bytes, token, finish } = engine.next();
+      const { text: bytes, token, finish } = await engine.next();
       const now = performance.now();
       if (token >= 0) report.tokens++;
       if (!first) {
@@ -96,6 +105,7 @@ const calls = {
           ...report, joules: use.joules, measured: use.measured, memory: { bytes: engine.memory.buffer.byteLength, bound },
           rows: use.rows, evicted: use.evicted - before.evicted,
           promptTokens: report.promptTokens || use.tokens - before.tokens,
+          ...ranOn(passes),
         };
       }
       if (finish) report.finish = FINISHES[finish];
@@ -129,6 +139,46 @@ addEventListener("message", async ({ data: { id, call, values } }) => {
     postMessage({ id, error: { code: typeof code === "string" ? code : "failed", message } });
   }
 });
+
+/**
+ * Chooses whether `gpu` will run passes; returns a function that prepares it once the module is ready. It does not fail
+ * unless `options.engine` insists on a GPU: without one, the module runs all passes.
+ *
+ * @param {string} url @param {any} manifest @param {any} options @param {AbortSignal} signal
+ * @returns {Promise<(tell: (step: string, loaded: number, total: number) => void) => Promise<void>>}
+ */
+async function chooseGpu(url, manifest, { engine: wanted = "auto", memory }, signal) {
+  const { gpu: programs } = manifest.web;
+  if (!["auto", "cpu", "gpu"].includes(wanted)) throw new EdgeError("bad-argument", `engine ${wanted}: choose auto, cpu, gpu`);
+  if (wanted === "cpu" || (!programs && wanted === "auto")) return async () => {};
+  const insists = wanted === "gpu";
+  if (!programs) throw new EdgeError("unsupported", "this site has no programs for a GPU: export it with --gpu");
+  withoutGpu = whyNone();
+  if (memory !== undefined && memory < bound + programs.memory) withoutGpu = "memory has no room for a GPU's buffers";
+  if (withoutGpu && insists) throw new EdgeError("unsupported", withoutGpu);
+  if (withoutGpu) return async () => {};
+  const text = new TextDecoder().decode(await fetchFile(url, manifest, programs.programs, signal));
+  const device = (gpu = new Gpu(JSON.parse(text), { race: !insists }));
+  return async (tell) => {
+    const file = new URL(programs.weights, url).href;
+    const name = await storageName(file, manifest.files[programs.weights].sha256);
+    const source = { ...programs, url: file, name, resident: programs.bytes };
+    try {
+      await device.open(insists, (target) =>
+        loadModel(source, target, (step, loaded) => insists && tell(step, loaded, programs.bytes), signal));
+      await forget(name, { others: true });
+    } catch (error) {
+      if (insists) throw new EdgeError("unsupported", /** @type {any} */ (error).message);
+    }
+  };
+}
+
+/** Which engine ran an answer. @param {{gpu?: number, cpu?: number}} before its passes */
+function ranOn(before) {
+  if (!gpu) return { engine: "cpu", engineReason: withoutGpu };
+  const [ours, others] = [gpu.passes.gpu - (before.gpu ?? 0), gpu.passes.cpu - (before.cpu ?? 0)];
+  return { engine: !ours ? "cpu" : others ? "both" : "gpu", engineReason: gpu.why };
+}
 
 /** @param {{initial: number, maximum: number}} pages */
 function makeMemory({ initial, maximum }) {

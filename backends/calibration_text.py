@@ -1,4 +1,4 @@
-"""A few hundred tokens of prose, code, tables and other languages, to calibrate the ranges of keys and values."""
+"""A few hundred tokens of prose, code, tables and other languages, by which engines learn a model's ranges."""
 
 TEXT = """The harbour was quiet when the ferry came in. Two men threw ropes to the quay, and a woman with a red \
 suitcase asked them how far it was to the station. "Ten minutes, if you walk along the water," said the older \

@@ -1,0 +1,90 @@
+"""The queries that a model is likely to have: their mean and covariance before RoPE, of every layer and KV head.
+
+They are measured once for a model (reference/queries.py). A cache rotates them to where the next tokens will be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge.backends.rope import Rotation, rotate
+from edge.kv.policy import Gaussian
+from edge.model.layers import Attention, Network
+from edge.types import AnyArray, FloatArray
+
+AHEAD = 512  # positions of coming queries, over which their rotation is averaged
+
+
+@dataclass(frozen=True)
+class QueryMoments:
+    """Of layers with rows of their own, float16 [KV heads, 1 + head, head]: the mean, then the covariance, scaled as
+    queries are. Query heads that share a KV head count as one. Values of a head lie as in the model's file."""
+
+    network: Network
+    layers: dict[int, AnyArray]
+
+    @classmethod
+    def of(cls, network: Network, values: AnyArray) -> QueryMoments:
+        """From the moments of all layers, one behind the other."""
+        layers, at = {}, 0
+        for layer, core in _cores(network):
+            shape = core.kv_heads, 1 + core.head_dim, core.head_dim
+            count = core.kv_heads * shape[1] * shape[2]
+            layers[layer], at = values[at : at + count].reshape(shape), at + count
+        return cls(network, layers)
+
+    def ahead_of(self, position: int, rotation: Rotation, layer: int, head: int) -> Gaussian:
+        """The queries of the tokens from `position` on, in an engine with such a rotation and heads of such a size."""
+        kept = np.asarray(self.layers[layer], np.float32)
+        core = self.network.attention[layer]
+        assert core is not None
+        order = _order(core, rotation, self.network.halves)
+        mean, covariance = kept[:, 0, order], kept[:, 1 + order[:, None], order]
+        padding = (0, head - len(order))
+        mean = np.pad(mean, ((0, 0), padding))
+        covariance = np.pad(covariance, ((0, 0), padding, padding))
+        tables = rotation.tables(rotation.kinds[layer], position + np.arange(AHEAD))
+        cos, sin = (each.mean(axis=0, keepdims=True) for each in tables)
+
+        def rotated(x: FloatArray) -> FloatArray:
+            return rotate(x, cos, sin, halves=rotation.halves)
+
+        return Gaussian(rotated(mean), rotated(rotated(covariance).swapaxes(-1, -2)))
+
+
+def moments_bytes(network: Network) -> int:
+    return 2 * sum(core.kv_heads * (1 + core.head_dim) * core.head_dim for _, core in _cores(network))
+
+
+def load_moments(network: Network, path: Path) -> QueryMoments:
+    return QueryMoments.of(network, np.fromfile(path, np.float16))
+
+
+def save_moments(layers: Sequence[AnyArray], path: Path) -> None:
+    path.write_bytes(b"".join(np.asarray(each, np.float16).tobytes() for each in layers))
+
+
+def _cores(network: Network) -> Iterator[tuple[int, Attention]]:
+    for layer, core in enumerate(network.attention):
+        if core is not None and core.row_values:
+            yield layer, core
+
+
+def _order(core: Attention, rotation: Rotation, halves: bool) -> AnyArray:
+    """For each value of an engine's head, its place in the file's: pairs may lie otherwise; the others keep their
+    order."""
+    head, pairs = core.head_dim, core.rope.dim // 2
+
+    def ends(width: int, *, halves: bool) -> AnyArray:
+        first = np.arange(pairs)
+        return np.concatenate([first, first + width] if halves else [2 * first, 2 * first + 1])
+
+    here, there = ends(rotation.pairs, halves=rotation.halves), ends(pairs, halves=halves)
+    order, every = np.zeros(head, np.intp), np.arange(head)
+    order[here] = there
+    order[np.setdiff1d(every, here)] = np.setdiff1d(every, there)
+    return order

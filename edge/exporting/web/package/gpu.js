@@ -1,0 +1,484 @@
+/**
+ * The passes of a model on the page's GPU (WebGPU), by programs that `edge export --gpu` wrote: gpu.json.
+ *
+ * The rows of the KV cache lie in the module's memory, and the device has a copy of them: before a pass it gets the tiles
+ * that the module has changed, and after it the module gets the rows that were appended. So the module can run any pass
+ * itself, such as the one in which a device is lost, and it evicts, rotates and saves rows as it does without a GPU.
+ */
+
+const TILE = 16; // rows
+const ALIGNMENT = 256; // bytes, of uniforms
+const STAGED = 1024; // rows that are read at once: they lie behind those of an arena
+const BOTH = 3; // what is moved of a row: its key and its value
+const WORK = 2048; // dispatches of a submit times their tokens: drivers reset a GPU that is busy for seconds
+const PATIENCE = 30000; // ms that a pass may take …
+const FIRST = 300000; // … and the first ones, which drivers compile
+const RACED = 8; // tokens that each engine generates before the slower one is left
+
+/** Bits of WebGPU's usages, a stage, and a mode of mapping. */
+const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, COMPUTE, READ] = [1, 4, 8, 64, 128, 4, 1];
+const LIMITS = { maxStorageBufferBindingSize: 2 ** 27, maxBufferSize: 2 ** 28 }; // that every device has
+
+/** @typedef {{name: string, pipeline: any, layout: any}} Kernel */
+/** @typedef {{pipeline: any, group: any, x: number, y: number, per: number}} Step */
+/** @typedef {{rows: number, keys: number, values: number, keyScales: number, valueScales: number, changed: number}} Place */
+
+/** Why this browser cannot use a GPU; null if it may. @returns {string | null} */
+export function whyNone() {
+  if (!("Suspending" in WebAssembly)) return "this browser's WebAssembly cannot wait for a GPU";
+  return "gpu" in navigator ? null : "this browser has no WebGPU";
+}
+
+/** A device with kernels and buffers. Before `open` has ended, and after `fail`, it refuses passes. */
+export class Gpu {
+  /** How many ran here, and how many the module ran itself. */
+  passes = { gpu: 0, cpu: 0 };
+  /** Why it refuses passes; null: it does not. @type {string | null} */
+  why = "the GPU is being prepared";
+  #failed = false;
+  /** @type {any} */
+  #device = null;
+  /** @type {Record<string, any>} */
+  #buffers = {};
+  /** @type {Arena[]} */
+  #arenas = [];
+  /** @type {Record<string, Step[]>} */
+  #recorded = {};
+  /** @type {Promise<void>} */
+  #lost = new Promise(() => {});
+  /** Positions as the device has them. */
+  #sent;
+  #race;
+
+  /** @param {any} programs the content of gpu.json @param {{race: boolean}} options race: a GPU that is slower is left */
+  constructor(programs, { race }) {
+    this.programs = programs;
+    this.#race = race ? new Race() : null;
+    this.#sent = new Int32Array(programs.windowed ? programs.arenas.at(-1).rows : 0);
+  }
+
+  /**
+   * Throws an Error with one line where this device cannot do it.
+   *
+   * @param {boolean} software whether an adapter that runs on the CPU will do
+   * @param {(target: {length: number, set: (bytes: Uint8Array, at: number) => void}) => Promise<any>} load the weights
+   */
+  async open(software, load) {
+    try {
+      await this.#open(software);
+      const compiled = this.#compile();
+      compiled.catch(() => {}); // it is awaited when the weights are there
+      await load({ length: Infinity, set: (bytes, at) => this.#put(bytes, at) });
+      this.#record(await compiled);
+      for (const pass of ["step", "chunk", "last"]) this.#submit(pass, 1); // of no token, as the tables are zero
+      await this.#wait(this.#device.queue.onSubmittedWorkDone(), FIRST);
+      for (const what of ["the browser refuses a program", "the GPU has too little memory"]) {
+        const error = await this.#device.popErrorScope();
+        if (error) throw new Error(`${what}: ${error.message}`);
+      }
+      if (!this.#failed) this.why = null;
+    } catch (error) {
+      this.fail(/** @type {any} */ (error).message);
+    }
+    if (this.why) throw new Error(this.why);
+  }
+
+  /** Leave the GPU for good. @param {string} why */
+  fail(why) {
+    if (this.#failed) return;
+    this.#failed = true;
+    this.why = why.split("\n")[0];
+    this.#device?.destroy();
+    this.#recorded = this.#buffers = {};
+  }
+
+  /** @param {boolean} software */
+  async #open(software) {
+    const adapter = await /** @type {any} */ (navigator).gpu.requestAdapter({ powerPreference: "high-performance" });
+    if (!adapter) throw new Error("the browser has no GPU here");
+    if (!software && (adapter.info?.isFallbackAdapter ?? adapter.isFallbackAdapter)) {
+      throw new Error("the only GPU is a software adapter, which runs on the CPU");
+    }
+    const sizes = this.#sizes();
+    const bound = this.programs.slices.map((/** @type {any} */ [name, at, size]) => size || sizes[name] - at);
+    const needed = { maxStorageBufferBindingSize: Math.max(...bound), maxBufferSize: Math.max(...Object.values(sizes)) };
+    /** @type {Record<string, number>} */
+    const requiredLimits = {};
+    for (const [name, bytes] of Object.entries(needed)) {
+      if (adapter.limits[name] < bytes) throw new Error(`the GPU's ${name} is ${adapter.limits[name]}: the model needs ${bytes}`);
+      if (bytes > LIMITS[/** @type {"maxBufferSize"} */ (name)]) requiredLimits[name] = bytes;
+    }
+    const device = (this.#device = await adapter.requestDevice({ requiredLimits }));
+    this.#lost = device.lost.then((/** @type {any} */ { message }) => this.fail(`the GPU is lost: ${message || "unknown reason"}`));
+    device.addEventListener("uncapturederror", (/** @type {any} */ { error }) => this.fail(`the GPU failed: ${error.message}`));
+    for (const kind of ["out-of-memory", "validation"]) device.pushErrorScope(kind);
+    for (const [name, size] of Object.entries(sizes)) this.#buffers[name] = this.#buffer(size, STORAGE | COPY_DST | COPY_SRC);
+    this.#arenas = this.programs.arenas.map((/** @type {any} */ each) => new Arena(each));
+    const { chunk, vocab } = this.programs;
+    const rows = this.#arenas.reduce((sum, { form, bytes }) => sum + (form.heads.length * chunk + TILE) * bytes, 0);
+    this.#buffers.read = this.#buffer(4 * vocab + rows, MAP_READ | COPY_DST);
+  }
+
+  /** Bytes of the buffers that kernels use. @returns {Record<string, number>} */
+  #sizes() {
+    const { arenas, buffers, weights } = this.programs;
+    const sizes = { ...buffers, tables: buffers.tables + 4 * this.#sent.length };
+    for (const [name, [, size]] of Object.entries(/** @type {Record<string, number[]>} */ (weights))) sizes[name] = size;
+    for (const { prefix, rows, words, scaled } of arenas) {
+      sizes[`${prefix}keys`] = sizes[`${prefix}values`] = 4 * words * (rows + STAGED);
+      if (scaled) sizes[`${prefix}row_scales`] = 8 * (rows + STAGED);
+      sizes[`${prefix}pairs`] = 8 * STAGED;
+    }
+    return sizes;
+  }
+
+  /** @param {number} size @param {number} usage */
+  #buffer(size, usage) {
+    return this.#device.createBuffer({ size, usage });
+  }
+
+  /** @param {string} name @param {number} at bytes @param {ArrayBufferView} data */
+  #write(name, at, data) {
+    this.#device.queue.writeBuffer(this.#buffers[name], at, data);
+  }
+
+  /** Writes bytes of the file of weights to their buffers. @param {Uint8Array} bytes @param {number} at */
+  #put(bytes, at) {
+    if (this.#failed) throw new Error(this.why ?? "");
+    for (const [name, [start, size]] of Object.entries(/** @type {Record<string, number[]>} */ (this.programs.weights))) {
+      const [from, to] = [Math.max(at, start), Math.min(at + bytes.length, start + size)];
+      if (from < to) this.#write(name, from - start, bytes.subarray(from - at, to - at));
+    }
+  }
+
+  /** @returns {Promise<Kernel[]>} */
+  #compile() {
+    const device = this.#device;
+    return Promise.all(this.programs.kernels.map(async (/** @type {any} */ [name, code, written]) => {
+      const kinds = [...written.map((/** @type {boolean} */ each) => (each ? "storage" : "read-only-storage")), "uniform"];
+      const layout = device.createBindGroupLayout({
+        entries: kinds.map((type, binding) => ({ binding, visibility: COMPUTE, buffer: { type } })),
+      });
+      const pipeline = await device.createComputePipelineAsync({
+        layout: device.createPipelineLayout({ bindGroupLayouts: [layout] }),
+        compute: { module: device.createShaderModule({ code }), entryPoint: name },
+      });
+      return { name, pipeline, layout };
+    }));
+  }
+
+  /** Makes everything that stays the same from run to run. @param {Kernel[]} kernels */
+  #record(kernels) {
+    const { passes, slices, arenas } = this.programs;
+    for (const { prefix, mover, scaled } of arenas) {
+      const names = ["keys", "values", ...(scaled ? ["row_scales"] : []), "pairs"].map((each) => prefix + each);
+      const first = slices.push(...names.map((each) => [each, 0, 0])) - names.length;
+      const kernel = kernels.findIndex(({ name }) => name === mover);
+      passes[`${prefix}move`] = [[kernel, names.map((_, at) => first + at), [BOTH], 1, STAGED, 1]];
+    }
+    for (const [pass, dispatches] of Object.entries(/** @type {Record<string, any[]>} */ (passes))) {
+      const numbers = new Int32Array((dispatches.length * ALIGNMENT) / 4);
+      const uniform = this.#buffer(numbers.byteLength, UNIFORM | COPY_DST);
+      this.#recorded[pass] = dispatches.map(([kernel, parts, scalars, x, y, per], at) => {
+        numbers.set([...scalars, x - 1], (at * ALIGNMENT) / 4);
+        const { pipeline, layout } = kernels[kernel];
+        const resources = parts.map((/** @type {number} */ part) => {
+          const [name, offset, size] = slices[part];
+          return { buffer: this.#buffers[name], offset, size: size || undefined };
+        });
+        resources.push({ buffer: uniform, offset: at * ALIGNMENT, size: ALIGNMENT });
+        const entries = resources.map((/** @type {any} */ resource, /** @type {number} */ binding) => ({ binding, resource }));
+        return { pipeline, group: this.#device.createBindGroup({ layout, entries }), x, y, per };
+      });
+      this.#device.queue.writeBuffer(uniform, 0, numbers);
+    }
+  }
+
+  /**
+   * One pass, as web.h says of env.gpu. Nothing of the module's memory has changed if it is refused.
+   *
+   * @param {WebAssembly.Memory} memory
+   * @param {number} job
+   * @returns {Promise<number>}
+   */
+  async run(memory, job) {
+    const [tokens, count, position, angles, stride, temperatures, starts, lengths, positions, logits, ...rest] =
+      new Uint32Array(memory.buffer, job, 22);
+    const turn = this.#race?.turn(count, this.why === null);
+    if (turn?.lost) this.fail(turn.lost);
+    if (this.why !== null || turn?.cpu) {
+      this.passes.cpu++;
+      return 0;
+    }
+    try {
+      const places = this.#arenas.map((_, at) => placeOf(rest.slice(6 * at, 6 * at + 6)));
+      this.#arenas.forEach((arena, at) => this.#upload(memory, arena, places[at]));
+      this.#prepare(memory, { tokens, count, position, angles, stride, temperatures, starts, lengths, positions });
+      this.#submit(count === 1 ? "step" : "chunk", count);
+      if (count > 1) this.#submit("last", 1);
+      const { heads } = this.programs;
+      const own = { starts: words(memory, starts, heads), lengths: words(memory, lengths, heads) };
+      const parts = this.#arenas.flatMap((arena) => arena.appended(own, count));
+      const found = await this.#read(parts);
+      const numbers = new Float32Array(found, 0, this.programs.vocab);
+      if (numbers.some(Number.isNaN)) throw new Error("the GPU computed no number (NaN)");
+      new Float32Array(memory.buffer, logits, numbers.length).set(numbers);
+      for (const part of parts) part.arena.store(memory, places[this.#arenas.indexOf(part.arena)], part, found);
+      this.#buffers.read.unmap();
+      this.passes.gpu++;
+      return 1;
+    } catch (error) {
+      this.fail(/** @type {any} */ (error).message);
+      this.passes.cpu++;
+      return 0;
+    }
+  }
+
+  /** Sends the tiles of rows that the module has changed. @param {WebAssembly.Memory} memory @param {Arena} arena @param {Place} place */
+  #upload(memory, arena, place) {
+    const changed = new Uint8Array(memory.buffer, place.changed, place.rows / TILE);
+    for (let first = changed.indexOf(1); first >= 0; first = changed.indexOf(1, first)) {
+      let end = first;
+      while (end < changed.length && changed[end] && end - first < STAGED / TILE) changed[end++] = 0;
+      for (const [name, at, data] of arena.load(memory, place, first, end)) this.#write(arena.form.prefix + name, at, data);
+      first = end;
+    }
+  }
+
+  /** Sends tokens, and the tables that kernels read. @param {WebAssembly.Memory} memory @param {Record<string, number>} job */
+  #prepare(memory, { tokens, count, position, angles, stride, temperatures, starts, lengths, positions }) {
+    const { tables, state, kinds, head, heads } = this.programs;
+    const start = new Uint32Array(tables.angles);
+    [start[state.count], start[state.position], start[state.wanted]] = [count, position, 1];
+    start.set(words(memory, starts, heads), tables.starts);
+    start.set(words(memory, lengths, heads), tables.lengths);
+    this.#write("tables", 0, start);
+    const { pairs } = tables;
+    for (let kind = 0; kind < kinds && pairs; kind++) {
+      const rows = new Float32Array(memory.buffer, angles + 4 * kind * stride, 2 * head * count);
+      const own = new Float32Array(2 * pairs * count); // cosines, then sines, of each pair once
+      for (let row = 0; row < count; row++) {
+        for (let pair = 0; pair < pairs; pair++) {
+          own[2 * row * pairs + pair] = rows[2 * row * head + 2 * pair];
+          own[(2 * row + 1) * pairs + pair] = rows[(2 * row + 1) * head + 2 * pair + 1];
+        }
+      }
+      this.#write("tables", 4 * (tables.angles + kind * tables.angle_rows * 2 * pairs), own);
+    }
+    if (temperatures) this.#write("tables", 4 * tables.temperatures, words(memory, temperatures, count).slice());
+    this.#sendPositions(new Int32Array(memory.buffer, positions, this.#sent.length));
+    this.#write("tokens", 0, words(memory, tokens, count).slice());
+  }
+
+  /** Those that are others than before, for windows. @param {Int32Array} now */
+  #sendPositions(now) {
+    let [first, end] = [0, now.length];
+    while (first < end && now[first] === this.#sent[first]) first++;
+    while (end > first && now[end - 1] === this.#sent[end - 1]) end--;
+    if (first === end) return;
+    this.#sent.set(now.subarray(first, end), first);
+    this.#write("tables", 4 * (this.programs.tables.positions + first), this.#sent.subarray(first, end));
+  }
+
+  /** @param {string} pass @param {number} tokens */
+  #submit(pass, tokens) {
+    const steps = this.#recorded[pass];
+    const most = Math.max(1, Math.floor(WORK / tokens));
+    for (let at = 0; at < steps.length; at += most) {
+      const encoder = this.#device.createCommandEncoder();
+      encode(encoder, steps.slice(at, at + most), tokens);
+      this.#device.queue.submit([encoder.finish()]);
+    }
+  }
+
+  /** Throws if the device is lost meanwhile, or does not answer. @param {Promise<any>} work @param {number} patience ms */
+  async #wait(work, patience) {
+    let timer = 0;
+    const late = new Promise((_, reject) => {
+      timer = setTimeout(() => reject(new Error(`the GPU did not answer for ${patience / 1000} s`)), patience);
+    });
+    try {
+      await Promise.race([work, this.#lost, late]);
+    } finally {
+      clearTimeout(timer);
+    }
+    if (this.#failed) throw new Error(this.why ?? "");
+  }
+
+  /** Logits, and rows behind them. @param {Part[]} parts @returns {Promise<ArrayBuffer>} valid until the buffer is unmapped */
+  async #read(parts) {
+    const { queue } = this.#device;
+    const { read, logits } = this.#buffers;
+    let at = 4 * this.programs.vocab;
+    let encoder = this.#device.createCommandEncoder();
+    encoder.copyBufferToBuffer(logits, 0, read, 0, at);
+    for (const part of parts) {
+      const { prefix } = part.arena.form;
+      this.#write(`${prefix}pairs`, 0, part.pairs);
+      encode(encoder, this.#recorded[`${prefix}move`], part.rows.length);
+      for (const [name, from, size] of part.arena.staged(part.rows.length)) {
+        part.at.push(at);
+        encoder.copyBufferToBuffer(this.#buffers[prefix + name], from, read, at, size);
+        at += size;
+      }
+      queue.submit([encoder.finish()]); // before the next part's pairs are written
+      encoder = this.#device.createCommandEncoder();
+    }
+    queue.submit([encoder.finish()]);
+    await this.#wait(read.mapAsync(READ, 0, at), PATIENCE);
+    return read.getMappedRange(0, at);
+  }
+}
+
+/** Rows that are read together. at: where keys, values and scales of them begin in the buffer that is read. */
+/** @typedef {{arena: Arena, rows: Int32Array, pairs: Int32Array, at: number[]}} Part */
+
+/** KV rows of some layers' heads on the device, and in the module's memory, where keys have another order. */
+class Arena {
+  /** @param {any} form of gpu.json */
+  constructor(form) {
+    const { head, words, interleaved } = form;
+    this.form = form;
+    this.size = (4 * words) / head; // bytes of a value
+    this.values = /** @type {any} */ ({ 1: Uint8Array, 2: Uint16Array, 4: Uint32Array })[this.size];
+    /** Bytes of a row: key, value, scales. */
+    this.bytes = 8 * words + (form.scaled ? 8 : 0);
+    /** Of each value of a tile of keys as the device has it, its place in the module's. */
+    this.order = new Int32Array(TILE * head);
+    const unit = 16 / this.size;
+    for (let row = 0; row < TILE; row++) {
+      for (let value = 0; value < head; value++) {
+        const half = interleaved / 2;
+        const there = value < half ? 2 * value : value < interleaved ? 2 * (value - half) + 1 : value;
+        this.order[Math.floor(value / unit) * TILE * unit + row * unit + (value % unit)] = there * TILE + row;
+      }
+    }
+  }
+
+  /**
+   * Of tiles from number `first` up to `end` as the module has them: a buffer, an offset, and what it gets there.
+   *
+   * @param {WebAssembly.Memory} memory
+   * @param {Place} place
+   * @param {number} first
+   * @param {number} end
+   * @returns {[string, number, ArrayBufferView][]}
+   */
+  load({ buffer }, place, first, end) {
+    const { head, scaled } = this.form;
+    const [at, count] = [first * TILE * head, (end - first) * TILE * head];
+    const keys = new this.values(buffer, place.keys + at * this.size, count);
+    const ordered = new this.values(count);
+    for (let tile = 0; tile < count; tile += TILE * head) {
+      for (let each = 0; each < this.order.length; each++) ordered[tile + each] = keys[tile + this.order[each]];
+    }
+    /** @type {[string, number, ArrayBufferView][]} */
+    const found = [
+      ["keys", at * this.size, ordered],
+      ["values", at * this.size, new this.values(buffer, place.values + at * this.size, count).slice()],
+    ];
+    if (scaled) {
+      const rows = (end - first) * TILE;
+      const scales = new Uint32Array(2 * rows);
+      [place.keyScales, place.valueScales].forEach((address, kind) => {
+        const own = new Uint32Array(buffer, address + 4 * first * TILE, rows);
+        for (let row = 0; row < rows; row++) scales[2 * row + kind] = own[row];
+      });
+      found.push(["row_scales", 8 * first * TILE, scales]);
+    }
+    return found;
+  }
+
+  /** The rows that a pass has appended. @param {{starts: Uint32Array, lengths: Uint32Array}} heads @param {number} count @returns {Part[]} */
+  appended({ starts, lengths }, count) {
+    const all = this.form.heads.flatMap((/** @type {number} */ head) =>
+      Array.from({ length: count }, (_, token) => starts[head] + lengths[head] + token));
+    const parts = [];
+    for (let from = 0; from < all.length; from += STAGED) {
+      const rows = Int32Array.from(all.slice(from, from + STAGED));
+      const pairs = new Int32Array(2 * rows.length);
+      rows.forEach((row, at) => pairs.set([row, this.form.rows + at], 2 * at));
+      parts.push({ arena: this, rows, pairs, at: [] });
+    }
+    return parts;
+  }
+
+  /** Where staged rows are: a buffer, an offset, and bytes. @param {number} count @returns {[string, number, number][]} */
+  staged(count) {
+    const { rows, words, scaled } = this.form;
+    const tiles = Math.ceil(count / TILE) * TILE;
+    /** @type {[string, number, number][]} */
+    const found = [["keys", 4 * words * rows, 4 * words * tiles], ["values", 4 * words * rows, 4 * words * count]];
+    if (scaled) found.push(["row_scales", 8 * rows, 8 * count]);
+    return found;
+  }
+
+  /** Gives rows that were read to the module. @param {WebAssembly.Memory} memory @param {Place} place @param {Part} part @param {ArrayBuffer} found */
+  store({ buffer }, place, { rows, at }, found) {
+    const { head, scaled } = this.form;
+    const keys = new this.values(buffer, place.keys, place.rows * head);
+    const values = new this.values(buffer, place.values, place.rows * head);
+    const tiles = Math.ceil(rows.length / TILE) * TILE;
+    const [readKeys, readValues] = [new this.values(found, at[0], tiles * head), new this.values(found, at[1], rows.length * head)];
+    const unit = 16 / this.size;
+    rows.forEach((row, number) => {
+      const target = Math.floor(row / TILE) * TILE * head + (row % TILE);
+      const tile = Math.floor(number / TILE) * TILE * head;
+      for (let value = 0; value < head; value++) {
+        const own = Math.floor(value / unit) * TILE * unit + (value % unit);
+        keys[target + this.order[own]] = readKeys[tile + own + (number % TILE) * unit];
+      }
+      values.set(readValues.subarray(number * head, (number + 1) * head), row * head);
+    });
+    if (!scaled) return;
+    const scales = new Uint32Array(found, at[2], 2 * rows.length);
+    [place.keyScales, place.valueScales].forEach((address, kind) => {
+      const own = new Uint32Array(buffer, address, place.rows);
+      rows.forEach((row, number) => (own[row] = scales[2 * number + kind]));
+    });
+  }
+}
+
+/** Which engine generates tokens sooner: some are left to the module first, then some to the GPU. */
+class Race {
+  /** Milliseconds from one step to the next. @type {{cpu: number[], gpu: number[]}} */
+  #times = { cpu: [], gpu: [] };
+  /** @type {{engine: "cpu" | "gpu", at: number} | null} the step before */
+  #before = null;
+  #over = false;
+
+  /** Before a pass. cpu: the module is to run it. lost: why the GPU is left. @param {number} count tokens @param {boolean} ready */
+  turn(count, ready) {
+    if (this.#over) return {};
+    const now = performance.now();
+    if (this.#before && count === 1) this.#times[this.#before.engine].push(now - this.#before.at);
+    const { cpu, gpu } = this.#times;
+    const ours = ready && cpu.length >= RACED;
+    this.#before = count === 1 ? { engine: ours ? "gpu" : "cpu", at: now } : null;
+    if (gpu.length < RACED) return { cpu: count === 1 && !ours };
+    this.#over = true;
+    const [slow, fast] = [gpu, cpu].map((each) => each.slice(-RACED).sort((a, b) => a - b)[RACED >> 1]);
+    return slow > fast ? { lost: `the CPU is faster: ${fast.toFixed(1)} ms a token, the GPU ${slow.toFixed(1)}` } : {};
+  }
+}
+
+/** @param {number[]} told @returns {Place} */
+function placeOf([rows, keys, values, keyScales, valueScales, changed]) {
+  return { rows, keys, values, keyScales, valueScales, changed };
+}
+
+/** @param {WebAssembly.Memory} memory @param {number} address @param {number} count */
+function words(memory, address, count) {
+  return new Uint32Array(memory.buffer, address, count);
+}
+
+/** @param {any} encoder @param {Step[]} steps @param {number} tokens */
+function encode(encoder, steps, tokens) {
+  const pass = encoder.beginComputePass();
+  for (const { pipeline, group, x, y, per } of steps) {
+    pass.setPipeline(pipeline);
+    pass.setBindGroup(0, group);
+    pass.dispatchWorkgroups(x, per ? Math.ceil(tokens / per) : y);
+  }
+  pass.end();
+}

@@ -1,0 +1,170 @@
+/* Memory bandwidth, and products of float32 and of bytes in registers, by all threads at once. */
+#define _GNU_SOURCE
+#include "ceilings.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "machine.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+bool runs_isa(const char *name); /* of the runtime */
+
+enum { MOST_THREADS = 256, CHAINS = 10, BATCH = 100000 };
+static const uint64_t BUFFER = 256u << 20; /* bytes that are read, more than most caches have */
+
+typedef uint64_t words8 __attribute__((vector_size(64), aligned(64)));
+typedef double (*job)(uint64_t first, uint64_t length); /* returns the bytes or operations that it did */
+
+static words8 *buffer;
+static volatile uint64_t sink;
+
+typedef struct {
+    job work;
+    uint64_t first, length;
+    double until, done, took;
+    pthread_barrier_t *start;
+} part;
+
+static void *run_part(void *argument)
+{
+    part *own = argument;
+    pthread_barrier_wait(own->start);
+    double began = now();
+    do
+        own->done += own->work(own->first, own->length);
+    while (now() - began < own->until);
+    own->took = now() - began;
+    return NULL;
+}
+
+/* The sum of all threads' rates. */
+static double rate_of(job work, uint32_t threads, double seconds, uint64_t size)
+{
+    static part parts[MOST_THREADS];
+    static pthread_t handles[MOST_THREADS];
+    pthread_barrier_t start;
+    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
+    pthread_barrier_init(&start, NULL, threads);
+    for (uint32_t i = 0; i < threads; i++) {
+        uint64_t each = size / threads;
+        parts[i] = (part){.work = work, .first = i * each, .length = each, .until = seconds, .start = &start};
+        if (i && pthread_create(&handles[i], NULL, run_part, &parts[i]))
+            abort();
+    }
+    run_part(&parts[0]);
+    double rate = parts[0].done / parts[0].took;
+    for (uint32_t i = 1; i < threads; i++) {
+        pthread_join(handles[i], NULL);
+        rate += parts[i].done / parts[i].took;
+    }
+    pthread_barrier_destroy(&start);
+    return rate;
+}
+
+static double read_part(uint64_t first, uint64_t length)
+{
+    words8 sums[4] = {{0}, {0}, {0}, {0}};
+    const words8 *at = buffer + first;
+    for (uint64_t i = 0; i + 4 <= length; i += 4)
+        for (int j = 0; j < 4; j++)
+            sums[j] ^= at[i + j];
+    sums[0] ^= sums[1] ^ sums[2] ^ sums[3];
+    sink = sums[0][0] ^ sums[0][7];
+    return (double)(length / 4 * 4) * sizeof *at;
+}
+
+double read_bandwidth(uint32_t threads, double seconds)
+{
+    uint64_t most = memory_bytes() / 8, size = most < BUFFER ? most : BUFFER; /* of small machines, a part */
+    size = size / sizeof *buffer * sizeof *buffer;
+    if (posix_memalign((void **)&buffer, 4096, size))
+        return 0;
+    memset(buffer, 1, size);
+    double rate = rate_of(read_part, threads, seconds, size / sizeof *buffer);
+    free(buffer);
+    return rate;
+}
+
+/* A function that multiplies and adds in CHAINS registers at once: enough to hide the latency of one. */
+#define FOR(features) __attribute__((target(features)))
+#define SPIN(name, isa, type, start, step, operations) \
+    isa static double name(uint64_t first, uint64_t length) \
+    { \
+        (void)first, (void)length; \
+        type chains[CHAINS]; \
+        for (int j = 0; j < CHAINS; j++) \
+            chains[j] = start; \
+        for (int i = 0; i < BATCH; i++) { \
+            _Pragma("GCC unroll 10") for (int j = 0; j < CHAINS; j++) { \
+                step; \
+                __asm__ volatile("" : KEEP(chains[j])); \
+            } \
+        } \
+        return (double)BATCH * CHAINS * (operations); \
+    }
+
+#if defined(__x86_64__)
+#define KEEP(value) "+v"(value)
+SPIN(floats_sse, , __m128, _mm_set1_ps(1),
+     chains[j] = _mm_add_ps(_mm_mul_ps(chains[j], _mm_set1_ps(0.5f)), _mm_set1_ps(1)), 8)
+SPIN(floats_avx2, FOR("avx2,fma"), __m256, _mm256_set1_ps(1),
+     chains[j] = _mm256_fmadd_ps(chains[j], _mm256_set1_ps(0.5f), _mm256_set1_ps(1)), 16)
+SPIN(floats_avx512, FOR("avx512f"), __m512, _mm512_set1_ps(1),
+     chains[j] = _mm512_fmadd_ps(chains[j], _mm512_set1_ps(0.5f), _mm512_set1_ps(1)), 32)
+SPIN(bytes_avx2, FOR("avx2"), __m256i, _mm256_set1_epi32(1),
+     chains[j] = _mm256_add_epi32(chains[j], _mm256_madd_epi16(_mm256_maddubs_epi16(chains[j], _mm256_set1_epi8(1)),
+                                                               _mm256_set1_epi16(1))), 64)
+SPIN(bytes_avxvnni, FOR("avx2,avxvnni"), __m256i, _mm256_set1_epi32(1),
+     chains[j] = _mm256_dpbusd_avx_epi32(chains[j], _mm256_set1_epi8(1), _mm256_set1_epi8(2)), 64)
+SPIN(bytes_avx512, FOR("avx512f,avx512vnni"), __m512i, _mm512_set1_epi32(1),
+     chains[j] = _mm512_dpbusd_epi32(chains[j], _mm512_set1_epi8(1), _mm512_set1_epi8(2)), 128)
+
+static job float_job(void)
+{
+    return runs_isa("avx512vnni") ? floats_avx512 : runs_isa("avx2") ? floats_avx2 : floats_sse;
+}
+
+static job byte_job(void)
+{
+    if (runs_isa("avx512vnni"))
+        return bytes_avx512;
+    return runs_isa("avxvnni") ? bytes_avxvnni : runs_isa("avx2") ? bytes_avx2 : NULL;
+}
+#elif defined(__aarch64__)
+#define KEEP(value) "+w"(value)
+SPIN(floats_neon, , float32x4_t, vdupq_n_f32(1), chains[j] = vfmaq_f32(vdupq_n_f32(1), chains[j], vdupq_n_f32(0.5f)), 8)
+SPIN(bytes_dotprod, FOR("arch=armv8.2-a+dotprod"), int32x4_t, vdupq_n_s32(1),
+     chains[j] = vdotq_s32(chains[j], vdupq_n_s8(1), vdupq_n_s8(1)), 32)
+SPIN(bytes_i8mm, FOR("arch=armv8.2-a+i8mm"), int32x4_t, vdupq_n_s32(1),
+     chains[j] = vmmlaq_s32(chains[j], vdupq_n_s8(1), vdupq_n_s8(1)), 64)
+
+static job float_job(void)
+{
+    return floats_neon;
+}
+
+static job byte_job(void)
+{
+    return runs_isa("i8mm") ? bytes_i8mm : runs_isa("dotprod") ? bytes_dotprod : NULL;
+}
+#endif
+
+double float_rate(uint32_t threads, double seconds)
+{
+    return rate_of(float_job(), threads, seconds, threads);
+}
+
+double byte_rate(uint32_t threads, double seconds)
+{
+    job work = byte_job();
+    return work ? rate_of(work, threads, seconds, threads) : 0;
+}

@@ -1,0 +1,86 @@
+"""A device profile from a kit's result: every ceiling and speed measured on that device."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from edge.devices.host import flags_of, notable
+from edge.devices.profiles import HOST, find_profile
+from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, FigureKind, Speed, is_name
+from edge.errors import InputError
+from edge.profiling.kit.result import Result
+
+_CACHES = {"L1d": "l1d", "L2": "l2", "L3": "l3"}
+_KEPT = ("core_watts", "idle_watts", "dram_pj_per_byte")
+
+
+def device_of(result: Result, name: str) -> DeviceProfile:
+    """The profile of the device that a kit ran on, called `name`. What a kit cannot measure comes from the profile of
+    the device that the kit was made for, if it has one. Raises InputError for a name that no profile can have."""
+    if not is_name(name) or name == HOST:
+        raise InputError(f"{name!r} cannot be a device's name: letters, digits, - and . only, and not {HOST}")
+    kit, ceilings = result.kit, result.ceilings
+    source = f"a kit of edge {kit.versions.get('edge', '?')}, {result.date[:10]}"
+    base = None
+    if kit.device != HOST:
+        with suppress(InputError):
+            base = find_profile(kit.device)
+
+    def measured(value: float, threads: int | None = None, note: str = "") -> Figure:
+        return Figure(round(value), "measured", source, note, threads)
+
+    figures = {"memory": measured(result.memory)} if result.memory > 0 else {}
+    figures |= {_CACHES[each]: measured(size) for each, size in result.caches.items() if each in _CACHES and size > 0}
+    figures |= {
+        "read_bandwidth": measured(ceilings.read, ceilings.threads),
+        "read_bandwidth_one_core": measured(ceilings.read_one_core, 1),
+        "f32_flops": measured(ceilings.f32, ceilings.threads, "in registers: matrices are slower"),
+    }
+    if ceilings.int8 is not None:
+        figures["int8_ops"] = measured(ceilings.int8, ceilings.threads, "in registers")
+    if result.trip is not None and result.trip > 0:
+        figures["throttle_celsius"] = measured(result.trip)
+    kind: FigureKind = "assumed"
+    known = base.figures if base else {}
+    watts = {name: getattr(kit.power, name) for name in _KEPT}
+    figures |= {
+        name: known.get(name, Figure(value, kind, f"the profile {kit.power.profile}"))
+        for name, value in watts.items()
+        if value > 0
+    }
+    figures |= {name: figure for name, figure in known.items() if name.startswith(("npu_", "gpu_"))}
+    cores = Cluster(result.device_name, result.fastest_cores, source)
+    return DeviceProfile(
+        name=name,
+        description=result.device_name,
+        machine=result.machine,
+        isa=result.isa,
+        cpu=base.cpu if base and base.isa == result.isa else None,
+        system=base.system if base else "linux",
+        clusters=(cores,),
+        instruction_sets=notable(flags_of(result.cpuinfo)),
+        gpu=base.gpu if base else None,
+        npu=base.npu if base else None,
+        sensors=base.sensors if base else (),
+        figures=figures,
+        measured_by=source,
+        speeds=(_speed(result, source),),
+    )
+
+
+def _speed(result: Result, source: str) -> Speed:
+    kit = result.kit
+    points = {each.context: each.decode.p50 for each in result.curve}
+    points.setdefault(kit.prompt + kit.settings.answer // 2, result.token.p50)
+    contexts = sorted(points)
+    return Speed(
+        model=kit.key,
+        label=kit.model.label,
+        kv_dtype=kit.plan.config.kv_dtype,
+        threads=result.threads,
+        prompt=kit.prompt,
+        prompt_s=result.ttft.p50 / kit.prompt,
+        contexts=tuple(contexts),
+        token_s=tuple(points[each] for each in contexts),
+        source=source,
+    )

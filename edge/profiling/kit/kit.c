@@ -1,0 +1,387 @@
+/* Measures the model of a kit on this machine: progress goes to standard error, one JSON document to standard output.
+ *
+ *     edge-profile [MODEL] > result.json
+ *
+ * MODEL is model.edge beside the program, unless it is named. kit.h, which edge writes, says how much is measured, and
+ * has the description of the kit, which the result repeats: edge profile --read result.json needs nothing else.
+ */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ceilings.h"
+#include "edge.h"
+#include "kit.h"
+#include "machine.h"
+
+enum { WARM_UP = 32, WARM_UP_ANSWER = 4, LEAST_TOKENS = 4, LEAST_WINDOWS = 5, THREADS_PROMPT = 128 };
+static const double MARGIN = 1.3; /* longer contexts are slower than those measured so far */
+static const double WINDOW_S = 60, THREADS_S = 2, LOAD_S = 1;
+
+static edge_model *model;
+static edge_session *session;
+static edge_model_info info = {.size = sizeof info};
+static edge_error error = {.size = sizeof error};
+static int32_t tokens[KIT_ROWS];
+static double *seconds; /* of tokens */
+static uint32_t timed, room;
+static double stage_start, stage_share; /* parts of the whole that are done, and that this stage is */
+
+static void fail(const char *what)
+{
+    fprintf(stderr, "edge-profile: %s\n", what);
+    exit(1);
+}
+
+static void check(edge_status status)
+{
+    if (status < 0)
+        fail(error.message);
+}
+
+/* ---- progress ---------------------------------------------------------------------------------------------------- */
+
+static void begin_stage(double length)
+{
+    double whole = LOAD_S + SPEED_S + CURVE_S + THREADS_S + SUSTAINED_S + CEILINGS_S;
+    stage_start += stage_share;
+    stage_share = length / whole;
+}
+
+/* Where no reader is left, SIGPIPE ends the program: so it does not go on when a connection was lost. */
+static void say(const char *what, double done)
+{
+    if (fprintf(stderr, "%5.1f%% %s\n", 100 * (stage_start + stage_share * (done < 1 ? done : 1)), what) < 0)
+        exit(1); /* SIGPIPE is ignored */
+}
+
+/* ---- JSON -------------------------------------------------------------------------------------------------------- */
+
+static int by_size(const void *one, const void *other)
+{
+    double a = *(const double *)one, b = *(const double *)other;
+    return (a > b) - (a < b);
+}
+
+static double quantile(double *sorted, uint32_t count, double share)
+{
+    double at = share * (count - 1);
+    uint32_t low = (uint32_t)at, high = low + 1 < count ? low + 1 : low;
+    return sorted[low] + (at - low) * (sorted[high] - sorted[low]);
+}
+
+static void print_spread(const char *name, double *values, uint32_t count)
+{
+    if (!count)
+        fail("nothing was measured: the model ended its answer at once");
+    qsort(values, count, sizeof *values, by_size);
+    printf("\"%s\": {\"p10\": %.9g, \"p50\": %.9g, \"p90\": %.9g, \"count\": %u}", name,
+           quantile(values, count, 0.1), quantile(values, count, 0.5), quantile(values, count, 0.9), count);
+}
+
+/* ---- the model --------------------------------------------------------------------------------------------------- */
+
+static void keep(double took)
+{
+    if (timed == room) {
+        room = room ? 2 * room : 4096;
+        if (!(seconds = realloc(seconds, room * sizeof *seconds)))
+            fail("out of memory");
+    }
+    seconds[timed++] = took;
+}
+
+static void begin(uint32_t threads)
+{
+    edge_options options = EDGE_OPTIONS;
+    options.threads = threads;
+    options.temperature = 0;
+    options.ignore_eos = 1;
+    check(edge_begin(model, &options, &session, &error));
+}
+
+static edge_usage usage(void)
+{
+    edge_usage use = {.size = sizeof use};
+    check(edge_use(session, &use, &error));
+    return use;
+}
+
+/* Runs a prompt, and draws the first token of its answer. Returns the seconds that both take. */
+static double run_prompt(const int32_t *ids, uint32_t count)
+{
+    edge_piece piece = {.size = sizeof piece};
+    double started = now();
+    check(edge_append(session, EDGE_IDS, ids, count, &error));
+    do
+        check(edge_next(session, &piece, &error));
+    while (!piece.finish && piece.token < 0);
+    sampled_rows(usage().rows);
+    return now() - started;
+}
+
+/* Keeps the seconds of each further token, of `most` at most, and of fewer once `limit` seconds are over. Returns their
+ * number. */
+static uint32_t run_answer(uint32_t most, double limit)
+{
+    edge_piece piece = {.size = sizeof piece};
+    uint32_t count = 0;
+    double total = 0;
+    while (count < most && !(count >= LEAST_TOKENS && total > limit)) {
+        double started = now();
+        check(edge_next(session, &piece, &error));
+        double took = now() - started;
+        if (piece.token >= 0) {
+            keep(took);
+            total += took;
+            count++;
+        }
+        if (piece.finish)
+            break;
+    }
+    sampled_rows(usage().rows);
+    return count;
+}
+
+static void forget(void)
+{
+    check(edge_rewind(session, UINT32_MAX, &error));
+}
+
+/* ---- measurements ------------------------------------------------------------------------------------------------ */
+
+static void measure_load(const char *path)
+{
+    begin_stage(LOAD_S);
+    say("loading", 0);
+    edge_source source = {.size = sizeof source, .path = path, .fd = -1};
+    for (int again = 0; again < 2; again++) {
+        double started = now();
+        check(edge_open(&source, &model, &error));
+        begin(0);
+        double took = now() - started;
+        printf("\"%s\": %.9g,\n", again ? "load_s" : "first_load_s", took);
+        if (!again) {
+            edge_end(session);
+            check(edge_close(model, &error));
+        }
+    }
+    check(edge_info(model, &info, &error));
+    for (uint32_t i = 0; i < KIT_ROWS; i++) {
+        static uint64_t state = 1;
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        tokens[i] = (int32_t)((state >> 33) % info.vocab);
+    }
+    printf("\"isa\": \"%s\", \"threads\": %u, \"capacity\": %u,\n", info.isa, usage().threads, info.capacity);
+}
+
+static void measure_speeds(void)
+{
+    static double first[REPETITIONS];
+    double spent[2] = {0, 0}, worked[2] = {0, 0}, answering = 0, begun = now();
+    uint32_t count = 0;
+    others_since before = others_begin();
+    begin_stage(SPEED_S);
+    say("warm-up", 0);
+    run_prompt(tokens, PROMPT < WARM_UP ? PROMPT : WARM_UP);
+    run_answer(WARM_UP_ANSWER, 1e9);
+    timed = 0;
+    for (; count < REPETITIONS; count++) {
+        double passed = now() - begun;
+        if (count && passed * (1 + 1.0 / count) > SPEED_S)
+            break;
+        char what[64];
+        snprintf(what, sizeof what, "prompt and answer %u of %u", count + 1, REPETITIONS);
+        say(what, (double)count / REPETITIONS);
+        forget();
+        mark("prompt");
+        double joules = joules_now(), cpu = cpu_now();
+        first[count] = run_prompt(tokens, PROMPT);
+        double between = joules_now(), cpu_between = cpu_now(), started = now();
+        mark("answer");
+        run_answer(ANSWER, SPEED_S);
+        answering += now() - started;
+        spent[0] += between - joules;
+        spent[1] += joules_now() - between;
+        worked[0] += cpu_between - cpu;
+        worked[1] += cpu_now() - cpu_between;
+    }
+    printf("\"prompts\": %u, \"tokens\": %u, \"answering_s\": %.9g, \"others\": %.4f,\n", count, timed, answering,
+           others_share(&before));
+    printf("\"prompt_joules\": %.9g, \"answer_joules\": %.9g, ", spent[0], spent[1]);
+    printf("\"prompt_cpu_s\": %.9g, \"answer_cpu_s\": %.9g,\n", worked[0], worked[1]);
+    print_spread("ttft", first, count);
+    printf(",\n");
+    print_spread("token", seconds, timed);
+    printf(",\n");
+}
+
+static void measure_curve(void)
+{
+    static const uint32_t contexts[] = {CONTEXTS};
+    uint32_t count = sizeof contexts / sizeof *contexts;
+    double started = now(), per_token = 0;
+    const char *comma = "";
+    begin_stage(CURVE_S);
+    forget();
+    printf("\"curve\": [");
+    for (uint32_t i = 0; i < count && contexts[i]; i++) {
+        uint32_t missing = contexts[i] - (i ? usage().rows : 0);
+        if (now() - started + per_token * missing * MARGIN > CURVE_S) {
+            printf("], \"curve_end\": \"context %u would have taken longer than %g s\",\n", contexts[i], CURVE_S);
+            return;
+        }
+        char what[64];
+        snprintf(what, sizeof what, "context %u", contexts[i]);
+        say(what, (double)i / count);
+        mark(what);
+        double took = run_prompt(tokens + contexts[i] - missing, missing);
+        per_token = took / missing;
+        timed = 0;
+        uint32_t most = ANSWER;
+        if (i + 1 < count && contexts[i + 1] && contexts[i + 1] - contexts[i] <= most)
+            most = contexts[i + 1] - contexts[i] - 1; /* the next context comes behind this answer */
+        run_answer(most > 1 ? most : 1, CURVE_S / count / 2);
+        printf("%s\n  {\"context\": %u, \"prefill\": %.9g, ", comma, contexts[i], per_token);
+        print_spread("decode", seconds, timed);
+        printf("}");
+        comma = ",";
+    }
+    printf("], \"curve_end\": null,\n");
+}
+
+/* Fewer threads than the plan has: 1, 2, 4, … */
+static void measure_threads(uint32_t most)
+{
+    uint32_t prompt = PROMPT < THREADS_PROMPT ? PROMPT : THREADS_PROMPT;
+    const char *comma = "";
+    begin_stage(THREADS_S);
+    mark("threads");
+    printf("\"by_threads\": [");
+    for (uint32_t threads = 1; threads < most; threads *= 2) {
+        say("fewer threads", (double)threads / most);
+        edge_end(session);
+        begin(threads);
+        run_prompt(tokens, prompt < WARM_UP ? prompt : WARM_UP);
+        forget();
+        double took = run_prompt(tokens, prompt);
+        timed = 0;
+        run_answer(ANSWER, THREADS_S);
+        printf("%s\n  {\"threads\": %u, \"prefill\": %.9g, ", comma, threads, took / prompt);
+        print_spread("decode", seconds, timed);
+        printf("}");
+        comma = ",";
+    }
+    printf("],\n");
+    edge_end(session);
+    begin(most);
+}
+
+static void measure_sustained(void)
+{
+    double length = SUSTAINED_S / LEAST_WINDOWS < WINDOW_S ? SUSTAINED_S / LEAST_WINDOWS : WINDOW_S;
+    double began = now(), start;
+    const char *comma = "";
+    begin_stage(SUSTAINED_S);
+    if (!(SUSTAINED_S > 0)) {
+        printf("\"sustained\": null,\n");
+        return;
+    }
+    mark("sustained");
+    forget();
+    run_prompt(tokens, PROMPT);
+    uint32_t left = info.capacity - PROMPT;
+    printf("\"sustained\": {\"length\": %g, \"windows\": [", length);
+    while ((start = now() - began) < SUSTAINED_S - length / 2) {
+        double joules = joules_now(), cpu = cpu_now(), away = 0, told = -1e9;
+        others_since before = others_begin();
+        climate_begin();
+        timed = 0;
+        while (!timed || now() - began < start + length) {
+            if (now() - told > 1) { /* which also finds out that a connection was lost */
+                char what[64];
+                snprintf(what, sizeof what, "sustained, %.0f of %g s", now() - began, SUSTAINED_S);
+                say(what, (now() - began) / SUSTAINED_S);
+                told = now();
+            }
+            if (left < 2) { /* another answer to the same prompt, which is not counted */
+                double paused = now(), spent = joules_now(), worked = cpu_now();
+                forget();
+                run_prompt(tokens, PROMPT);
+                left = info.capacity - PROMPT;
+                away += now() - paused;
+                joules += joules_now() - spent;
+                cpu += cpu_now() - worked;
+            }
+            uint32_t ran = run_answer(left < 8 ? left : 8, 1e9);
+            left = ran ? left - ran : 0;
+        }
+        double lasted = now() - began - start - away, celsius = climate_celsius(), hertz = climate_hertz();
+        printf("%s\n  {\"start\": %.4f, \"seconds\": %.6f, ", comma, start, lasted);
+        printf("\"joules\": %.9g, \"cpu_s\": %.9g, ", joules_now() - joules, cpu_now() - cpu);
+        printf("\"others\": %.4f, \"celsius\": ", others_share(&before));
+        printf(celsius > -100 ? "%.1f" : "null", celsius);
+        printf(", \"hertz\": ");
+        printf(hertz > 0 ? "%.0f" : "null", hertz);
+        printf(", ");
+        print_spread("per_token", seconds, timed);
+        printf("}");
+        comma = ",";
+    }
+    printf("]},\n");
+}
+
+static void measure_ceilings(uint32_t threads)
+{
+    begin_stage(CEILINGS_S);
+    say("memory and arithmetic at most", 0);
+    double bytes = read_bandwidth(threads, CEILINGS_S / 4);
+    say("memory and arithmetic at most", 0.25);
+    double one = threads > 1 ? read_bandwidth(1, CEILINGS_S / 4) : bytes;
+    say("memory and arithmetic at most", 0.5);
+    double flops = float_rate(threads, CEILINGS_S / 4);
+    say("memory and arithmetic at most", 0.75);
+    double bytes_rate = byte_rate(threads, CEILINGS_S / 4);
+    printf("\"ceilings\": {\"threads\": %u, \"read\": %.6g, \"read_one_core\": %.6g, ", threads, bytes, one);
+    printf("\"f32\": %.6g, \"int8\": ", flops);
+    printf(bytes_rate > 0 ? "%.6g" : "null", bytes_rate);
+    printf("},\n");
+}
+
+static const char *beside(const char *name) /* the program's path, or that of a file beside it */
+{
+    static char path[4096];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 64);
+    char *end = length > 0 ? (path[length] = 0, strrchr(path, '/')) : NULL;
+    strcpy(end ? end + 1 : path, name);
+    return path;
+}
+
+int main(int count, char **words)
+{
+    double began = now();
+    setvbuf(stderr, NULL, _IOLBF, 0);
+    printf("{\"kind\": \"edge kit result\", \"schema\": 1, \"kit\": %s,\n", KIT_JSON);
+    printf("\"time\": %lld,\n", (long long)time(NULL));
+    describe_machine();
+    start_sampling();
+    mark("load");
+    measure_load(count > 1 ? words[1] : beside("model.edge"));
+    uint32_t threads = usage().threads;
+    measure_speeds();
+    measure_curve();
+    measure_threads(threads);
+    measure_sustained();
+    edge_end(session);
+    check(edge_close(model, &error));
+    print_samples();
+    measure_ceilings(threads);
+    printf("\"seconds\": %.3f}\n", now() - began);
+    if (fflush(stdout) || ferror(stdout))
+        fail("the result cannot be written: is the disk full?");
+    say("done", 1);
+    return 0;
+}

@@ -1,0 +1,446 @@
+/* The files of Linux's /proc and /sys, of which any may be missing: on phones many are. */
+#define _GNU_SOURCE
+#include "machine.h"
+
+#include <dirent.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MOST_SAMPLES = 600, MOST_MARKS = 64, TEXT = 16384, MOST_CPUS = 1024 };
+#define CPU "/sys/devices/system/cpu/cpu"
+
+typedef struct { double at, rss, anonymous, file, swap, rows; } memory_sample;
+typedef struct { double at, celsius, hertz, allowed, watts; } climate_sample;
+
+uint32_t fastest_cores(void); /* of the runtime */
+
+static struct { double at; char what[64]; } marks[MOST_MARKS];
+static memory_sample memory[MOST_SAMPLES + 1];
+static climate_sample climate[MOST_SAMPLES + 1];
+static uint32_t marked, memories, climates, highest_rows;
+static double began, peak, peak_anonymous, peak_swap;
+static double drawn; /* joules, of a battery that tells watts */
+static double window_celsius, window_hertz;
+static uint32_t window_clocks;
+static char zone[320], zone_name[64];
+static double trip;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_t sampler;
+static bool ended;
+
+double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+double cpu_now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------- */
+
+/* The beginning of a file, without blanks at its end; empty if it cannot be read. Returns its length. */
+static size_t read_text(char *text, size_t size, const char *format, ...)
+{
+    char path[384];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(path, sizeof path, format, arguments);
+    va_end(arguments);
+    FILE *file = fopen(path, "r");
+    size_t length = file ? fread(text, 1, size - 1, file) : 0;
+    if (file)
+        fclose(file);
+    while (length && (text[length - 1] == '\n' || text[length - 1] == ' ' || !text[length - 1]))
+        length--;
+    text[length] = 0;
+    return length;
+}
+
+/* -1 if there is none. */
+static double read_number(const char *path, const char *file)
+{
+    char text[64], *end;
+    if (!read_text(text, sizeof text, "%s%s", path, file))
+        return -1;
+    double number = strtod(text, &end);
+    return end == text || *end ? -1 : number;
+}
+
+/* The number behind a word at the beginning of a line; 0 if there is none. */
+static double number_behind(const char *text, const char *word)
+{
+    size_t length = strlen(word);
+    for (const char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
+        if (!strncmp(line, word, length))
+            return strtod(line + length + strspn(line + length, " \t:"), NULL);
+    return 0;
+}
+
+static void print_text(const char *name, const char *text)
+{
+    printf("\"%s\": \"", name);
+    for (const unsigned char *at = (const unsigned char *)text; *at; at++)
+        if (*at == '"' || *at == '\\')
+            printf("\\%c", *at);
+        else if (*at < 32 || *at > 126)
+            printf("\\u%04x", *at);
+        else
+            putchar(*at);
+    printf("\",\n");
+}
+
+/* ---- the machine ------------------------------------------------------------------------------------------------- */
+
+uint64_t memory_bytes(void)
+{
+    char text[TEXT];
+    read_text(text, sizeof text, "/proc/meminfo");
+    return (uint64_t)number_behind(text, "MemTotal") * 1024;
+}
+
+static void print_caches(void)
+{
+    const char *comma = "";
+    printf("\"caches\": {");
+    for (int i = 0; i < 8; i++) {
+        char level[8], type[32], size[32], *end;
+        read_text(level, sizeof level, CPU "0/cache/index%d/level", i);
+        read_text(type, sizeof type, CPU "0/cache/index%d/type", i);
+        read_text(size, sizeof size, CPU "0/cache/index%d/size", i);
+        double kib = strtod(size, &end);
+        if (strlen(level) != 1 || *end != 'K')
+            continue;
+        const char *suffix = *level != '1' ? "" : *type == 'I' ? "i" : "d";
+        printf("%s\"L%s%s\": %.0f", comma, level, suffix, kib * 1024);
+        comma = ", ";
+    }
+    printf("},\n");
+}
+
+void describe_machine(void)
+{
+    static char text[TEXT];
+    struct utsname names;
+    cpu_set_t allowed;
+    uname(&names);
+    snprintf(text, sizeof text, "%s %s", names.sysname, names.release);
+    print_text("system", text);
+    print_text("machine", names.machine);
+    read_text(text, sizeof text, "/proc/device-tree/model");
+    print_text("board", text);
+    read_text(text, sizeof text, "/proc/cpuinfo");
+    print_text("cpuinfo", text);
+    print_caches();
+    int cores = sched_getaffinity(0, sizeof allowed, &allowed) ? 1 : CPU_COUNT(&allowed);
+    printf("\"memory\": %llu, \"fastest_cores\": %u, \"cores\": %d,\n", (unsigned long long)memory_bytes(),
+           fastest_cores(), cores);
+}
+
+/* ---- heat and clock ---------------------------------------------------------------------------------------------- */
+
+static bool of_processor(const char *name)
+{
+    static const char *const known[] = {"cpu", "x86_pkg", "soc", "package", "tdie", "coretemp", "k10temp", "acpitz"};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strncasecmp(name, known[i], strlen(known[i])))
+            return true;
+    return false;
+}
+
+static double celsius_of(const char *path)
+{
+    double celsius = read_number(path, "") / 1000;
+    return celsius > -40 && celsius < 150 && read_number(path, "") != -1 ? celsius : -1000;
+}
+
+static void find_passive_trip(int number)
+{
+    for (int i = 0; i < 16; i++) {
+        char path[128], type[32];
+        snprintf(path, sizeof path, "/sys/class/thermal/thermal_zone%d/trip_point_%d", number, i);
+        if (!read_text(type, sizeof type, "%s_type", path) || strcmp(type, "passive"))
+            continue;
+        double celsius = read_number(path, "_temp") / 1000;
+        if (celsius > 0 && celsius < 150 && (!trip || celsius < trip))
+            trip = celsius;
+    }
+}
+
+/* The processor's, else the first that can be read. */
+static void find_zone(void)
+{
+    for (int i = 0; i < 128; i++) {
+        char path[128], name[64];
+        snprintf(path, sizeof path, "/sys/class/thermal/thermal_zone%d/temp", i);
+        if (celsius_of(path) < -100)
+            continue;
+        read_text(name, sizeof name, "/sys/class/thermal/thermal_zone%d/type", i);
+        if (*zone && !of_processor(name))
+            continue;
+        strcpy(zone, path);
+        strcpy(zone_name, name);
+        trip = 0;
+        find_passive_trip(i);
+        if (of_processor(name))
+            return;
+    }
+    for (int i = 0; i < 32; i++) {
+        char path[128], name[64];
+        snprintf(path, sizeof path, "/sys/class/hwmon/hwmon%d/temp1_input", i);
+        read_text(name, sizeof name, "/sys/class/hwmon/hwmon%d/name", i);
+        if (!of_processor(name) || celsius_of(path) < -100)
+            continue;
+        strcpy(zone, path);
+        strcpy(zone_name, name);
+        trip = 0;
+        return;
+    }
+}
+
+static double hertz_now(void)
+{
+    double most = 0;
+    for (int i = 0; i < MOST_CPUS; i++) {
+        char path[96];
+        snprintf(path, sizeof path, CPU "%d", i);
+        if (access(path, F_OK))
+            break;
+        double kilo = read_number(path, "/cpufreq/scaling_cur_freq");
+        most = kilo * 1e3 > most ? kilo * 1e3 : most;
+    }
+    if (most <= 0) {
+        char text[4096];
+        read_text(text, sizeof text, "/proc/cpuinfo");
+        most = number_behind(text, "cpu MHz") * 1e6;
+    }
+    return most;
+}
+
+/* ---- energy ------------------------------------------------------------------------------------------------------ */
+
+static double counted(void) /* joules of all packages, by Intel's and AMD's counters; -1: none */
+{
+    double total = -1;
+    for (int i = 0; i < 16; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "/sys/class/powercap/intel-rapl:%d", i);
+        double micro = read_number(path, "/energy_uj");
+        if (micro >= 0)
+            total = (total < 0 ? 0 : total) + micro * 1e-6;
+    }
+    return total;
+}
+
+static double battery_watts(void) /* that it gives now; -1: it is none, or it charges */
+{
+    DIR *folder = opendir("/sys/class/power_supply");
+    double watts = -1;
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        char path[320], status[32];
+        snprintf(path, sizeof path, "/sys/class/power_supply/%s", entry->d_name);
+        if (!read_text(status, sizeof status, "%s/status", path) || strcmp(status, "Discharging"))
+            continue;
+        double power = read_number(path, "/power_now"), volts = read_number(path, "/voltage_now");
+        double amperes = read_number(path, "/current_now"); /* less than 0 on some */
+        if (power > 0)
+            watts = power * 1e-6;
+        else if (volts > 0 && amperes != -1 && amperes)
+            watts = volts * 1e-6 * (amperes < 0 ? -amperes : amperes) * 1e-6;
+    }
+    if (folder)
+        closedir(folder);
+    return watts;
+}
+
+static double counter_start = -1;
+
+double joules_now(void)
+{
+    double joules = counted();
+    pthread_mutex_lock(&lock);
+    joules = counter_start >= 0 && joules >= 0 ? joules - counter_start : drawn;
+    pthread_mutex_unlock(&lock);
+    return joules;
+}
+
+/* ---- other programs ---------------------------------------------------------------------------------------------- */
+
+others_since others_begin(void)
+{
+    char text[1024];
+    double fields[8] = {0};
+    read_text(text, sizeof text, "/proc/stat");
+    sscanf(text, "cpu %lf %lf %lf %lf %lf %lf %lf %lf", fields, fields + 1, fields + 2, fields + 3, fields + 4,
+           fields + 5, fields + 6, fields + 7);
+    double busy = fields[0] + fields[1] + fields[2] + fields[5] + fields[6] + fields[7]; /* all but idle and iowait */
+    return (others_since){busy / (double)sysconf(_SC_CLK_TCK), cpu_now(), now()};
+}
+
+double others_share(const others_since *before)
+{
+    others_since after = others_begin();
+    double whole = (after.at - before->at) * (double)sysconf(_SC_NPROCESSORS_ONLN);
+    double share = (after.busy - before->busy - (after.own - before->own)) / (whole > 0 ? whole : 1);
+    return share > 0 ? share < 1 ? share : 1 : 0;
+}
+
+/* ---- samples ----------------------------------------------------------------------------------------------------- */
+
+static void sample_memory(void)
+{
+    char text[4096];
+    read_text(text, sizeof text, "/proc/self/status");
+    memory_sample each = {now() - began, number_behind(text, "VmRSS") * 1024, number_behind(text, "RssAnon") * 1024,
+                          number_behind(text, "RssFile") * 1024, number_behind(text, "VmSwap") * 1024, highest_rows};
+    double most = number_behind(text, "VmHWM") * 1024;
+    pthread_mutex_lock(&lock);
+    if (memories > MOST_SAMPLES)
+        for (memories = 0; 2 * memories <= MOST_SAMPLES; memories++)
+            memory[memories] = memory[2 * memories];
+    memory[memories++] = each;
+    most = most > each.rss ? most : each.rss;
+    peak = most > peak ? most : peak;
+    peak_anonymous = each.anonymous > peak_anonymous ? each.anonymous : peak_anonymous;
+    peak_swap = each.swap > peak_swap ? each.swap : peak_swap;
+    pthread_mutex_unlock(&lock);
+}
+
+static void sample_climate(double since)
+{
+    double most = read_number(CPU "0", "/cpufreq/cpuinfo_max_freq");
+    double allowed = read_number(CPU "0", "/cpufreq/scaling_max_freq");
+    climate_sample each = {now() - began, *zone ? celsius_of(zone) : -1000, hertz_now(),
+                           most > 0 && allowed > 0 ? allowed / most : -1, battery_watts()};
+    pthread_mutex_lock(&lock);
+    if (climates > MOST_SAMPLES)
+        for (climates = 0; 2 * climates <= MOST_SAMPLES; climates++)
+            climate[climates] = climate[2 * climates];
+    climate[climates++] = each;
+    drawn += each.watts > 0 ? each.watts * since : 0;
+    window_celsius = each.celsius > window_celsius ? each.celsius : window_celsius;
+    window_hertz += each.hertz;
+    window_clocks += each.hertz > 0;
+    pthread_mutex_unlock(&lock);
+}
+
+static void *sample(void *nothing)
+{
+    double looked = now() - 1;
+    while (!__atomic_load_n(&ended, __ATOMIC_RELAXED)) {
+        struct timespec pause = {0, 50000000};
+        sample_memory();
+        if (now() - looked >= 1) {
+            sample_climate(now() - looked);
+            looked = now();
+        }
+        nanosleep(&pause, NULL);
+    }
+    return nothing;
+}
+
+void start_sampling(void)
+{
+    began = now();
+    counter_start = counted();
+    find_zone();
+    sample_memory();
+    if (pthread_create(&sampler, NULL, sample, NULL))
+        abort();
+}
+
+void mark(const char *what)
+{
+    if (marked < MOST_MARKS && !(marked && !strcmp(marks[marked - 1].what, what))) {
+        marks[marked].at = now() - began;
+        snprintf(marks[marked++].what, sizeof marks->what, "%s", what);
+    }
+    sample_memory();
+}
+
+void sampled_rows(uint32_t rows)
+{
+    pthread_mutex_lock(&lock);
+    highest_rows = rows > highest_rows ? rows : highest_rows;
+    pthread_mutex_unlock(&lock);
+}
+
+void climate_begin(void)
+{
+    pthread_mutex_lock(&lock);
+    window_celsius = -1000;
+    window_hertz = window_clocks = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+double climate_celsius(void)
+{
+    pthread_mutex_lock(&lock);
+    double celsius = window_celsius;
+    pthread_mutex_unlock(&lock);
+    return celsius;
+}
+
+double climate_hertz(void)
+{
+    pthread_mutex_lock(&lock);
+    double hertz = window_clocks ? window_hertz / window_clocks : 0;
+    pthread_mutex_unlock(&lock);
+    return hertz;
+}
+
+static void print_known(const char *name, double value, bool known)
+{
+    if (known)
+        printf("\"%s\": %.9g", name, value);
+    else
+        printf("\"%s\": null", name);
+}
+
+void print_samples(void)
+{
+    __atomic_store_n(&ended, true, __ATOMIC_RELAXED);
+    pthread_join(sampler, NULL);
+    sample_memory();
+    bool counts = counter_start >= 0, battery = battery_watts() > 0 && drawn > 0;
+    printf("\"energy\": %s,\n", counts ? "\"intel-rapl\"" : battery ? "\"battery\"" : "null");
+    printf("\"peak\": %.0f, \"peak_anonymous\": %.0f, \"peak_swap\": %.0f,\n", peak, peak_anonymous, peak_swap);
+    print_text("sensor", zone_name);
+    print_known("trip", trip, trip > 0);
+    printf(",\n\"samples\": [");
+    for (uint32_t i = 0; i < memories; i++) {
+        printf("%s\n  {\"seconds\": %.4f, \"rss\": %.0f, \"anonymous\": %.0f, ", i ? "," : "", memory[i].at,
+               memory[i].rss, memory[i].anonymous);
+        printf("\"file\": %.0f, \"swap\": %.0f, \"rows\": %.0f}", memory[i].file, memory[i].swap, memory[i].rows);
+    }
+    printf("],\n\"marks\": [");
+    for (uint32_t i = 0; i < marked; i++)
+        printf("%s{\"seconds\": %.4f, \"what\": \"%s\"}", i ? ", " : "", marks[i].at, marks[i].what);
+    printf("],\n\"climate\": [");
+    for (uint32_t i = 0; i < climates; i++) {
+        printf("%s\n  {\"seconds\": %.4f, ", i ? "," : "", climate[i].at);
+        print_known("celsius", climate[i].celsius, climate[i].celsius > -100);
+        printf(", ");
+        print_known("hertz", climate[i].hertz, climate[i].hertz > 0);
+        printf(", ");
+        print_known("allowed", climate[i].allowed, climate[i].allowed > 0);
+        printf(", ");
+        print_known("battery_watts", climate[i].watts, climate[i].watts > 0);
+        printf("}");
+    }
+    printf("],\n");
+}

@@ -1,0 +1,27 @@
+/* What the kernel says of this machine and of this process. */
+#ifndef MACHINE_H
+#define MACHINE_H
+
+#include <stdint.h>
+
+double now(void);            /* seconds of a clock that only runs forward */
+double cpu_now(void);        /* core-seconds of this process */
+uint64_t memory_bytes(void); /* of the machine */
+void describe_machine(void); /* fields of the result */
+
+/* Samples memory, temperature and clock on a thread of its own, until print_samples. */
+void start_sampling(void);
+void mark(const char *what);      /* what the run does from now on */
+void sampled_rows(uint32_t rows); /* KV rows in use */
+void print_samples(void);
+
+double joules_now(void); /* that a sensor has counted since start_sampling; 0 without one */
+void climate_begin(void);
+double climate_celsius(void); /* the highest since climate_begin; -1000: unknown */
+double climate_hertz(void);   /* the mean since climate_begin; 0: unknown */
+
+typedef struct { double busy, own, at; } others_since;
+others_since others_begin(void);
+double others_share(const others_since *before); /* of all cores' time that other programs took since */
+
+#endif

@@ -1,0 +1,76 @@
+"""The machine that a kit is for, by its own words: what a device profile and the choice of code need."""
+
+from __future__ import annotations
+
+from edge.backends.tvm.targets import app_targets
+from edge.devices.host import flags_of, notable, processor_of
+from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, is_name
+from edge.errors import InputError, UnsupportedError
+
+_MARK = "--edge--"
+# Asks for everything at once. Each part begins with a line of its own, since any of them may be missing.
+QUESTION = f"""
+echo; echo {_MARK} uname; uname -s; uname -m
+echo {_MARK} memory; cat /proc/meminfo 2>/dev/null
+echo {_MARK} board; tr -d '\\0' </proc/device-tree/model 2>/dev/null; echo
+echo {_MARK} cores
+for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
+  [ "$(cat $cpu/online 2>/dev/null)" = 0 ] ||
+    echo "$(cat $cpu/cpufreq/cpuinfo_max_freq 2>/dev/null):$(cat $cpu/topology/thread_siblings_list 2>/dev/null):$cpu"
+done
+echo {_MARK} cpuinfo; cat /proc/cpuinfo 2>/dev/null
+echo {_MARK} end
+"""
+
+
+def profile_of(answer: str, name: str) -> DeviceProfile:
+    """The profile of the machine called `name` that answered QUESTION so. Raises UnsupportedError for a machine that no
+    kit runs on, InputError for another answer."""
+    parts = _parts(answer)
+    words = parts.get("uname", "").split()
+    if "end" not in parts or len(words) != 2:
+        raise InputError(f"{name} did not answer as a machine with a POSIX shell does")
+    system, machine = words
+    if system != "Linux" or machine not in ("x86_64", "aarch64"):
+        raise UnsupportedError(f"{name} runs {system} on {machine}: kits are for Linux on x86-64 and 64-bit ARM")
+    cpuinfo, source = parts.get("cpuinfo", ""), "the machine itself"
+    flags, found = flags_of(cpuinfo), processor_of(cpuinfo, machine, machine).name
+    isa = next((each.name for each in app_targets(machine, "linux") if each.flags <= flags), None)
+    if isa is None:
+        raise UnsupportedError(f"{name} has a processor without AVX2 and FMA, which kits for x86-64 need")
+    description = _printable(parts.get("board", "")) or _printable(found) or machine
+    memory = next((line.split()[1] for line in parts.get("memory", "").splitlines() if line.startswith("MemTotal")), "")
+    figures = {"memory": Figure(int(memory) * 1024, "measured", source)} if memory.isdecimal() and int(memory) else {}
+    return DeviceProfile(
+        name=name if is_name(name) else "target",
+        description=description,
+        machine=machine,
+        isa=isa,
+        clusters=(Cluster(_printable(found) or machine, fastest_cores(parts.get("cores", ""), machine), source),),
+        instruction_sets=notable(flags),
+        figures=figures,
+    )
+
+
+def fastest_cores(listed: str, machine: str) -> int:
+    """The physical cores of the fastest kind, as the C runtime counts them: on ARM those of the highest clock."""
+    cores = [line.split(":") for line in listed.splitlines() if line.count(":") == 2]
+    clocks = [int(clock) if clock.isdecimal() and machine == "aarch64" else 0 for clock, _, _ in cores]
+    best = max(clocks, default=0)
+    return len({siblings or cpu for clock, (_, siblings, cpu) in zip(clocks, cores, strict=True) if clock == best}) or 1
+
+
+def _parts(answer: str) -> dict[str, str]:
+    """The texts behind the lines that announce them. Banners of a login come before the first."""
+    found, name = dict[str, list[str]](), ""
+    for line in answer.splitlines():
+        if line.startswith(_MARK):
+            name = line.removeprefix(_MARK).strip()
+            found[name] = []
+        elif name:
+            found[name].append(line)
+    return {name: "\n".join(lines) for name, lines in found.items()}
+
+
+def _printable(text: str) -> str:
+    return " ".join(text.split())[:200] if text.isprintable() else ""

@@ -1,0 +1,339 @@
+"""A kit's result as a profile: the same figures, pages and comparisons as of `edge profile` at home."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated
+
+from edge.backends.tvm import ENGINE as CPU
+from edge.devices.host import flags_of, model_name, notable, processor_of
+from edge.devices.power.base import MeterKind
+from edge.devices.profiles.profile import Power
+from edge.devices.regular import read_regular
+from edge.errors import InputError
+from edge.prediction.work import Work
+from edge.profiling.kit.make import KIND as KIT_KIND
+from edge.profiling.kit.make import SCHEMA as KIT_SCHEMA
+from edge.profiling.kit.make import Kit
+from edge.profiling.profile import (
+    Climate,
+    DeviceFacts,
+    Energy,
+    EngineProfile,
+    Mark,
+    MemoryBase,
+    MemorySample,
+    Phase,
+    Point,
+    Profile,
+    Roofs,
+    Spread,
+    Sustained,
+    ThreadsPoint,
+    Timeline,
+    Verdict,
+    Window,
+)
+from edge.profiling.verdict import evidence_of, judge
+from edge.values import Rule, parse
+
+KIND, SCHEMA = "edge kit result", 1
+_ANYWHERE = ("edge quantize ", "edge run ")  # advice that does not measure the machine where edge is
+_MOST_BYTES = 16 << 20  # a result of an hour has less than a tenth
+
+_Rate = Annotated[float, Rule("a rate", lambda number: 1 < number < 1e18)]
+_Count = Annotated[int, Rule("a whole number from 1 to 4096", lambda count: 1 <= count <= 4096)]
+_Seconds = Annotated[float, Rule("seconds", lambda number: 0 <= number < 1e9)]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Rates of this machine at most: bytes, and operations, per second."""
+
+    threads: _Count
+    read: _Rate
+    read_one_core: _Rate
+    f32: _Rate
+    int8: _Rate | None
+
+
+@dataclass(frozen=True)
+class _Window:
+    start: _Seconds
+    seconds: float
+    joules: float
+    cpu_s: float
+    others: float
+    celsius: float | None
+    hertz: float | None
+    per_token: Spread
+
+
+@dataclass(frozen=True)
+class _Sustained:
+    length: float
+    windows: list[_Window]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result, as the kit's program prints it."""
+
+    kit: Kit
+    time: int  # seconds since 1970, by the machine's clock
+    system: str
+    machine: str
+    board: str  # the device tree's name; "" where there is none
+    cpuinfo: str
+    caches: dict[str, int]
+    memory: int
+    fastest_cores: _Count
+    cores: _Count
+    first_load_s: _Seconds
+    load_s: _Seconds
+    isa: str
+    threads: _Count
+    prompts: int
+    tokens: int
+    answering_s: float
+    others: float
+    prompt_joules: float
+    prompt_cpu_s: float  # core-seconds
+    answer_joules: float
+    answer_cpu_s: float
+    ttft: Spread
+    token: Spread
+    curve: list[Point]
+    curve_end: str | None
+    by_threads: list[ThreadsPoint]
+    sustained: _Sustained | None
+    energy: str | None  # the sensor of joules; None: there is none
+    peak: int
+    peak_anonymous: int
+    peak_swap: int
+    sensor: str
+    trip: float | None
+    samples: list[MemorySample]
+    marks: list[Mark]
+    climate: list[Climate]
+    ceilings: Ceilings
+    seconds: float
+    schema: int = field(default=SCHEMA)
+
+    @property
+    def device_name(self) -> str:
+        """The board, or its processor."""
+        unnamed = processor_of(self.cpuinfo, self.machine, self.machine).name
+        name = self.board or model_name(self.cpuinfo) or unnamed
+        return name if name.isprintable() else self.machine
+
+    @property
+    def date(self) -> str:
+        return datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="seconds")
+
+
+def read_result(path: Path) -> Result:
+    """Read a result. Raises InputError for another file, and for one of another schema."""
+    try:
+        text = read_regular(path, _MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(text) > _MOST_BYTES:
+        raise InputError(f"{path}: too long for a result of a kit")
+    return parse_result(text, str(path))
+
+
+def parse_result(text: bytes, where: str) -> Result:
+    """The result in a file's bytes. where: its name, for errors. Raises as `read_result`."""
+    try:
+        data = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError):
+        said = "cut short: the program did not end" if text.lstrip().startswith(b'{"kind"') else "no JSON"
+        raise InputError(f"{where}: {said}; give what ./edge-profile of a kit printed") from None
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise InputError(f"{where}: no result of a kit: give what ./edge-profile of a kit printed")
+    kit = data.get("kit")
+    for found, expected in ((data, SCHEMA), (kit if isinstance(kit, dict) else {}, KIT_SCHEMA)):
+        if type(found.get("schema")) is not int or found["schema"] != expected:
+            raise InputError(f"{where}: of schema {str(found.get('schema'))[:20]}, this edge reads {expected}")
+    try:
+        _check_numbers(data)
+        result = parse(Result, data)
+        _check(result)
+        profile_of(result)
+        return result
+    except (ArithmeticError, ValueError, OSError) as error:
+        raise InputError(f"{where}: a damaged result ({error})") from None
+
+
+def _check_numbers(data: object) -> None:
+    """Raises ValueError for a number that nothing here can have, neither bytes nor seconds nor rates."""
+    if isinstance(data, dict | list):
+        for each in data.values() if isinstance(data, dict) else data:
+            _check_numbers(each)
+    elif isinstance(data, int | float) and data and not 1e-12 < abs(data) < 1e19:
+        raise ValueError("a number out of range")
+
+
+def _check(result: Result) -> None:
+    """Raises ValueError for figures that must be greater than 0, and are not."""
+    kit, long_run = result.kit, result.sustained
+    if kit.kind != KIT_KIND or kit.plan.backend != CPU.NAME or not result.marks:
+        raise ValueError("not of a kit")
+    figures = [
+        result.prompts, result.tokens, kit.prompt, kit.settings.answer, kit.plan.config.capacity,
+        *(figure for work in (kit.prefill, kit.decode) for figure in (work.bytes, work.flops)),
+        *(figure for each in result.curve for figure in (each.context, each.prefill)),
+        *(each.prefill for each in result.by_threads), 1.0 if long_run is None else long_run.length,
+    ]  # fmt: skip
+    if min(figures) <= 0:
+        raise ValueError("a figure that must be greater than 0 is not")
+
+
+def profile_of(result: Result, again: str = "") -> Profile:
+    """The profile of the machine that a kit ran on. again: the command for the same measurement."""
+    kit, ceilings = result.kit, result.ceilings
+    profile = Profile(
+        date=result.date,
+        seconds=result.seconds,
+        quick=kit.quick,
+        settings=kit.settings,
+        device=DeviceFacts(
+            name=result.device_name,
+            system=result.system,
+            machine=result.machine,
+            physical_cores=result.fastest_cores,
+            usable_cores=result.fastest_cores,
+            instruction_sets=list(notable(flags_of(result.cpuinfo))),
+            caches=result.caches,
+            memory=result.memory,
+        ),
+        model=kit.model,
+        roofs=Roofs(ceilings.read, ceilings.f32, ceilings.int8, ceilings.threads),
+        engines=[_engine(result)],
+        missing={},
+        verdict=Verdict("unknown", "", []),
+        versions=kit.versions,
+    )
+    verdict = judge(evidence_of(profile, again))
+    elsewhere = [each for each in verdict.advice if each[1] == again or each[1].startswith(_ANYWHERE)]
+    return replace(profile, verdict=replace(verdict, advice=elsewhere))
+
+
+def _engine(result: Result) -> EngineProfile:
+    kit, settings = result.kit, result.kit.settings
+    plan = replace(kit.plan, config=replace(kit.plan.config, threads=result.threads))
+    per_prompt_token = _scaled(result.ttft, 1 / kit.prompt)
+    spend = _Joules(result)
+    spent = spend.of(
+        kit.decode, result.answering_s, result.answer_cpu_s, result.answer_joules, result.tokens
+    )  # fmt: skip
+    first = result.samples[0] if result.samples else None
+    known = first is not None and first.anonymous is not None and first.file is not None
+    return EngineProfile(
+        engine=plan.backend,
+        versions={},
+        plan=plan,
+        integers=kit.integers,
+        first_load_s=result.first_load_s,
+        load_s=result.load_s,
+        ttft=result.ttft,
+        prefill=Phase(
+            name="prefill",
+            tokens=kit.prompt,
+            context=0,
+            at_once=min(plan.config.chunk, kit.prompt),
+            per_token=per_prompt_token,
+            joules_per_token=spend.of(
+                kit.prefill, result.ttft.p50 * result.prompts, result.prompt_cpu_s, result.prompt_joules, result.prompts
+            ) / kit.prompt,
+            bytes_per_s=kit.prefill.bytes / result.ttft.p50,
+            flops_per_s=kit.prefill.flops / result.ttft.p50,
+        ),
+        decode=Phase(
+            name="decode",
+            tokens=settings.answer,
+            context=kit.prompt,
+            at_once=1,
+            per_token=result.token,
+            joules_per_token=spent,
+            bytes_per_s=kit.decode.bytes / result.token.p50,
+            flops_per_s=kit.decode.flops / result.token.p50,
+            watts=spent * result.tokens / result.answering_s if result.answering_s > 0 else None,
+        ),
+        curve=result.curve,
+        curve_end=result.curve_end or kit.curve_end,
+        timeline=Timeline(
+            peak=result.peak,
+            base=MemoryBase(
+                first.anonymous or 0, first.file or 0, True, False, plan.bytes.weights, plan.bytes.kv,
+                plan.config.capacity,
+            ) if first is not None and known else None,
+            samples=result.samples,
+            marks=result.marks,
+            climate=result.climate,
+            sensor=result.sensor or None,
+            trip=result.trip,
+            peak_anonymous=result.peak_anonymous,
+            peak_swap=result.peak_swap,
+        ),
+        energy=spend.source,
+        kv_dtypes=[plan.config.kv_dtype],
+        others=result.others,
+        operators_reason="a kit has no instruments in its passes",
+        by_threads=result.by_threads,
+        sustained=_sustained(result.sustained, spend, kit.decode),
+        notes=[*kit.notes, f"measured by a kit of edge {kit.versions.get('edge', '?')} ({result.isa}), without Python"],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Joules:
+    """Joules by the machine's sensor, else by the estimate of a profile."""
+
+    result: Result
+
+    @property
+    def _power(self) -> Power:
+        return self.result.kit.power
+
+    @property
+    def source(self) -> Energy:
+        sensor = self.result.energy
+        if sensor is None:
+            return Energy(f"{self._power.profile} profile", "estimate", "process", 0.0)
+        kind: MeterKind = "integrated" if sensor == "battery" else "counter"
+        return Energy(sensor, kind, "device" if sensor == "battery" else "package", 0.0)
+
+    def of(self, work: Work, seconds: float, cpu_s: float, measured: float, times: int) -> float:
+        """Joules of one of `times` pieces of work, which together took `seconds`, `cpu_s` and `measured` joules. The
+        formula of the estimate is that of edge.devices.power.estimate."""
+        if self.result.energy is not None:
+            return measured / times
+        spent = cpu_s * self._power.core_watts + seconds * self._power.idle_watts
+        return spent / times + work.bytes * self._power.dram_pj_per_byte * 1e-12
+
+
+def _sustained(found: _Sustained | None, spend: _Joules, work: Work) -> Sustained | None:
+    if found is None:
+        return None
+    windows = [
+        Window(
+            start=each.start,
+            seconds=each.seconds,
+            per_token=each.per_token,
+            joules_per_token=spend.of(work, each.seconds, each.cpu_s, each.joules, max(1, each.per_token.count)),
+            celsius=each.celsius,
+            hertz=each.hertz,
+            others=each.others,
+        )
+        for each in found.windows
+    ]  # fmt: skip
+    return Sustained(found.length, windows)
+
+
+def _scaled(spread: Spread, by: float) -> Spread:
+    return Spread(spread.p10 * by, spread.p50 * by, spread.p90 * by, spread.count)

@@ -1,0 +1,237 @@
+"""Exported pages that run a model on WebGPU, in Chromium with its software adapter: the same tokens as the module and
+as edge's own engines, with evictions, and the module goes on where a device is missing, too small or lost."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from browser import WEBGPU, Page, browser, find_chromium
+from bundles import model_of
+from test_web_package import at, run
+from web_site import NAME, ROWS, served, site_of
+
+import edge
+from edge.devices.profiles import find_profile
+from edge.errors import UnsupportedError
+from edge.exporting.bundle import prepare
+from edge.options import Options
+from edge.sampling import SamplingParams
+
+CHROMIUM = find_chromium()
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
+]
+
+# Workers whose device the page can lose, and whose browser a test changes.
+WATCHED = """
+  const PATIENCE = 300000, PAUSE = () => new Promise((done) => setTimeout(done, 200));
+  const Real = globalThis.Worker;
+  const made = [];
+  globalThis.Worker = class {
+    constructor(url, options) {
+      if (!String(url).endsWith('worker.js')) return new Real(url, options);
+      const code = `import ${JSON.stringify(String(url))};
+        const request = GPUAdapter.prototype.requestDevice;
+        GPUAdapter.prototype.requestDevice = async function (...all) {
+          return (self.device = await request.apply(this, all));
+        };
+        addEventListener('message', ({ data }) => data === 'lose' && device.destroy());
+        ${change}`;
+      const engine = new Real(URL.createObjectURL(new Blob([code], { type: 'text/javascript' })), options);
+      made.push(engine);
+      return engine;
+    }
+  };
+"""
+
+HARDWARE = "Object.defineProperty(GPUAdapterInfo.prototype, 'isFallbackAdapter', { value: false });"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    assert CHROMIUM is not None
+    with browser(CHROMIUM, tmp_path_factory.mktemp("browser"), WEBGPU) as opened:
+        yield opened
+
+
+def ask(count: int, prompt: str = "abc") -> str:
+    return f"await session.ask({prompt!r}, {{ temperature: 0, maxTokens: {count}, ignoreEos: true }})"
+
+
+def expected(name: str, count: int, prompt: str = "abc", **options: Any) -> str:
+    chosen = {"threads": 2, "max_kv_size": ROWS, "backend": "cpu"} | options
+    with edge.load(model_of(name), **chosen) as session:
+        greedy = SamplingParams(temperature=0)
+        return "".join(session.stream(prompt, max_tokens=count, sampling=greedy, ignore_eos=True))
+
+
+def test_answers_are_those_of_the_module(page: Page) -> None:
+    """Through several evictions, in a second turn, and after a state is loaded."""
+    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
+        at(page, url)
+        found = run(page, f"""
+          const answers = [], reports = [];
+          for (const engine of ['gpu', 'cpu']) {{
+            const session = await Edge.open('./', {{ engine }});
+            const first = {ask(150)};
+            reports.push(session.report);
+            const state = await session.save();
+            const next = {ask(20, "def")};
+            await session.rewind();
+            await session.load(state);
+            answers.push([first, next, {ask(20, "def")}]);
+            await session.close();
+          }}
+          return {{ answers, reports }};
+        """)  # fmt: skip
+    ours, modules = found["answers"]
+    assert ours == modules
+    assert ours[0] == expected(NAME, 150)
+    assert ours[1] == ours[2]
+    assert [(each["engine"], each["engineReason"]) for each in found["reports"]] == [("gpu", None), ("cpu", None)]
+    assert found["reports"][0]["evicted"] == found["reports"][1]["evicted"] > ROWS
+
+
+@pytest.mark.exhaustive
+def test_a_lost_device_changes_no_token(page: Page) -> None:
+    """In the middle of an answer, after evictions; and the module answers from then on."""
+    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
+        at(page, url)
+        found = run(page, f"""
+          const change = ''; {WATCHED}
+          const session = await Edge.open('./', {{ engine: 'gpu' }});
+          let answer = '';
+          for await (const piece of session.stream('abc', {{ temperature: 0, maxTokens: 150, ignoreEos: true }})) {{
+            answer += piece;
+            if (session.report.tokens === 90) made[0].postMessage('lose');
+          }}
+          const report = session.report;
+          await session.rewind();
+          return {{ answer, report, again: {ask(20)}, after: session.report.engine }};
+        """)  # fmt: skip
+    assert found["answer"] == expected(NAME, 150)
+    assert found["report"]["engine"] == "both"
+    assert found["report"]["engineReason"].startswith("the GPU is lost: ")
+    assert (found["again"], found["after"]) == (expected(NAME, 20), "cpu")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("change", "reason"), [
+    ("GPU.prototype.requestAdapter = async () => null;", "the browser has no GPU here"),
+    ("delete WorkerNavigator.prototype.gpu;", "this browser has no WebGPU"),
+    ("delete WebAssembly.Suspending;", "this browser's WebAssembly cannot wait for a GPU"),
+    ("", "the only GPU is a software adapter, which runs on the CPU"),
+    (HARDWARE + "Object.defineProperty(GPUAdapter.prototype, 'limits', "
+     "{ value: { maxBufferSize: 4096, maxStorageBufferBindingSize: 1e9 } });",
+     "the GPU's maxBufferSize is 4096: the model needs "),
+    (HARDWARE + "GPUDevice.prototype.createShaderModule = () => { throw new Error('a driver says no'); };",
+     "a driver says no"),
+    (HARDWARE + "GPUDevice.prototype.createComputePipelineAsync = async () => "
+     "{ device.destroy(); throw new Error('gone'); };", ("gone", "the GPU is lost: ")),
+    (HARDWARE + "GPUBuffer.prototype.mapAsync = async () => { throw new Error('no reading'); };", "no reading"),
+])  # fmt: skip
+def test_without_a_gpu_the_module_answers(page: Page, change: str, reason: str | tuple[str, ...]) -> None:
+    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
+        at(page, url)
+        found = run(page, f"""
+          const change = {change!r}; {WATCHED}
+          const insisting = await Edge.open('./', {{ engine: 'gpu' }}).then(() => null, (error) => error.message);
+          const session = await Edge.open('./');
+          for (const end = performance.now() + PATIENCE; performance.now() < end; await PAUSE()) {{
+            {ask(24)};
+            await session.rewind();
+            if (session.report.engineReason !== 'the GPU is being prepared') break;
+          }}
+          return {{ insisting, answer: {ask(24)}, report: session.report }};
+        """)  # fmt: skip
+    assert found["answer"] == expected(NAME, 24)
+    if found["insisting"]:
+        assert found["insisting"].startswith(reason)
+    assert found["report"]["engine"] == "cpu"
+    assert found["report"]["engineReason"].startswith(reason)
+
+
+@pytest.mark.exhaustive
+def test_the_module_answers_until_a_gpu_is_ready_and_races_with_it(page: Page) -> None:
+    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
+        at(page, url)
+        found = run(page, f"""
+          const change = {HARDWARE!r}; {WATCHED}
+          const session = await Edge.open('./');
+          const answers = [], engines = [];
+          const end = performance.now() + PATIENCE;
+          for (let left = 3; left && performance.now() < end; await PAUSE()) {{
+            answers.push({ask(60)});
+            engines.push(session.report.engine);
+            await session.rewind();
+            if (session.report.engineReason !== 'the GPU is being prepared') left--;
+          }}
+          return {{ answers, engines, reason: session.report.engineReason }};
+        """)  # fmt: skip
+    assert {*found["answers"]} == {expected(NAME, 60)}
+    assert found["engines"][0] in ("cpu", "both")
+    assert {"both", "gpu"} & {*found["engines"]}
+    slower = str(found["reason"]).startswith("the CPU is faster: ")
+    assert slower or found["reason"] is None
+    assert found["engines"][-1] == ("cpu" if slower else "gpu")
+
+
+@pytest.mark.parametrize(("name", "options", "words"), [
+    (NAME, {"kv_policy": "h2o"}, "no KV policies that look at attention (--kv-policy streaming) on a GPU yet"),
+    (NAME, {"kv_dtype": "int4"}, "no KV rows of int4 (--kv-dtype f16) on a GPU yet"),
+    ("lfm2", {}, "no recurrent layers on a GPU yet: leave --gpu out"),
+    ("gemma4", {}, "no embeddings for each layer on a GPU yet"),
+])  # fmt: skip
+def test_models_that_have_no_programs_are_refused(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedError, match=re.escape(words)):
+        prepare(model_of(name), find_profile("web"), Options().updated(**options), ["simd"], gpu=True)
+
+
+def test_module_scripts_and_programs_are_small() -> None:
+    """With gzip, as a visitor loads them."""
+    folder = site_of(NAME, "simd", gpu=True) / "edge"
+    sizes = {path.name: len(gzip.compress(path.read_bytes(), 9)) for path in folder.iterdir() if path.suffix != ".ts"}
+    assert sum(sizes.values()) < 150_000, sizes
+
+
+MODELS = {
+    "qwen3": {},  # RoPE that pairs halves
+    "gemma3": {"max_kv_size": 256},  # rings
+    "gemma2": {"max_kv_size": 256},
+    "gpt2": {},  # learned positions
+    "phi3-longrope": {"max_kv_size": 256},  # keys that are rotated anew
+    "qwen3moe": {},
+    "mistral3": {},  # temperatures of queries
+    "gpt-oss": {},  # after 70 tokens, it rounds to another
+    "llama-window": {},
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "options"), [
+    *MODELS.items(), *((NAME, {"kv_dtype": dtype}) for dtype in ("int8", "f32")), (NAME, {"kv_policy": "window"}),
+    (NAME, {"kv_policy": "full", "max_kv_size": 128}),
+])  # fmt: skip
+def test_models_answer_as_in_the_module(page: Page, name: str, options: dict[str, Any]) -> None:
+    with served(site_of(name, "simd", gpu=True, **options)) as (url, _):
+        at(page, url)
+        found = run(page, f"""
+          const answers = [];
+          for (const engine of ['gpu', 'cpu']) {{
+            const session = await Edge.open('./', {{ engine }});
+            answers.push({ask(60 if name == 'gpt-oss' else 100)}, session.report.engine, session.report.evicted);
+            await session.close();
+          }}
+          return answers;
+        """)  # fmt: skip
+    assert isinstance(found, list), found
+    assert found[1] == "gpu"
+    assert found[:1] + found[2:3] == found[3:4] + found[5:]
