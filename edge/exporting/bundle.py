@@ -36,9 +36,11 @@ from edge.devices.profiles.profile import DeviceProfile, Power
 from edge.errors import InputError, UnsupportedError
 from edge.exporting import model_file
 from edge.exporting.adapter_file import adapters_section, check_rank
+from edge.exporting.app_programs import AppPrograms, check_gpu, make_programs
+from edge.exporting.app_programs import describe_gpu as describe_app_gpu
 from edge.exporting.chat import chat_section
 from edge.exporting.gpu_programs import GPUPrograms
-from edge.exporting.model_file import MODEL, Section, trusted_source, write_model
+from edge.exporting.model_file import MODEL, GPUWeights, Section, trusted_source, write_model
 from edge.exporting.planning import check_options, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
 from edge.exporting.site import describe_gpu, describe_site, write_gpu
@@ -73,6 +75,7 @@ class Bundle:
     designs: list[Design]
     tables: dict[Section, bytes]
     gpu: GPUPrograms | None = None  # of a page's
+    app_gpu: AppPrograms | None = None  # of an app's
 
 
 @takes_options
@@ -93,9 +96,9 @@ def export(
 
     device: its name in `edge devices list`. isas: instruction sets in the library, or their names with commas between
     them (default: all of the machine that the engine has code for). lora_rank: of the largest LoRA adapter that
-    sessions have room for (`export_adapter`); 0: none. gpu: with programs and weights for the GPU of a page. force: a
-    bundle that nothing was added to may be replaced. The keywords are options of the plan, as people write them, and
-    go before those of `options`:
+    sessions have room for (`export_adapter`); 0: none. gpu: with programs and weights for the GPU, of a page by WebGPU,
+    else by OpenCL. force: a bundle that nothing was added to may be replaced. The keywords are options of the plan, as
+    people write them, and go before those of `options`:
 
     OPTIONS
 
@@ -112,16 +115,19 @@ def export(
         model if isinstance(model, Model) else open_model(model), profile, options, isas, lora_rank, gpu=gpu
     )
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
+    if gpu and profile.system != "web":
+        bundle = with_gpu(bundle, "opencl", partial(tell, "making kernels"))
     found, sections = fingerprint(file.path), make_sections(bundle)
     with new_folder(target) as made:
         place = write_platform(
-            bundle.designs, profile.system, trusted_source(sections, gpu=gpu), made, partial(tell, "compiling")
-        )
+            bundle.designs, profile.system, trusted_source(sections, gpu=bundle.gpu is not None), made,
+            partial(tell, "compiling"), gpu=bundle.app_gpu is not None,
+        )  # fmt: skip
         if bundle.gpu:
             write_gpu(bundle.gpu, made, partial(tell, "making kernels"))
         write_model(
             place / MODEL, sections, bytes.fromhex(found.sha256), file, bundle.layout,
-            partial(tell, "packing weights"),
+            partial(tell, "packing weights"), _gpu_weights(bundle),
         )  # fmt: skip
         found.check()
         manifest = seal(describe(bundle, found.sha256, made))
@@ -137,8 +143,6 @@ def prepare(
     """Plan a bundle; nothing is compiled or written. Raises as `export`."""
     check_options(options)
     check_rank(lora_rank)
-    if gpu and profile.system != "web":
-        raise InputError("--gpu is for pages: --device web")
     if model.file.folder is not None:
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
     try:
@@ -158,8 +162,20 @@ def prepare(
         layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas, lora=lora_rank > 0
     )  # fmt: skip
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
-    programs = GPUPrograms.of(model, plan.config, "wgsl") if gpu else None
+    programs = GPUPrograms.of(model, plan.config, "wgsl") if gpu and profile.system == "web" else None
     return Bundle(model, profile, layout, plan, pinned, designs, tables, programs)
+
+
+def with_gpu(bundle: Bundle, language: str, progress: Callable[[float], None] | None = None) -> Bundle:
+    """Raises InputError and UnsupportedError for what GPUs in apps lack, MissingExtraError without TVM."""
+    plan, model = bundle.plan, bundle.model
+    check_gpu(language, bundle.profile.system, model.spec, plan.policy, plan.config)
+    return replace(bundle, app_gpu=make_programs(model, language, plan.config, progress))
+
+
+def _gpu_weights(bundle: Bundle) -> GPUWeights | None:
+    gpu = bundle.app_gpu
+    return GPUWeights(gpu.weight_bytes, partial(gpu.write_weights, model=bundle.model)) if gpu else None
 
 
 def make_sections(bundle: Bundle) -> dict[Section, bytes]:
@@ -181,6 +197,8 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
     }  # fmt: skip
     if config.lora_rank:
         sections[Section.ADAPTERS] = adapters_section(layout, config.lora_rank, exact=config.kv_dtype == "f32")
+    if bundle.app_gpu:
+        sections[Section.GPU] = bundle.app_gpu.section
     if FORMATS[config.kv_dtype].transformed:
         sections[Section.NORMALS] = model_file.normals_section(_normals(bundle))
     return sections
@@ -218,6 +236,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
             },
             "lora_rank": plan.config.lora_rank, "peak": plan.predicted_peak,
         },
+        **({"gpu": describe_app_gpu(bundle.app_gpu, plan)} if bundle.app_gpu else {}),
         "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
         **web,
         "versions": own_versions() | CPU.versions(),

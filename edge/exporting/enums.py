@@ -33,6 +33,10 @@ class Trim(IntEnum):
     SOFT, HALF, ALL = range(3)
 
 
+class Engine(IntEnum):
+    AUTO, CPU, GPU = range(3)
+
+
 ROLES_OF_TEXT = [each for each in Role if each != Role.IDS]  # ids have functions of their own
 ABOUT: dict[type[IntEnum], dict[int, str]] = {
     Status: {
@@ -51,5 +55,9 @@ ABOUT: dict[type[IntEnum], dict[int, str]] = {
         Role.IDS: "Token ids, int32_t; count is their number.",
     },
     Finish: {},
+    Engine: {
+        Engine.AUTO: "The CPU, so far.",
+        Engine.GPU: "Where the bundle has programs for it (edge export --gpu), and the device runs them.",
+    },
     Trim: {Trim.SOFT: "What costs nothing.", Trim.HALF: "Half of what can be spared.", Trim.ALL: "All of it."},
 }

@@ -65,7 +65,9 @@ class GPUPrograms:
         """Raises EngineError if TVM's compiler fails, and MissingExtraError without it."""
         program = program_of(self.design, progress)
         programs.write_text(json.dumps(self._content(program), separators=(",", ":")), encoding="utf-8")
-        write_weights(weights, self.model.file, self.model.spec, self.design, places_of(self.design.weights.buffers))
+        places = places_of(self.design.weights.buffers)
+        with open(weights, "wb") as out:
+            write_weights(out, 0, self.model.file, self.model.spec, self.design, places)
 
     def _content(self, program: Program) -> dict[str, Any]:
         """kernels: name, source, and whether each of its buffers is written. passes: for each dispatch the numbers of

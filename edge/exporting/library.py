@@ -30,14 +30,16 @@ from edge.types import Progress
 
 STATIC, SHARED = "libedge.a", "libedge.so"
 RUNTIME = Path(__file__).parent / "runtime"
+GPU = RUNTIME / "gpu"  # of bundles with a pass for GPUs
 
 # The outside functions that a library may call on Android: their arguments and results are numbers and pointers, and
 # mean the same in glibc's headers and in bionic's. (sysconf's do not.)
 LIBC = (
     "mmap", "munmap", "madvise", "open", "close", "fcntl", "read", "write", "pread", "lseek", "getpid", "memcpy",
     "memmove", "memset", "memcmp", "memchr", "strlen", "strcmp", "pthread_create", "pthread_join", "clock_gettime",
-    "nanosleep", "sched_setaffinity", "sched_getaffinity", "getauxval",
+    "nanosleep", "sched_setaffinity", "sched_getaffinity", "getauxval", "rename", "unlink",
 )  # fmt: skip
+LIBDL = ("dlopen", "dlsym")
 LIBM = tuple(
     f"{name}{kind}"
     for name in ("exp", "log", "log1p", "cos", "sin", "sincos", "sqrt", "floor", "rint")
@@ -134,7 +136,7 @@ def make_library(
         if system == "android" and not toolchain.bionic:
             link += ["-nostdlib", *_stubs(toolchain, work)]
         else:
-            link += ["-lm", "-pthread"]
+            link += ["-lm", "-ldl", "-pthread"]
         run_compiler(toolchain, *link, "-o", folder / SHARED)
 
 
@@ -236,7 +238,7 @@ def _runtime_object(toolchain: Toolchain, machine: str, more: Sequence[Path]) ->
 def _stubs(toolchain: Toolchain, folder: Path) -> list[Path]:
     """Shared libraries without code that stand for Android's while we link."""
     made = []
-    for name, functions in (("libc.so", LIBC), ("libm.so", LIBM)):
+    for name, functions in (("libc.so", LIBC), ("libm.so", LIBM), ("libdl.so", LIBDL)):
         source = folder / f"{name}.s"
         source.write_text("".join(f".globl {each}\n.type {each}, %function\n{each}:\n" for each in functions))
         run_compiler(toolchain, "-shared", "-nostdlib", f"-Wl,-soname,{name}", source, "-o", folder / name)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -48,9 +48,12 @@ class Section(IntEnum):
     """The content of a section; in C, SECTION_CONFIG and so on."""
 
     CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS, TABLE, ADAPTERS = range(1, 13)
+    GPU, GPU_WEIGHTS = 13, 14
 
 
-_TRUSTED = (Section.CONFIG, Section.LAYERS, Section.DESIGNS, Section.ANGLES, Section.NORMALS, Section.ADAPTERS)
+_TRUSTED = (
+    Section.CONFIG, Section.LAYERS, Section.DESIGNS, Section.ANGLES, Section.NORMALS, Section.ADAPTERS, Section.GPU,
+)  # fmt: skip
 
 POLICIES = ("full", "streaming", "window", "h2o")  # in the order of POLICY_FULL …
 KV_DTYPES = ("f32", "f16", "int8", "int4")  # in the order of KV_F32 …
@@ -104,6 +107,13 @@ STRUCTS = {  # by their names in C
     "file_header": HEADER, "file_section": ENTRY, "edge_config": CONFIG, "layer_config": LAYER,
     "design_config": DESIGN, "angles_config": ANGLES,
 }  # fmt: skip
+
+
+class GPUWeights(NamedTuple):
+    """Section GPU_WEIGHTS, and the function that writes it into a file, from a byte on."""
+
+    size: int
+    write: Callable[[BinaryIO, int], None]
 
 
 def config_section(
@@ -215,26 +225,29 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu: bool = False) -> s
     (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
+    opencl = "&edge_opencl" if Section.GPU in sections else "NULL"
     digest = hashlib.sha256(b"".join(sections.get(each, b"") for each in _TRUSTED)).digest()
     numbers = ", ".join(map(str, digest))
     return (
         "/* The model.edge that this library is for. Written by edge export. */\n"
         f'#include "internal.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
         f"table_reader *const EDGE_TABLE = {reader};\nadapter_reader *const EDGE_ADAPTERS = {adapters};\n"
+        f"const gpu_host *const EDGE_GPU = {opencl};\n"
         f"device_run *const EDGE_DEVICE = {'run_on_page' if gpu else 'NULL'};\n"
     )
 
 
 def write_model(
     path: Path, sections: Mapping[Section, bytes], model_hash: bytes, file: GGUFFile, layout: PackedLayout,
-    progress: Progress | None = None,
+    progress: Progress | None = None, gpu: GPUWeights | None = None,
 ) -> None:  # fmt: skip
-    """Write the file: these sections in the order of their numbers, then the packed weights, and the model's table.
+    """Write the file: these sections in the order of their numbers, then the packed weights, those of a GPU, and the
+    model's table.
 
     model_hash: SHA-256 of the model's file.
     """
     kinds = sorted(each for each in sections if sections[each])
-    at = round_up(HEADER.itemsize + (len(kinds) + 1) * ENTRY.itemsize, ALIGNMENT)
+    at = round_up(HEADER.itemsize + (len(kinds) + 3) * ENTRY.itemsize, ALIGNMENT)
     entries, places = [], {}
     for kind in kinds:
         places[kind], size = at, len(sections[kind])
@@ -244,6 +257,10 @@ def write_model(
     weights = round_up(at, WEIGHT_ALIGNMENT)
     resident, table = weights + layout.nbytes, find_table(file, layout)
     entries.append(filled(ENTRY, {"kind": Section.WEIGHTS, "offset": weights, "size": layout.nbytes}))
+    if gpu:
+        of_gpu = round_up(resident, WEIGHT_ALIGNMENT)
+        entries.append(filled(ENTRY, {"kind": Section.GPU_WEIGHTS, "offset": of_gpu, "size": gpu.size}))
+        resident = of_gpu + gpu.size
     size = resident
     if table:
         resident = round_up(resident, ALIGNMENT)
@@ -258,6 +275,8 @@ def write_model(
         for kind, place in places.items():
             _write_at(out, place, sections[kind])
         write_weights(file, layout, out, weights, progress)
+        if gpu:
+            gpu.write(out, of_gpu)
         if table:
             _copy(file.path, table.offset, out, resident, table.nbytes)
 

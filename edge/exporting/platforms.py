@@ -10,7 +10,7 @@ from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.exporting.bindings import copy_source
 from edge.exporting.constants import CONSTANTS, constants_header
-from edge.exporting.library import SHARED, make_library
+from edge.exporting.library import GPU, SHARED, make_library
 from edge.exporting.site import write_site
 
 _HERE = Path(__file__).parent
@@ -20,33 +20,39 @@ _ABIS = {"aarch64": "arm64-v8a", "x86_64": "x86_64"}  # as Android calls machine
 Tell = Callable[[float], None]
 
 
-def write_platform(designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell) -> Path:
+def write_platform(
+    designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, gpu: bool = False
+) -> Path:
     """Write the files of a system. Returns the folder, in `folder`, where model.edge belongs.
 
-    trusted: trusted.c. tell: is called with the share that is done.
+    trusted: trusted.c. gpu: the library has the pass of GPUs. tell: is called with the share that is done.
     Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a C compiler.
     """
     if system == "web":
         return write_site(designs, trusted, folder, tell)
-    write = {"android": _write_android, "ios": _write_apple, "macos": _write_apple}.get(system, _write_c)
-    return write(designs, {"trusted.c": trusted}, folder, tell)
+    if system in ("ios", "macos"):
+        return _write_apple(designs, {"trusted.c": trusted}, folder, tell)
+    write = _write_android if system == "android" else _write_c
+    return write(designs, {"trusted.c": trusted}, folder, tell, sorted(GPU.glob("*.c")) if gpu else [])
 
 
-def _write_c(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell) -> Path:
+def _write_c(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]) -> Path:
     """edge.h and both libraries beside an example."""
-    make_library(designs, folder, designs[0].target.machine, "linux", tables=tables, progress=tell)
+    make_library(designs, folder, designs[0].target.machine, "linux", tables=tables, more=more, progress=tell)
     _copy(_RUNTIME / "edge.h", folder)
     _copy(_HERE / "c", folder)
     return folder
 
 
-def _write_android(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell) -> Path:
+def _write_android(
+    designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]
+) -> Path:
     """edge/: a library module of Gradle; c/: for native code; sample/."""
     kotlin, module, native = _HERE / "kotlin", folder / "edge", folder / "c"
     main, machine = module / "src" / "main", designs[0].target.machine
     native.mkdir()
     make_library(
-        designs, native, machine, "android", tables=tables, more=[kotlin / "jni" / "edge_jni.c"],
+        designs, native, machine, "android", tables=tables, more=[kotlin / "jni" / "edge_jni.c", *more],
         exports=["JNI_OnLoad"], progress=tell,
     )  # fmt: skip
     _copy(_RUNTIME / "edge.h", native)
@@ -68,7 +74,7 @@ def _write_apple(designs: Sequence[Design], tables: dict[str, str], folder: Path
     """A Swift package, in which Xcode compiles the runtime and assembles the passes: so they fit any of its SDKs."""
     _copy(_HERE / "swift", folder)
     sources = folder / "Sources" / "CEdge"
-    for path in _RUNTIME.iterdir():
+    for path in filter(Path.is_file, _RUNTIME.iterdir()):
         _copy(path, sources / "include" if path.name == "edge.h" else sources)
     for name, text in {"passes.c": passes_source(designs), CONSTANTS: constants_header(), **tables}.items():
         (sources / name).write_text(text, encoding="utf-8")

@@ -97,6 +97,14 @@ OPTIONS = [
         "headroom", "Thermal headroom that may be used up, by readings, as Android counts: 1 is where the system "
         "throttles; held by pauses.", without=("web",),
     ),
+    Field(
+        "engine", "uint32", "What computes: 0 the CPU, 1 too, 2 the GPU; read when a session begins only.",
+        without=("web",),
+    ),
+    Field(
+        "cache", "text", "A folder for what the GPU's driver compiles; read when a session begins only.",
+        "every session compiles", without=("web",),
+    ),
 ]  # fmt: skip
 READINGS = [
     Field(
@@ -138,6 +146,11 @@ USAGE = [
     Field("joules", "double", "Of the last answer and its prompt, as are the seconds."),
     Field("seconds", "double"),
     Field("measured", "flag", "Whether the app read the joules; otherwise they are estimated."),
+    Field("engine", "uint32", "What computes: 1 the CPU, 2 the GPU.", without=("web",)),
+    Field("gpu", "text", "Name of the GPU; empty: none computes.", without=("web",)),
+    Field(
+        "gpu_bytes", "uint64", "Bytes of the GPU's buffers; of the process, where they share memory.", without=("web",)
+    ),
 ]
 STRUCTS = {"Options": OPTIONS, "Readings": READINGS, "ModelInfo": MODEL_INFO, "Usage": USAGE}
 

@@ -19,7 +19,7 @@ import edge
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.targets import choose_target
 from edge.devices.profiles import HOST, find_profile
-from edge.exporting.bundle import export, make_sections, prepare
+from edge.exporting.bundle import export, make_sections, prepare, with_gpu
 from edge.exporting.chat import exported_think
 from edge.exporting.enums import Finish, Role
 from edge.exporting.model_file import trusted_source
@@ -49,11 +49,14 @@ def bundle_of(name: str, **options: Any) -> Path:
 
 
 @lru_cache
-def bundle_sources(name: str, *, lora_rank: int = 0, **options: Any) -> tuple[Path, list[Path]]:
+def bundle_sources(name: str, *, lora_rank: int = 0, gpu: bool = False, **options: Any) -> tuple[Path, list[Path]]:
     """model.edge, and what belongs to it besides the runtime, which is to be built otherwise: tables and objects."""
     chosen, isas = Options().updated(**options), [choose_target().name]
     bundle = prepare(model_of(name), find_profile(HOST), chosen, isas, lora_rank)
-    folder = bundle_of(name, **options, **({"lora_rank": lora_rank} if lora_rank else {}))
+    if gpu:
+        bundle = with_gpu(bundle, "opencl")
+    more: dict[str, Any] = ({"lora_rank": lora_rank} if lora_rank else {}) | ({"gpu": True} if gpu else {})
+    folder = bundle_of(name, **options, **more)
     tables = {"trusted.c": trusted_source(make_sections(bundle)), "passes.c": passes_source(bundle.designs)}
     for title, text in tables.items():
         (folder / title).write_text(text)

@@ -251,8 +251,9 @@ def _options(chosen: dict[str, Any]) -> _Options:
         chosen["seeded"] = 1
     if stops := [stop.encode() if isinstance(stop, str) else stop for stop in chosen.pop("stop", ())]:
         options.stop, options.stop_count = (c_char_p * len(stops))(*stops), len(stops)
-    if isinstance(chosen.get("isa"), str):
-        chosen["isa"] = chosen["isa"].encode()
+    for name in ("isa", "cache"):
+        if isinstance(chosen.get(name), str):
+            chosen[name] = chosen[name].encode()
     for name, value in chosen.items():
         if name not in {field[0] for field in _Options._fields_}:
             raise InputError(f"edge_options has no field {name!r}")

@@ -18,7 +18,7 @@ from web_site import NAME, ROWS, served, site_of
 
 import edge
 from edge.devices.profiles import find_profile
-from edge.errors import InputError, UnsupportedError
+from edge.errors import UnsupportedError
 from edge.exporting.bundle import prepare
 from edge.options import Options
 from edge.sampling import SamplingParams
@@ -194,11 +194,6 @@ def test_the_module_answers_until_a_gpu_is_ready_and_races_with_it(page: Page) -
 def test_models_that_have_no_programs_are_refused(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedError, match=re.escape(words)):
         prepare(model_of(name), find_profile("web"), Options().updated(**options), ["simd"], gpu=True)
-
-
-def test_programs_are_for_pages() -> None:
-    with pytest.raises(InputError, match=r"^--gpu is for pages: --device web$"):
-        prepare(model_of(NAME), find_profile("host"), Options(), gpu=True)
 
 
 def test_module_scripts_and_programs_are_small() -> None:

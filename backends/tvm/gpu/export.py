@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from edge.backends.base import EngineConfig
 from edge.backends.tvm import ENGINE
@@ -53,7 +53,8 @@ def export(
         (made / PROGRAM).write_text(program.to_json(), encoding="utf-8")
         places = places_of(design.weights.buffers)
         if weights:
-            write_weights(made / WEIGHTS, file, spec, design, places)
+            with open(made / WEIGHTS, "wb") as out:
+                write_weights(out, 0, file, spec, design, places)
         rows = RowForm.of(design.shape.attention, kv_dtype)
         about = {
             "model": spec.label,
@@ -73,7 +74,7 @@ def export(
 
 
 def any_gpu(language: str) -> Adapter:
-    """An adapter with no more than WebGPU's limits."""
+    """One of which nothing is known but its language."""
     return Adapter("", language, 0, "any", "", "", "unknown", False, None, PORTABLE, frozenset())
 
 
@@ -87,11 +88,10 @@ def places_of(buffers: dict[str, int]) -> dict[str, tuple[int, int]]:
 
 
 def write_weights(
-    path: Path, file: GGUFFile, spec: ModelSpec, design: Design, places: dict[str, tuple[int, int]]
+    out: BinaryIO, start: int, file: GGUFFile, spec: ModelSpec, design: Design, places: dict[str, tuple[int, int]]
 ) -> None:
-    """Write all buffers of weights to a file, each at its place."""
-    with open(path, "wb") as out:
-        out.truncate(max(at + size for at, size in places.values()))
-        for name, offset, words in pack_weights(file, spec, design.weights):
-            out.seek(places[name][0] + offset)
-            out.write(words.tobytes())
+    """Write the buffers of weights to their places from byte `start` of a file on, which ends with them."""
+    out.truncate(start + max(at + size for at, size in places.values()))
+    for name, offset, words in pack_weights(file, spec, design.weights):
+        out.seek(start + places[name][0] + offset)
+        out.write(words.tobytes())

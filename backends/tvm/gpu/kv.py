@@ -18,12 +18,12 @@ from edge.backends.tvm.kv.regions import TILE, Move
 from edge.backends.tvm.kv.row_formats import decode, encode
 from edge.types import AnyArray, FloatArray, IntArray
 
-_STAGED = 1024  # rows behind those of the arena
+STAGED = 1024  # rows behind those of the arena
 
 
 def arena_bytes(count: int, head: int, dtype: str, *, observes: bool = False) -> dict[str, int]:
     """Bytes of each buffer for `count` rows of one head, staging included."""
-    form, rows = RowForm(dtype, head), count + _STAGED
+    form, rows = RowForm(dtype, head), count + STAGED
     sizes = {"keys": 4 * rows * form.words, "values": 4 * rows * form.words, "pairs": 8 * MOST_MOVED}
     return sizes | ({"row_scales": 8 * rows} if form.scaled else {}) | ({"paid": 4 * rows} if observes else {})
 
@@ -63,7 +63,7 @@ class DeviceRows:
     def shift(self, move: Move) -> None:
         """Move consecutive rows; source and target begin a tile. Overlapping moves go through the staging rows."""
         distance = abs(move.source - move.target)
-        step = max(distance, _STAGED)
+        step = max(distance, STAGED)
         starts = range(0, move.count, step)
         for start in starts if move.target < move.source else reversed(starts):
             rows = np.arange(start, min(start + step, move.count))
@@ -125,7 +125,7 @@ class DeviceRows:
         device, form = self._device, self._form
         sizes = arena_bytes(first, form.head, self.dtype, observes="paid" in self.buffers)
         for name in self.buffers.keys() - {"pairs"}:
-            kept = sizes[name] * first // (first + _STAGED)
+            kept = sizes[name] * first // (first + STAGED)
             content, old = device.read(self.buffers[name], 0, kept), self.buffers[name]
             device.free(old)
             self.buffers[name] = device.create(sizes[name])
@@ -138,7 +138,7 @@ class DeviceRows:
         return decode(self.dtype, codes.view(memory), scales.reshape(len(codes), -1))
 
     def _read(self, rows: AnyArray, which: int) -> tuple[AnyArray, AnyArray]:
-        """Codes, uint8 [n, bytes], and scales, float32 [n] or [0], of at most `_STAGED` rows."""
+        """Codes, uint8 [n, bytes], and scales, float32 [n] or [0], of at most `STAGED` rows."""
         form, count = self._form, rows.size
         self.move(np.stack([rows, self._staging(count)], axis=1).astype(np.int32), which)
         at, size = 4 * form.words * self.count, 4 * form.words * -(-count // TILE) * TILE
@@ -174,5 +174,5 @@ class DeviceRows:
 def _parts(rows: AnyArray) -> Iterator[AnyArray]:
     """Split rows into pieces [n] that fit the staging rows."""
     flat = rows.reshape(-1)
-    for start in range(0, flat.size, _STAGED):
-        yield flat[start : start + _STAGED]
+    for start in range(0, flat.size, STAGED):
+        yield flat[start : start + STAGED]

@@ -33,7 +33,9 @@ def export(
     lora_rank: Annotated[
         int, o.flag("--lora-rank", help="Room for LoRA adapters up to this rank, which edge export-adapter makes.")
     ] = 0,
-    gpu: Annotated[bool, o.flag("--gpu", help="With programs for a page's GPU (WebGPU), too: --device web.")] = False,
+    gpu: Annotated[
+        bool, o.flag("--gpu", help="With programs for a GPU, too: WebGPU in pages, OpenCL on Linux and Android.")
+    ] = False,
     force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -64,3 +66,9 @@ def export(
         f"{plan['kv_size']} KV rows, {plan['kv_dtype']}, policy {plan['kv_policy']}, "
         f"peak {format_bytes(plan['peak'])} (estimated)"
     )
+    if found := manifest.get("gpu"):
+        sizes = found["bytes"]
+        print(
+            f"On a GPU ({found['language']}): {format_bytes(sum(sizes.values()))} of buffers, of which "
+            f"{format_bytes(sizes['weights'])} weights and {format_bytes(sizes['kv'])} KV rows"
+        )

@@ -58,7 +58,7 @@ static uint32_t fewest_rows(const edge_session *s)
 
 double context_spare(const edge_session *s)
 {
-    uint64_t capacity = kv_capacity(s->rows), rows = capacity - fewest_rows(s);
+    uint64_t capacity = kv_capacity(s->rows), rows = s->gpu ? 0 : capacity - fewest_rows(s); /* of a GPU, none */
     return (double)(rows * kv_bytes(s->rows) / capacity);
 }
 

@@ -86,6 +86,15 @@ typedef struct { /* strings belong to the model */
     /* end */
 } edge_model_info;
 
+typedef int32_t edge_engine;
+enum {
+    /* generated: Engine */
+    EDGE_ENGINE_AUTO = 0, /* The CPU, so far. */
+    EDGE_ENGINE_CPU = 1,
+    EDGE_ENGINE_GPU = 2, /* Where the bundle has programs for it (edge export --gpu), and the device runs them. */
+    /* end */
+};
+
 typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to the model and its bundle */
     uint32_t size;
     /* generated: Options */
@@ -115,10 +124,13 @@ typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to th
     /* Thermal headroom that may be used up, by readings, as Android counts: 1 is where the system throttles; held by
      * pauses. 0: no limit. */
     double headroom;
+    uint32_t engine; /* What computes: 0 the CPU, 1 too, 2 the GPU; read when a session begins only. */
+    /* A folder for what the GPU's driver compiles; read when a session begins only. NULL: every session compiles. */
+    const char *cache;
     /* end */
 } edge_options;
 /* generated: EDGE_OPTIONS */
-#define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0}
+#define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, NULL}
 /* end */
 
 typedef struct { /* what the app measures; less than 0: not read */
@@ -178,6 +190,9 @@ typedef struct {
     double joules; /* Of the last answer and its prompt, as are the seconds. */
     double seconds;
     uint32_t measured; /* Whether the app read the joules; otherwise they are estimated. */
+    uint32_t engine; /* What computes: 1 the CPU, 2 the GPU. */
+    const char *gpu; /* Name of the GPU; empty: none computes. */
+    uint64_t gpu_bytes; /* Bytes of the GPU's buffers; of the process, where they share memory. */
     /* end */
 } edge_usage;
 

@@ -10,6 +10,7 @@
  *     governor.c   watch.c           budgets: the decisions of edge/run/governor.py, and its readings
  *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
  *     pass.c       table.c           threads that run the compiled pass; rows that a pass reads from the file
+ *     gpu/                           the pass on a GPU, in bundles that have one
  *     context.c  turns.c             the conversation and its tokens; the loop of answers
  *     state.c      adapter.c         saved conversations; LoRA adapters
  *     open.c     session.c           the functions of edge.h: of models, of sessions
@@ -64,6 +65,8 @@ bool read_file(const mapping *file, uint64_t at, void *to, uint64_t size); /* wi
 void unmap_file(mapping *file);
 int64_t read_fd(int32_t fd, void *to, uint64_t size);      /* bytes, less than `size` at the end of a file; -1 */
 int64_t write_fd(int32_t fd, const void *from, uint64_t size);
+enum { LONGEST_PATH = 1024 };
+bool replace_file(const char *path, const void *data, uint64_t size); /* whole, or not at all; false: not */
 double now_seconds(void);                         /* monotonic */
 double cpu_seconds(void);                         /* of this process */
 void sleep_seconds(double seconds);
@@ -114,6 +117,7 @@ static inline void *take(arena *from, uint64_t size)
  * Section NORMALS: float[layers * kv_heads * head] of reflections, if kv_dtype is int4.
  * Section TABLE, the last: a row of layers * layer_inputs values for each token, in blocks of GGUF; see table.c.
  * Section ADAPTERS: an adapters_config, and an `adapted` for each matrix that may have an adapter.
+ * Section GPU: a gpu_config, its tables and sources (edge/exporting/app_programs.py); GPU_WEIGHTS: the content of buffers.
  * Section STRINGS: of name, license, policy, kv_dtype, each ends with \0. */
 
 struct edge_model {
@@ -257,8 +261,21 @@ int64_t watch_affordable(const watch *w, int64_t tokens);
 
 /* ---- rows.c ------------------------------------------------------------------------------------------------------- */
 
+/* What a GPU does with rows in its memory: gpu/gpu_rows.c. Errors are kept, and the next pass fails. */
+typedef struct rows_device rows_device;
+typedef struct {
+    void (*move)(rows_device *device, uint32_t source, uint32_t target); /* may wait until: */
+    void (*settle)(rows_device *device);
+    void (*save)(rows_device *device, uint32_t row, uint8_t *out);
+    void (*restore)(rows_device *device, uint32_t row, const uint8_t *saved);
+    void (*key)(rows_device *device, uint32_t row, uint32_t head, float *key);
+    void (*set_key)(rows_device *device, uint32_t row, uint32_t head, float *key);
+} rows_work;
+struct rows_device { const rows_work *work; };
+
 /* Keys, values and scales of rows of some layers' heads in one arena, in the layout of backends/tvm/kv/rows.py. */
 typedef struct {
+    rows_device *device;               /* where they are; NULL: here */
     uint32_t dtype, head, count;       /* head: values; count: rows */
     uint32_t stride;                   /* values of a normal: of the largest head */
     uint8_t *arrays[4];                /* keys, values, key scales, value scales */
@@ -267,8 +284,10 @@ typedef struct {
     uint8_t *changed;                  /* of each tile: it was written since a device last read it; NULL without one */
     float *work;                       /* [head] */
 } kv_rows;
-void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t head, uint32_t count);
-void rows_move(kv_rows *rows, uint32_t source, uint32_t target);
+/* elsewhere: they will have a device, and take no memory. */
+void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t head, uint32_t count, bool elsewhere);
+void rows_move(kv_rows *rows, uint32_t source, uint32_t target); /* no row twice before: */
+void rows_settle(kv_rows *rows);
 void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count); /* neighbours, in whole tiles */
 void rows_release(kv_rows *rows, uint32_t first);                                 /* all from this one on, a tile's first */
 void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key);      /* head: of all layers' */
@@ -285,7 +304,9 @@ void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved);
 /* Which rows there are: HeadKV, RowLists, PinnedKeys, Ring and Regions of backends/. Lists are one for all heads until a
  * policy keeps different rows in them; all heads keep equally many. */
 typedef struct kv kv;
-kv *kv_layout(arena *from, const edge_model *model);
+kv *kv_layout(arena *from, const edge_model *model, bool elsewhere); /* as rows_layout */
+uint32_t kv_arena(const kv *k, uint32_t number);   /* rows of an arena: of all layers or those without a ring; of rings */
+void kv_attach(kv *k, uint32_t number, rows_device *device);
 void kv_clear(kv *k);
 uint32_t kv_length(const kv *k);   /* rows in use */
 uint32_t kv_free(const kv *k);
@@ -350,11 +371,36 @@ uint32_t policy_shrink(policy *p, kv *k, uint32_t budget);
 /* Evicts until `count` more fit, as Context.make_room. False if it may not evict and they do not fit. */
 bool policy_make_room(policy *p, kv *k, uint32_t count, uint64_t *evicted);
 
+/* ---- gpu/: the pass on a GPU --------------------------------------------------------------------------------------- */
+
+typedef struct gpu gpu; /* a device with the programs, weights and rows of a session */
+typedef struct {
+    const int32_t *tokens;
+    uint32_t count;
+    int64_t position, rope_position;
+    bool lengthened;
+    const int32_t *starts, *lengths, *positions; /* of kv_pointers */
+    const float *inputs;                         /* as a table_reader writes them; NULL: the model has no table */
+} gpu_input;
+typedef struct {
+    gpu *(*layout)(arena *from, const edge_model *model);
+    rows_device *(*rows)(gpu *g, bool rings, uint32_t count); /* an arena of so many rows */
+    edge_status (*open)(gpu *g, const char *cache, edge_error *error); /* cache: a folder for what drivers compile, or NULL */
+    void (*close)(gpu *g);                                    /* also after `open` has failed */
+    bool (*run)(gpu *g, const gpu_input *input, float *logits); /* false: the device has failed */
+    int32_t (*failure)(const gpu *g);                         /* the driver's code, from the first one on; 0: none */
+    uint64_t (*bytes)(const gpu *g);                          /* of the device */
+    const char *(*name)(const gpu *g);
+} gpu_host;
+extern const gpu_host *const EDGE_GPU; /* trusted.c; NULL for bundles without, so that libraries have no code */
+extern const gpu_host edge_opencl;
+
 /* ---- pass.c --------------------------------------------------------------------------------------------------------- */
 
 typedef struct pass pass;
-/* design: of the instruction set that will run. */
-pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows);
+/* design: of the instruction set that will run; NULL: on_gpu. */
+pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows, gpu *on_gpu);
+float temperature_at(const edge_config *config, int64_t position); /* the factor of a query there */
 /* Starts threads, of which one is the caller's, or changes their number. Cannot fail for one thread. */
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
 void pass_stop(pass *p);
@@ -410,7 +456,8 @@ TABLE_TYPES(TABLE_READER)
 typedef edge_status adapter_reader(edge_session *session, const edge_stream *adapter, double scale, edge_error *error);
 extern adapter_reader *const EDGE_ADAPTERS; /* trusted.c; NULL for models without room, so that libraries have no code */
 adapter_reader read_adapter;
-/* SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS and ADAPTERS, one behind the other: trusted.c, from export. */
+/* SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, ADAPTERS and GPU, one behind the other: trusted.c, from
+ * export. */
 extern const uint8_t EDGE_TRUSTED[32];
 
 #endif

@@ -39,7 +39,7 @@ static void lay_out(arena *from, kv *k, kv_part *p, bool ringed, uint32_t capaci
     p->of = of;
 }
 
-kv *kv_layout(arena *from, const edge_model *model)
+kv *kv_layout(arena *from, const edge_model *model, bool elsewhere)
 {
     const edge_config *config = model->config;
     bool observed = config->policy == POLICY_H2O, ringed;
@@ -61,9 +61,9 @@ kv *kv_layout(arena *from, const edge_model *model)
 
     uint32_t heads = config->layers * config->kv_heads, rows = k->whole.start + k->whole.heads * k->whole.even;
     k->whole.rows = k->rows, k->ring.rows = k->rows + apart;
-    rows_layout(from, k->rows, model, config->whole_head, rows);
+    rows_layout(from, k->rows, model, config->whole_head, rows, elsewhere);
     if (apart)
-        rows_layout(from, k->rows + 1, model, config->ring_head, in_rings);
+        rows_layout(from, k->rows + 1, model, config->ring_head, in_rings, elsewhere);
     k->starts = take(from, sizeof(int32_t) * heads);
     k->lengths = take(from, sizeof(int32_t) * heads);
     k->positions = take(from, config->windowed ? sizeof(int32_t) * ((apart ? in_rings : rows) + 4ull * TILE) : 0);
@@ -76,6 +76,9 @@ kv *kv_layout(arena *from, const edge_model *model)
     k->occupied = take(from, config->capacity > config->ring_rows ? config->capacity : config->ring_rows);
     return taken;
 }
+
+uint32_t kv_arena(const kv *k, uint32_t number) { return k->rows[number].count; }
+void kv_attach(kv *k, uint32_t number, rows_device *device) { k->rows[number].device = device; }
 
 /* ---- lists of rows ------------------------------------------------------------------------------------------------ */
 
@@ -105,6 +108,7 @@ static void retain(kv *k, kv_part *p, uint32_t list, const int32_t *rows, uint32
         }
         physical[at] = (int32_t)hole++;
     }
+    rows_settle(p->rows);
 }
 
 /* Notes the positions of rows, for sliding windows. */

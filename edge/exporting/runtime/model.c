@@ -41,6 +41,11 @@ static bool number_within(double value, double low, double high) /* NaN is not *
     return low <= value && value <= high;
 }
 
+static bool is_weights(uint32_t kind)
+{
+    return kind == SECTION_WEIGHTS || kind == SECTION_GPU_WEIGHTS;
+}
+
 static edge_status find_sections(edge_model *model, edge_error *error)
 {
     const uint8_t *data = model->file.data;
@@ -65,14 +70,14 @@ static edge_status find_sections(edge_model *model, edge_error *error)
         uint32_t kind = found[i].kind;
         uint64_t at = found[i].offset, length = found[i].size, end = kind == SECTION_TABLE ? size : header->resident;
         if (!within(kind, 1, SECTIONS - 1) || model->sizes[kind] || !length || at > end || length > end - at
-            || at % (kind == SECTION_WEIGHTS ? WEIGHT_ALIGNMENT : SECTION_ALIGNMENT))
+            || at % (is_weights(kind) ? WEIGHT_ALIGNMENT : SECTION_ALIGNMENT))
             return damaged(error, "its table of sections");
         model->sizes[kind] = length;
         if (kind == SECTION_TABLE) { /* which is not in memory */
             model->table = at;
             continue;
         }
-        bool large = kind == SECTION_WEIGHTS || kind == SECTION_TOKENIZER;
+        bool large = is_weights(kind) || kind == SECTION_TOKENIZER;
         if (!large && checksum(data + at, length) != found[i].crc)
             return damaged(error, "a checksum");
         model->sections[kind] = data + at;
@@ -236,6 +241,8 @@ static edge_status check_sections(edge_model *model, edge_error *error)
         return damaged(error, "its designs");
     if (!adapters_agree(model))
         return damaged(error, "its room for adapters");
+    if (!model->sizes[SECTION_GPU] != !model->sizes[SECTION_GPU_WEIGHTS])
+        return damaged(error, "its programs of a GPU");
     if (model->sizes[SECTION_NORMALS] != (c->kv_dtype == KV_INT4 ? 4ull * c->layers * c->kv_heads * c->head : 0))
         return damaged(error, "its normals");
     if (!model->sizes[SECTION_TABLE] != !c->layer_inputs || model->sizes[SECTION_TABLE] % c->vocab)

@@ -11,6 +11,7 @@ struct pass {
     const edge_model *model;
     const design_config *design;
     kv *rows;
+    gpu *on_gpu;                                   /* NULL: compiled code runs */
     compiled_run *run;
     pass_job *job;
     const int64_t *table;                          /* of the design; with room for an adapter, a copy of it */
@@ -39,8 +40,25 @@ static bool has_learned_positions(const edge_model *model)
     return true;
 }
 
-pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows)
+/* The device has the rest. */
+static pass *layout_on_gpu(arena *from, const edge_model *model, kv *rows, gpu *on_gpu)
 {
+    pass *p = take(from, sizeof *p);
+    uint64_t bytes = model->config->padded_vocab * sizeof(float);
+    float *logits = take(from, bytes);
+    uint32_t inputs = (model->config->layer_inputs + 15) / 16 * 16 * model->config->layers * model->config->chunk;
+    float *floats = take(from, inputs * sizeof *floats);
+    bytes += inputs * sizeof *floats;
+    if (p)
+        *p = (pass){.model = model, .rows = rows, .on_gpu = on_gpu, .floats = floats, .logits = logits, .cache = kv_arguments(rows),
+                    .bytes = bytes, .learned = has_learned_positions(model)};
+    return p;
+}
+
+pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows, gpu *on_gpu)
+{
+    if (!design)
+        return layout_on_gpu(from, model, rows, on_gpu);
     const edge_config *c = model->config;
     pass *p = take(from, sizeof *p);
     uint64_t before = from->used;
@@ -116,6 +134,10 @@ static void end_threads(pass *p, uint32_t count)
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error)
 {
     uint32_t most = p->model->config->threads;
+    if (p->on_gpu) {
+        p->threads = 1; /* which waits */
+        return EDGE_OK;
+    }
     const compiled_pass *found = EDGE_PASSES;
     while (found->isa && strcmp(found->isa, p->design->isa))
         found++;
@@ -146,7 +168,7 @@ edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error 
 
 void pass_stop(pass *p)
 {
-    if (p->threads)
+    if (p->threads && !p->on_gpu)
         end_threads(p, p->threads);
 }
 
@@ -194,14 +216,17 @@ static int64_t angle_row(pass *p, uint32_t count)
     return first - p->first_angle;
 }
 
-/* Factors of the queries: temperatures of edge/model/architectures/angles.py. */
+/* As temperatures of edge/model/architectures/angles.py. */
+float temperature_at(const edge_config *config, int64_t position)
+{
+    return (float)(1 + config->temper_slope * log1p((double)(position / config->temper_period)));
+}
+
+/* Of the queries. */
 static void fill_temperatures(pass *p, int64_t position, uint32_t count)
 {
-    const edge_config *c = p->model->config;
-    for (uint32_t i = 0; i < count && c->tempered; i++) {
-        double periods = (double)((position + i) / c->temper_period);
-        p->floats[p->design->temperatures + i] = (float)(1 + c->temper_slope * log1p(periods));
-    }
+    for (uint32_t i = 0; i < count && p->model->config->tempered; i++)
+        p->floats[p->design->temperatures + i] = temperature_at(p->model->config, position + i);
 }
 
 bool pass_reaches(const pass *p, uint32_t count)
@@ -222,10 +247,26 @@ static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
     return true;
 }
 
+static bool run_on_gpu(pass *p, const int32_t *tokens, uint32_t count)
+{
+    if (EDGE_TABLE && !EDGE_TABLE(p->model, tokens, count, p->floats))
+        return false;
+    kv_announce(p->rows, count);
+    kv_prepare(p->rows, count);
+    gpu_input input = {tokens, count, kv_next_position(p->rows), kv_next_rope_position(p->rows), kv_lengthened(p->rows),
+                       p->cache.starts, p->cache.lengths, p->cache.positions, EDGE_TABLE ? p->floats : NULL};
+    if (!EDGE_GPU->run(p->on_gpu, &input, p->logits))
+        return false;
+    kv_appended(p->rows, count);
+    return true;
+}
+
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed)
 {
     if (!can_run(p, tokens, count))
         return NULL;
+    if (p->on_gpu)
+        return run_on_gpu(p, tokens, count) ? p->logits : NULL;
     if (EDGE_TABLE && !EDGE_TABLE(p->model, tokens, count, p->floats + p->design->layer_inputs))
         return NULL;
     kv_announce(p->rows, count);

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -260,6 +261,28 @@ int64_t write_fd(int32_t fd, const void *from, uint64_t size)
         done += count > 0 ? (uint64_t)count : 0;
     }
     return (int64_t)done;
+}
+
+bool replace_file(const char *path, const void *data, uint64_t size)
+{
+    char temporary[LONGEST_PATH + 32];
+    size_t length = strlen(path);
+    if (length > LONGEST_PATH)
+        return false;
+    memcpy(temporary, path, length);
+    temporary[length++] = '.';
+    for (uint64_t number = random_seed(); number; number /= 10)
+        temporary[length++] = (char)('0' + number % 10);
+    temporary[length] = 0;
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return false;
+    bool written = write_fd(fd, data, size) >= 0;
+    close(fd);
+    if (written && !rename(temporary, path))
+        return true;
+    unlink(temporary);
+    return false;
 }
 
 /* ---- clocks ------------------------------------------------------------------------------------------------------ */

@@ -35,18 +35,19 @@ float rows_from_half(uint16_t half)
     return exponent || !sign ? x : -x;
 }
 
-void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t head, uint32_t count)
+void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t head, uint32_t count, bool elsewhere)
 {
     static const uint8_t sizes[] = {4, 2, 1, 1}, scales[] = {0, 0, 1, 2};
     const edge_config *config = model->config;
     uint32_t dtype = config->kv_dtype, width = dtype == KV_INT4 ? head / 2 : head;
+    rows->device = NULL;
     rows->dtype = dtype, rows->head = head, rows->count = count, rows->stride = config->head;
     for (int array = 0; array < ARRAYS; array++) {
         bool scaled = array >= KEY_SCALES;
         rows->widths[array] = scaled ? scales[dtype] : width;
         rows->item[array] = !scaled ? sizes[dtype] : dtype == KV_INT4 ? 2 : 4;
         uint64_t bytes = (uint64_t)rows->widths[array] * rows->item[array];
-        rows->arrays[array] = take(from, (count + (uint64_t)SPARE_ROWS) * bytes);
+        rows->arrays[array] = take(from, elsewhere ? 0 : (count + (uint64_t)SPARE_ROWS) * bytes);
     }
     rows->changed = take(from, EDGE_DEVICE ? count / TILE : 0);
     rows->normals = dtype == KV_INT4 ? (const float *)model->sections[SECTION_NORMALS] : NULL;
@@ -84,12 +85,22 @@ void rows_written(kv_rows *rows, uint32_t first, uint32_t count)
 
 void rows_move(kv_rows *rows, uint32_t source, uint32_t target)
 {
+    if (rows->device) {
+        rows->device->work->move(rows->device, source, target);
+        return;
+    }
     rows_written(rows, target, 1);
     for (int array = 0; array < ARRAYS; array++) {
         size_t stride;
         uint8_t *from = element(rows, array, source, &stride), *to = element(rows, array, target, &stride);
         copy(to, stride, from, stride, rows->widths[array], rows->item[array]);
     }
+}
+
+void rows_settle(kv_rows *rows)
+{
+    if (rows->device)
+        rows->device->work->settle(rows->device);
 }
 
 void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count)
@@ -119,6 +130,10 @@ size_t rows_bytes(const kv_rows *rows)
 
 void rows_save(const kv_rows *rows, uint32_t row, uint8_t *out)
 {
+    if (rows->device) {
+        rows->device->work->save(rows->device, row, out);
+        return;
+    }
     for (int array = 0; array < ARRAYS; array++) {
         size_t stride, item = rows->item[array];
         const uint8_t *from = element(rows, array, row, &stride);
@@ -129,6 +144,10 @@ void rows_save(const kv_rows *rows, uint32_t row, uint8_t *out)
 
 void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved)
 {
+    if (rows->device) {
+        rows->device->work->restore(rows->device, row, saved);
+        return;
+    }
     rows_written(rows, row, 1);
     for (int array = 0; array < ARRAYS; array++) {
         size_t stride, item = rows->item[array];
@@ -183,6 +202,10 @@ static void reflect(const kv_rows *rows, uint32_t head, const float *x, float *o
 
 void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key)
 {
+    if (rows->device) {
+        rows->device->work->key(rows->device, row, head, key);
+        return;
+    }
     size_t stride, scale_stride;
     const uint8_t *from = element(rows, KEYS, row, &stride), *scale = element(rows, KEY_SCALES, row, &scale_stride);
     float scales[2] = {1, 0}; /* the scale, and the least value */
@@ -258,6 +281,10 @@ static void set_int4(const kv_rows *rows, uint32_t row, float *key)
 
 void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key)
 {
+    if (rows->device) {
+        rows->device->work->set_key(rows->device, row, head, key);
+        return;
+    }
     size_t stride;
     uint8_t *to = element(rows, KEYS, row, &stride);
     rows_written(rows, row, 1);

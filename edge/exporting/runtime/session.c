@@ -6,6 +6,15 @@
 
 /* ---- one thread at a time --------------------------------------------------------------------------------------- */
 
+edge_status check_gpu(const edge_session *s, edge_error *error)
+{
+    int32_t code = s->gpu ? EDGE_GPU->failure(s->gpu) : 0;
+    if (!code)
+        return EDGE_OK;
+    return edge_fail(error, EDGE_FAILED, "the GPU has failed (OpenCL error %d): end the session, and begin another",
+                     (int64_t)code);
+}
+
 /* What `busy` says of a session. */
 enum { FREE, LOOKED_AT, IN_USE };
 
@@ -17,7 +26,7 @@ static edge_status claim(edge_session *s, int32_t as, edge_error *error)
         return edge_fail(error, EDGE_BUSY, "the session belongs to process %d, and a forked child has none of its "
                          "threads: begin one in the child", s->process);
     edge_status status = model_is_whole(s->model, error);
-    if (status)
+    if (status || (status = check_gpu(s, error)))
         return status;
     for (int32_t now = FREE; !__atomic_compare_exchange_n(&s->busy, &now, as, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
          now = FREE) {
@@ -71,6 +80,8 @@ static edge_status check_options(const edge_model *model, const edge_options *op
                          (int64_t)model->config->threads);
     if (options->stop_count > MOST_STOPS || (options->stop_count && !options->stop))
         return edge_fail(error, EDGE_BAD_ARGUMENT, "stop must be at most %d texts", (int64_t)MOST_STOPS);
+    if (options->engine > EDGE_ENGINE_GPU)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_engine", (int64_t)options->engine);
     return check_ranges(options, error);
 }
 
@@ -99,6 +110,7 @@ static edge_status take_options(edge_session *s, const edge_options *options, ed
     memcpy(&s->next_options, options, sizeof s->next_options);
     s->next_options.stop = NULL; /* copied, and the app's own may go */
     s->next_options.isa = NULL;
+    s->next_options.cache = NULL;
     return EDGE_OK;
 }
 
@@ -139,6 +151,7 @@ static edge_status choose_design(const edge_model *model, const char *isa, const
                      isa ? " for " : "", isa ? isa : "");
 }
 
+/* design: NULL for a GPU. */
 static void lay_out(arena *from, edge_session *s, edge_model *model, const design_config *design)
 {
     const edge_config *config = model->config;
@@ -150,22 +163,34 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->ids = take(from, s->room * sizeof *s->ids);
     s->run_ids = take(from, (config->states || config->ringed ? config->capacity : 0) * sizeof *s->run_ids);
     s->system = take(from, config->capacity * sizeof *s->system);
-    s->rows = kv_layout(from, model);
+    s->gpu = design ? NULL : EDGE_GPU->layout(from, model);
+    s->rows = kv_layout(from, model, !design);
+    for (uint32_t i = 0; s->gpu && i < 2; i++)
+        kv_attach(s->rows, i, EDGE_GPU->rows(s->gpu, i, kv_arena(s->rows, i)));
     s->policy = policy_layout(from, model);
-    s->pass = pass_layout(from, model, design, s->rows);
+    s->pass = pass_layout(from, model, design, s->rows, s->gpu);
+}
+
+static edge_status check_programs(const edge_model *model, edge_error *error)
+{
+    if (EDGE_GPU && model->sizes[SECTION_GPU])
+        return EDGE_OK;
+    return edge_fail(error, EDGE_UNSUPPORTED, "the bundle has no programs for a GPU: export it with --gpu, or set engine to "
+                     "cpu or auto");
 }
 
 edge_status edge_begin(edge_model *model, const edge_options *options, edge_session **session, edge_error *error)
 {
     const edge_options as_exported = EDGE_OPTIONS;
-    const design_config *design;
+    const design_config *design = NULL;
     edge_status status;
     if (!model || !session)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_begin needs a model and a place for the session");
     *session = NULL;
     options = options ? options : &as_exported;
     if ((status = model_is_whole(model, error)) || (status = check_options(model, options, error)) ||
-        (status = choose_design(model, options->isa, &design, error)))
+        (status = options->engine == EDGE_ENGINE_GPU ? check_programs(model, error)
+                                                     : choose_design(model, options->isa, &design, error)))
         return status;
     edge_session counted;
     arena count = {NULL, 0};
@@ -186,8 +211,11 @@ edge_status edge_begin(edge_model *model, const edge_options *options, edge_sess
     s->needed = (double)model->config->peak;
     s->readings = (edge_readings)EDGE_READINGS;
     context_reset(s);
-    if ((status = take_options(s, options, error))) {
+    if ((s->gpu && (status = EDGE_GPU->open(s->gpu, options->cache, error)))
+        || (status = take_options(s, options, error))) {
         pass_stop(s->pass);
+        if (s->gpu)
+            EDGE_GPU->close(s->gpu);
         unmap_memory(s->memory, s->size);
         return status;
     }
@@ -201,8 +229,11 @@ void edge_end(edge_session *s)
     if (!s)
         return;
     edge_model *model = s->model;
-    if (s->process == process_id()) /* a forked child would wait for threads that it has not */
+    if (s->process == process_id()) { /* a forked child would wait for threads that it has not */
         pass_stop(s->pass);
+        if (s->gpu)
+            EDGE_GPU->close(s->gpu);
+    }
     unmap_memory(s->memory, s->size);
     __atomic_fetch_sub(&model->sessions, 1, __ATOMIC_RELEASE);
 }
@@ -265,6 +296,9 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .joules = s->started ? watch_joules(&s->watch) : s->joules,
         .seconds = s->started ? now_seconds() - s->watch.started : s->seconds,
         .measured = s->watch.measured,
+        .engine = s->gpu ? EDGE_ENGINE_GPU : EDGE_ENGINE_CPU,
+        .gpu = s->gpu ? EDGE_GPU->name(s->gpu) : "",
+        .gpu_bytes = s->gpu ? EDGE_GPU->bytes(s->gpu) : 0,
     };
     return leave(s, EDGE_OK);
 }

@@ -42,6 +42,7 @@ struct edge_session {
     kv *rows;
     policy *policy;
     pass *pass;
+    gpu *gpu;                 /* NULL: the CPU computes */
     int32_t *ids;             /* [room]: tokens that have not been run: `waiting` from `first` on */
     uint32_t room, first, waiting;
     int32_t *run_ids;         /* [capacity]: tokens of all rows, if the model has a tail, and while none is evicted */
@@ -78,6 +79,7 @@ struct edge_session {
 /* A call begins, unless another thread is in one; and ends, with `status`. */
 edge_status enter(edge_session *s, edge_error *error);
 edge_status leave(edge_session *s, edge_status status);
+edge_status check_gpu(const edge_session *s, edge_error *error); /* whether its device still works */
 /* Refuses lengths that no text has, such as (size_t)-1. size: of one of `count`, in bytes. */
 edge_status check_length(size_t count, size_t size, edge_error *error);
 

@@ -13,7 +13,7 @@ struct edge_model { atomic_int sessions; };
 struct edge_session {
     edge_model *model;
     edge_options options;
-    char stops[16][132];
+    char stops[16][132], cache[64];
     edge_readings readings;
     atomic_int inside, cancelled, ended;
     char text[1 << 20];
@@ -78,6 +78,7 @@ edge_status edge_set(edge_session *session, const edge_options *options, edge_er
             return fail(error, EDGE_BAD_ARGUMENT, "a stop has more than 128 bytes");
         strcpy(session->stops[i], options->stop[i]);
     }
+    strncpy(session->cache, options->cache ? options->cache : "", sizeof session->cache - 1);
     session->options = *options;
     return EDGE_OK;
 }
@@ -213,7 +214,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         (uint64_t)atomic_load(&faults),
         session->readings.joules + session->readings.celsius * 1000 + session->readings.headroom * 1e6,
         o->time + o->energy * 10 + o->power * 100 + o->max_temp * 1000 + o->headroom * 1e4,
-        session->readings.available == 1 << 30};
+        session->readings.available == 1 << 30, o->engine, session->cache, strlen(session->cache)};
     return EDGE_OK;
 }
 

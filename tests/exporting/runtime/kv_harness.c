@@ -4,6 +4,8 @@
 
 #include "internal.h"
 
+device_run *const EDGE_DEVICE = NULL; /* which trusted.c has elsewhere */
+
 typedef struct {
     edge_model model;
     kv *cache;
@@ -29,14 +31,14 @@ kv_session *make_session(const void *config, const void *layers, const void *ang
     session->model.sections[SECTION_ANGLES] = angles;
     session->model.sections[SECTION_NORMALS] = normals;
     arena from = {NULL, 0};
-    kv_layout(&from, &session->model);
+    kv_layout(&from, &session->model, false);
     policy_layout(&from, &session->model);
     session->size = from.used;
     session->memory = map_memory(from.used);
     if (!session->memory)
         return NULL;
     from = (arena){session->memory, 0};
-    session->cache = kv_layout(&from, &session->model);
+    session->cache = kv_layout(&from, &session->model, false);
     session->policy = policy_layout(&from, &session->model);
     if (from.used != session->size)
         return NULL;

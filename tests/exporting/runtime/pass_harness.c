@@ -23,8 +23,8 @@ static int complain(const char *what)
 
 static void lay_out(arena *from, const edge_model *model, const design_config *design, kv **rows, pass **made)
 {
-    *rows = kv_layout(from, model);
-    *made = pass_layout(from, model, design, *rows);
+    *rows = kv_layout(from, model, false);
+    *made = pass_layout(from, model, design, *rows, NULL);
 }
 
 static void write_attention(const kv *rows, int out)

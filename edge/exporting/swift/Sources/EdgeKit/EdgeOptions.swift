@@ -10,14 +10,17 @@ public struct EdgeOptions: Sendable {
     func withNative<Value>(_ body: (inout edge_options) throws -> Value) throws -> Value {
         let texts = stop.map { strdup($0) }
         let isaText = isa.flatMap { strdup($0) }
+        let cacheText = cache.flatMap { strdup($0) }
         defer {
             texts.forEach { free($0) }
             free(isaText)
+            free(cacheText)
         }
         return try texts.map { UnsafePointer<CChar>($0) }.withUnsafeBufferPointer { pointers in
             var native = edge_options()
             native.size = UInt32(MemoryLayout<edge_options>.size)
             native.isa = UnsafePointer<CChar>(isaText)
+            native.cache = UnsafePointer<CChar>(cacheText)
             native.stop = pointers.baseAddress
             native.stop_count = UInt32(pointers.count)
             // generated: OptionsNative

@@ -18,6 +18,8 @@ data class EdgeOptions(
 
     internal fun isaBytes() = isa?.encodeToByteArray()
 
+    internal fun cacheBytes() = cache?.encodeToByteArray()
+
     internal fun stopBytes() = Array(stop.size) { stop[it].encodeToByteArray() }
 }
 

@@ -14,7 +14,9 @@ internal object Native {
     /** A text of edge_model_info, by its address. */
     @JvmStatic external fun text(address: Long): ByteArray
 
-    @JvmStatic external fun begin(model: Long, options: ByteArray, isa: ByteArray?, stop: Array<ByteArray>): Long
+    @JvmStatic external fun begin(
+        model: Long, options: ByteArray, isa: ByteArray?, cache: ByteArray?, stop: Array<ByteArray>,
+    ): Long
     @JvmStatic external fun set(session: Long, options: ByteArray, isa: ByteArray?, stop: Array<ByteArray>)
     @JvmStatic external fun read(session: Long, readings: ByteArray)
     @JvmStatic external fun end(session: Long)

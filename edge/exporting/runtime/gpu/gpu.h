@@ -1,0 +1,71 @@
+/* What the files of the GPU pass know of each other:
+ *
+ *     opencl.c      the device: its library, kernels, buffers; runs the dispatches of section GPU
+ *     gpu_rows.c    KV rows in its memory
+ *     gpu_pass.c    tokens in, logits out
+ */
+#ifndef EDGE_GPU_H
+#define EDGE_GPU_H
+
+#include "internal.h"
+#include "opencl.h"
+
+/* Rows of an arena in buffers of the device, in the layout of backends/tvm/gpu/design.py: keys in tiles of 16 rows, by units
+ * of 16 bytes, values row by row, and for integers the scales of both. */
+typedef struct {
+    rows_device device; /* the first member, by which rows.c knows it */
+    gpu *gpu;
+    uint32_t number, count, row_bytes, item; /* of the arenas; rows; bytes of a key, and of one of its values */
+    uint32_t scale;                          /* bytes of a scale; 0: there is none */
+    kv_rows converter;                       /* one tile in the process, for keys in float32 */
+    /* Rows that wait to be written, and pairs of rows that wait to be moved: never both. */
+    uint32_t staged, moved;
+    enum gpu_which { MOVED_KEYS = 1, MOVED_VALUES, MOVED_ROWS } which; /* of what is staged */
+    int32_t *pairs;                          /* [most_moved][2] */
+    uint8_t *keys, *values;                  /* [staged] */
+    float *scales;                           /* [staged][2] */
+    /* The tile that was read last, from the device. */
+    int64_t tile;                            /* -1: none */
+    bool with_values;
+    uint8_t *tile_keys, *tile_values, *row;  /* row: as rows_save has it */
+    float *tile_scales;
+} gpu_arena;
+
+struct gpu {
+    const edge_model *model;
+    const gpu_config *config;
+    const uint8_t *section;
+    opencl cl;
+    cl_handle device, context, queue;
+    cl_handle *kernels, *buffers, *parts; /* part: a buffer, or a sub-buffer of its own */
+    int32_t failure;                      /* the first error of the driver; CL_SUCCESS */
+    uint64_t bytes;                       /* of all buffers */
+    char name[64];
+    gpu_arena arenas[2];
+    uint32_t *tables;                     /* of the device, up to its angles */
+    float *angles, *temperatures, *inputs;
+    int32_t *positions;                   /* as the device has them */
+    int64_t first_angle;
+    uint32_t known_angles;
+    bool lengthened;
+};
+
+/* opencl.c. After a failure, which `gpu->failure` keeps, they do nothing. */
+void gpu_write(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait);
+void gpu_read(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size); /* waits for all before */
+void gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens);
+edge_status gpu_open(gpu *g, const char *cache, edge_error *error); /* finds a device and makes everything on it */
+void gpu_close(gpu *g);
+
+/* gpu_rows.c */
+void arena_layout(arena *from, gpu_arena *rows, const edge_model *model, uint32_t number);
+void arena_flush(gpu_arena *rows);  /* what waits is on its way */
+void arena_forget(gpu_arena *rows); /* the tile that was read: a pass has written rows */
+
+/* gpu_pass.c */
+static inline const void *gpu_table(const gpu *g, uint32_t at)
+{
+    return g->section + at;
+}
+
+#endif

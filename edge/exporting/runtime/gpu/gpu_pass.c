@@ -1,0 +1,138 @@
+/* Tokens in, logits out, by the programs of section GPU: the twin of pass.c, and a port of backends/tvm/gpu/engine.py. */
+#include <math.h>
+#include <string.h>
+
+#include "gpu.h"
+
+extern const rows_work GPU_ROWS;
+
+static gpu *layout(arena *from, const edge_model *model)
+{
+    const gpu_config *config = (const gpu_config *)model->sections[SECTION_GPU];
+    gpu *g = take(from, sizeof *g);
+    gpu made = {.model = model, .config = config, .section = model->sections[SECTION_GPU]};
+    made.kernels = take(from, config->kernels * sizeof *made.kernels);
+    made.buffers = take(from, config->buffers * sizeof *made.buffers);
+    made.parts = take(from, config->parts * sizeof *made.parts);
+    made.tables = take(from, config->angles * sizeof *made.tables);
+    made.angles = take(from, (uint64_t)config->angle_rows * 2 * config->pairs_rotated * sizeof *made.angles);
+    made.temperatures = take(from, model->config->chunk * sizeof *made.temperatures);
+    made.inputs = take(from, (uint64_t)model->config->chunk * model->config->layers * config->input_stride * sizeof(float));
+    made.positions = take(from, config->positions * sizeof *made.positions);
+    if (g)
+        *g = made;
+    gpu_arena none, *arenas = g ? g->arenas : &none;
+    arena_layout(from, arenas, model, 0);
+    if (config->keys[1] != GPU_NONE)
+        arena_layout(from, g ? arenas + 1 : &none, model, 1);
+    for (int i = 0; g && i < 2; i++)
+        arenas[i].gpu = g, arenas[i].device.work = &GPU_ROWS;
+    return g;
+}
+
+static rows_device *rows_of(gpu *g, bool ring, uint32_t count)
+{
+    g->arenas[ring].count = count;
+    return &g->arenas[ring].device;
+}
+
+static edge_status open_device(gpu *g, const char *cache, edge_error *error)
+{
+    return gpu_open(g, cache, error);
+}
+
+/* One row for each position: the cosines of all pairs, then their sines. Of pairs that a kind of layers does not rotate, 1
+ * and 0. */
+static void fill_angles(gpu *g, const angles_config *angles, int64_t first, uint32_t count)
+{
+    const double *radians = (const double *)(angles + 1);
+    uint32_t pairs = g->config->pairs_rotated;
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t pair = 0; pair < pairs; pair++) {
+            bool rotated = pair < angles->pairs;
+            double turned = rotated ? (double)(first + i) * radians[pair] : 0;
+            g->angles[(size_t)i * 2 * pairs + pair] = rotated ? (float)(angles->magnitude * cos(turned)) : 1;
+            g->angles[(size_t)i * 2 * pairs + pairs + pair] = rotated ? (float)(angles->magnitude * sin(turned)) : 0;
+        }
+}
+
+/* The row of the tables of angles where the next `count` positions begin. */
+static uint32_t angle_row(gpu *g, const gpu_input *input)
+{
+    const gpu_config *config = g->config;
+    int64_t first = input->rope_position;
+    if (g->lengthened != input->lengthened || first < g->first_angle
+        || first + input->count > g->first_angle + g->known_angles) {
+        uint64_t size = (uint64_t)config->angle_rows * 2 * config->pairs_rotated * sizeof *g->angles;
+        g->first_angle = first, g->known_angles = config->angle_rows, g->lengthened = input->lengthened;
+        for (uint32_t kind = 0; kind < g->model->config->rope_kinds; kind++) {
+            fill_angles(g, find_angles(g->model, kind, g->lengthened), first, config->angle_rows);
+            gpu_write(g, config->tables, config->angles * sizeof *g->tables + kind * size, g->angles, size, true);
+        }
+    }
+    return (uint32_t)(first - g->first_angle);
+}
+
+/* Those that have changed: kv.c writes few of them. */
+static void write_positions(gpu *g, const int32_t *positions)
+{
+    uint32_t first = 0, last = g->config->positions;
+    while (first < last && positions[first] == g->positions[first])
+        first++;
+    while (last > first && positions[last - 1] == g->positions[last - 1])
+        last--;
+    memcpy(g->positions + first, positions + first, (last - first) * sizeof *positions);
+    gpu_write(g, g->config->tables, (g->config->positions_at + (uint64_t)first) * sizeof *positions, g->positions + first,
+              (last - first) * sizeof *positions, false);
+}
+
+/* Vectors that tokens have for the layers, further apart than `table_reader` puts them. */
+static void write_inputs(gpu *g, const gpu_input *input)
+{
+    const edge_config *c = g->model->config;
+    uint32_t stride = g->config->input_stride, padded = (c->layer_inputs + 15) / 16 * 16, vectors = input->count * c->layers;
+    for (uint32_t i = 0; i < vectors; i++)
+        memcpy(g->inputs + (size_t)i * stride, input->inputs + (size_t)i * padded, padded * sizeof *g->inputs);
+    gpu_write(g, g->config->layer_inputs, 0, g->inputs, (uint64_t)vectors * stride * sizeof *g->inputs, false);
+}
+
+/* The buffers that are written without waiting stay as they are until the logits have been read. */
+static bool run(gpu *g, const gpu_input *input, float *logits)
+{
+    const gpu_config *config = g->config;
+    const edge_config *c = g->model->config;
+    uint32_t heads = c->layers * c->kv_heads;
+    for (int i = 0; i < 2; i++) {
+        arena_flush(g->arenas + i);
+        arena_forget(g->arenas + i);
+    }
+    g->tables[GPU_STATE_ANGLE] = angle_row(g, input);
+    g->tables[GPU_STATE_COUNT] = input->count;
+    g->tables[GPU_STATE_POSITION] = (uint32_t)input->position;
+    g->tables[GPU_STATE_WANTED] = 1;
+    memcpy(g->tables + config->starts, input->starts, heads * sizeof *input->starts);
+    memcpy(g->tables + config->lengths, input->lengths, heads * sizeof *input->lengths);
+    if (c->tempered) {
+        for (uint32_t i = 0; i < input->count; i++)
+            g->temperatures[i] = temperature_at(c, input->position + i);
+        gpu_write(g, config->tables, config->temperatures * sizeof *g->tables, g->temperatures,
+                  input->count * sizeof *g->temperatures, false);
+    }
+    if (c->windowed)
+        write_positions(g, input->positions);
+    if (input->inputs)
+        write_inputs(g, input);
+    gpu_write(g, config->tables, 0, g->tables, config->angles * sizeof *g->tables, false);
+    gpu_write(g, config->tokens, 0, input->tokens, input->count * sizeof *input->tokens, false);
+    gpu_dispatch(g, input->count == 1 ? GPU_STEP : GPU_CHUNK, input->count);
+    if (input->count > 1)
+        gpu_dispatch(g, GPU_LAST, 1);
+    gpu_read(g, config->logits, 0, logits, c->vocab * sizeof *logits);
+    return !g->failure;
+}
+
+static int32_t failure(const gpu *g) { return g->failure; }
+static uint64_t bytes(const gpu *g) { return g->bytes; }
+static const char *name(const gpu *g) { return g->name; }
+
+const gpu_host edge_opencl = {layout, rows_of, open_device, gpu_close, run, failure, bytes, name};

@@ -1,0 +1,398 @@
+/* A GPU through OpenCL. Sources are compiled by its driver, whose binaries are kept in the app's cache folder.
+ *
+ * The library is never unloaded: drivers have threads. */
+#include <dlfcn.h>
+#include <string.h>
+
+#include "gpu.h"
+
+static const char OPTIONS[] = "-cl-std=CL1.2 -cl-mad-enable";
+enum { SLICE = 1 << 20, MOST_PLATFORMS = 8, MOST_DEVICES = 8, MOST_BINARY = 64 << 20 };
+static const uint64_t LARGEST_ALIGNMENT = 256; /* bytes; parts of buffers begin there */
+
+static bool failed(gpu *g, int32_t code)
+{
+    if (code != CL_SUCCESS && g->failure == CL_SUCCESS)
+        g->failure = code;
+    return g->failure != CL_SUCCESS;
+}
+
+/* ---- the library and its device ---------------------------------------------------------------------------------- */
+
+static bool load_library(opencl *cl)
+{
+    static const char *const names[] = {
+        "libOpenCL.so.1", "libOpenCL.so", "/vendor/lib64/libOpenCL.so", "/system/vendor/lib64/libOpenCL.so",
+    };
+    void *library = NULL;
+    for (size_t i = 0; !library && i < sizeof names / sizeof *names; i++)
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        return false;
+    bool whole = true;
+#define LOAD(result, name, arguments) \
+    *(void **)&cl->name = dlsym(library, #name); \
+    whole = whole && cl->name;
+    OPENCL_FUNCTIONS(LOAD)
+#undef LOAD
+    return whole;
+}
+
+static uint64_t number_of(const gpu *g, cl_handle device, uint32_t which)
+{
+    uint64_t value = 0; /* of 4 or 8 bytes */
+    return g->cl.clGetDeviceInfo(device, which, sizeof value, &value, NULL) == CL_SUCCESS ? value : 0;
+}
+
+static uint64_t largest_buffer(const gpu *g)
+{
+    const gpu_buffer *buffers = gpu_table(g, g->config->buffers_at);
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < g->config->buffers; i++)
+        largest = buffers[i].size > largest ? buffers[i].size : largest;
+    return largest;
+}
+
+/* Why a device cannot run the programs; NULL if it can. */
+static const char *unfit(const gpu *g, cl_handle device)
+{
+    if (!number_of(g, device, CL_DEVICE_AVAILABLE) || !number_of(g, device, CL_DEVICE_COMPILER_AVAILABLE)
+        || !number_of(g, device, CL_DEVICE_ENDIAN_LITTLE))
+        return "it is not available, or has no compiler";
+    if (number_of(g, device, CL_DEVICE_MEM_BASE_ADDR_ALIGN) / 8 > LARGEST_ALIGNMENT)
+        return "parts of its buffers cannot begin where the programs need it";
+    if (number_of(g, device, CL_DEVICE_MAX_MEM_ALLOC_SIZE) < largest_buffer(g))
+        return "its buffers are too small";
+    if (number_of(g, device, CL_DEVICE_MAX_WORK_GROUP_SIZE) < g->config->threads
+        || number_of(g, device, CL_DEVICE_LOCAL_MEM_SIZE) < g->config->shared)
+        return "its workgroups are too small";
+    return NULL;
+}
+
+/* The first GPU that fits, or else another device, such as a software driver's. */
+static edge_status find_device(gpu *g, edge_error *error)
+{
+    static const uint64_t kinds[] = {CL_DEVICE_TYPE_ALL_GPUS, (uint32_t)CL_DEVICE_TYPE_ANY};
+    cl_handle platforms[MOST_PLATFORMS], devices[MOST_DEVICES];
+    uint32_t count = 0, found;
+    const char *why = NULL;
+    if (g->cl.clGetPlatformIDs(MOST_PLATFORMS, platforms, &count) != CL_SUCCESS)
+        count = 0;
+    count = count < MOST_PLATFORMS ? count : MOST_PLATFORMS;
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
+        for (uint32_t each = 0; each < count; each++) {
+            if (g->cl.clGetDeviceIDs(platforms[each], kinds[kind], MOST_DEVICES, devices, &found) != CL_SUCCESS)
+                continue;
+            for (uint32_t i = 0; i < found && i < MOST_DEVICES; i++) {
+                const char *here = unfit(g, devices[i]);
+                if (!here) {
+                    g->device = devices[i];
+                    return EDGE_OK;
+                }
+                why = here;
+            }
+        }
+    if (!why)
+        return edge_fail(error, EDGE_UNSUPPORTED, "OpenCL has no device here: set engine to cpu or auto");
+    return edge_fail(error, EDGE_UNSUPPORTED, "OpenCL's device cannot run the bundle (%s): set engine to cpu or auto", why);
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------------------------ */
+
+/* A file of binaries: of each kernel the size, uint64, and the bytes; then SHA-256 of them all. Its name depends on the
+ * sources, the device and its driver. */
+static bool name_file(const gpu *g, const char *folder, char *path)
+{
+    char about[256] = {0};
+    hasher h;
+    uint8_t digest[32];
+    hash_start(&h);
+    const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at); /* whose sources end the section, the first one first */
+    hash_add(&h, g->section + kernels->source, g->model->sizes[SECTION_GPU] - kernels->source);
+    hash_add(&h, g->name, strlen(g->name));
+    g->cl.clGetDeviceInfo(g->device, CL_DRIVER_VERSION, sizeof about - 1, about, NULL);
+    hash_add(&h, about, strlen(about));
+    hash_end(&h, digest);
+    size_t length = strlen(folder), at = length;
+    if (!length || length > LONGEST_PATH - 64)
+        return false;
+    memcpy(path, folder, length);
+    memcpy(path + at, "/edge-", 6);
+    at += 6;
+    for (int i = 0; i < 16; i++) {
+        path[at++] = "0123456789abcdef"[digest[i] >> 4];
+        path[at++] = "0123456789abcdef"[digest[i] & 15];
+    }
+    memcpy(path + at, ".cl", 4);
+    return true;
+}
+
+typedef struct { uint8_t *data; uint64_t size, at; } binaries;
+
+/* Maps the file of binaries into memory; size 0: there is none, or it is damaged. */
+static void read_binaries(const char *path, binaries *kept)
+{
+    edge_source source = {sizeof source, path, -1, 0, 0};
+    mapping file;
+    *kept = (binaries){0};
+    if (map_file(&source, &file, NULL) != EDGE_OK)
+        return;
+    if (file.size > 32 && file.size < MOST_BINARY) {
+        hasher h;
+        uint8_t digest[32];
+        hash_start(&h);
+        hash_add(&h, file.data, file.size - 32);
+        hash_end(&h, digest);
+        if (!memcmp(digest, file.data + file.size - 32, 32) && (kept->data = map_memory(file.size))) {
+            memcpy(kept->data, file.data, file.size);
+            kept->size = file.size - 32;
+        }
+    }
+    unmap_file(&file);
+}
+
+static void keep_binaries(const char *path, binaries *made)
+{
+    hasher h;
+    hash_start(&h);
+    hash_add(&h, made->data, made->at);
+    hash_end(&h, made->data + made->at);
+    replace_file(path, made->data, made->at + 32); /* or else the next session compiles again */
+}
+
+static cl_handle from_binary(gpu *g, binaries *kept)
+{
+    uint64_t size;
+    if (kept->size - kept->at < sizeof size || kept->at > kept->size)
+        return NULL;
+    memcpy(&size, kept->data + kept->at, sizeof size);
+    kept->at += sizeof size;
+    if (!size || size > kept->size - kept->at)
+        return NULL;
+    const uint8_t *data = kept->data + kept->at;
+    size_t length = size;
+    int32_t code, status;
+    kept->at += size;
+    cl_handle program = g->cl.clCreateProgramWithBinary(g->context, 1, &g->device, &length, &data, &status, &code);
+    if (code != CL_SUCCESS || status != CL_SUCCESS
+        || g->cl.clBuildProgram(program, 1, &g->device, OPTIONS, NULL, NULL) != CL_SUCCESS) {
+        if (code == CL_SUCCESS)
+            g->cl.clReleaseProgram(program);
+        return NULL;
+    }
+    return program;
+}
+
+static cl_handle from_source(gpu *g, const gpu_kernel *kernel)
+{
+    const char *source = (const char *)g->section + kernel->source;
+    size_t length = kernel->length;
+    int32_t code;
+    cl_handle program = g->cl.clCreateProgramWithSource(g->context, 1, &source, &length, &code);
+    if (failed(g, code))
+        return NULL;
+    if (!failed(g, g->cl.clBuildProgram(program, 1, &g->device, OPTIONS, NULL, NULL)))
+        return program;
+    g->cl.clReleaseProgram(program);
+    return NULL;
+}
+
+static void add_binary(gpu *g, cl_handle program, binaries *made)
+{
+    size_t size = 0;
+    if (!made->data || g->cl.clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL) != CL_SUCCESS
+        || !size || size > made->size - made->at - sizeof(uint64_t) - 32) {
+        unmap_memory(made->data, made->size);
+        *made = (binaries){0};
+        return;
+    }
+    uint64_t length = size;
+    memcpy(made->data + made->at, &length, sizeof length);
+    uint8_t *to = made->data + made->at + sizeof length;
+    if (g->cl.clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof to, &to, NULL) == CL_SUCCESS)
+        made->at += sizeof length + size;
+}
+
+static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
+{
+    const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
+    char path[LONGEST_PATH];
+    binaries kept = {0}, made = {0};
+    bool keeps = cache && name_file(g, cache, path);
+    if (keeps)
+        read_binaries(path, &kept);
+    if (keeps && !kept.size) /* pages become resident as they are written */
+        made = (binaries){map_memory(MOST_BINARY), MOST_BINARY, 0};
+    uint64_t mapped = kept.size + 32;
+    bool new = false;
+    for (uint32_t i = 0; i < g->config->kernels && !g->failure; i++) {
+        cl_handle program = kept.size ? from_binary(g, &kept) : NULL;
+        if (!program) {
+            kept.size = 0; /* neither the others: the driver is another one */
+            new = true;
+            program = from_source(g, kernels + i);
+            if (program && made.data)
+                add_binary(g, program, &made);
+        }
+        if (!program)
+            break;
+        int32_t code;
+        g->kernels[i] = g->cl.clCreateKernel(program, kernels[i].name, &code);
+        g->cl.clReleaseProgram(program);
+        if (failed(g, code))
+            g->kernels[i] = NULL;
+    }
+    if (kept.data)
+        unmap_memory(kept.data, mapped);
+    if (keeps && new && made.data && !g->failure)
+        keep_binaries(path, &made);
+    if (made.data)
+        unmap_memory(made.data, made.size);
+    if (!g->failure)
+        return EDGE_OK;
+    return edge_fail(error, EDGE_UNSUPPORTED, "the driver of %s cannot compile the bundle's kernels (OpenCL error %d): set "
+                     "engine to cpu or auto", g->name, (int64_t)g->failure);
+}
+
+/* ---- buffers ------------------------------------------------------------------------------------------------------- */
+
+static void make_buffer(gpu *g, const gpu_buffer *buffer, cl_handle *made)
+{
+    static const uint32_t zero = 0;
+    int32_t code;
+    cl_handle found = g->cl.clCreateBuffer(g->context, CL_MEM_READ_WRITE, buffer->size, NULL, &code);
+    if (failed(g, code))
+        return;
+    *made = found;
+    g->bytes += buffer->size;
+    /* drivers allocate when a buffer is used */
+    if (!failed(g, g->cl.clEnqueueFillBuffer(g->queue, found, &zero, sizeof zero, 0, buffer->size, 0, NULL, NULL)))
+        failed(g, g->cl.clFinish(g->queue));
+}
+
+/* From the mapped file, of whose pages none stays. */
+static void load_weights(gpu *g, uint32_t number, const gpu_buffer *buffer)
+{
+    const uint8_t *data = g->model->sections[SECTION_GPU_WEIGHTS] + buffer->weights;
+    for (uint64_t at = 0; at < buffer->size && !g->failure; at += SLICE) {
+        uint64_t size = buffer->size - at < SLICE ? buffer->size - at : SLICE;
+        gpu_write(g, number, at, data + at, size, true);
+        forget_memory(data + at, size);
+    }
+}
+
+static void make_part(gpu *g, uint32_t number, const gpu_part *part)
+{
+    const gpu_buffer *buffers = gpu_table(g, g->config->buffers_at);
+    if (part->size == buffers[part->buffer].size)
+        return; /* the buffer itself */
+    cl_region region = {part->offset, part->size};
+    int32_t code;
+    cl_handle made = g->cl.clCreateSubBuffer(g->buffers[part->buffer], 0, CL_BUFFER_CREATE_TYPE_REGION, &region, &code);
+    if (!failed(g, code))
+        g->parts[number] = made;
+}
+
+static edge_status make_buffers(gpu *g, edge_error *error)
+{
+    const gpu_buffer *buffers = gpu_table(g, g->config->buffers_at);
+    const gpu_part *parts = gpu_table(g, g->config->parts_at);
+    for (uint32_t i = 0; i < g->config->buffers && !g->failure; i++) {
+        make_buffer(g, buffers + i, g->buffers + i);
+        if (buffers[i].loaded)
+            load_weights(g, i, buffers + i);
+    }
+    for (uint32_t i = 0; i < g->config->parts && !g->failure; i++)
+        make_part(g, i, parts + i);
+    if (!g->failure)
+        return EDGE_OK;
+    bool memory = g->failure >= CL_OUT_OF_MEMORY_FIRST && g->failure <= CL_OUT_OF_MEMORY_LAST;
+    return edge_fail(error, memory ? EDGE_NO_MEMORY : EDGE_UNSUPPORTED, "%s cannot hold the model (OpenCL error %d): set "
+                     "engine to cpu or auto", g->name, (int64_t)g->failure);
+}
+
+edge_status gpu_open(gpu *g, const char *cache, edge_error *error)
+{
+    int32_t code;
+    if (!load_library(&g->cl))
+        return edge_fail(error, EDGE_UNSUPPORTED, "there is no libOpenCL here: set engine to cpu or auto");
+    edge_status status = find_device(g, error);
+    if (status)
+        return status;
+    g->cl.clGetDeviceInfo(g->device, CL_DEVICE_NAME, sizeof g->name - 1, g->name, NULL);
+    cl_handle made = g->cl.clCreateContext(NULL, 1, &g->device, NULL, NULL, &code);
+    if (!failed(g, code)) {
+        g->context = made;
+        made = g->cl.clCreateCommandQueue(g->context, g->device, 0, &code);
+        g->queue = failed(g, code) ? NULL : made;
+    }
+    if (g->failure)
+        return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot be opened (OpenCL error %d): set engine to cpu or auto",
+                         g->name, (int64_t)g->failure);
+    status = make_kernels(g, cache, error);
+    return status ? status : make_buffers(g, error);
+}
+
+void gpu_close(gpu *g)
+{
+    if (g->queue)
+        g->cl.clFinish(g->queue);
+    for (uint32_t i = 0; i < g->config->parts; i++)
+        if (g->parts[i])
+            g->cl.clReleaseMemObject(g->parts[i]);
+    for (uint32_t i = 0; i < g->config->buffers; i++)
+        if (g->buffers[i])
+            g->cl.clReleaseMemObject(g->buffers[i]);
+    for (uint32_t i = 0; i < g->config->kernels; i++)
+        if (g->kernels[i])
+            g->cl.clReleaseKernel(g->kernels[i]);
+    if (g->queue)
+        g->cl.clReleaseCommandQueue(g->queue);
+    if (g->context)
+        g->cl.clReleaseContext(g->context);
+}
+
+/* ---- work ---------------------------------------------------------------------------------------------------------- */
+
+void gpu_write(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait)
+{
+    if (!g->failure && size)
+        failed(g, g->cl.clEnqueueWriteBuffer(g->queue, g->buffers[buffer], wait, offset, size, data, 0, NULL, NULL));
+}
+
+void gpu_read(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size)
+{
+    if (!g->failure && size)
+        failed(g, g->cl.clEnqueueReadBuffer(g->queue, g->buffers[buffer], true, offset, size, data, 0, NULL, NULL));
+}
+
+static void run_one(gpu *g, const gpu_dispatch_config *each, uint32_t tokens)
+{
+    const gpu_kernel *kernel = (const gpu_kernel *)gpu_table(g, g->config->kernels_at) + each->kernel;
+    const uint32_t *numbers = (const uint32_t *)gpu_table(g, g->config->numbers_at) + each->numbers;
+    const gpu_part *parts = gpu_table(g, g->config->parts_at);
+    cl_handle run = g->kernels[each->kernel];
+    for (uint32_t i = 0; i < each->parts; i++) {
+        cl_handle part = g->parts[numbers[i]];
+        if (!part)
+            part = g->buffers[parts[numbers[i]].buffer];
+        failed(g, g->cl.clSetKernelArg(run, i, sizeof part, &part));
+    }
+    for (uint32_t i = each->parts; i < each->parts + each->scalars; i++)
+        failed(g, g->cl.clSetKernelArg(run, i, sizeof numbers[i], numbers + i));
+    uint32_t rows = each->per ? (tokens + each->per - 1) / each->per : each->groups[1];
+    size_t group[2] = {kernel->threads[0], kernel->threads[1]};
+    size_t total[2] = {(size_t)each->groups[0] * group[0], (size_t)rows * group[1]};
+    if (!g->failure)
+        failed(g, g->cl.clEnqueueNDRangeKernel(g->queue, run, 2, NULL, total, group, 0, NULL, NULL));
+}
+
+void gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens)
+{
+    const gpu_pass *own = (const gpu_pass *)gpu_table(g, g->config->passes_at) + which;
+    const gpu_dispatch_config *dispatches = gpu_table(g, g->config->dispatches_at);
+    for (uint32_t i = 0; i < own->count && !g->failure; i++)
+        run_one(g, dispatches + own->first + i, tokens);
+    if (!g->failure)
+        failed(g, g->cl.clFlush(g->queue));
+}
