@@ -517,7 +517,7 @@ def wait_for(happened: Any) -> Any:
         ((MODEL, "--sustained", "soon"), "is not understood"),
         (("none.gguf",), "no such model file"),
         (("compare", "none.json", "none.json"), "cannot be read"),
-        ((), "Missing argument"),
+        ((), "no MODEL: give one"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -528,7 +528,7 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said:
 
 
 def test_the_usage_is_what_users_type() -> None:
-    assert re.match(r"Usage: (python -m )?edge profile \[OPTIONS\] {?MODEL", edge("profile", "--help").stdout)
+    assert re.match(r"Usage: (python -m )?edge profile \[OPTIONS\] \[MODEL\]", edge("profile", "--help").stdout)
     assert "edge profile compare [OPTIONS]" in edge("profile", "compare", "--help").stdout
 
 
