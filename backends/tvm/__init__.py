@@ -180,15 +180,18 @@ class CPU(Backend):
 
     def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
         """Of the compiler, and of what this process does meanwhile."""
-        from edge.backends.tvm.compiler.compiled import FRUGAL_BYTES, QUICK_BYTES, is_compiled, is_installed
+        from edge.backends.tvm.compiler.compiled import compiler_bytes, is_compiled, is_installed
         from edge.backends.tvm.cpu.streaming import packed_bytes
         from edge.backends.tvm.design import Design
         from edge.backends.tvm.packing.layout import make_layout
 
-        if not is_installed() or is_compiled(Design.here(make_layout(file, spec), config)):
+        if not is_installed():
+            return 0
+        design = Design.here(make_layout(file, spec), config)
+        if is_compiled(design):
             return 0
         meanwhile = 0 if config.frugal else packed_bytes(spec) + _PACKING_BYTES
-        return _RUNTIME_BYTES + meanwhile + (FRUGAL_BYTES if config.frugal else QUICK_BYTES)
+        return _RUNTIME_BYTES + meanwhile + compiler_bytes(design, frugal=config.frugal)
 
     def tuned(self, spec: ModelSpec, kv_dtype: str) -> Tuned | None:
         from edge.backends.tvm.tuning.lookup import find_tuned

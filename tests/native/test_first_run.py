@@ -21,6 +21,7 @@ from edge.options import Options
 from edge.plan.plan import make_plan
 
 MODEL = GOLDEN / "llama-gqa-tied.gguf"
+REAL = ("smollm2-135m", "gemma3-270m")
 MIB = 1 << 20
 
 _FIRST = """
@@ -88,14 +89,14 @@ def test_a_compiler_beyond_the_budget_is_an_error(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("frugal", [True, False], ids=["frugal", "quick"])
-@pytest.mark.parametrize("model", ["gemma4", "gpt-oss", "lfm2moe", "qwen35moe", "smollm2-135m"])
+@pytest.mark.parametrize("model", ["gemma4", "gpt-oss", "lfm2moe", "qwen35moe", *REAL])
 def test_compilers_take_what_is_planned(
     model: str, frugal: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of the largest KV dtype's code, for runs and for apps."""
-    opened = open_model(find_model(model) if model == "smollm2-135m" else GOLDEN / f"{model}.gguf")
+    """Of the largest KV dtype's code, for runs, several sequences and drafts, and apps."""
+    opened = open_model(find_model(model) if model in REAL else GOLDEN / f"{model}.gguf")
     design = Design.of(make_layout(opened.file, opened.spec), "int4", choose_target())
-    for each in (design, replace(design, exported=True)):
+    for each in (design, replace(design, batches=[2, 4, 8]), replace(design, exported=True)):
         compiled.compile_design(each, tmp_path / "out", frugal=frugal)
     assert not caplog.records
 
