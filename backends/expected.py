@@ -61,7 +61,7 @@ def moments_bytes(network: Network) -> int:
 
 
 def load_moments(network: Network, path: Path) -> QueryMoments:
-    return QueryMoments.of(network, np.fromfile(path, np.float16))
+    return QueryMoments.of(network, np.frombuffer(path.read_bytes(), np.float16))
 
 
 def save_moments(layers: Sequence[AnyArray], path: Path) -> None:

@@ -168,7 +168,7 @@ class _Roof:
         here = device.name == HOST
         source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
         source = source if device.measured_by is None else "estimated from ceilings measured on this device"
-        measured = None if here else "measured on this device"
+        measured = None if here else "speeds measured on this device"
         if npu.is_on_npu(plan, device):
             rate, watts = device.value("npu_read_bandwidth"), device.value("npu_watts")
             drawn = None if watts is None else Guess(watts, f"estimated by {device.name}")

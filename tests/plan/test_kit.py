@@ -242,11 +242,11 @@ def test_a_result_becomes_a_device_that_plans_go_by(tmp_path: Path) -> None:
     prediction = edge_json("plan", str(GOLDEN_MODEL), *where, "--prompt-tokens", "32", "--at", "16,48", **own)[
         "prediction"
     ]
-    assert prediction["prefill_tok_s"]["source"] == "measured on this device"
+    assert prediction["prefill_tok_s"]["source"] == "speeds measured on this device"
     assert prediction["prefill_tok_s"]["value"] == pytest.approx(32 / found.ttft.p50)
     seconds = sorted([*(each.decode.p50 for each in found.curve), found.token.p50])
     for each in prediction["decode"]:
-        assert each["tok_s"]["source"] == "measured on this device"
+        assert each["tok_s"]["source"] == "speeds measured on this device"
         assert 1 / seconds[-1] / 2 <= each["tok_s"]["value"] <= 2 / seconds[0]
     other = edge_json("plan", str(GOLDEN / "gpt2.gguf"), *where, **own)["prediction"]
     assert other["prefill_tok_s"]["source"] == "estimated from ceilings measured on this device"
