@@ -7,15 +7,12 @@ many cores a publisher used is not always said.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from npu_prediction import MODELS
+from npu_prediction import MODELS, show
 
 from edge.backends import engine_named
-from edge.cli.terminal.show import table
 from edge.devices.memory import MemoryLimit
 from edge.devices.output import work_folder
 from edge.devices.profiles import find_profile
@@ -64,18 +61,9 @@ def comparisons() -> Iterator[tuple[Published, str, float, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    rows, ratios = [], dict[str, list[float]]()
-    for run, what, guess, value in comparisons():
-        rows.append([run.device, run.model, run.type, what, guess, value, value / guess, run.source])
-        ratios.setdefault(what, []).append(value / guess)
-    if parser.parse_args().json:
-        print(json.dumps(rows))
-        return
-    shown = [[*each[:4], f"{each[4]:.4g}", f"{each[5]:.4g}", f"{each[6]:.2f}", each[7]] for each in rows]
-    headings = ["device", "model", "weights", "tok/s", "predicted", "published", "published / predicted", "source"]
-    print(table(headings, shown, left=4))
+    ratios = dict[str, list[float]]()
+    for _, what, ratio in show(comparisons(), __doc__):
+        ratios.setdefault(what, []).append(ratio)
     for what, all_of in ratios.items():
         print(f"{what}: {min(all_of):.2f} to {max(all_of):.2f}")
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
+from typing import Any
 
 from edge.backends import engine_named
 from edge.cli.terminal.show import table
@@ -106,19 +107,32 @@ def left_out(ratios: Mapping[str, Sequence[float]]) -> list[float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def show(comparisons: Iterable[tuple[Any, str, float, float]], about: str | None) -> list[tuple[str, str, float]]:
+    """Print predictions beside published figures, as a table or with --json.
+
+    about: the script's own help. Returns of each, unless as JSON: the device, the name of the figure, and published /
+    predicted.
+    """
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--json", action="store_true")
-    rows, ratios = [], dict[str, dict[str, list[float]]]()
-    for run, what, guess, value in comparisons():
-        rows.append([run.device, run.model, run.type, what, guess, value, value / guess, run.source])
-        ratios.setdefault(what.split()[0], {}).setdefault(run.device, []).append(value / guess)
-    if parser.parse_args().json:
+    as_json = parser.parse_args().json
+    rows = [
+        [run.device, run.model, run.type, what, guess, value, value / guess, run.source]
+        for run, what, guess, value in comparisons
+    ]
+    if as_json:
         print(json.dumps(rows))
-        return
+        return []
     shown = [[*each[:4], f"{each[4]:.4g}", f"{each[5]:.4g}", f"{each[6]:.2f}", each[7]] for each in rows]
     headings = ["device", "model", "weights", "tok/s", "predicted", "published", "published / predicted", "source"]
     print(table(headings, shown, left=4))
+    return [(each[0], each[3], each[6]) for each in rows]
+
+
+def main() -> None:
+    ratios = dict[str, dict[str, list[float]]]()
+    for device, what, ratio in show(comparisons(), __doc__):
+        ratios.setdefault(what.split()[0], {}).setdefault(device, []).append(ratio)
     for what, by_device in ratios.items():
         fitted = [each for own in by_device.values() for each in own]
         for how, all_of in (("fitted", fitted), ("each device left out", left_out(by_device))):
