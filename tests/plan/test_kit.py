@@ -26,6 +26,7 @@ from edge.devices.host import probe_host, usable_cores
 from edge.devices.profiles import find_profile
 from edge.devices.profiles.file import read_profile as read_device
 from edge.errors import InputError, UnsupportedError
+from edge.plan.play import play_use
 from edge.profiling.kit.device import device_of
 from edge.profiling.kit.machine import QUESTION, fastest_cores, profile_of
 from edge.profiling.kit.make import DESCRIPTION, PROGRAM, make_kit
@@ -52,6 +53,9 @@ def test_a_kit_measures_this_machine() -> None:
     assert [each.threads for each in found.by_threads] == [1 << i for i in range(8) if 1 << i < found.threads]
     assert found.peak_swap >= 0
     assert 0 < found.peak_anonymous < found.peak < 64 * MIB  # no Python is in it
+    counted = play_use(found.kit.plan, find_profile("pixel-9"))
+    assert counted is not None
+    assert found.peak_anonymous + found.peak_swap < counted.counted  # of which most is never touched
     assert max(each.rows for each in found.samples) >= 48
     assert found.sustained is not None
     assert found.sustained.windows
