@@ -145,6 +145,16 @@ def test_machines_describe_themselves() -> None:
     assert host.processor in found.description
 
 
+def test_phones_are_called_by_their_model() -> None:
+    """Rather than by their serial."""
+    found = profile_of(answer_of(board="", android="Google\nPixel 9"), "R3CN")
+    assert (found.name, found.description, found.system) == ("pixel-9", "Google Pixel 9", "android")
+    assert profile_of(answer_of(), "R3CN").system == "linux"
+    phone = device_of(replace(result(), system="Android 16, Linux 6.1.99", board="Google Pixel 9"), "mine")
+    assert (phone.description, phone.system) == ("Google Pixel 9", "android")
+    assert device_of(result(), "mine").system == "linux"
+
+
 def answer_of(**changes: str) -> str:
     parts = {
         "uname": "Linux\naarch64", "memory": "MemTotal:  8000000 kB", "board": "Raspberry Pi 5 Model B Rev 1.0",
