@@ -41,6 +41,7 @@ def show_cost(found: Evaluated, target: Path, bits: float, nbytes: int) -> None:
     rows = [
         ["KL divergence", f"{lost.kl_mean:.4f} ± {lost.kl_stderr:.4f}"],
         ["99 % of predictions below", f"{lost.kl_p99:.3f}"],
+        ["99.9 % of predictions below", f"{lost.kl_p999:.3f}"],
         ["perplexity", f"× {lost.ratio:.3f} ± {lost.ratio_stderr:.3f}"],
         ["same likeliest token", f"{lost.top1:.1%} ± {lost.top1_stderr:.1%}"],
         ["bits per weight", f"{bits:.2f}"],
