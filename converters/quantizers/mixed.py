@@ -101,8 +101,9 @@ def measure(
         if progress:
             progress((layer + 1) / (spec.layers + len(around)))
     exact, found = walk.finish(), []
-    for final, tensors in layers:
-        cost, whole = _divergence(walk, exact, walk, final), sum(each.share for each in tensors) or 1.0
+    costs = _divergences(walk, exact, [(walk, final) for final, _ in layers])
+    for (_, tensors), cost in zip(layers, costs, strict=True):
+        whole = sum(each.share for each in tensors) or 1.0
         found += [_stage(file, each.tensor, cost * each.share / whole, each.errors) for each in tensors]
     for done, name in enumerate(around, start=1):
         tensor = f"{name}.weight"
@@ -110,7 +111,7 @@ def measure(
         other = Walk(file, spec, pieces, partial(_read_rounded, name=name, kind=types[0]))
         for layer in range(spec.layers):
             _run(other, layer, other.hidden, {})
-        found.append(_stage(file, tensor, _divergence(walk, exact, other, other.finish()), errors))
+        found.append(_stage(file, tensor, *_divergences(walk, exact, [(other, other.finish())]), errors))
         if progress:
             progress((spec.layers + done) / (spec.layers + len(around)))
     return found
@@ -228,10 +229,14 @@ def _read_rounded(file: GGUFFile, sources: Mapping[str, Source], *, name: str, k
     return weights
 
 
-def _divergence(walk: Walk, exact: FloatArray, others: Walk, other: FloatArray) -> float:
-    """Mean KL of the predictions from final states, a few tokens at a time since vocabularies are large."""
-    total = 0.0
+def _divergences(walk: Walk, exact: FloatArray, others: Sequence[tuple[Walk, FloatArray]]) -> list[float]:
+    """Mean KL of the predictions from other final states, a few tokens at a time since vocabularies are large.
+
+    Logits cost as much as layers do, so that every second token counts.
+    """
+    totals, exact = [0.0] * len(others), exact[1::2]
     for at in range(0, len(exact), _SLICE):
-        own = slice(at, at + _SLICE)
-        total += float(divergences(walk.logits_of(exact[own]), others.logits_of(other[own])).sum())
-    return total / len(exact)
+        logits = walk.logits_of(exact[at : at + _SLICE])
+        for index, (other, final) in enumerate(others):
+            totals[index] += float(divergences(logits, other.logits_of(final[1::2][at : at + _SLICE])).sum())
+    return [total / len(exact) for total in totals]
