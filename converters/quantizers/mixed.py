@@ -111,7 +111,8 @@ def measure(
         other = Walk(file, spec, pieces, partial(_read_rounded, name=name, kind=types[0]))
         for layer in range(spec.layers):
             _run(other, layer, other.hidden, {})
-        found.append(_stage(file, tensor, *_divergences(walk, exact, [(other, other.finish())]), errors))
+        (cost,) = _divergences(walk, exact, [(other, other.finish())])
+        found.append(_stage(file, tensor, cost, errors))
         if progress:
             progress((spec.layers + done) / (spec.layers + len(around)))
     return found
