@@ -12,8 +12,7 @@ from test_architectures import require_native
 
 from edge.backends.base import Engine
 from edge.backends.importance import RowImportance, importance_bytes
-from edge.backends.reference import learned
-from edge.backends.reference.importance import fit
+from edge.backends.reference import importance, learned
 from edge.converters.calibrate import Walk
 from edge.errors import UnsupportedError
 from edge.kv import make_policy
@@ -76,7 +75,7 @@ def rotated(model: Model, layer: int, heads: AnyArray) -> AnyArray:
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen3"])
 def test_the_fit_is_the_ridge_regression_of_the_papers_target(name: str) -> None:
     model, text, rows = open_model(GOLDEN / f"{name}.gguf"), some_tokens(90, 1), 90
-    found = fit(model.file, model.spec, text)
+    found = importance.fit(model.file, model.spec, text)
     for layer, own in enumerate(projected(model, np.concatenate([text, text]))):
         core = find_network(model.spec).attention[layer]
         assert core is not None
@@ -97,6 +96,17 @@ def test_the_fit_is_the_ridge_regression_of_the_papers_target(name: str) -> None
             ours = x @ found[layer][head, :-1] + found[layer][head, -1]
             np.testing.assert_allclose(ours, (x - mean) / spread @ wanted + y.mean(), atol=2e-2)
             assert np.corrcoef(ours, y)[0, 1] > 0.5
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35", "gemma3", "gpt-oss", "nemotron_h"])
+def test_the_fit_does_not_depend_on_how_many_tokens_run_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recurrent states, windows and sinks of attention, too."""
+    model, found = open_model(GOLDEN / f"{name}.gguf"), []
+    for tokens in (7, 1000):
+        monkeypatch.setattr(importance, "_AT_ONCE", tokens)
+        found.append(importance.fit(model.file, model.spec, some_tokens(40, 1)))
+    for parts, whole in zip(*found, strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=1e-3, atol=1e-4)
 
 
 def engine_scores(engine: Engine, known: RowImportance) -> FloatArray:
