@@ -43,6 +43,9 @@ export interface SamplingOptions {
   frequencyPenalty?: number;
   /** Tokens to generate. Default: no limit. */
   maxTokens?: number;
+  /** Drafts of repeated text, of which those that the model would have generated stay: the answer is the same. 0 where
+   * they pay, on the CPU; 1 off. */
+  speculate?: number;
   /** Never end the turn; go on. */
   ignoreEos?: boolean;
   /** Texts before which an answer ends: 16 of 128 bytes at most. */
