@@ -63,8 +63,8 @@ def exhaustive(*values: Any) -> Any:
         (MODEL, {}), ("gemma3", {}), ("qwen35", {}),  # dense; a ring; a gated delta net
         exhaustive(MODEL, {"kv_dtype": "int8"}), exhaustive(MODEL, {"kv_dtype": "int4"}),
         exhaustive(MODEL, {"kv_dtype": "f32", "threads": 1}), exhaustive(MODEL, {"kv_policy": "window"}),
-        exhaustive(MODEL, {"kv_policy": "full"}), exhaustive("lfm2", {}), exhaustive("falcon-h1", {"threads": 3}),
-        exhaustive("granitehybrid", {"kv_dtype": "int8"}), exhaustive("gemma4", {"threads": 3}),
+        exhaustive(MODEL, {"kv_policy": "full"}), exhaustive("lfm2", {}), exhaustive("falcon-h1", {}),
+        exhaustive("granitehybrid", {"kv_dtype": "int8"}), exhaustive("gemma4", {}),
         exhaustive("gpt-oss", {}), exhaustive("qwen35moe", {}), exhaustive("llama-window", {}),
         exhaustive("phi3-longrope", {}), exhaustive("mistral3", {}),
     ],
@@ -76,7 +76,8 @@ def test_answers_are_the_same_with_drafts(name: str, options: dict[str, Any]) ->
         pair.ask(repeated(20, 2), max_tokens=50, seed=7, **WARM)
         pair.forget()
         pair.ask(TEXT, raw=True, max_tokens=160, **GREEDY)
-        pair.ask(repeated(150, 3), max_tokens=40, seed=3, **WARM, time=100.0)
+        if pair.python.plan.kv_policy != "full":
+            pair.ask(repeated(150, 3), max_tokens=40, seed=3, **WARM, time=100.0)
         used = pair.exported.use()
         assert 0 < used["accepted"] < used["drafted"]
 

@@ -112,6 +112,9 @@ export interface Report {
   memory: { bytes: number; bound: number };
   rows: number;
   evicted: number;
+  /** Drafted tokens that were verified, and those of them that the model would have generated. */
+  drafted: number;
+  accepted: number;
   /** Which ran the answer's passes; both: one after the other. */
   engine: "cpu" | "gpu" | "both";
   /** Why the CPU runs passes, on a site with programs for a GPU; null: it does not, or by choice. */
