@@ -135,8 +135,8 @@ def check_engine(options: Options) -> None:
 
 class _Bundled(CPU):
     """The native engine, but for what it takes. The weights are mapped, and never streamed: on other devices the system
-    pages them as it likes. Room is kept for the keys of a system prompt, for snapshots of a recurrent state, and for the
-    text that drafts are copied from."""
+    pages them as it likes. Room is kept for the keys of a system prompt, for snapshots of a recurrent state, and for
+    the text that drafts are copied from."""
 
     MOST_SNAPSHOTS = 0  # counted here: they have the recurrent state alone
 

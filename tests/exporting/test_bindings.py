@@ -40,7 +40,8 @@ def test_every_member_is_in_edge_h() -> None:
     for kind in (Status, Role, Finish, Trim, Speculate):
         assert text.count(f"/* generated: {kind.__name__} */") == 1
         for each in kind:
-            assert re.search(rf"^[^#;]*\bEDGE_(TRIM_|SPECULATE_)?{each.name}\b( = {each.value})?,?", header, re.MULTILINE)
+            member = rf"^[^#;]*\bEDGE_(TRIM_|SPECULATE_)?{each.name}\b( = {each.value})?,?"
+            assert re.search(member, header, re.MULTILINE)
 
 
 @pytest.mark.parametrize("field", [each.name for each in OPTIONS])
