@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import byref, c_double, c_int32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import numpy as np
 import pytest
 from bundles import Pair, bundle_sources, recorded_session
 from ctypes_bundle import open_bundle
-from runtime_library import RUNTIME, build
+from runtime_library import RUNTIME, build, load_runtime
 
 from edge.errors import InputError
 from edge.exporting.enums import Finish, Role, Speculate
+from edge.run.speculation import Speculation
 
 pytest.importorskip("tvm_ffi")
 if shutil.which("cc") is None:
@@ -60,11 +63,11 @@ def exhaustive(*values: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        (MODEL, {}), ("gemma3", {}), ("qwen35", {}),  # dense; a ring; a gated delta net
+        (MODEL, {}), ("gemma4", {}), ("qwen35", {}),  # dense; a ring; a gated delta net
         exhaustive(MODEL, {"kv_dtype": "int8"}), exhaustive(MODEL, {"kv_dtype": "int4"}),
         exhaustive(MODEL, {"kv_dtype": "f32", "threads": 1}), exhaustive(MODEL, {"kv_policy": "window"}),
-        exhaustive(MODEL, {"kv_policy": "full", "max_kv_size": 512}), exhaustive("lfm2", {}), exhaustive("falcon-h1", {}),
-        exhaustive("granitehybrid", {"kv_dtype": "int8"}), exhaustive("gemma4", {}),
+        exhaustive(MODEL, {"kv_policy": "full", "max_kv_size": 512}), exhaustive("lfm2", {}),
+        exhaustive("falcon-h1", {}), exhaustive("granitehybrid", {"kv_dtype": "int8"}), exhaustive("gemma3", {}),
         exhaustive("gpt-oss", {}), exhaustive("qwen35moe", {}), exhaustive("llama-window", {}),
         exhaustive("phi3-longrope", {}), exhaustive("mistral3", {}),
     ],
@@ -141,6 +144,39 @@ def test_drafts_can_be_switched_off() -> None:
             session.set(speculate=2)
 
 
+class _Arena(ctypes.Structure):
+    _fields_ = [("memory", c_void_p), ("used", c_uint64)]
+
+
+def test_drafts_are_as_long_as_those_of_the_python_session() -> None:
+    """For the same text, times of passes, and luck."""
+    library, most = load_runtime("drafts.c"), 7
+    library.drafts_layout.restype = c_void_p
+    memory = ctypes.create_string_buffer((1 << 19) + 64)
+    start = -(-ctypes.addressof(memory) // 64) * 64
+    ours, theirs = c_void_p(library.drafts_layout(byref(_Arena(start, 0)))), Speculation(most)
+    rng, draft, lengths = np.random.default_rng(3), (c_int32 * most)(), set[int]()
+    phrases = [rng.integers(0, 5000, rng.integers(2, 30)) for _ in range(60)]
+    text = np.concatenate([phrases[each] for each in rng.integers(0, 60, 120)]).astype(np.int32)
+    costs = [0.0, 1.0, 1.3, 1.35, 1.4, 1.9, 2.0, 2.6, 2.7]
+    for number, token in enumerate(text):
+        theirs.drafts.add(text[number : number + 1])
+        library.drafts_add(ours, (c_int32 * 1)(token), 1)
+        room = int(rng.integers(0, most + 1))
+        expected = theirs.propose(room).tolist()
+        assert draft[: library.drafts_propose(ours, room, draft)] == expected
+        lengths.add(len(expected))
+        seconds = costs[1 + len(expected)] * float(rng.uniform(0.9, 2.5))
+        theirs.time(1, len(expected), seconds)
+        library.drafts_time(ours, 1 + len(expected), c_double(seconds))
+        if expected:
+            accepted = int(rng.integers(0, len(expected) + 1))
+            theirs.judge(len(expected), accepted)
+            library.drafts_judge(ours, len(expected), accepted)
+    assert lengths >= {0, 2, most}
+
+
+@pytest.mark.exhaustive
 def test_policies_that_look_at_attention_go_without_drafts() -> None:
     folder, library = eager(MODEL, **ROWS | {"kv_policy": "h2o"})
     with open_bundle(folder, library) as bundle, bundle.session(max_tokens=40, **GREEDY) as session:
