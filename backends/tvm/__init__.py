@@ -130,7 +130,7 @@ class CPU(Backend):
         regions, rings = make_regions(kinds, core.kv_heads, config, spec.context, apart)
         heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
-        kept = Kept.of(network, target, config.drafts)
+        kept = Kept.of(network, target.gemm_tokens, config.drafts)
         given = config.chunk, config.threads, observed, rank, config.together, kept.floats
         scratch = make_scratch(shape, target, *given)
         per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))

@@ -62,6 +62,11 @@ class Design:
         return replace(design, lora=config.lora_rank > 0, batches=batch_sizes(config, design))
 
     @property
+    def verifies(self) -> bool:
+        """Whether an app's pass has code for drafts. A chunk with adapters adds up other sums than a step."""
+        return self.exported and not self.lora
+
+    @property
     def most_tokens(self) -> int:
         """Tokens that are multiplied with a tile of weights at once, at most."""
         # In the exact mode, 8 would take half a minute to compile.

@@ -92,7 +92,7 @@ class NativeEngine:
         regions, rings = parts[0]
         observed = round_up(regions.longest, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
-        kept = Kept.of(network, target, config.drafts)
+        kept = Kept.of(network, target.gemm_tokens, config.drafts)
         sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats
         scratch, copies = make_scratch(shape, target, *sizes), config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
 
-from edge.exporting.enums import ABOUT, ROLES_OF_TEXT, Engine, Finish, Role, Status, Trim
+from edge.exporting.enums import ABOUT, ROLES_OF_TEXT, Engine, Finish, Role, Speculate, Status, Trim
 from edge.exporting.structs import STRUCTS, Field, layout, members
 
 _HERE = Path(__file__).parent
-_KINDS: dict[str, type[IntEnum]] = {kind.__name__: kind for kind in (Status, Role, Finish, Trim, Engine)}
+_KINDS: dict[str, type[IntEnum]] = {kind.__name__: kind for kind in (Status, Role, Finish, Trim, Engine, Speculate)}
 _PART = re.compile(r"(^ *(?://|/\*) generated: (\w+)[^\n]*\n).*?(^ *(?://|/\*) end\b)", re.MULTILINE | re.DOTALL)
 _PLACE = re.compile(r"^ *// generated: (\w+)$", re.MULTILINE)
 _WIDTH = 120
@@ -78,7 +78,7 @@ def _c_member(field: Field) -> Iterator[str]:
 
 
 def _c_enum(kind: type[IntEnum]) -> str:
-    prefix = "EDGE_" + {Trim: "TRIM_", Engine: "ENGINE_"}.get(kind, "")
+    prefix = "EDGE_" + {Trim: "TRIM_", Engine: "ENGINE_", Speculate: "SPECULATE_"}.get(kind, "")
     if kind is Finish:
         return _list((f"{prefix}{each.name}" for each in kind), 4)
     lines = []

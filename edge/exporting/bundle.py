@@ -41,7 +41,7 @@ from edge.exporting.app_programs import describe_gpu as describe_app_gpu
 from edge.exporting.chat import chat_section
 from edge.exporting.gpu_programs import GPUPrograms
 from edge.exporting.model_file import MODEL, GPUWeights, Section, trusted_source, write_model
-from edge.exporting.planning import check_options, plan_bundle, prompt_rows
+from edge.exporting.planning import MACHINES, check_options, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
 from edge.exporting.site import describe_gpu, describe_site, write_gpu
 from edge.exporting.vocabulary import tokenizer_sections
@@ -55,8 +55,6 @@ from edge.storage.versions import own_versions
 from edge.types import FloatArray
 
 MANIFEST = "manifest.json"
-
-_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 
 Progress = Callable[[str, float], None]
 """Called with a step in words, and the share of it that is done."""
@@ -157,7 +155,7 @@ def prepare(
     ids, words = tokenizer_sections(model.tokenizer)
     tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
     plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())), lora_rank)
-    machine = _MACHINES.get(profile.machine, profile.machine)
+    machine = MACHINES.get(profile.machine, profile.machine)
     designs = exported_designs(
         layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas, lora=lora_rank > 0
     )  # fmt: skip

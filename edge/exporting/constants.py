@@ -31,7 +31,7 @@ from edge.model.lora_file import MAX_SCALE
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
 from edge.prompt_cache.cache import SNAPSHOT_STEP
-from edge.run import governor, meters, reclaim, sampler
+from edge.run import drafts, governor, meters, reclaim, sampler, speculation
 
 CONSTANTS = "constants.h"
 
@@ -82,6 +82,15 @@ _INTEGERS = {
     "JOB_QUIT": Job.QUIT,
     "JOB_STEP": Job.STEP,
     "JOB_CHUNK": Job.CHUNK,
+    "JOB_APPLY": Job.APPLY,
+    "JOB_VERIFY": Job.BATCH,  # of an exported pass
+    "DRAFTS_APPLIED": Job.APPLIED,
+    "DRAFTS_VERIFIED": Job.VERIFIED,
+    "MOST_DRAFTS": max(each.gemm_tokens for each in TARGETS) - 1,
+    "DRAFT_TEXT": drafts.MOST_TOKENS,
+    "DRAFT_DEPTH": drafts.DEPTH,
+    "DRAFT_SURE": drafts.SURE,
+    "DRAFT_KINDS": len(speculation.FIRST_CHANCES),
     "SHORT_READINGS": governor.SHORT_READINGS,
     "FIRST_PAID": governor.FIRST_PAID,
     "FIRST_TIMED": governor.FIRST_TIMED,
@@ -104,6 +113,13 @@ _DOUBLES = {
     "FORGET": governor.FORGET,
     "PRESSURE_S": meters.PRESSURE_S,
     "COLDEST": sampler.COLDEST,
+    "LEAST_GAIN": speculation.LEAST_GAIN,
+    "FIRST_COST": speculation.FIRST_COST[0],
+    "FIRST_COST_EACH": speculation.FIRST_COST[1],
+    "TRUSTED_DRAFTS": speculation.TRUSTED,
+    "DRAFTS_REMEMBERED": speculation.MEMORY,
+    "NEWEST_TIME": speculation.NEWEST,
+    "OUTLIER_TIME": speculation.OUTLIER,
 }
 _STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | app_programs.STRUCTS
 _STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
@@ -118,6 +134,7 @@ def constants_header() -> str:
         "#pragma once\n\n#include <stddef.h>\n#include <stdint.h>\n",
         _enum("", (f"{name} = {value}" for name, value in _INTEGERS.items())),
         *(f"static const double {name} = {float(value)!r};" for name, value in _DOUBLES.items()),
+        f"static const double FIRST_CHANCES[] = {{{', '.join(map(repr, speculation.FIRST_CHANCES))}}};",
         f"static const float LARGEST_HALF = {row_formats.LARGEST};",
         _enum("section_kind", [*(f"SECTION_{each.name} = {each.value}" for each in Section), "SECTIONS"]),
         _enum("chat_part", [*(f"CHAT_{name.upper().replace(' ', '_')}" for name in chat.PARTS), "CHAT_PARTS"]),

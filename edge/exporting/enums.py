@@ -37,6 +37,10 @@ class Engine(IntEnum):
     AUTO, CPU, GPU = range(3)
 
 
+class Speculate(IntEnum):
+    AUTO, OFF = range(2)
+
+
 ROLES_OF_TEXT = [each for each in Role if each != Role.IDS]  # ids have functions of their own
 ABOUT: dict[type[IntEnum], dict[int, str]] = {
     Status: {
@@ -58,6 +62,10 @@ ABOUT: dict[type[IntEnum], dict[int, str]] = {
     Engine: {
         Engine.AUTO: "The CPU, so far.",
         Engine.GPU: "Where the bundle has programs for it (edge export --gpu), and the device runs them.",
+    },
+    Speculate: {
+        Speculate.AUTO: "Where drafts pay, on the CPU. Not with h2o or room for adapters.",
+        Speculate.OFF: "Every token runs on its own.",
     },
     Trim: {Trim.SOFT: "What costs nothing.", Trim.HALF: "Half of what can be spared.", Trim.ALL: "All of it."},
 }

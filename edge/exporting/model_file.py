@@ -21,7 +21,7 @@ from edge.backends.checks import check_whole
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import find_rotation
 from edge.backends.tvm.adapters import padded_rank
-from edge.backends.tvm.cpu.arguments import fill_table, make_scratch
+from edge.backends.tvm.cpu.arguments import Kept, fill_table, make_scratch
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout
@@ -38,7 +38,7 @@ from edge.model.model import Model
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, Progress
 
-MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 2
+MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 3
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
 _PIECE = 4 << 20  # bytes that are copied at once
@@ -72,7 +72,8 @@ CONFIG = c_struct(
     layer_inputs="<u4",  # values of the vector that a token has for each layer, in section TABLE; 0: none
     table_type="<u4",  # of TABLE_TYPES, from 1 on
     # Of the plan. threads: at most. sinks: first rows that stay; pinned: with a system prompt, at most.
-    **dict.fromkeys(("capacity", "chunk", "threads", "evict_step", "sinks", "pinned"), "<u4"),
+    # drafts: tokens that are verified behind the next one, at most; 0: the bundle has no room for any.
+    **dict.fromkeys(("capacity", "chunk", "threads", "evict_step", "sinks", "pinned", "drafts"), "<u4"),
     policy="<u4",  # POLICY_FULL …
     kv_dtype="<u4",  # KV_F32 …
     # Layers without and with a ring, of those that keep rows; rows of each head of a ring. windowed: the pass reads
@@ -90,6 +91,7 @@ CONFIG = c_struct(
     **dict.fromkeys(("core_watts", "idle_watts", "joules_per_byte"), "<f8"),  # of the profile, for estimates
     weight_bytes="<u8",  # read for a token
     states="<u8",  # float32 values of the fixed states of all layers
+    copied="<u8",  # float32 values of a thread's copy of a head's state, in a pass over drafts
     **dict.fromkeys(("kv_bytes", "scratch_bytes"), "<u8"),  # of the plan
     peak="<u8",  # bytes that a process with one session is planned to hold
 )
@@ -138,7 +140,7 @@ def config_section(
         "ring_kv_heads": shape.ringed.kv_heads, "ring_head": padded_head(shape.ringed.head_dim),
         "layer_inputs": shape.layer_inputs, "table_type": TABLE_TYPES.index(table.type) + 1 if table else 0,
         "capacity": config.capacity, "chunk": config.chunk, "threads": config.threads, "evict_step": evict_step,
-        "sinks": sinks, "pinned": max(sinks, pinned), "policy": POLICIES.index(policy.name),
+        "sinks": sinks, "pinned": max(sinks, pinned), "drafts": config.drafts, "policy": POLICIES.index(policy.name),
         "kv_dtype": KV_DTYPES.index(config.kv_dtype),
         "whole": len(kinds.whole), "ringed": len(kinds.ringed),
         "ring_rows": kinds.ring_rows(config.capacity, config.chunk), "ring_window": kinds.window,
@@ -149,7 +151,8 @@ def config_section(
         "repeat_penalty": sampling.repeat_penalty, "top_k": min(sampling.top_k, shape.vocab),
         "chat": chat, "core_watts": power.core_watts, "idle_watts": power.idle_watts,
         "joules_per_byte": power.dram_pj_per_byte * 1e-12, "weight_bytes": spec.weight_bytes,
-        "states": sum(network.fixed_values), "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes, "peak": peak,
+        "states": sum(network.fixed_values), "copied": Kept.of(network, 1, config.drafts).copied,
+        "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes, "peak": peak,
     }  # fmt: skip
     return filled(CONFIG, values)
 
@@ -174,10 +177,12 @@ def designs_section(layout: PackedLayout, config: EngineConfig, targets: Sequenc
     for target in targets:
         observed = round_up(config.capacity, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
-        scratch = make_scratch(layout.shape, target, config.chunk, config.threads, observed, rank)
+        kept = Kept.of(layout.network, target.gemm_tokens, config.drafts)
+        sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats
+        scratch, copies = make_scratch(layout.shape, target, *sizes), config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, layout.shape.padded_head)
-        table = np.array(fill_table(layout, scratch, rope_size), "<i8").tobytes()
+        table = np.array(fill_table(layout, scratch, rope_size, kept=kept, states=copies), "<i8").tobytes()
         values = {
             "isa": target.name.encode(), "gemm_tokens": target.gemm_tokens, "tokens": tokens, "rope_size": rope_size,
             "observed": observed, "floats": scratch.floats, "integers": scratch.integers,

@@ -9,6 +9,7 @@ from edge.backends.base import EngineConfig
 from edge.backends.checks import app_cores, check_cores
 from edge.backends.counts import Footprint
 from edge.backends.tvm import CPU
+from edge.backends.tvm.targets import app_targets
 from edge.budget import format_bytes
 from edge.devices.profiles import HOST
 from edge.devices.profiles.profile import DeviceProfile
@@ -21,6 +22,7 @@ from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
 from edge.plan.device import MODULE_MOST, RUNTIME_BYTES, limits_of
 from edge.plan.plan import Plan, make_plan
+from edge.run.drafts import TEXT_BYTES
 
 # Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room; and what the
 # sampler has for each token of the vocabulary.
@@ -29,6 +31,8 @@ MODULE_BYTES, _SAMPLER_BYTES = 10 << 20, 12
 _TABLES, _TABLES_BYTES = 33, 64 << 10  # of a token of the vocabulary; measured: 23 of SmolLM2, 33 of Gemma 3; the rest
 
 SNAPSHOTS = 3  # of a recurrent state: from the end of the system's text, and from before the last two turns
+
+MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # other names of them
 
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
 
@@ -72,13 +76,23 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
 
 
 def _plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int) -> Plan:
-    engine, process = _Bundled(options, lora_rank), _own_bytes(profile, spec) + tables
+    drafts = 0 if lora_rank else _most_drafts(profile)
+    engine, process = _Bundled(options, lora_rank, drafts), _own_bytes(profile, spec) + tables
     if profile.name == HOST:
         plan = make_plan(spec, engine, options, process=process)
     else:
         limit, threads = limits_of(profile, options)
         plan = make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads)
     return replace(plan, config=replace(plan.config, lora_rank=lora_rank))
+
+
+def _most_drafts(profile: DeviceProfile) -> int:
+    """Of the instruction set that verifies the most at once; 0 for a machine that has no library."""
+    try:
+        targets = app_targets(MACHINES.get(profile.machine, profile.machine), profile.system)
+    except UnsupportedError:
+        return 0
+    return max(each.gemm_tokens for each in targets) - 1
 
 
 def _own_bytes(profile: DeviceProfile, spec: ModelSpec) -> int:
@@ -121,15 +135,20 @@ def check_engine(options: Options) -> None:
 
 class _Bundled(CPU):
     """The native engine, but for what it takes. The weights are mapped, and never streamed: on other devices the system
-    pages them as it likes. Room is kept for the keys of a system prompt, and for snapshots of a recurrent state."""
+    pages them as it likes. Room is kept for the keys of a system prompt, for snapshots of a recurrent state, and for
+    the text that drafts are copied from."""
 
     MOST_SNAPSHOTS = 0  # counted here: they have the recurrent state alone
 
-    def __init__(self, options: Options, lora_rank: int) -> None:
-        self._options, self._lora_rank = options, lora_rank
+    def __init__(self, options: Options, lora_rank: int, drafts: int) -> None:
+        self._options, self._lora_rank, self._drafts = options, lora_rank, drafts
+
+    def most_drafts(self, spec: ModelSpec) -> int:
+        return self._drafts
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         pinned = max(config.pinned, prompt_rows(self._options, config.pinned, config.capacity))
         need = super().footprint(spec, replace(config, pinned=pinned, lora_rank=self._lora_rank))
         kv, fixed = (bytes + SNAPSHOTS * spec.state_bytes for bytes in (need.kv, need.fixed_kv))
-        return replace(need, kv=kv, fixed_kv=fixed, runtime=0, streamed=0, least_weights=None)
+        scratch = need.scratch + (TEXT_BYTES if config.drafts else 0)
+        return replace(need, kv=kv, fixed_kv=fixed, scratch=scratch, runtime=0, streamed=0, least_weights=None)

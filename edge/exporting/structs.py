@@ -87,6 +87,10 @@ OPTIONS = [
     ),
     *_sampling(),
     Field("max_tokens", "uint32", "Tokens to generate.", "no limit"),
+    Field(
+        "speculate", "uint32", "Drafts of repeated text, of which those that the model would have generated stay: the "
+        "answer is the same. 0 where they pay, on the CPU; 1 off.",
+    ),
     Field("ignore_eos", "flag", "Never end the turn; go on."),
     Field("stop", "texts", f"Texts before which an answer ends: {MOST_STOPS} of {LONGEST_STOP} bytes at most."),
     _budget("time", "Seconds that an answer and the prompt before it may take."),
@@ -156,6 +160,8 @@ USAGE = [
     ),
     Field("tokens", "uint64", "Tokens that ran since the session began."),
     Field("evicted", "uint64", "Rows that the policy evicted."),
+    Field("drafted", "uint64", "Drafted tokens that were verified since the session began; then those that stayed."),
+    Field("accepted", "uint64"),
     Field("joules", "double", "Of the last answer and its prompt, as are the seconds."),
     Field("seconds", "double"),
     Field("measured", "flag", "Whether the app read the joules; otherwise they are estimated."),

@@ -13,8 +13,9 @@ import numpy as np
 from edge.types import IntArray
 
 MOST_TOKENS = 1 << 16  # that are looked at; of longer texts, half of the older ones are forgotten
-_DEPTH = 64  # tokens of a match that are told apart from a longer one
-_SURE = 8  # tokens of a match that no other place is compared with while it goes on
+TEXT_BYTES = 4 * MOST_TOKENS
+DEPTH = 64  # tokens of a match that are told apart from a longer one
+SURE = 8  # tokens of a match that no other place is compared with while it goes on
 _FEW = 8  # places that are compared token by token, the latest of those that are left
 
 
@@ -62,13 +63,13 @@ class Drafts:
         self._count += tokens.size
         follows = tokens.size == 1 and self._place >= 0 and self._tokens[self._place + 1] == tokens[0]
         if follows:  # the same place goes on
-            self._place, self.match = self._place + 1, min(_DEPTH, self.match + 1)
+            self._place, self.match = self._place + 1, min(DEPTH, self.match + 1)
         else:
             self._place, self.match = -1, 0
 
     def draft(self, most: int) -> IntArray:
         """At most `most` tokens that may follow, int32 [n]; none where the last token is new."""
-        if self.match < _SURE:
+        if self.match < SURE:
             self._find()
         if self._place < 0:
             return self._tokens[:0]
@@ -96,7 +97,7 @@ class Drafts:
 
     def _equal(self, place: int, last: int) -> int:
         """The number of tokens up to `place` that are equal to those up to `last`."""
-        count = min(_DEPTH, place + 1)
+        count = min(DEPTH, place + 1)
         same = self._tokens[place + 1 - count : place + 1] == self._tokens[last + 1 - count : last + 1]
         differs = np.flatnonzero(~same)
         return count - 1 - int(differs[-1]) if differs.size else count

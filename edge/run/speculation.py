@@ -17,15 +17,15 @@ from edge.run.drafts import Drafts
 from edge.run.report import Drafted
 from edge.types import IntArray
 
-_LEAST_GAIN = 1.05  # by which a draft must be expected to pay
-_FIRST_COST = (1.4, 0.05)  # of a pass over n > 1 tokens, until it is measured: 1.4 + 0.05 n passes over one
-_FIRST_CHANCES = (0.12, 0.25, 0.48, 0.65, 0.8, 0.9, 0.95)  # by ⌊log₂ match⌋, until they are counted
-_MODEL, _FIRST_OF_MODEL = len(_FIRST_CHANCES), 0.7  # the place of a model that drafts, behind those of matches
-_TRUSTED = 4.0  # tokens for which a first chance counts
-_MEMORY = 64.0  # tokens, of the latest that count
+LEAST_GAIN = 1.05  # by which a draft must be expected to pay
+FIRST_COST = (1.4, 0.05)  # of a pass over n > 1 tokens, until it is measured: 1.4 + 0.05 n passes over one
+FIRST_CHANCES = (0.12, 0.25, 0.48, 0.65, 0.8, 0.9, 0.95)  # by ⌊log₂ match⌋, until they are counted
+_MODEL, _FIRST_OF_MODEL = len(FIRST_CHANCES), 0.7  # the place of a model that drafts, behind those of matches
+TRUSTED = 4.0  # tokens for which a first chance counts
+MEMORY = 64.0  # tokens, of the latest that count
 _CAUGHT_UP = 2  # tokens of the text that a model has to run for its next draft, if the last one was right
-_NEWEST = 0.15  # the share of a new pass in a mean time
-_OUTLIER = 2.0  # times the mean: another process had the core
+NEWEST = 0.15  # the share of a new pass in a mean time
+OUTLIER = 2.0  # times the mean: another process had the core
 
 
 @dataclass
@@ -44,14 +44,14 @@ class Speculation:
     _given: int = 0
     _times: dict[int, float] = field(default_factory=dict)  # seconds of a pass, by its tokens
     _model_s: float | None = None  # of a token that the model drafts
-    _right: list[float] = field(default_factory=lambda: [a * _TRUSTED for a in (*_FIRST_CHANCES, _FIRST_OF_MODEL)])
-    _tried: list[float] = field(default_factory=lambda: [_TRUSTED] * (len(_FIRST_CHANCES) + 1))
+    _right: list[float] = field(default_factory=lambda: [a * TRUSTED for a in (*FIRST_CHANCES, _FIRST_OF_MODEL)])
+    _tried: list[float] = field(default_factory=lambda: [TRUSTED] * (len(FIRST_CHANCES) + 1))
     _match: int = 0  # the place of the draft that is verified
 
     def begin(self) -> None:
         """Another generation begins: count anew. Its text may be easier for the model."""
         if self._right[_MODEL] < _FIRST_OF_MODEL * self._tried[_MODEL]:
-            self._right[_MODEL], self._tried[_MODEL] = _FIRST_OF_MODEL * _TRUSTED, _TRUSTED
+            self._right[_MODEL], self._tried[_MODEL] = _FIRST_OF_MODEL * TRUSTED, TRUSTED
         self.drafted = self.accepted = self._given = 0
         self._spent = 0.0
 
@@ -83,7 +83,7 @@ class Speculation:
         """The best length of a draft, and the tokens per pass over one that it promises. each: of such passes, for a
         drafted token."""
         chance = self._right[place] / self._tried[place]
-        best, length, expected = _LEAST_GAIN * given / self._cost(given), 0, float(given)
+        best, length, expected = LEAST_GAIN * given / self._cost(given), 0, float(given)
         for count in range(1, most + 1):
             expected += chance**count
             if (gain := expected / (self._cost(given + count) + count * each)) > best:
@@ -105,31 +105,31 @@ class Speculation:
         if model.caught_up <= _CAUGHT_UP:
             each = seconds / count
             before = self._model_s or each
-            self._model_s = before + _NEWEST * (min(each, _OUTLIER * before) - before)
+            self._model_s = before + NEWEST * (min(each, OUTLIER * before) - before)
         return found
 
     def _cost(self, rows: int) -> float:
         """c(rows)."""
         if 1 in self._times and rows in self._times:
             return self._times[rows] / self._times[1]
-        base, each = _FIRST_COST
+        base, each = FIRST_COST
         return base + each * rows if rows > 1 else 1.0
 
     def time(self, given: int, drafted: int, seconds: float) -> None:
         """A pass over tokens that were known and drafted ones took this long."""
         self._given, self._spent, rows = self._given + given, self._spent + seconds, given + drafted
         before = self._times.setdefault(rows, seconds)
-        self._times[rows] = before + _NEWEST * (min(seconds, _OUTLIER * before) - before)
+        self._times[rows] = before + NEWEST * (min(seconds, OUTLIER * before) - before)
 
     def judge(self, drafted: int, accepted: int) -> None:
         """The model has chosen: of so many drafted tokens, the first `accepted` were right."""
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
         tried = accepted + (accepted < drafted)  # behind the first wrong one nothing was learned
         place = self._match
-        kept = min(1.0, _MEMORY / (self._tried[place] + tried))
+        kept = min(1.0, MEMORY / (self._tried[place] + tried))
         self._right[place] = kept * (self._right[place] + accepted)
         self._tried[place] = kept * (self._tried[place] + tried)
 
 
 def _bucket(match: int) -> int:
-    return min(len(_FIRST_CHANCES) - 1, max(match, 1).bit_length() - 1)
+    return min(len(FIRST_CHANCES) - 1, max(match, 1).bit_length() - 1)

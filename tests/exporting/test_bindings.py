@@ -15,7 +15,7 @@ import pytest
 from runtime_library import RUNTIME
 
 from edge.exporting.bindings import EXPORTED, FILES, generated
-from edge.exporting.enums import Finish, Role, Status, Trim
+from edge.exporting.enums import Finish, Role, Speculate, Status, Trim
 from edge.exporting.structs import OPTIONS, STRUCTS, layout
 from edge.flags import flags_of
 from edge.options import Options
@@ -37,10 +37,11 @@ def test_files_have_what_the_schema_generates(name: str) -> None:
 def test_every_member_is_in_edge_h() -> None:
     text = (RUNTIME / "edge.h").read_text(encoding="utf-8")
     header = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    for kind in (Status, Role, Finish, Trim):
+    for kind in (Status, Role, Finish, Trim, Speculate):
         assert text.count(f"/* generated: {kind.__name__} */") == 1
         for each in kind:
-            assert re.search(rf"^[^#;]*\bEDGE_(TRIM_)?{each.name}\b( = {each.value})?,?", header, re.MULTILINE)
+            member = rf"^[^#;]*\bEDGE_(TRIM_|SPECULATE_)?{each.name}\b( = {each.value})?,?"
+            assert re.search(member, header, re.MULTILINE)
 
 
 @pytest.mark.parametrize("field", [each.name for each in OPTIONS])
@@ -68,7 +69,7 @@ def test_every_language_has_each_option(field: str) -> None:
 def test_options_are_called_as_in_python() -> None:
     names = {each.name for each in OPTIONS}
     assert {name for name, flag in flags_of(SamplingParams).items() if flag.apps} < names
-    assert {"time", "energy", "power", "max_temp", "threads"} == names & set(flags_of(Options))
+    assert {"time", "energy", "power", "max_temp", "threads", "speculate"} == names & set(flags_of(Options))
 
 
 def test_answers_end_for_the_reasons_of_reports() -> None:

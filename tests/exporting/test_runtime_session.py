@@ -748,7 +748,7 @@ def test_sanitizers_find_nothing(sanitizer: str, name: str, policy: str) -> None
 def run_program(
     name: str, *arguments: str, model_name: str = MODEL, sanitizer: str | None = None, kv_policy: str = "streaming"
 ) -> None:
-    """A program of tests/runtime with a small model, its library with or without a sanitizer."""
+    """A program of tests/runtime with a small model, its library without a sanitizer, or with one and many drafts."""
     options = ROWS | {"kv_policy": kv_policy}
     program, model = Path(__file__).parent / "runtime" / f"{name}.c", bundle_of(model_name, **options) / "model.edge"
     if sanitizer is None:
@@ -756,7 +756,7 @@ def run_program(
         built = build([program], ("-Wl,--whole-archive", archive, "-Wl,--no-whole-archive"))
     else:
         model, parts = bundle_sources(model_name, **options)
-        runtime = [path.name for path in sorted(RUNTIME.glob("*.c"))]
-        built = build([program, *runtime, *parts], SANITIZERS[sanitizer])
+        runtime = [path.name for path in sorted(RUNTIME.glob("*.c")) if path.name != "drafts.c"]
+        built = build([program, *runtime, program.with_name("eager_drafts.c"), *parts], SANITIZERS[sanitizer])
     done = subprocess.run([built, model, *arguments], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, f"{name} {arguments}: {done.stdout[-500:]} {done.stderr[-3000:]}"

@@ -124,9 +124,9 @@ class Kept:
     copied: int
 
     @classmethod
-    def of(cls, network: Network, target: Target, drafts: int) -> Kept:
-        """drafts: tokens that are verified beside the next one; 0: nothing is kept."""
-        sizes, floats, places = Sizes(round_up(1 + drafts, target.gemm_tokens), 1, 1), 0, []
+    def of(cls, network: Network, gemm_tokens: int, drafts: int) -> Kept:
+        """gemm_tokens: of the target. drafts: tokens that are verified beside the next one; 0: nothing is kept."""
+        sizes, floats, places = Sizes(round_up(1 + drafts, gemm_tokens), 1, 1), 0, []
         cores = [[each.core for each in layer if drafts and each.core.fixed_values] for layer in network.layers]
         for layer in cores:
             found = {}

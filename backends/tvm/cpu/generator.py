@@ -1,7 +1,7 @@
 """The whole pass of a model, tokens to logits: one TVM function that every thread runs, with barriers between phases.
 
-A step runs one token (decode), a chunk several (prefill), a batch one token each of several sequences. All are this
-generator.
+A step runs one token (decode), a chunk several (prefill), a batch one token each of several sequences; an app's pass
+over drafts is a chunk whose tokens are computed as in steps. All are this generator.
 """
 
 from __future__ import annotations
@@ -134,7 +134,10 @@ def _unit_name(kind: PassKind, unit: str) -> str:
     operation = unit.rstrip("_0123456789")
     if kind.apart and operation in _ALIKE:
         return f"batch_{unit}"
-    return f"chunk_{unit}" if kind.like_chunk and operation not in _OF_ROWS else f"{kind.name}_{unit}"
+    if kind.attends_like and operation == "attend":
+        return f"{kind.attends_like}_{unit}"
+    own = _OF_ROWS if kind.apart else ("attend",)
+    return f"chunk_{unit}" if kind.like_chunk and operation not in own else f"{kind.name}_{unit}"
 
 
 def _declare(symbol: str, types: dict[str, str], *of_units: str) -> tuple[dict[str, Any], Value, list[Value]]:
@@ -254,14 +257,14 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                         _layer(shape, form, kind, layer, emit, waves)
             if not shape.encoder:
                 emit(kind, "head", i64(0), i64(0))
-    batches = [kind for kind in pass_kinds(design) if kind.apart]
-    if shape.states and batches:
+    of_drafts = [kind for kind in pass_kinds(design) if kind.drafts]
+    if shape.states and of_drafts:
         with when(number == Job.APPLY), loop(i64(0), i64(shape.layers)) as layer:
             for index, form in enumerate(shape.forms):
                 with when(table[slots.place(layer, "form")] == index):
                     for block in form:
                         if unit := _RECURRENT.get(type(shape.blocks[block].core)):
-                            emit(batches[0], shape.code(block, unit), layer, i64(0))
+                            emit(of_drafts[0], shape.code(block, unit), layer, i64(0))
 
 
 def _layer(

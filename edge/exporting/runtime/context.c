@@ -7,6 +7,8 @@
 void context_reset(edge_session *s)
 {
     kv_clear(s->rows);
+    if (s->drafts)
+        drafts_clear(s->drafts);
     policy_pin(s->policy, 0, kv_capacity(s->rows));
     s->first = s->waiting = s->turns = s->turn_rows = s->system_rows = 0;
     s->evicted = 0;
@@ -26,6 +28,15 @@ void context_restart(edge_session *s)
     kv_truncate(s->rows, rows);
     s->first = s->waiting = s->turns = s->turn_rows = 0;
     context_settle(s);
+}
+
+void context_drop(edge_session *s)
+{
+    if (!s->drafted)
+        return;
+    drafts_judge(s->drafts, s->drafted, s->drafted - s->ahead);
+    pass_settle(s->pass, s->ahead);
+    s->drafted = s->ahead = 0;
 }
 
 void context_settle(edge_session *s)
@@ -136,6 +147,24 @@ static bool has_tail(const edge_session *s)
     return s->model->config->states || s->model->config->ringed;
 }
 
+/* `count` tokens that waited have run, behind `length` rows. */
+static void note(edge_session *s, uint32_t length, uint32_t count)
+{
+    if (has_tail(s) && !s->evicted)
+        memcpy(s->run_ids + length, s->ids + s->first, count * sizeof *s->run_ids);
+    s->first += count;
+    s->waiting -= count;
+    s->ran += count;
+}
+
+/* A pass has read the weights and all rows. */
+static void note_bytes(edge_session *s)
+{
+    double rows = (double)kv_length(s->rows) / (double)kv_capacity(s->rows);
+    watch_bytes(&s->watch, (double)s->model->config->weight_bytes + (double)kv_fixed(s->rows) +
+                           (double)kv_bytes(s->rows) * rows);
+}
+
 static bool run(edge_session *s, uint32_t count)
 {
     uint32_t length = kv_length(s->rows);
@@ -145,14 +174,8 @@ static bool run(edge_session *s, uint32_t count)
     s->logits = pass_run(s->pass, s->ids + s->first, count, policy_observes(s->policy) ? count : 0);
     if (!s->logits)
         return false;
-    if (has_tail(s) && !s->evicted)
-        memcpy(s->run_ids + length, s->ids + s->first, count * sizeof *s->run_ids);
-    double rows = (double)kv_length(s->rows) / (double)kv_capacity(s->rows);
-    watch_bytes(&s->watch, (double)s->model->config->weight_bytes + (double)kv_fixed(s->rows) +
-                           (double)kv_bytes(s->rows) * rows);
-    s->first += count;
-    s->waiting -= count;
-    s->ran += count;
+    note_bytes(s);
+    note(s, length, count);
     return true;
 }
 
@@ -206,6 +229,8 @@ static edge_finish run_chunk(edge_session *s)
     if (!make_room(s, (uint32_t)count))
         return EDGE_MEMORY; /* rows that it was planned to have were given back */
     kv_announce(s->rows, left);
+    if (s->drafts)
+        drafts_add(s->drafts, s->ids + s->first, (uint32_t)count);
     if (!run(s, (uint32_t)count)) {
         s->failed = true;
         return EDGE_INTERRUPTED;
@@ -227,16 +252,76 @@ edge_finish context_prompt(edge_session *s)
     return s->stopped;
 }
 
+/* ---- drafts ------------------------------------------------------------------------------------------------------- */
+
+/* Drafts for the next pass, behind its token. Nothing is evicted for their rows, and no budget is overrun by them. */
+static uint32_t propose(edge_session *s)
+{
+    if (!s->drafts || s->options.speculate == EDGE_SPECULATE_OFF)
+        return 0;
+    uint32_t most = smaller(1 + pass_drafts(s->pass), kv_free(s->rows));
+    if (s->options.max_tokens)
+        most = smaller(most, s->options.max_tokens - s->generated);
+    most = kv_at_once(s->rows, most);
+    while (most > 1 && !pass_reaches(s->pass, most))
+        most--;
+    int64_t count = most > 1 ? watch_affordable(&s->watch, most) : 0;
+    return count > 1 ? drafts_propose(s->drafts, (uint32_t)count - 1, s->draft + 1) : 0;
+}
+
+/* Runs the token that waits, and perhaps drafts of those that may follow it. */
+static bool run_with_drafts(edge_session *s)
+{
+    if (s->drafts)
+        drafts_add(s->drafts, s->ids + s->first, 1);
+    uint32_t length = kv_length(s->rows), count = 1 + propose(s);
+    double before = now_seconds();
+    bool ran = count > 1 || run(s, 1);
+    if (count > 1) {
+        s->draft[0] = s->ids[s->first];
+        s->logits = pass_verify(s->pass, s->draft, count);
+        ran = s->logits != NULL;
+    }
+    if (!ran)
+        return false;
+    if (s->drafts)
+        drafts_time(s->drafts, count, now_seconds() - before);
+    if (count > 1) {
+        s->drafted = s->ahead = count - 1;
+        s->all_drafted += s->drafted;
+        note_bytes(s);
+        note(s, length, 1);
+    }
+    return true;
+}
+
+/* The token that was generated has run as a draft, and its logits are there. */
+static void take_ahead(edge_session *s)
+{
+    drafts_add(s->drafts, s->ids + s->first, 1);
+    s->logits += s->model->config->padded_vocab;
+    note(s, kv_length(s->rows) - s->ahead, 1);
+    s->ahead--;
+    s->accepted++;
+}
+
 edge_finish context_step(edge_session *s)
 {
-    edge_finish reason = look_around(s, 1);
-    if (reason)
+    edge_finish reason;
+    if (s->ahead && s->draft[1 + s->drafted - s->ahead] == s->ids[s->first]) {
+        reason = __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_INTERRUPTED : watch_spent(&s->watch);
+        if (!reason)
+            take_ahead(s);
+        return reason;
+    }
+    context_drop(s);
+    if ((reason = look_around(s, 1)))
         return reason;
     if (!pass_reaches(s->pass, 1))
         return EDGE_CAPACITY;
     if (!make_room(s, 1))
         return kv_capacity(s->rows) == s->model->config->capacity ? EDGE_CAPACITY : EDGE_MEMORY;
-    if (run(s, 1))
+    if (run_with_drafts(s))
         return EDGE_GOING;
     s->failed = true;
     return EDGE_INTERRUPTED;

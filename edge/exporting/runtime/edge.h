@@ -95,6 +95,14 @@ enum {
     /* end */
 };
 
+typedef int32_t edge_speculate;
+enum {
+    /* generated: Speculate */
+    EDGE_SPECULATE_AUTO = 0, /* Where drafts pay, on the CPU. Not with h2o or room for adapters. */
+    EDGE_SPECULATE_OFF = 1, /* Every token runs on its own. */
+    /* end */
+};
+
 typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to the model and its bundle */
     uint32_t size;
     /* generated: Options */
@@ -113,6 +121,9 @@ typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to th
     /* Subtracted from the logits of the last 64 tokens, as often as each was drawn; 0 is off. */
     double frequency_penalty;
     uint32_t max_tokens; /* Tokens to generate. 0: no limit. */
+    /* Drafts of repeated text, of which those that the model would have generated stay: the answer is the same. 0 where
+     * they pay, on the CPU; 1 off. */
+    uint32_t speculate;
     uint32_t ignore_eos; /* Never end the turn; go on. */
     const char *const *stop; /* Texts before which an answer ends: 16 of 128 bytes at most. */
     uint32_t stop_count;
@@ -130,7 +141,7 @@ typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to th
     /* end */
 } edge_options;
 /* generated: EDGE_OPTIONS */
-#define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, NULL}
+#define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, NULL}
 /* end */
 
 typedef struct { /* what the app measures; less than 0: not read */
@@ -191,6 +202,8 @@ typedef struct {
     uint64_t swapped; /* Bytes of the process in swap space (VmSwap). Google Play counts both together. */
     uint64_t tokens; /* Tokens that ran since the session began. */
     uint64_t evicted; /* Rows that the policy evicted. */
+    uint64_t drafted; /* Drafted tokens that were verified since the session began; then those that stayed. */
+    uint64_t accepted;
     double joules; /* Of the last answer and its prompt, as are the seconds. */
     double seconds;
     uint32_t measured; /* Whether the app read the joules; otherwise they are estimated. */

@@ -9,6 +9,7 @@
  *     sampler.c    stops.c           ids from logits; stop strings
  *     governor.c   watch.c           budgets: the decisions of edge/run/governor.py, and its readings
  *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
+ *     drafts.c                       the tokens that may come next, and how many of them to verify
  *     pass.c       table.c           threads that run the compiled pass; rows that a pass reads from the file
  *     gpu/                           the pass on a GPU, in bundles that have one
  *     context.c  turns.c             the conversation and its tokens; the loop of answers
@@ -219,6 +220,17 @@ void stops_start(stops *s);
 size_t stops_feed(stops *s, const char *text, size_t length, char *out, bool *met);
 size_t stops_rest(stops *s, char *out);
 
+/* ---- drafts.c ---------------------------------------------------------------------------------------------------- */
+
+typedef struct drafts drafts;
+drafts *drafts_layout(arena *from);
+void drafts_clear(drafts *d);
+void drafts_add(drafts *d, const int32_t *tokens, uint32_t count); /* the text goes on with them */
+/* Writes the tokens to verify behind the last one, and returns how many, at most `most`: none where that would not pay. */
+uint32_t drafts_propose(drafts *d, uint32_t most, int32_t *draft);
+void drafts_time(drafts *d, uint32_t tokens, double seconds);      /* that a pass over them took */
+void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted); /* of the last draft, so many were right */
+
 /* ---- governor.c --------------------------------------------------------------------------------------------------- */
 
 /* A port of decide and affordable (edge/run/governor.py); NAN: None. */
@@ -253,6 +265,7 @@ void watch_start(watch *w, const edge_config *config, const edge_options *option
 void watch_read(watch *w, const edge_readings *readings, bool answering);
 void watch_bytes(watch *w, double bytes); /* read from memory, for estimates */
 double watch_joules(const watch *w);
+edge_finish watch_spent(const watch *w); /* the budget that is spent; never waits */
 /* Why the answer must end, EDGE_GOING to go on; waits as long as limits want it, unless *cancelled. tokens: run since.
  * *give: bytes to return to the system. needed, spare: of the process, in bytes. */
 edge_finish watch_look(watch *w, int64_t tokens, const volatile int32_t *cancelled, double needed, double spare,
@@ -327,6 +340,9 @@ typedef void (*kv_choice)(void *from, uint32_t head, int32_t *rows);
 void kv_keep_heads(kv *k, uint32_t count, kv_choice choose, void *from, int32_t *rows);
 void kv_renumber(kv *k);
 bool kv_can_truncate(const kv *k, uint32_t length);
+uint32_t kv_at_once(const kv *k, uint32_t count);  /* the most of so many rows that may be appended and dropped again, but
+                                                      for the first */
+void kv_drop(kv *k, uint32_t count);               /* the last rows, which were appended by kv_at_once */
 void kv_truncate(kv *k, uint32_t length);
 void kv_shrink(kv *k, uint32_t capacity);
 uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
@@ -412,6 +428,12 @@ uint32_t pass_threads(const pass *p);
  * call and may be changed. NULL, and nothing has changed: more than a chunk or than there is room for, no token of the
  * vocabulary, a position beyond those that the model has learned, or a file that was cut short. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
+/* The same for a token and drafts behind it, as many as `pass_drafts` and kv_at_once allow: the logits [count, padded
+ * vocabulary] after each, as passes of their own would give them. The fixed state follows with `pass_settle`, which must come
+ * before anything else reads or changes rows: the last `dropped` tokens leave nothing behind. */
+float *pass_verify(pass *p, const int32_t *tokens, uint32_t count);
+void pass_settle(pass *p, uint32_t dropped);
+uint32_t pass_drafts(const pass *p); /* at most, behind a token; 0: the pass verifies none */
 bool pass_reaches(const pass *p, uint32_t count); /* false: the model has learned fewer positions */
 uint64_t pass_bytes(const pass *p); /* scratch */
 /* The table of the pass and the memory for an adapter, where the model has room for one. */

@@ -56,7 +56,9 @@ kv *kv_layout(arena *from, const edge_model *model, bool elsewhere)
         : k->ring.capacity / RING_SHARE > RING_SLACK ? RING_SLACK : k->ring.capacity / RING_SHARE;
     k->first = ALL;
     k->state_bytes = (size_t)config->states * sizeof *k->states;
-    k->states = take(from, k->state_bytes);
+    uint64_t copies = k->state_bytes ? config->threads * config->copied : 0;
+    k->working = take(from, copies * sizeof *k->states + k->state_bytes);
+    k->states = k->working ? k->working + copies : NULL;
     k->snapshots = take(from, SNAPSHOTS * k->state_bytes);
 
     uint32_t heads = config->layers * config->kv_heads, rows = k->whole.start + k->whole.heads * k->whole.even;
@@ -327,6 +329,26 @@ void kv_truncate(kv *k, uint32_t length)
     kv_place(k, p);
 }
 
+uint32_t kv_at_once(const kv *k, uint32_t count)
+{
+    const kv_part *ring = &k->ring;
+    uint32_t from = k->model->config->long_from, fits = ring->capacity - ring->length;
+    if (from && !k->lengthened && k->whole.next + count > from)
+        return 1;
+    if (ring->heads && (k->first + k->before > ring->next + 1 || !fits))
+        return 1;
+    return ring->heads && fits < count ? fits : count;
+}
+
+void kv_drop(kv *k, uint32_t count)
+{
+    for (kv_part *p = &k->whole; p; p = p == &k->whole ? &k->ring : NULL) {
+        p->next -= count;
+        p->length -= p->heads ? count : 0;
+    }
+    k->known = k->known < k->whole.length ? k->known : k->whole.length;
+}
+
 void kv_shrink(kv *k, uint32_t capacity)
 {
     kv_part *p = &k->whole;
@@ -378,7 +400,7 @@ kv_pointers kv_arguments(kv *k)
 {
     uint8_t **arrays = k->whole.rows->arrays, **rings = k->ring.rows->arrays;
     return (kv_pointers){arrays[0], arrays[1], arrays[2], arrays[3], k->lengths, k->positions, k->paid, k->starts,
-                         rings[0], rings[1], rings[2], rings[3], k->positions, k->states};
+                         rings[0], rings[1], rings[2], rings[3], k->positions, k->working};
 }
 
 kv_rows *kv_arenas(kv *k) { return k->rows; }

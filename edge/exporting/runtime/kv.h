@@ -28,6 +28,7 @@ struct kv {
     float *paid;
     bool lengthened;
     float *states, *snapshots;     /* of layers that sum up all tokens, and copies [held] of them */
+    float *working;                /* before `states`: the copies that threads change in a pass over drafts */
     uint32_t ends[SNAPSHOTS], held; /* rows that there were when each was made, ascending */
     size_t state_bytes;
     uint32_t pinned, known;    /* first rows, at most and now, whose keys are kept as they were before they were rotated */

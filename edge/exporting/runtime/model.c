@@ -96,7 +96,7 @@ static bool config_is_possible(const edge_config *c)
         && c->padded_vocab == (c->vocab + 15) / 16 * 16 && within(c->context, 1, 1 << 30);
     bool plan = within(c->capacity, 1, MOST_ROWS) && within(c->chunk, 1, MOST_TOKENS) && c->chunk <= c->capacity
         && within(c->threads, 1, MOST_THREADS) && within(c->evict_step, 1, c->capacity) && c->pinned < c->capacity
-        && c->sinks <= c->pinned
+        && c->sinks <= c->pinned && c->drafts <= MOST_DRAFTS && (!c->drafts || c->policy != POLICY_H2O)
         && c->policy <= POLICY_H2O && c->kv_dtype <= KV_INT4;
     bool rings = within(c->whole, 1, c->layers) && c->ringed <= c->layers - c->whole && c->windowed <= 1
         && (c->ringed ? c->windowed && within(c->ring_rows, 1, c->capacity) && within(c->ring_window, 1, 1 << 30)
@@ -111,7 +111,7 @@ static bool config_is_possible(const edge_config *c)
         && number_within(c->recent, 0, 1) && number_within(c->aging, 0, 1);
     bool costs = number_within(c->core_watts, 0, 1e6) && number_within(c->idle_watts, 0, 1e6)
         && number_within(c->joules_per_byte, 0, 1) && c->chat <= 1 && c->weight_bytes <= MOST_BYTES
-        && c->states < MOST_SCRATCH / sizeof(float) && c->kv_bytes <= MOST_BYTES && c->scratch_bytes <= MOST_BYTES
+        && c->states < MOST_SCRATCH / sizeof(float) && c->copied <= c->states && c->kv_bytes <= MOST_BYTES && c->scratch_bytes <= MOST_BYTES
         && c->peak <= MOST_BYTES;
     return shape && plan && rings && angles && sampled && costs;
 }

@@ -29,6 +29,8 @@ struct pass {
     uint32_t threads, angles;                      /* running; rows in the tables */
     bool lengthened;                               /* the tables have LongRoPE's long factors */
     bool learned;                                  /* positions are rows of a table, one for each of the context */
+    uint32_t drafts;                               /* that are verified behind a token, at most */
+    uint32_t unsettled;                            /* tokens of the last pass that are not in the fixed state yet */
 };
 
 /* Nothing is rotated. */
@@ -67,7 +69,9 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     float *floats = take(from, design->floats * sizeof *floats);
     int32_t *integers = take(from, design->integers * sizeof *integers);
     int32_t *tokens = take(from, design->tokens * sizeof *tokens);
-    float *logits = take(from, c->padded_vocab * sizeof *logits);
+    uint32_t most = c->drafts < design->gemm_tokens ? c->drafts : design->gemm_tokens - 1;
+    most = EDGE_DEVICE ? 0 : most < c->chunk ? most : c->chunk - 1;
+    float *logits = take(from, (uint64_t)c->padded_vocab * (1 + most) * sizeof *logits);
     float *rope = take(from, (uint64_t)c->rope_kinds * design->rope_size * sizeof *rope);
     member *members = take(from, c->threads * sizeof *members);
     uint64_t bytes = from->used - before, size = design->numbers * sizeof(int64_t);
@@ -81,7 +85,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     *p = (pass){.model = model, .design = design, .rows = rows, .job = job, .lines = lines, .floats = floats,
                 .integers = integers, .tokens = tokens, .logits = logits, .rope = rope, .members = members,
                 .cache = kv_arguments(rows), .bytes = bytes, .table = (const int64_t *)table, .adapter = adapter,
-                .learned = has_learned_positions(model)};
+                .learned = has_learned_positions(model), .drafts = most};
     if (model->sizes[SECTION_NORMALS])
         memcpy(floats + design->normals, model->sections[SECTION_NORMALS],
                (size_t)model->sizes[SECTION_NORMALS]);
@@ -261,38 +265,85 @@ static bool run_on_gpu(pass *p, const int32_t *tokens, uint32_t count)
     return true;
 }
 
+/* Of all threads. */
+static void run_job(pass *p)
+{
+    cpu_binding before;
+    bool bound = bind_thread(p->cpu_mask, &before);
+    run_compiled(p, 0);
+    if (bound)
+        unbind_thread(&before);
+}
+
+/* Everything of a job but its kind and what it wants. False: the file was cut short. */
+static bool prepare_job(pass *p, const int32_t *tokens, uint32_t count)
+{
+    if (EDGE_TABLE && !EDGE_TABLE(p->model, tokens, count, p->floats + p->design->layer_inputs))
+        return false;
+    kv_announce(p->rows, count);
+    kv_prepare(p->rows, count);
+    memcpy(p->tokens, tokens, count * sizeof *tokens);
+    int64_t position = kv_next_position(p->rows);
+    fill_temperatures(p, position, count);
+    p->job->count = count;
+    p->job->position = position;
+    p->job->angle = angle_row(p, count);
+    p->job->observed = p->job->drafts = 0;
+    return true;
+}
+
+uint32_t pass_drafts(const pass *p)
+{
+    return p->drafts;
+}
+
+float *pass_verify(pass *p, const int32_t *tokens, uint32_t count)
+{
+    if (count > 1 + p->drafts || !can_run(p, tokens, count) || !prepare_job(p, tokens, count))
+        return NULL;
+    pass_job *job = p->job;
+    job->kind = JOB_VERIFY;
+    job->wanted = count;
+    job->drafts = DRAFTS_VERIFIED;
+    run_job(p);
+    kv_appended(p->rows, count);
+    p->unsettled = count;
+    return p->logits;
+}
+
+void pass_settle(pass *p, uint32_t dropped)
+{
+    uint32_t kept = p->unsettled - dropped;
+    if (p->unsettled && p->model->config->states && file_is_whole(&p->model->file)) {
+        p->job->kind = JOB_APPLY;
+        p->job->count = kept;
+        p->job->drafts = DRAFTS_APPLIED;
+        run_job(p);
+    }
+    kv_drop(p->rows, dropped);
+    p->unsettled = 0;
+}
+
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed)
 {
     if (!can_run(p, tokens, count))
         return NULL;
     if (p->on_gpu)
         return run_on_gpu(p, tokens, count) ? p->logits : NULL;
-    if (EDGE_TABLE && !EDGE_TABLE(p->model, tokens, count, p->floats + p->design->layer_inputs))
+    if (!prepare_job(p, tokens, count))
         return NULL;
-    kv_announce(p->rows, count);
-    kv_prepare(p->rows, count);
-    memcpy(p->tokens, tokens, count * sizeof *tokens);
-    int64_t position = kv_next_position(p->rows);
-    fill_temperatures(p, position, count);
     uint32_t seen = observed < count ? observed : count;
     pass_job *job = p->job; /* kind and threads are read between jobs, too: they are never QUIT and 0 for a moment */
     job->kind = count == 1 ? JOB_STEP : JOB_CHUNK;
-    job->count = count;
-    job->position = position;
-    job->angle = angle_row(p, count);
     job->wanted = 1;
     job->observed = p->design->observed ? seen : 0;
     if (!EDGE_DEVICE || !EDGE_DEVICE(&(device_job){
-            .tokens = p->tokens, .count = count, .position = (int32_t)position,
+            .tokens = p->tokens, .count = count, .position = (int32_t)job->position,
             .angles = p->rope + job->angle * 2 * p->model->config->head, .angles_stride = p->design->rope_size,
             .temperatures = p->model->config->tempered ? p->floats + p->design->temperatures : NULL,
             .starts = p->cache.starts, .lengths = p->cache.lengths, .positions = p->cache.positions,
             .logits = p->logits, .arenas = kv_arenas(p->rows)})) {
-        cpu_binding before;
-        bool bound = bind_thread(p->cpu_mask, &before);
-        run_compiled(p, 0);
-        if (bound)
-            unbind_thread(&before);
+        run_job(p);
         kv_written(p->rows, count);
     }
     kv_appended(p->rows, count);

@@ -37,9 +37,17 @@ static edge_status claim(edge_session *s, int32_t as, edge_error *error)
     return EDGE_OK;
 }
 
-edge_status enter(edge_session *s, edge_error *error)
+edge_status enter_answer(edge_session *s, edge_error *error)
 {
     return claim(s, IN_USE, error);
+}
+
+edge_status enter(edge_session *s, edge_error *error)
+{
+    edge_status status = claim(s, IN_USE, error);
+    if (!status)
+        context_drop(s);
+    return status;
 }
 
 edge_status leave(edge_session *s, edge_status status)
@@ -80,6 +88,8 @@ static edge_status check_options(const edge_model *model, const edge_options *op
                          (int64_t)model->config->threads);
     if (options->stop_count > MOST_STOPS || (options->stop_count && !options->stop))
         return edge_fail(error, EDGE_BAD_ARGUMENT, "stop must be at most %d texts", (int64_t)MOST_STOPS);
+    if (options->speculate > EDGE_SPECULATE_OFF)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_speculate", (int64_t)options->speculate);
     if (options->engine > EDGE_ENGINE_GPU)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_engine", (int64_t)options->engine);
     return check_ranges(options, error);
@@ -168,6 +178,7 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     for (uint32_t i = 0; s->gpu && i < 2; i++)
         kv_attach(s->rows, i, EDGE_GPU->rows(s->gpu, i, kv_arena(s->rows, i)));
     s->policy = policy_layout(from, model);
+    s->drafts = design && config->drafts ? drafts_layout(from) : NULL;
     s->pass = pass_layout(from, model, design, s->rows, s->gpu);
 }
 
@@ -285,7 +296,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
     private_bytes(&anonymous, &swapped);
     *usage = (edge_usage){
         .size = usage->size,
-        .rows = kv_length(s->rows),
+        .rows = kv_length(s->rows) - s->ahead,
         .capacity = kv_capacity(s->rows),
         .threads = pass_threads(s->pass),
         .weights = s->model->sizes[SECTION_WEIGHTS],
@@ -297,6 +308,8 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .swapped = swapped,
         .tokens = s->ran,
         .evicted = s->all_evicted,
+        .drafted = s->all_drafted,
+        .accepted = s->accepted,
         .joules = s->started ? watch_joules(&s->watch) : s->joules,
         .seconds = s->started ? now_seconds() - s->watch.started : s->seconds,
         .measured = s->watch.measured,

@@ -43,6 +43,10 @@ struct edge_session {
     policy *policy;
     pass *pass;
     gpu *gpu;                 /* NULL: the CPU computes */
+    drafts *drafts;           /* NULL: the bundle has no room for any */
+    int32_t draft[MOST_DRAFTS + 1]; /* tokens of the last pass: the one that was generated, and `drafted` behind it */
+    uint32_t drafted, ahead;  /* those of them that the answer has not come to */
+    uint64_t all_drafted, accepted; /* since edge_begin */
     int32_t *ids;             /* [room]: tokens that have not been run: `waiting` from `first` on */
     uint32_t room, first, waiting;
     int32_t *run_ids;         /* [capacity]: tokens of all rows, if the model has a tail, and while none is evicted */
@@ -78,6 +82,7 @@ struct edge_session {
 
 /* A call begins, unless another thread is in one; and ends, with `status`. */
 edge_status enter(edge_session *s, edge_error *error);
+edge_status enter_answer(edge_session *s, edge_error *error); /* the same, and rows of drafts stay */
 edge_status leave(edge_session *s, edge_status status);
 edge_status check_gpu(const edge_session *s, edge_error *error); /* whether its device still works */
 /* Refuses lengths that no text has, such as (size_t)-1. size: of one of `count`, in bytes. */
@@ -88,6 +93,7 @@ edge_status check_length(size_t count, size_t size, edge_error *error);
 void context_reset(edge_session *s);         /* forgets all but the system's text */
 void context_restart(edge_session *s);       /* the same, but keeps the rows of the system's text if it can */
 void context_settle(edge_session *s);        /* an answer is over */
+void context_drop(edge_session *s);          /* forgets the rows of drafts that the answer has not come to */
 /* Adds tokens that wait to run. False: they do not fit, or the prompt was stopped. */
 bool context_push(edge_session *s, const int32_t *ids, size_t count);
 edge_finish context_prompt(edge_session *s); /* runs all that wait; sets `logits` */

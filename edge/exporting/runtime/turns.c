@@ -156,6 +156,7 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
 /* The end of an answer, however it came about. */
 static void end_answer(edge_session *s)
 {
+    context_drop(s);
     s->seconds = now_seconds() - s->watch.started;
     s->joules = watch_joules(&s->watch);
     s->turn = TURN_ANSWERED;
@@ -286,6 +287,7 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
     }
     fill(s, piece);
     if (piece->finish) {
+        context_drop(s);
         context_pay(s);
         end_answer(s);
     }
@@ -294,7 +296,7 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
 
 edge_status edge_next(edge_session *s, edge_piece *piece, edge_error *error)
 {
-    edge_status status = enter(s, error);
+    edge_status status = enter_answer(s, error);
     if (status)
         return status;
     if (!piece || piece->size < sizeof *piece)

@@ -134,6 +134,13 @@ void watch_pay(watch *w, const volatile int32_t *cancelled, double needed, doubl
         watch_look(w, 1, cancelled, needed, spare, give);
 }
 
+edge_finish watch_spent(const watch *w)
+{
+    if (now_seconds() >= w->limits.deadline)
+        return EDGE_TIME;
+    return watch_joules(w) > w->limits.energy ? EDGE_ENERGY : EDGE_GOING;
+}
+
 int64_t watch_affordable(const watch *w, int64_t tokens)
 {
     return governor_affordable(&w->limits, &w->state, tokens, now_seconds(), watch_joules(w));

@@ -111,6 +111,7 @@ static void call_set(run *r)
     options.seeded = below(c, 2);
     options.seed = draw(c);
     options.max_tokens = 1 + below(c, 12);
+    options.speculate = below(c, rarely(c) ? 4 : 2);
     options.ignore_eos = below(c, 2);
     options.stop_count = rarely(c) ? below(c, MOST_STOPS + 2) : 0;
     for (uint32_t i = 0; i < options.stop_count; i++) {

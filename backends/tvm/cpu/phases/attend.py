@@ -13,7 +13,7 @@ from edge.backends.tvm.packing.cores import round_up
 
 
 def attend_step(b: PassBuilder, layer: Value) -> None:
-    """The thread's share of the cache's rows, for all heads; in a batch, of each sequence's rows."""
+    """The thread's share of the rows that each token sees, for all heads."""
     core, head, source = b.attention, b.cache.head, b.rows_of(layer)
     rows, limits = b.target.score_rows, _limits(b, layer)
     with b.each_token() as token, loop(i64(0), i64(core.kv_heads)) as kv_head:
@@ -112,11 +112,11 @@ def _limits(b: PassBuilder, layer: Value) -> ScoreLimits:
 
 
 def _work(b: PassBuilder, part: Value, line: Value) -> Work:
-    """part: of the memory of threads, which a batch has once for each token."""
+    """part: of the memory of threads, which a batch and drafts have once for each token."""
     sizes = work_offsets(b.attention, b.target)
     start = let(b.at("work") + part * b.at("part_stride"))
     return Work(
         b.floats, scores=start + sizes["scores"], out=let(start + line * b.cache.head),
         maxima=let(start + sizes["maxima"] + line), sums=let(start + sizes["sums"] + line),
-        block=b.target.step_block if b.single or b.apart else b.target.chunk_block,
+        block=b.target.step_block if b.stepwise else b.target.chunk_block,
     )  # fmt: skip

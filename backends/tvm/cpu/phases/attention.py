@@ -25,9 +25,12 @@ def qkv_unit(b: PassBuilder, layer: Value) -> None:
 
 def attend_unit(b: PassBuilder, layer: Value) -> None:
     with b.phase("attend", layer):
-        (attend_step if b.single or b.apart else attend_chunk)(b, layer)
+        (attend_step if b.stepwise else attend_chunk)(b, layer)
     with when(T.And(b.observed > 0, b.layer_at(layer, "observed") > 0)):
         observe_last(b, layer)  # the next phase reads nothing that this changes
+    if b.stepwise and not b.single and not b.apart:  # the code of steps, too, which merge on their way to the output
+        with when(b.count > 1), b.phase("merge", layer), b.shared_out(b.count) as token:
+            merge_parts(b, token, token)
 
 
 def output_unit(b: PassBuilder, layer: Value) -> None:

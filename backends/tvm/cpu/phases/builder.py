@@ -31,14 +31,20 @@ from edge.model import layers
 
 @dataclass(frozen=True)
 class PassKind:
-    """A step (`single`), a chunk, or a batch: the next tokens of several sequences, which are `apart`."""
+    """A step (`single`), a chunk, or a batch: the next tokens of several sequences, which are `apart`.
+
+    stepwise: attention is computed for each token as in a step. drafts: some of the tokens may be forgotten again.
+    """
 
     name: str  # with which the names of its functions begin
     job: int  # `Job`
     batch: int  # tokens that are multiplied with a tile of weights at once
     single: bool = False
     apart: bool = False
+    stepwise: bool = False
+    drafts: bool = False
     like_chunk: bool = False  # a batch of as many tokens as a chunk multiplies at once
+    attends_like: str | None = None  # the pass whose code for attention serves this one, too
 
 
 def pass_kinds(design: Design) -> list[PassKind]:
@@ -47,14 +53,20 @@ def pass_kinds(design: Design) -> list[PassKind]:
     if design.shape.encoder:
         return [PassKind("chunk", Job.CHUNK, most)]
     batches = enumerate(design.batches, Job.BATCH)
+    step, chunk = PassKind("step", Job.STEP, 1, single=True), PassKind("chunk", Job.CHUNK, most)
+    if design.verifies:  # an app's drafts, of its only sequence: a chunk's code serves them, but for attention
+        step, chunk = replace(step, attends_like="verify"), replace(chunk, drafts=True)
+        return [PassKind("verify", Job.BATCH, most, stepwise=True, drafts=True, like_chunk=True), step, chunk]
     return [
-        PassKind("step", Job.STEP, 1, single=True),
-        PassKind("chunk", Job.CHUNK, most),
+        step,
+        chunk,
         *(
-            PassKind(f"batch{size}", job, size, apart=True, like_chunk=size == most and not design.lora)
-            for job, size in batches
+            PassKind(
+                f"batch{size}", job, size, apart=True, stepwise=True, drafts=True,
+                like_chunk=size == most and not design.lora,
+            ) for job, size in batches
         ),
-    ]
+    ]  # fmt: skip
 
 
 class PassBuilder:
@@ -72,6 +84,7 @@ class PassBuilder:
         """number: the block that is built, of `Shape.blocks`; None: a unit outside of layers. wave: of experts."""
         self.design, self.thread, self._number, self.wave = design, thread, number, wave
         self.single, self.apart, self.batch = kind.single, kind.apart, kind.batch
+        self.stepwise, self._forgets = kind.stepwise or kind.single, kind.drafts
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
         self._slots = Table.of(design.shape)
         self.dealt = self.target.step_dealt if self.single else self.target.chunk_dealt
@@ -399,7 +412,7 @@ class PassBuilder:
 
     def for_drafts(self, state: Value, count: int) -> Value:
         """Where to change `count` values of a state: where they are, or in the thread's copy if that may be undone."""
-        if not self.apart:
+        if not self._forgets:
             return state
         copy = let(self.thread * self.at("copied"))
         with when(self._drafts == Job.VERIFIED), loop(i64(0), i64(count // 16)) as part:
@@ -409,17 +422,20 @@ class PassBuilder:
     @contextmanager
     def unless_verified(self) -> Iterator[None]:
         """For what changes states in place."""
-        if not self.apart:
+        if not self._forgets:
             yield
             return
         with when(self._drafts < Job.VERIFIED):
             yield
 
     @contextmanager
-    def if_applied(self) -> Iterator[None]:
-        """In an APPLY job."""
+    def if_applied(self) -> Iterator[bool]:
+        """In an APPLY job; yields whether the pass has such jobs."""
+        if not self._forgets:
+            yield False
+            return
         with when(self._drafts == Job.APPLIED):
-            yield
+            yield True
 
     def inputs_at(self, name: str, layer: Value) -> Value:
         """Where a core with a fixed state has its inputs, "channels" or "steps"; of drafts, the layer keeps them."""

@@ -47,9 +47,10 @@ class Convolution:
 
     def apply(self, name: str) -> None:
         """Where drafts are applied, `keep_inputs` in a phase of its own."""
-        if self.b.apart:
-            with self.b.if_applied(), self.b.phase(name, self.layer):
-                self.keep_inputs()
+        with self.b.if_applied() as applies:
+            if applies:
+                with self.b.phase(name, self.layer):
+                    self.keep_inputs()
 
     def keep_inputs(self) -> None:
         """The last inputs become the state, the thread's share of the channels, unless they are drafts."""

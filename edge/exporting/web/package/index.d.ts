@@ -43,6 +43,9 @@ export interface SamplingOptions {
   frequencyPenalty?: number;
   /** Tokens to generate. Default: no limit. */
   maxTokens?: number;
+  /** Drafts of repeated text, of which those that the model would have generated stay: the answer is the same. 0 where
+   * they pay, on the CPU; 1 off. */
+  speculate?: number;
   /** Never end the turn; go on. */
   ignoreEos?: boolean;
   /** Texts before which an answer ends: 16 of 128 bytes at most. */
@@ -109,6 +112,9 @@ export interface Report {
   memory: { bytes: number; bound: number };
   rows: number;
   evicted: number;
+  /** Drafted tokens that were verified, and those of them that the model would have generated. */
+  drafted: number;
+  accepted: number;
   /** Which ran the answer's passes; both: one after the other. */
   engine: "cpu" | "gpu" | "both";
   /** Why the CPU runs passes, on a site with programs for a GPU; null: it does not, or by choice. */

@@ -40,8 +40,9 @@ const OPTIONS = [
   ["threads", "Uint32", 4, 0], ["temperature", "Float64", 24, -1], ["topK", "Int32", 32, -1],
   ["topP", "Float64", 40, -1], ["minP", "Float64", 48, -1], ["repeatPenalty", "Float64", 56, -1],
   ["seeded", "Flag", 64, 0], ["seed", "BigUint64", 72, 0], ["presencePenalty", "Float64", 80, 0],
-  ["frequencyPenalty", "Float64", 88, 0], ["maxTokens", "Uint32", 96, 0], ["ignoreEos", "Flag", 100, 0],
-  ["time", "Float64", 112, 0], ["energy", "Float64", 120, 0], ["power", "Float64", 128, 0],
+  ["frequencyPenalty", "Float64", 88, 0], ["maxTokens", "Uint32", 96, 0], ["speculate", "Uint32", 100, 0],
+  ["ignoreEos", "Flag", 104, 0], ["time", "Float64", 120, 0], ["energy", "Float64", 128, 0],
+  ["power", "Float64", 136, 0],
   // end
 ];
 
@@ -60,8 +61,8 @@ const USAGE = [
   // generated: Usage
   ["rows", "Uint32", 4], ["capacity", "Uint32", 8], ["threads", "Uint32", 12], ["weights", "BigUint64", 16],
   ["kv", "BigUint64", 24], ["scratch", "BigUint64", 32], ["lora", "BigUint64", 40], ["file", "BigUint64", 48],
-  ["tokens", "BigUint64", 72], ["evicted", "BigUint64", 80], ["joules", "Float64", 88], ["seconds", "Float64", 96],
-  ["measured", "Flag", 104],
+  ["tokens", "BigUint64", 72], ["evicted", "BigUint64", 80], ["drafted", "BigUint64", 88],
+  ["accepted", "BigUint64", 96], ["joules", "Float64", 104], ["seconds", "Float64", 112], ["measured", "Flag", 120],
   // end
 ];
 

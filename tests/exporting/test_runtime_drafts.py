@@ -1,0 +1,184 @@
+"""Drafts in exported models: the same answers with and without, and those of the Python session."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_double, c_int32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bundles import Pair, bundle_sources, recorded_session
+from ctypes_bundle import open_bundle
+from runtime_library import RUNTIME, build, load_runtime
+
+from edge.errors import InputError
+from edge.exporting.enums import Finish, Role, Speculate
+from edge.run.speculation import Speculation
+
+pytest.importorskip("tvm_ffi")
+if shutil.which("cc") is None:
+    pytest.skip("no C compiler cc", allow_module_level=True)
+
+MODEL = "llama-gqa-tied"
+ROWS = {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
+EAGER = Path(__file__).parent / "runtime" / "eager_drafts.c"
+TEXT = "The quick brown fox jumps over the lazy dog. "
+GREEDY = {"temperature": 0, "ignore_eos": 1}
+WARM = {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "repeat_penalty": 1.1, "ignore_eos": 1}
+
+
+def repeated(count: int, seed: int = 1) -> list[int]:
+    """Ids of which half are those before."""
+    found: list[int] = np.random.default_rng(seed).integers(3, 200, count // 2).tolist()
+    return found + found
+
+
+def eager(name: str, **options: Any) -> tuple[Path, Path]:
+    """A bundle's folder, and a library of it that always drafts."""
+    model, parts = bundle_sources(name, **options)
+    runtime = [path.name for path in sorted(RUNTIME.glob("*.c")) if path.name != "drafts.c"]
+    return model.parent, build([*runtime, EAGER, *parts], ("-shared", "-fPIC"), ".so")
+
+
+@contextmanager
+def eager_pair(name: str, **options: Any) -> Iterator[Pair]:
+    folder, library = eager(name, **options)
+    with (
+        recorded_session(name, **options) as (python, recorded),
+        open_bundle(folder, library) as bundle,
+        bundle.session() as exported,
+    ):
+        yield Pair(python, exported, recorded)
+
+
+def exhaustive(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        (MODEL, {}), ("gemma4", {}), ("qwen35", {}),  # dense; a ring; a gated delta net
+        exhaustive(MODEL, {"kv_dtype": "int8"}), exhaustive(MODEL, {"kv_dtype": "int4"}),
+        exhaustive(MODEL, {"kv_dtype": "f32", "threads": 1}), exhaustive(MODEL, {"kv_policy": "window"}),
+        exhaustive(MODEL, {"kv_policy": "full", "max_kv_size": 512}), exhaustive("lfm2", {}),
+        exhaustive("falcon-h1", {}), exhaustive("granitehybrid", {"kv_dtype": "int8"}), exhaustive("gemma3", {}),
+        exhaustive("gpt-oss", {}), exhaustive("qwen35moe", {}), exhaustive("llama-window", {}),
+        exhaustive("phi3-longrope", {}), exhaustive("mistral3", {}),
+    ],
+)  # fmt: skip
+def test_answers_are_the_same_with_drafts(name: str, options: dict[str, Any]) -> None:
+    """Through evictions, follow-ups, and turns that are taken back."""
+    with eager_pair(name, **ROWS | options) as pair:
+        pair.ask(repeated(60), max_tokens=90, **GREEDY)
+        pair.ask(repeated(20, 2), max_tokens=50, seed=7, **WARM)
+        pair.forget()
+        pair.ask(TEXT, raw=True, max_tokens=160, **GREEDY)
+        pair.ask(repeated(150, 3), max_tokens=40, seed=3, **WARM, time=100.0)
+        used = pair.exported.use()
+        assert 0 < used["accepted"] < used["drafted"]
+
+
+@pytest.mark.parametrize("name", [MODEL, *(exhaustive(each) for each in ("gemma3", "qwen35"))])
+def test_what_comes_between_two_tokens_forgets_drafts(name: str) -> None:
+    """Saving, trimming and breaking off an answer see the rows of tokens that were generated, and no others."""
+    folder, library = eager(name, **ROWS)
+    with open_bundle(folder, library) as bundle:
+
+        def run(disturbed: bool, **options: Any) -> tuple[list[int | None], bytes]:
+            with bundle.session(max_tokens=60, **GREEDY, **options) as session:
+                session.append(Role.IDS, repeated(60))
+                tokens, rows = list[int | None](), list[int]()
+                for number, piece in enumerate(session.pieces()):
+                    tokens.append(piece.token)
+                    rows.append(session.use()["rows"])
+                    if disturbed and number % 3 == 0:
+                        session.set(max_tokens=60, **GREEDY, **options)
+                    if number == 40:
+                        break
+                assert rows == sorted(rows)
+                assert rows[-1] == rows[0] + 40
+                session.append(Role.IDS, [5, 6, 7])
+                tokens += [piece.token for piece in session.pieces()]
+                return tokens, session.save()
+
+        expected = run(False, speculate=Speculate.OFF)
+        assert run(False) == expected
+        assert run(True) == expected
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [MODEL, "gemma3", "qwen35"])
+def test_memory_stays_flat(name: str) -> None:
+    """Of 20,000 tokens, in kilobytes; a leak of 64 bytes a token would be 1,150 more."""
+    folder, library = eager(name, **ROWS)
+    with open_bundle(folder, library) as bundle, bundle.session(max_tokens=20_000, **GREEDY) as session:
+        session.append(Role.IDS, repeated(60))
+        pieces, resident = session.pieces(), list[int]()
+        for number, _ in enumerate(pieces):
+            if number in (2000, 19_990):
+                resident.append(anonymous())
+        assert session.use()["accepted"] > 2000
+        assert resident[1] < resident[0] + 1024
+
+
+def anonymous() -> int:
+    """Anonymous memory of this process in KiB."""
+    (line,) = (each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("RssAnon"))
+    return int(line.split()[1])
+
+
+def test_drafts_can_be_switched_off() -> None:
+    folder, library = eager(MODEL, **ROWS)
+    with open_bundle(folder, library) as bundle, bundle.session(speculate=Speculate.OFF, **GREEDY) as session:
+        session.set(speculate=Speculate.OFF, max_tokens=40, **GREEDY)
+        _, _, finish = session.answer(repeated(40), Role.IDS)
+        assert finish == Finish.LENGTH
+        assert session.use()["drafted"] == 0
+        with pytest.raises(InputError, match="2 is not an edge_speculate"):
+            session.set(speculate=2)
+
+
+class _Arena(ctypes.Structure):
+    _fields_ = [("memory", c_void_p), ("used", c_uint64)]
+
+
+def test_drafts_are_as_long_as_those_of_the_python_session() -> None:
+    """For the same text, times of passes, and luck."""
+    library, most = load_runtime("drafts.c"), 7
+    library.drafts_layout.restype = c_void_p
+    memory = ctypes.create_string_buffer((1 << 19) + 64)
+    start = -(-ctypes.addressof(memory) // 64) * 64
+    ours, theirs = c_void_p(library.drafts_layout(byref(_Arena(start, 0)))), Speculation(most)
+    rng, draft, lengths = np.random.default_rng(3), (c_int32 * most)(), set[int]()
+    phrases = [rng.integers(0, 5000, rng.integers(2, 30)) for _ in range(60)]
+    text = np.concatenate([phrases[each] for each in rng.integers(0, 60, 120)]).astype(np.int32)
+    costs = [0.0, 1.0, 1.3, 1.35, 1.4, 1.9, 2.0, 2.6, 2.7]
+    for number, token in enumerate(text):
+        theirs.drafts.add(text[number : number + 1])
+        library.drafts_add(ours, (c_int32 * 1)(token), 1)
+        room = int(rng.integers(0, most + 1))
+        expected = theirs.propose(room).tolist()
+        assert draft[: library.drafts_propose(ours, room, draft)] == expected
+        lengths.add(len(expected))
+        seconds = costs[1 + len(expected)] * float(rng.uniform(0.9, 2.5))
+        theirs.time(1, len(expected), seconds)
+        library.drafts_time(ours, 1 + len(expected), c_double(seconds))
+        if expected:
+            accepted = int(rng.integers(0, len(expected) + 1))
+            theirs.judge(len(expected), accepted)
+            library.drafts_judge(ours, len(expected), accepted)
+    assert lengths >= {0, 2, most}
+
+
+@pytest.mark.exhaustive
+def test_policies_that_look_at_attention_go_without_drafts() -> None:
+    folder, library = eager(MODEL, **ROWS | {"kv_policy": "h2o"})
+    with open_bundle(folder, library) as bundle, bundle.session(max_tokens=40, **GREEDY) as session:
+        session.answer(repeated(40), Role.IDS)
+        assert session.use()["drafted"] == 0
