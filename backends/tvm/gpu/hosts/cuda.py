@@ -22,6 +22,9 @@ from edge.types import AnyArray
 
 _BUFFERS = 256  # parameters may have 4 KiB
 _GRAPHS = 8  # of a recording that are kept
+_FEATURES = {  # with the first compute capability that has them
+    "f16": (0, 0), "subgroups": (0, 0), "timestamps": (0, 0), "dot4": (6, 1), "mma": (8, 0),
+}  # fmt: skip
 
 
 def adapters() -> list[Adapter]:
@@ -138,7 +141,7 @@ def _adapter(driver: Any, index: int) -> Adapter:
             shared=attribute("MAX_SHARED_MEMORY_PER_BLOCK"),
             groups=min(attribute("MAX_GRID_DIM_X"), attribute("MAX_GRID_DIM_Y")),
         ),
-        features=frozenset({"f16", "subgroups", "timestamps"} | ({"dot4"} if capability >= (6, 1) else set())),
+        features=frozenset(each for each, since in _FEATURES.items() if capability >= since),
         bus=_text(_call(driver, "cuDeviceGetPCIBusId", 32, device)),
     )  # fmt: skip
 

@@ -138,6 +138,11 @@ def join(values: Sequence[Value]) -> Value:
     return T.Shuffle(list(values), list(range(4)))
 
 
+def is_vector(value: Value) -> bool:
+    """Whether it is a vector of 4, not a scalar."""
+    return str(value.ty.dtype).endswith("x4")
+
+
 def total(vector: Value) -> Value:
     """The sum of a vector's 4 elements."""
     vector = let(vector)
@@ -242,6 +247,25 @@ class Register:
     @value.setter
     def value(self, value: Value) -> None:
         T.buffer_store(self._buffer, value, [0])
+
+
+class Registers:
+    """Four float32 variables of a thread, which a function of `intrinsics.py` may change by their address."""
+
+    def __init__(self) -> None:
+        self._buffer = T.alloc_buffer((4,), "float32", scope="local")
+        for index in range(4):
+            self[index] = f32(0.0)
+
+    def __getitem__(self, index: int) -> Value:
+        return self._buffer[index]
+
+    def __setitem__(self, index: int, value: Value) -> None:
+        T.buffer_store(self._buffer, value, [index])
+
+    def change(self, function: str, *arguments: Value) -> None:
+        """Call function(address, …)."""
+        T.evaluate(T.call_extern("int32", function, T.address_of(self._buffer[0]), *arguments))
 
 
 def hold(value: Value, dtype: str = "float32") -> Value:

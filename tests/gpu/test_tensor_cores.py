@@ -1,0 +1,80 @@
+"""Products of a chunk on tensor cores: CUDA's source, on a CPU that does what the PTX ISA says, against NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from edge.backends.tvm.gpu.adapters import LowRank
+from edge.backends.tvm.gpu.design import Tuning
+from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product
+from edge.backends.tvm.gpu.kernels.tiles import chunk
+from edge.backends.tvm.gpu.weights import pack_floats
+from edge.backends.tvm.packing.blocks import BLOCKS
+from emulator import Emulator, has_compiler
+from test_gpu_kernels import Packed, normal, run, tables, zeros
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="no g++")
+
+TENSOR = Tuning(mma_rows=64, mma_tokens=32)
+CLOSE = 1e-4  # largest error of results whose deviation is about 2; TF32's would be 2e-3
+MORE = pytest.mark.exhaustive
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(tmp_path_factory.mktemp("emulator"))
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [("Q4_0", "Q6_K", "F16"), *(pytest.param((kind,), marks=MORE) for kind in sorted(BLOCKS))],
+    ids="-".join,
+)
+def test_products_are_those_of_dequantized_weights(device: Emulator, kinds: tuple[str, ...]) -> None:
+    """Of scaled integers, with scales for 32 and for 16 values, and of other weights; rows and tokens are no whole
+    tiles, and activations are larger and smaller than float16."""
+    packed, rows, columns, tokens = Packed(), (70, 8, 16), 256, 33
+    factors, at = list[Factor](), 0
+    for kind, count in zip(kinds, rows, strict=False):
+        bias = packed.vector(normal(count, seed=9)) if at else None
+        factors.append(Factor(packed.matrix(kind, count, columns), bias, at))
+        at += count
+    x = normal(tokens, columns, seed=20) * np.float32(10) ** np.arange(-16, tokens - 16, dtype=np.float32)[:, None]
+    expected = x @ np.concatenate(packed.expected).T
+    expected[:, 70:] += np.concatenate([zeros(0), *(normal(count, seed=9) for count in rows[1 : len(kinds)])])
+    product = Product("edge_product", tuple(factors), Epilogue("store", at))
+    arrays = {"out": zeros(tokens + 1, at), "x": x, "w": packed.words, "tables": tables(tokens)}
+    found = run(device, chunk(product, TENSOR, tokens), arrays, tokens)
+    largest = np.maximum(1, np.abs(x).max(axis=1, keepdims=True))
+    np.testing.assert_allclose(found[:tokens] / largest, expected / largest, rtol=0, atol=CLOSE)
+    assert not found[tokens:].any()
+
+
+@pytest.mark.parametrize(("across", "down"), [(256, 64), pytest.param(128, 128, marks=MORE)])
+def test_pairs_are_activated_and_adapted(device: Emulator, across: int, down: int) -> None:
+    """In large tiles, several of whose products belong to one warp."""
+    packed, rows, columns, tokens, rank = Packed(), 130, 64, down + 3, 24
+    a = packed.matrix("F16", rank, columns)
+    gate, up = packed.matrix("Q4_0", rows, columns), packed.matrix("Q4_1", rows, columns)
+    x, low = normal(tokens, columns), normal(tokens, 2 * rank, seed=4)
+    values = normal(rows, rank, seed=5).astype(np.float16)
+    place = LowRank("", a, 0, rows)
+    store = pack_floats(values.view(np.uint8), place.row_words, BLOCKS["F16"])
+    one, other = (x @ packed.expected[number].T for number in (1, 2))
+    other = other + low[:, rank:] @ values.astype(np.float32).T
+    out = normal(tokens, 160)
+    expected = out.copy()  # padding stays
+    expected[:, :rows] = one / (1 + np.exp(-one)) * other
+    product = Product(
+        "edge_active", (Factor(gate), replace(Factor(up), low=place)), Epilogue("activate", 160, activation="silu")
+    )
+    arrays = {"out": out, "x": x, "low": low, "lora4": store.reshape(-1), "w": packed.words, "tables": tables(tokens)}
+    tuning = Tuning(mma_rows=across, mma_tokens=down, mma_groups=1)
+    found = run(device, chunk(product, tuning, tokens), arrays, tokens)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=CLOSE)
