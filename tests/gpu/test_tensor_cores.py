@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
+
+from emulator import Emulator, has_compiler
+from test_gpu_kernels import Packed, normal, run, tables, zeros
 
 from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import Tuning
@@ -16,8 +18,6 @@ from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product
 from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.weights import pack_floats
 from edge.backends.tvm.packing.blocks import BLOCKS
-from emulator import Emulator, has_compiler
-from test_gpu_kernels import Packed, normal, run, tables, zeros
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no g++")
 

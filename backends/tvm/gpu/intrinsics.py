@@ -39,6 +39,11 @@ PRELUDES: dict[str, dict[str, str]] = {
             'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x) : "f"(a)); asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(b)); '
             "return (unsigned int)x | (unsigned int)y << 16; }\n"
         ),
+        "edge_begin": (
+            "static __device__ __forceinline__ void edge_begin() {\n#if __CUDA_ARCH__ >= 900\n"
+            'asm volatile("griddepcontrol.launch_dependents;"); asm volatile("griddepcontrol.wait;" ::: "memory");\n'
+            "#endif\n}\n"
+        ),
         "edge_bf16": (
             "static __device__ __forceinline__ unsigned int edge_bf16(float a, float b) { unsigned int both; "
             'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(b), "f"(a)); return both; }\n'

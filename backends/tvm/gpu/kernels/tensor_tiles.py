@@ -1,14 +1,14 @@
 """The products of a chunk on NVIDIA's tensor cores, in CUDA.
 
-A tensor core multiplies bfloat16 and adds float32. An activation x becomes high + low, two bfloat16, which are x to 2⁻¹⁷.
-The integers of quantized weights are bfloat16 as they are, so that each of their products is high · q + low · q, exact to
-that, and their scales multiply sums of 16 or 32 products. Other weights become high + low, too, and their products
-high · high + high · low + low · high. (TF32 takes the time of two such products, for 2⁻¹¹, and float16 overflows.)
+A tensor core multiplies bfloat16 and adds float32. An activation x becomes high + low, two bfloat16 that are x to 2⁻¹⁷.
+The integers q of quantized weights are bfloat16 as they are: x · q is high · q + low · q, and scales multiply sums of 16
+or 32 products. Other weights become high + low, too, and their products high · high + high · low + low · high. (TF32
+takes the time of two of these products for an error of 2⁻¹¹, and activations overflow float16.)
 
-The warps of a workgroup share a part of the activations in shared memory, and each multiplies rows of its own, which it
-dequantizes straight into the registers in which tensor cores want them: thread 4 g + t of a warp has, of the rows g and
-g + 8, the values t, t + 4, … t + 28 of each part, which are one word of 4. (Their order does not matter, as long as weights
-and activations have the same.) While a part is multiplied, the next one is read.
+The warps of a workgroup share a part of the activations in shared memory. Each multiplies rows of its own, which it
+dequantizes straight into the registers where tensor cores expect them: thread 4 g + t of a warp has, of the rows g and
+g + 8, the values t, t + 4, … t + 28 of each part, one word of each quad. (Any order does, as long as weights and
+activations have the same.) While a part is multiplied, the next one is read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from edge.backends.tvm.gpu.kernels.threads import (
     barrier,
     build,
     call,
-    f32,
     hold,
     i32,
     lane,
@@ -112,7 +111,7 @@ class _Tile:
 @dataclass(frozen=True)
 class _Weights:
     """A thread's weights of a part, for a matrix and 16 rows. planes: 4 words for the first 16 columns and 4 for
-    the last; high halves, then low ones if there are. scales: for sums of halves, or of all; of the rows g, then g + 8."""
+    the last; high halves, then low ones if there are. scales: of the rows g and g + 8, for each half, or for all."""
 
     planes: list[list[Value]]
     scales: list[tuple[Value, Value]]
