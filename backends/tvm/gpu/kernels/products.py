@@ -35,6 +35,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     let,
     loop,
     quotient,
+    reduce,
     remainder,
     select,
     spread,
@@ -238,11 +239,14 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     """
     split = split_of(product.columns, tuning)
     height = tuning.workgroup // split * tuning.rows
+    slots = (1 + product.paired) * tuning.rows + 1
 
     def body(scope: Scope) -> None:
-        memory = scope.shared(((1 + product.paired) * tuning.rows + 1) * scope.threads)
+        memory = scope.shared(slots * scope.threads)
         row = hold(to_int(scope.tables[State.COUNT]) - 1, "int32") if last else i32(0)
         inputs = _Inputs.of(scope, product, let(row * (product.columns // 4)), memory, split)
+        if 4 * slots * scope.threads + 16 * QUADS * _stride(product) <= tuning.stage:
+            inputs = inputs.stage(memory)
         _multiply(scope, product, Band.of(scope, product, height), inputs, memory, split, tuning.rows)
 
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32"}
@@ -257,6 +261,11 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
 def split_of(columns: int, tuning: Tuning) -> int:
     """Threads that share a row of a step's product."""
     return min(tuning.split, _power_of_two(columns // PART), tuning.workgroup)
+
+
+def _stride(product: Product) -> int:
+    """Vectors from a part's first to its second one in shared memory; odd, so that writers hit different banks."""
+    return product.columns // PART | 1
 
 
 @contextmanager
@@ -280,6 +289,8 @@ class _Inputs:
     writes: Value  # this thread writes their sums with the residual
     residual_statistics: Statistics | None = None  # of the residual's norm
     statistics: Statistics | None = None  # of a LayerNorm
+    staged: Buffer | None = None  # all of them in shared memory, normalized but for a late scale
+    squared: Value | None = None  # the sum of their squares, if they are staged and scaled late
 
     @classmethod
     def of(cls, scope: Scope, product: Product, first: Value, memory: Buffer, split: int) -> _Inputs:
@@ -311,6 +322,35 @@ class _Inputs:
         added = apply(let(self.scope.raw[self.first + at]), self.residual_statistics.spread(), weight, bias)
         return hold(x + (added * spread(f32(residual.scale)) if residual.scale != 1 else added), "float32x4")
 
+    def stage(self, memory: Buffer) -> _Inputs:
+        """Bring them to shared memory: the first vectors of all parts, then the second ones …, since threads side by
+        side read parts side by side. memory: an element for each thread."""
+        scope, stride = self.scope, _stride(self.product)
+        staged, squares = scope.shared(QUADS * stride, "float32x4"), Register(spread(f32(0.0)), "float32x4")
+        with strided(scope, self.product.columns // 4) as at:
+            x = self.hidden(at)
+            if self.product.residual:
+                with when(scope.group == 0):
+                    store(scope.sums, self.first + at, x)
+            if self.is_scaled_late:
+                squares.value = squares.value + x * x
+            norm, weights = self.product.norm, self.weights
+            read = [weights.vector_quad(each, at) for each in (norm.weight, norm.bias) if each] if norm else []
+            store(staged, remainder(at, QUADS) * stride + quotient(at, QUADS), self._normed(x, *read))
+        if not self.is_scaled_late:
+            barrier()
+            return replace(self, staged=staged)
+        squared = reduce(scope, memory, total(squares.value), scope.threads, lambda one, other: one + other)
+        return replace(self, staged=staged, squared=squared)
+
+    def _normed(self, x: Value, weight: Value | None = None, bias: Value | None = None) -> Value:
+        """A vector, normalized but for a late scale."""
+        if weight is None:
+            return x
+        return hold(
+            x * weight if self.statistics is None else apply(x, self.statistics.spread(), weight, bias), "float32x4"
+        )
+
     @property
     def is_scaled_late(self) -> bool:
         return self.product.norm is not None and self.product.norm.kind == "rms"
@@ -318,6 +358,8 @@ class _Inputs:
     def read(self, part: Value, squares: Register) -> list[Value]:
         """The 32 activations of a part, in vectors of 4. squares: accumulates their squares, if they are scaled
         late."""
+        if self.staged is not None:
+            return [let(self.staged[part + index * _stride(self.product)]) for index in range(QUADS)]
         norm, at = self.product.norm, let(part * QUADS)
         x = [self.hidden(at + index) for index in range(QUADS)]
         if self.product.residual:
@@ -329,13 +371,8 @@ class _Inputs:
                 squares.value = squares.value + each * each
         if not norm:
             return x
-        weights = self.weights.vector(norm.weight, part)
-        if self.statistics is None:
-            return [hold(each * weight, "float32x4") for each, weight in zip(x, weights, strict=True)]
-        biases = self.weights.vector(norm.bias, part) if norm.bias else [None] * QUADS
-        statistics = self.statistics.spread()
-        normed = (apply(each, statistics, *others) for each, *others in zip(x, weights, biases, strict=True))
-        return [hold(each, "float32x4") for each in normed]
+        vectors = (self.weights.vector(each, part) for each in (norm.weight, norm.bias) if each)
+        return [self._normed(*each) for each in zip(x, *vectors, strict=True)]
 
 
 def _lanes(vector: Value) -> list[Value]:
@@ -364,7 +401,9 @@ def _multiply(
                     for index, row in enumerate(own):
                         sums[number * rows + index].add(words, factor.matrix, row, part, x, x_sums)
 
-    found = [each.value for each in sums] + [total(squares.value)] * inputs.is_scaled_late
+    found = [each.value for each in sums]
+    if inputs.is_scaled_late and inputs.squared is None:
+        found.append(total(squares.value))
     for slot, value in enumerate(found):
         store(memory, scope.thread + slot * scope.threads, value)
     barrier()
@@ -375,7 +414,9 @@ def _multiply(
             own_at = let(sums_at + remainder(local, rows) * scope.threads)
             totals = [added(memory, own_at + n * rows * scope.threads, split) for n in range(factors)]
             if inputs.is_scaled_late and product.norm:
-                squared = added(memory, sums_at + (len(found) - 1) * scope.threads, split)
+                squared = inputs.squared
+                if squared is None:
+                    squared = added(memory, sums_at + (len(found) - 1) * scope.threads, split)
                 scale = hold(inverse_root(squared, product.norm))
                 totals = [each * scale for each in totals]
             band.finish(row, i32(0), totals)

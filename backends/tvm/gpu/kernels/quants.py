@@ -60,6 +60,10 @@ class Words:
         at = let(part * QUADS + vector.at // 4)
         return [as_floats(let(self.w4[at + index])) for index in range(QUADS)]
 
+    def vector_quad(self, vector: Vector, at: Value) -> Value:
+        """Values 4 · at …"""
+        return as_floats(let(self.w4[at + vector.at // 4]))
+
     def value(self, vector: Vector, at: Value) -> Value:
         """One float32 value."""
         return as_float(self.w1[at + vector.at])
