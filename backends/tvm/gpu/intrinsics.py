@@ -39,10 +39,22 @@ PRELUDES: dict[str, dict[str, str]] = {
             'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x) : "f"(a)); asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(b)); '
             "return (unsigned int)x | (unsigned int)y << 16; }\n"
         ),
+        "edge_overlap": (
+            "static __device__ __forceinline__ void edge_overlap() {\n#if __CUDA_ARCH__ >= 900\n"
+            'asm volatile("griddepcontrol.launch_dependents;");\n#endif\n}\n'
+        ),
         "edge_begin": (
             "static __device__ __forceinline__ void edge_begin() {\n#if __CUDA_ARCH__ >= 900\n"
-            'asm volatile("griddepcontrol.launch_dependents;"); asm volatile("griddepcontrol.wait;" ::: "memory");\n'
-            "#endif\n}\n"
+            'asm volatile("griddepcontrol.wait;" ::: "memory");\n#endif\n}\n'
+        ),
+        "edge_sum": (
+            "static __device__ __forceinline__ float edge_sum(float value, int threads) { "
+            "for (int by = threads >> 1; by; by >>= 1) value += __shfl_xor_sync(0xffffffffu, value, by); "
+            "return value; }\n"
+        ),
+        "edge_prefetch": (
+            "static __device__ __forceinline__ void edge_prefetch(const void *at) { "
+            'asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }\n'
         ),
         "edge_bf16": (
             "static __device__ __forceinline__ unsigned int edge_bf16(float a, float b) { unsigned int both; "

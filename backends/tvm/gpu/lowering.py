@@ -74,7 +74,8 @@ def _adapted(source: str, language: str, built: Built) -> str:
         source = re.sub(rf"(\w+\*) ((?:__)?restrict(?:__)?) {name}\b", rf"const \1{restricted} {name}", source)
     if language == "cuda":
         declaration, start, body = source[source.index('extern "C" __global__') :].partition(") {\n")
-        return f"{_CUDA_HEAD}{declaration}{start}  edge_begin();\n{body}"
+        waits = "" if "edge_begin()" in body else "  edge_begin();\n"
+        return f"{_CUDA_HEAD}{declaration}{start}  edge_overlap();\n{waits}{body}"
     return source.replace("__kernel", f"__kernel __attribute__((reqd_work_group_size({built.threads}, 1, 1)))")
 
 

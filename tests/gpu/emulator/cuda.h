@@ -55,7 +55,22 @@ static void meet(long Thread::*times, int first, int count) {
 
 static void __syncthreads() { meet(&Thread::barriers, 0, threads.size()); }
 
+static void edge_overlap() {}
 static void edge_begin() {}
+static void edge_prefetch(const void *at) { (void)*(const volatile char *)at; }
+
+static float edge_sum(float value, int count) {
+    int first = threadIdx.x / WARP * WARP, own = threadIdx.x / count * count;
+    Operands *all = &operands[self().products % 2 * threads.size()];
+    memcpy(all[threadIdx.x].a, &value, 4);
+    meet(&Thread::products, first, WARP);
+    double sum = 0;
+    for (int i = 0; i < count; i++) {
+        memcpy(&value, all[own + i].a, 4);
+        sum += value;
+    }
+    return sum;
+}
 
 static float edge_half(unsigned word) {
     uint16_t bits = word;

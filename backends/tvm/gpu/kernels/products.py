@@ -21,12 +21,14 @@ from edge.backends.tvm.gpu.kernels.functions import ACTIVATIONS, soft_cap
 from edge.backends.tvm.gpu.kernels.norms import Norm, Statistics, apply, inverse_root, row_statistics
 from edge.backends.tvm.gpu.kernels.quants import QUADS, Sum, Words, as_floats, floats_of, needs_sums, sum_halves
 from edge.backends.tvm.gpu.kernels.threads import (
+    WARP,
     Buffer,
     Built,
     Register,
     Scope,
     Value,
     barrier,
+    begin,
     build,
     f32,
     hold,
@@ -34,8 +36,8 @@ from edge.backends.tvm.gpu.kernels.threads import (
     lane,
     let,
     loop,
+    prefetch,
     quotient,
-    reduce,
     remainder,
     select,
     spread,
@@ -43,11 +45,14 @@ from edge.backends.tvm.gpu.kernels.threads import (
     strided,
     to_int,
     total,
+    warp_sum,
     when,
 )
 from edge.backends.tvm.gpu.weights import LayerLayout, Matrix, Piece, Vector, WeightsLayout
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.shape import Shape
+
+_LINE = 32  # words that are read at once
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,17 @@ class Band:
         with when(T.And(group >= start, group < stop)):
             yield
 
+    def prefetch(self, height: int) -> None:
+        """Begin to read this workgroup's weights, before `begin`."""
+        for bundle in self.each():
+            for factor in bundle:
+                matrix = factor.matrix
+                for at, words in zip(matrix.offsets, matrix.row_words, strict=False):
+                    start, last = let(self.first * words + at), i32(at + matrix.rows * words - 1)
+                    if words:
+                        with strided(self.scope, -(-height * words // _LINE) + 1) as line:
+                            prefetch(self.scope.w1, T.min(start + line * _LINE, last))
+
     def finish(self, row: Value, token: Value, sums: Sequence[Value]) -> None:
         """Write the result of a matrix row from the sums of the bundle's factors."""
         epilogue, words = self.product.epilogue, Words(self.scope.w4, self.scope.w1)
@@ -237,17 +253,23 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     With a residual: raw float32x4, which is normalized with weights in residual_w4 and added to x; sums float32x4
     receives the sum, since other workgroups still read x.
     """
+    if tuning.workgroup < WARP:
+        tuning = replace(tuning, stage=0)
     split = split_of(product.columns, tuning)
     height = tuning.workgroup // split * tuning.rows
     slots = (1 + product.paired) * tuning.rows + 1
 
     def body(scope: Scope) -> None:
         memory = scope.shared(slots * scope.threads)
+        band = Band.of(scope, product, height)
+        if tuning.stage:
+            band.prefetch(height)
+            begin()
         row = hold(to_int(scope.tables[State.COUNT]) - 1, "int32") if last else i32(0)
         inputs = _Inputs.of(scope, product, let(row * (product.columns // 4)), memory, split)
         if 4 * slots * scope.threads + 16 * QUADS * _stride(product) <= tuning.stage:
-            inputs = inputs.stage(memory)
-        _multiply(scope, product, Band.of(scope, product, height), inputs, memory, split, tuning.rows)
+            inputs = inputs.stage(memory, (slots - 1) * scope.threads)
+        _multiply(scope, product, band, inputs, memory, split, tuning)
 
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32"}
     reads |= {"rest": "uint32x4"} if product.norm and product.norm_in_rest else {}
@@ -322,9 +344,9 @@ class _Inputs:
         added = apply(let(self.scope.raw[self.first + at]), self.residual_statistics.spread(), weight, bias)
         return hold(x + (added * spread(f32(residual.scale)) if residual.scale != 1 else added), "float32x4")
 
-    def stage(self, memory: Buffer) -> _Inputs:
+    def stage(self, memory: Buffer, scratch: int) -> _Inputs:
         """Bring them to shared memory: the first vectors of all parts, then the second ones …, since threads side by
-        side read parts side by side. memory: an element for each thread."""
+        side read parts side by side. scratch: the first of as many elements of memory as there are threads."""
         scope, stride = self.scope, _stride(self.product)
         staged, squares = scope.shared(QUADS * stride, "float32x4"), Register(spread(f32(0.0)), "float32x4")
         with strided(scope, self.product.columns // 4) as at:
@@ -340,7 +362,10 @@ class _Inputs:
         if not self.is_scaled_late:
             barrier()
             return replace(self, staged=staged)
-        squared = reduce(scope, memory, total(squares.value), scope.threads, lambda one, other: one + other)
+        together = min(scope.threads, WARP)
+        store(memory, scope.thread + scratch, warp_sum(total(squares.value), together))
+        barrier()
+        squared = added(memory, i32(scratch), scope.threads // together, together)
         return replace(self, staged=staged, squared=squared)
 
     def _normed(self, x: Value, weight: Value | None = None, bias: Value | None = None) -> Value:
@@ -381,10 +406,11 @@ def _lanes(vector: Value) -> list[Value]:
 
 
 def _multiply(
-    scope: Scope, product: Product, band: Band, inputs: _Inputs, memory: Buffer, split: int, rows: int
+    scope: Scope, product: Product, band: Band, inputs: _Inputs, memory: Buffer, split: int, tuning: Tuning
 ) -> None:
     """Multiply the rows of a workgroup."""
-    words, parts = Words(scope.w4, scope.w1), product.columns // PART
+    words, parts, rows = Words(scope.w4, scope.w1), product.columns // PART, tuning.rows
+    together = min(split, WARP) if tuning.stage else 1  # threads that add their sums without shared memory
     team, place = let(quotient(scope.thread, split)), let(remainder(scope.thread, split))
     teams, factors = scope.threads // split, 1 + product.paired
     own = [let(T.min(band.first + team * rows + index, band.rows - 1)) for index in range(rows)]
@@ -404,6 +430,8 @@ def _multiply(
     found = [each.value for each in sums]
     if inputs.is_scaled_late and inputs.squared is None:
         found.append(total(squares.value))
+    if together > 1:
+        found = [warp_sum(each, together) for each in found]
     for slot, value in enumerate(found):
         store(memory, scope.thread + slot * scope.threads, value)
     barrier()
@@ -412,17 +440,19 @@ def _multiply(
         with when(row < band.rows):
             sums_at = let(quotient(local, rows) * split)
             own_at = let(sums_at + remainder(local, rows) * scope.threads)
-            totals = [added(memory, own_at + n * rows * scope.threads, split) for n in range(factors)]
+            totals = [
+                added(memory, own_at + n * rows * scope.threads, split // together, together) for n in range(factors)
+            ]
             if inputs.is_scaled_late and product.norm:
                 squared = inputs.squared
                 if squared is None:
-                    squared = added(memory, sums_at + (len(found) - 1) * scope.threads, split)
+                    squared = added(memory, sums_at + (len(found) - 1) * scope.threads, split // together, together)
                 scale = hold(inverse_root(squared, product.norm))
                 totals = [each * scale for each in totals]
             band.finish(row, i32(0), totals)
 
 
-def added(memory: Buffer, start: Value, count: int) -> Value:
-    """The sum of consecutive values in shared memory."""
+def added(memory: Buffer, start: Value, count: int, step: int = 1) -> Value:
+    """The sum of `count` values in shared memory, each `step` behind the one before."""
     start = let(start)
-    return hold(fold(lambda one, other: one + other, [memory[start + at] for at in range(count)]))
+    return hold(fold(lambda one, other: one + other, [memory[start + at * step] for at in range(count)]))

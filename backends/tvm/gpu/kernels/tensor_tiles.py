@@ -1,8 +1,8 @@
 """The products of a chunk on NVIDIA's tensor cores, in CUDA.
 
 A tensor core multiplies bfloat16 and adds float32. An activation x becomes high + low, two bfloat16 that are x to 2⁻¹⁷.
-The integers q of quantized weights are bfloat16 as they are: x · q is high · q + low · q, and scales multiply sums of 16
-or 32 products. Other weights become high + low, too, and their products high · high + high · low + low · high. (TF32
+The integers q of quantized weights are bfloat16 as they are: x · q is high · q + low · q, and scales multiply sums of
+16 or 32 products. Other weights become high + low, too, and their products high · high + high · low + low · high. (TF32
 takes the time of two of these products for an error of 2⁻¹¹, and activations overflow float16.)
 
 The warps of a workgroup share a part of the activations in shared memory. Each multiplies rows of its own, which it
@@ -22,6 +22,7 @@ from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.kernels.products import Band, Factor, Product, workgroups
 from edge.backends.tvm.gpu.kernels.quants import Words, is_scaled, read_scaled, read_values
 from edge.backends.tvm.gpu.kernels.threads import (
+    WARP,
     Buffer,
     Built,
     Register,
@@ -47,7 +48,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )
 from edge.backends.tvm.packing.blocks import PART, FloatBlock
 
-_WARP, _WARPS = 32, 4
+_WARPS = 4
 _ROWS, _TOKENS = 16, 8  # of a product of tensor cores, which adds 16 columns
 # Of a thread's 8 values of a part, as they lie in words: two words for each product of tensor cores.
 _PAIRS = ((0, 2), (1, 3), (4, 6), (5, 7))
@@ -67,9 +68,7 @@ def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False
 
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32", "tables": "uint32"} | product.reads
     groups = (workgroups(product, tile.height), -(-tokens // tile.tokens))
-    return build(
-        product.name, _WARP * _WARPS, reads, {"out": "float32"}, (), body, groups, 0 if wanted else tile.tokens
-    )
+    return build(product.name, WARP * _WARPS, reads, {"out": "float32"}, (), body, groups, 0 if wanted else tile.tokens)
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,8 @@ class _Tile:
         ):
             height //= 2
         height = max(height, least)
+        while most > 32 and workgroups(product, height) * -(-tokens // most) < tuning.mma_groups:
+            most //= 2
         return cls(height, most, height // least, most // _TOKENS, max(1, most // (2 * _TOKENS) // matrices))
 
     @property
@@ -124,7 +125,7 @@ class _Kernel:
         self.scope, self.product, self.tile, self.band, self.count, self.memory = (
             scope, product, tile, band, count, memory,
         )  # fmt: skip
-        self.warp, inside = let(quotient(scope.thread, _WARP)), let(remainder(scope.thread, _WARP))
+        self.warp, inside = let(quotient(scope.thread, WARP)), let(remainder(scope.thread, WARP))
         self.inside = inside
         self.group, self.place = let(quotient(inside, 4)), let(remainder(inside, 4))
         self.first_row = let(self.warp * (tile.across * _ROWS))  # of this warp, in the band

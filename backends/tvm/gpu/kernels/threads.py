@@ -16,6 +16,8 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
+WARP = 32  # threads that CUDA runs in step
+
 Value = Any  # a scalar expression of TVM
 Buffer = Any  # memory of one element type
 
@@ -209,6 +211,21 @@ def store_four(buffer: Buffer, at: Value, vector: Value) -> None:
 def barrier() -> None:
     """Synchronize the workgroup: all threads wait, and see each other's writes to shared memory."""
     T.evaluate(T.tvm_storage_sync("shared"))
+
+
+def warp_sum(value: Value, threads: int) -> Value:
+    """In CUDA: the sum of every `threads` neighbouring threads, a power of two up to WARP. All threads take part."""
+    return hold(call("float32", "edge_sum", value, i32(threads)))
+
+
+def begin() -> None:
+    """In CUDA: wait for the kernel before, which may still run. Kernels that do not call it wait before all else."""
+    T.evaluate(T.call_extern("int32", "edge_begin"))
+
+
+def prefetch(buffer: Buffer, at: Value) -> None:
+    """In CUDA: begin to read the line of an element that no kernel writes."""
+    T.evaluate(T.call_extern("int32", "edge_prefetch", T.address_of(buffer[at])))
 
 
 @contextmanager
