@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import pytest
 pytest.importorskip("tvm")
 
 from emulator import Emulator, has_compiler
-from test_gpu_kernels import Packed, normal, run, tables, zeros
+from test_gpu_kernels import EPSILON, Packed, normal, normed, run, tables, zeros
 
 from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import Tuning
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product
+from edge.backends.tvm.gpu.hosts.cuda import compile_source
+from edge.backends.tvm.gpu.kernels.norms import Norm
+from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, step
 from edge.backends.tvm.gpu.kernels.tiles import chunk
+from edge.backends.tvm.gpu.lowering import lower
 from edge.backends.tvm.gpu.weights import pack_floats
 from edge.backends.tvm.packing.blocks import BLOCKS
 
@@ -54,6 +58,36 @@ def test_products_are_those_of_dequantized_weights(device: Emulator, kinds: tupl
     largest = np.maximum(1, np.abs(x).max(axis=1, keepdims=True))
     np.testing.assert_allclose(found[:tokens] / largest, expected / largest, rtol=0, atol=CLOSE)
     assert not found[tokens:].any()
+
+
+def test_steps_keep_activations_in_shared_memory(device: Emulator) -> None:
+    """Of which each thread brings some; sums are added within warps, and then over two of them."""
+    packed, rows, columns = Packed(), 21, 2080
+    matrix, other = packed.matrix("Q4_0", rows, columns), packed.matrix("Q6_K", 9, 2304)
+    weight, x, wide = normal(columns, seed=1), normal(1, columns, seed=2), normal(1, 2304, seed=3)
+    norm = Norm("rms", packed.vector(weight), None, columns, EPSILON)
+    product = Product("edge_normed", (Factor(matrix),), Epilogue("store", rows), norm)
+    tuning = Tuning(rows=2, split=64, workgroup=128, stage=48 << 10)
+    for each, inputs, expected in (
+        (product, x, normed(x, "rms", weight, 0.0) @ packed.expected[0].T),
+        (Product("edge_plain", (Factor(other),), Epilogue("store", 9)), wide, wide @ packed.expected[1].T),
+    ):
+        built = step(each, tuning)
+        assert built.shared > 4 * inputs.size
+        found = run(device, built, {"out": zeros(*expected.shape), "x": inputs, "w": packed.words})
+        np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")
+def test_nvrtc_compiles_them() -> None:
+    """As PTX of the first capability that has tensor cores, and of the first that overlaps launches."""
+    packed = Packed()
+    product = Product("edge_product", (Factor(packed.matrix("Q4_0", 70, 64)),), Epilogue("store", 70))
+    for built in (chunk(product, TENSOR, 40), step(product, Tuning(split=32, workgroup=64, stage=48 << 10))):
+        for capability, overlaps in ((80, False), (90, True)):
+            ptx = compile_source(built.name, lower(built, "cuda").source, f"compute_{capability}").decode()
+            assert ("griddepcontrol.wait" in ptx) == overlaps
+            assert "mma.sync" in ptx or "prefetch.global.L2" in ptx
 
 
 @pytest.mark.parametrize(("across", "down"), [(256, 64), pytest.param(128, 128, marks=MORE)])

@@ -115,7 +115,7 @@ class _Weights:
     the last; high halves, then low ones if there are. scales: of the rows g and g + 8, for each half, or for all."""
 
     planes: list[list[Value]]
-    scales: list[tuple[Value, Value]]
+    scales: list[list[Value]]
 
 
 class _Kernel:
@@ -177,7 +177,7 @@ class _Kernel:
             else (read_values(words, factor.matrix, row, part), list[Value]()) for row in rows
         ]  # fmt: skip
         values = [[[hold(each) for each in row] for row, _ in read]]
-        scales = list(zip(*(each for _, each in read), strict=True))
+        scales = [list(each) for each in zip(*(each for _, each in read), strict=True)]
         planes = []
         highs = [[_packed(row[one], row[other]) for one, other in _PAIRS] for row in values[0]]
         planes.append(_fragments(highs))
@@ -254,7 +254,7 @@ class _Held:
 
     def __init__(self, factor: Factor, weights: _Weights) -> None:
         self._planes = [[Register(each, "uint32") for each in plane] for plane in weights.planes]
-        self._scales = [tuple(Register(each) for each in scales) for scales in weights.scales]
+        self._scales = [[Register(each) for each in scales] for scales in weights.scales]
 
     def keep(self, weights: _Weights) -> None:
         for registers, values in zip(self._planes + self._scales, weights.planes + weights.scales, strict=True):
