@@ -42,7 +42,7 @@ class QueryMoments:
         kept = np.asarray(self.layers[layer], np.float32)
         core = self.network.attention[layer]
         assert core is not None
-        order = _order(core, rotation, self.network.halves)
+        order = order_of(core, rotation, self.network.halves)
         mean, covariance = kept[:, 0, order], kept[:, 1 + order[:, None], order]
         padding = (0, head - len(order))
         mean = np.pad(mean, ((0, 0), padding))
@@ -74,7 +74,7 @@ def _cores(network: Network) -> Iterator[tuple[int, Attention]]:
             yield layer, core
 
 
-def _order(core: Attention, rotation: Rotation, halves: bool) -> AnyArray:
+def order_of(core: Attention, rotation: Rotation, halves: bool) -> AnyArray:
     """For each value of an engine's head, its place in the file's: pairs may lie otherwise; the others keep their
     order."""
     head, pairs = core.head_dim, core.rope.dim // 2

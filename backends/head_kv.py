@@ -14,6 +14,7 @@ import numpy as np
 from edge.backends.checks import check_capacity, check_range, check_rows, check_state
 from edge.backends.expected import QueryMoments
 from edge.backends.fixed_state import FixedState
+from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState, RewindError
 from edge.backends.ring import Ring
 from edge.backends.rope import CacheRope, Rotation
@@ -159,6 +160,15 @@ class HeadKV(Generic[Store]):
 
     def expected_queries(self, layer: int, moments: QueryMoments) -> Gaussian:
         return moments.ahead_of(self.next_rope_position, self.rope.rotation, self.layers[layer], self.store.head)
+
+    def importance(self, layer: int, learned: RowImportance) -> FloatArray:
+        found = np.zeros((self._kv_heads, self.length), np.float32)
+        for index, own in enumerate(found):
+            head = layer * self._kv_heads + index
+            rows, positions = self._rows_of(head)
+            keys, norms = self.store.keys(rows, head), self.store.value_norms(rows, head)
+            own[: rows.size] = learned.predict(keys, positions, norms, self.rope.rotation, self.layers[layer], index)
+        return found
 
     @property
     def foresight(self) -> int:

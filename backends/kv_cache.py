@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge.backends.expected import QueryMoments
+from edge.backends.importance import RowImportance
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
 from edge.kv.policy import Gaussian
@@ -167,6 +168,10 @@ class HeadKVCache(KVCache, Protocol):
 
     def expected_queries(self, layer: int, moments: QueryMoments) -> Gaussian:
         """The queries of the coming tokens, rotated as stored keys are."""
+        ...
+
+    def importance(self, layer: int, learned: RowImportance) -> FloatArray:
+        """The predicted importance of a layer's rows, float32 [KV heads, length]."""
         ...
 
     @property

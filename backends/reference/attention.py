@@ -13,6 +13,15 @@ from edge.types import FloatArray
 
 def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatArray:
     """From normalised rows, [n, hidden], to the heads' outputs side by side, [n, width]."""
+    weights, values = paid(engine, core, at, x)
+    mixed = weights @ values[:, None]
+    out = mixed.reshape(core.heads, len(x), core.head_dim).swapaxes(0, 1).reshape(len(x), -1)
+    return np.asarray(out * sigmoid(engine.project(x, at, "attn_q_gate")) if core.gated else out)
+
+
+def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Store the rows of x; return attention, [KV heads, group, n, rows], and the values of all rows so far, [KV heads,
+    rows, head_dim]."""
     kv, rotation = engine.kv, engine.kv.rope.rotation
     queries = heads_of(engine, core, at, x, "attn_q")
     if core.rows_of is None:
@@ -31,14 +40,12 @@ def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatA
     hidden = np.arange(at.rows.stop)[None, :] > np.arange(at.rows.start, at.rows.stop)[:, None]
     hidden &= core.causal
     if core.window:
-        hidden |= kv.positions[None, :] <= at.positions[:, None] - core.window
+        hidden |= kv.positions[None, : at.rows.stop] <= at.positions[:, None] - core.window
     scores = np.where(hidden, np.float32(-np.inf), scores)
     if core.sinks:
         sinks = engine.weights[at.name("attn_sinks")].reshape(core.kv_heads, -1, 1, 1)
         scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:-1], 1))], axis=-1)
-    mixed = softmax(scores)[..., : at.rows.stop] @ values[:, None]
-    out = mixed.reshape(core.heads, len(x), core.head_dim).swapaxes(0, 1).reshape(len(x), -1)
-    return np.asarray(out * sigmoid(engine.project(x, at, "attn_q_gate")) if core.gated else out)
+    return softmax(scores)[..., : at.rows.stop], values
 
 
 def heads_of(engine: Context, core: Attention, at: At, x: FloatArray, name: str) -> FloatArray:

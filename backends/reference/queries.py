@@ -59,19 +59,23 @@ def measuring_bytes(file: GGUFFile, spec: ModelSpec) -> int:
     """Peak bytes of `measure`, estimated: rows, some hidden states, scores of a layer, and its largest matrix, which is
     read as it is stored and becomes float32."""
     network = find_network(spec)
-    largest = max(
-        file.tensors[each.tensor].elements for name, each in find_tensors(file, spec).items() if name.startswith("blk.")
-    )
     rows = sum(core.row_values for core in network.attention if core)
     scores = max((core.heads for core in network.attention if core), default=0) * MOST_TOKENS
-    return 4 * (3 * largest + MOST_TOKENS * (rows + 8 * spec.hidden + 4 * spec.ffn + 4 * scores))
+    return 4 * (3 * largest_matrix(file, spec) + MOST_TOKENS * (rows + 8 * spec.hidden + 4 * spec.ffn + 4 * scores))
+
+
+def largest_matrix(file: GGUFFile, spec: ModelSpec) -> int:
+    """Elements of the largest matrix of a layer."""
+    return max(
+        file.tensors[each.tensor].elements for name, each in find_tensors(file, spec).items() if name.startswith("blk.")
+    )
 
 
 @UNWARNED
 def measure(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> list[FloatArray]:
     """`QueryMoments.layers`, in their order. tokens: int32 [n], of which `MOST_TOKENS` are run."""
     network, tokens = find_network(spec), tokens[: min(MOST_TOKENS, spec.context)]
-    weights = _Weights(file, find_tensors(file, spec), tokens)
+    weights = TokenWeights(file, find_tensors(file, spec), tokens)
     engine = ReferenceEngine(file, spec, EngineConfig(tokens.size, tokens.size, "f32", 1), weights)
     engine.kv.announce(tokens.size)
     rows, positions = engine.kv.reserve(tokens.size)
@@ -100,7 +104,7 @@ def moments(queries: FloatArray, kv_heads: int) -> FloatArray:
     return np.asarray(np.clip(both, -_LARGEST, _LARGEST), np.float32)
 
 
-class _Weights(dict[str, FloatArray]):
+class TokenWeights(dict[str, FloatArray]):
     """Weights of a model for one pass of some tokens: matrices are read whenever they are used, but of the embedding
     only the tokens' rows, of which each token's has the number in `places`."""
 

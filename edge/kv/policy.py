@@ -42,6 +42,7 @@ class KVView:
     keys: Callable[[int], FloatArray] | None = None
     value_norms: Callable[[int], FloatArray] | None = None  # of a layer's stored values, [KV heads, rows]
     queries: Callable[[int], Gaussian] | None = None  # of a layer's coming tokens
+    importance: Callable[[int], FloatArray] | None = None  # predicted for a layer's rows, [KV heads, rows], above 0
     longest: int = 0  # most rows that one head may keep, where heads may differ
 
     def by_keys(self, score: Callable[[FloatArray], FloatArray]) -> FloatArray:
@@ -58,7 +59,13 @@ class Needs:
     votes: bool = False  # attention counts the queries that paid a row more than average, instead of summing
     keys: bool = False  # stored keys are read
     expects: bool = False  # coming queries are predicted, and norms of values read; with `keys`
+    ranks: bool = False  # the importance of rows is predicted; with `keys`
     uneven: Granularity = "token"  # finest unit with a row count of its own
+
+    @property
+    def learns(self) -> bool:
+        """Whether something must be known of the model beforehand."""
+        return self.expects or self.ranks
 
     @property
     def looks(self) -> bool:

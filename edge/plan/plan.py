@@ -14,7 +14,7 @@ from typing import Any
 
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import GPUMemory
-from edge.backends.expected import moments_bytes
+from edge.backends.learned import learned_bytes
 from edge.budget import format_bytes
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.devices.power import memory_root
@@ -97,6 +97,11 @@ class Plan:
     @property
     def policy(self) -> Policy:
         return make_policy(self.kv_policy, self.sinks, keep=self.sinks)
+
+    @property
+    def maps_weights(self) -> bool:
+        """Whether the weights are pages of a file, rather than a copy of them."""
+        return not (self.bytes.streamed or self.bytes.gpu or self.config.repack)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; sizes in bytes."""
@@ -206,8 +211,8 @@ class _Before:
             block = BLOCK * (need.kv - need.fixed_kv) // config.capacity
             copied = max(block, need.fixed_kv) // config.sequences
             scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * copied
-        if run.policy.needs.expects:
-            scratch += moments_bytes(find_network(run.spec))
+        if run.policy.needs.learns:
+            scratch += learned_bytes(find_network(run.spec), run.policy.needs)
         weights = config.resident or need.weights
         # Token ids of prompts that are read before they are run.
         scratch += 4 * (config.capacity + config.chunk) * config.sequences

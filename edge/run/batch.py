@@ -231,8 +231,8 @@ class Batch:
 
     def _new_sequence(self, engine: Engine, lora: Lora | None) -> TokenSequence:
         loaded = self._loaded
-        cache, draft, moments = self._options.prompt_cache, loaded.draft, loaded.moments
-        return TokenSequence(engine, loaded.plan, lora, cache, self._ledger, draft, moments)
+        cache, draft, learned = self._options.prompt_cache, loaded.draft, loaded.learned
+        return TokenSequence(engine, loaded.plan, lora, cache, self._ledger, draft, learned)
 
     def _open(self, files: Loras) -> Lora | None:
         """Adapters that generations run with, opened once."""

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import cast
 
 from edge.backends.expected import QueryMoments
+from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import HeadKVCache, KVCache
+from edge.backends.learned import Learned
 from edge.kv.policy import EVERY, KVView, Needs
 from edge.types import IntArray
 
 
-def view_for(kv: KVCache, needs: Needs, incoming: int = 0, moments: QueryMoments | None = None) -> KVView:
-    """The rows in use, before an eviction that leaves room for `incoming` more, with what the policy needs. moments:
-    of the model's queries, if the policy expects some."""
+def view_for(kv: KVCache, needs: Needs, incoming: int = 0, learned: Learned | None = None) -> KVView:
+    """The rows in use, before an eviction that leaves room for `incoming` more, with what the policy needs. learned:
+    of the model, if the policy must know it."""
     if not needs.looks:
         return KVView(kv.length)
     heads = cast(HeadKVCache, kv)
@@ -26,10 +28,13 @@ def view_for(kv: KVCache, needs: Needs, incoming: int = 0, moments: QueryMoments
         longest=heads.longest - incoming,
     )
     if needs.expects:
-        assert moments is not None
+        assert isinstance(learned, QueryMoments)
         view = replace(
-            view, value_norms=heads.value_norms, queries=lambda layer: heads.expected_queries(layer, moments)
+            view, value_norms=heads.value_norms, queries=lambda layer: heads.expected_queries(layer, learned)
         )
+    if needs.ranks:
+        assert isinstance(learned, RowImportance)
+        view = replace(view, importance=lambda layer: heads.importance(layer, learned))
     return replace(view, attention=heads.attention) if needs.queries else view
 
 

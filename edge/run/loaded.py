@@ -8,12 +8,13 @@ from typing import cast
 
 from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, EngineConfig, LoadProgress
 from edge.backends.counts import ExpertCounts
-from edge.backends.expected import QueryMoments
+from edge.backends.learned import Learned
 from edge.devices.child import children_peak, room_for_children
 from edge.devices.memory import release_free_memory
 from edge.devices.power import measure_card
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.kv.policy import Needs
 from edge.model.lora import Lora, open_lora
 from edge.model.lora_file import Loras
 from edge.model.model import Model
@@ -42,7 +43,7 @@ class Loaded:
         self.with_children = children_peak()  # bytes that this process and a child held together, at most
         self.draft: DraftModel | None = None
         started = time.perf_counter()
-        self.moments = self._find_moments() if plan.policy.needs.expects else None
+        self.learned = self._find_learned(plan.policy.needs) if plan.policy.needs.learns else None
         lora = open_lora(options.lora or (), model.file, model.spec)
         if plan.draft and (draft := options.draft_file):
             engine = self._new_engine(draft.file, draft.spec, plan.draft)
@@ -61,13 +62,13 @@ class Loaded:
         if self.draft:
             self.draft.close()
 
-    def _find_moments(self) -> QueryMoments:
-        """Measured before the model is loaded, once: that takes some seconds."""
+    def _find_learned(self, needs: Needs) -> Learned:
+        """Made before the model is loaded, once: that takes some seconds."""
         from edge.backends.calibration_text import TEXT  # here: other policies' starts do without
-        from edge.backends.reference.queries import find_moments, stored_moments
+        from edge.backends.reference import learned
 
         file, spec = self.model.file, self.model.spec
-        return stored_moments(file, spec) or find_moments(file, spec, self.model.tokenizer.encode(TEXT))
+        return learned.stored(file, spec, needs) or learned.find(file, spec, needs, self.model.tokenizer.encode(TEXT))
 
     def _new_engine(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
@@ -89,7 +90,7 @@ class Loaded:
             measure_card(self._meter, card)
         self.engine, self.plan = engine, plan
         cache = self._options.prompt_cache
-        self.sequence = TokenSequence(engine, plan, lora, cache, self._meter, self.draft, self.moments)
+        self.sequence = TokenSequence(engine, plan, lora, cache, self._meter, self.draft, self.learned)
         self.reclaimer = Reclaimer([self.sequence])
 
     def expert_counts(self) -> ExpertCounts | None:

@@ -13,8 +13,8 @@ from typing import cast
 import numpy as np
 
 from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, VerifyingEngine
-from edge.backends.expected import QueryMoments
 from edge.backends.kv_cache import KVState, RewindError, end_of
+from edge.backends.learned import Learned
 from edge.errors import InputError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
@@ -56,17 +56,17 @@ class TokenSequence:
 
     def __init__(
         self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter,
-        draft: DraftModel | None = None, moments: QueryMoments | None = None,
+        draft: DraftModel | None = None, learned: Learned | None = None,
     ) -> None:  # fmt: skip
         """lora: the adapters that the engine runs. meter: counts the bytes that passes read. draft: drafts tokens.
-        moments: of the model's queries, for a policy that expects some."""
+        learned: of the model, for a policy that must know it."""
         self.engine, self.plan, self.lora, self.prompt_cache = engine, plan, lora, prompt_cache
         self._cost = Cost.of_model(engine.spec)  # of tokens whose rows the prompt cache evicts
         self.policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
         self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
         self.speculation = Speculation(plan.config.drafts, draft) if plan.config.drafts else None
-        self._meter, self._moments = meter, moments
+        self._meter, self._learned = meter, learned
         # Tokens of an answer have the results of passes of their own, however many run at once.
         self._exact = engine.capabilities.verifies and not self.policy.needs.queries
         self._changes = engine.kv.foresight > 0  # rows of a short text are not those of a long one
@@ -425,7 +425,7 @@ class TokenSequence:
             return
         self.remember()
         before = rows_per_head(kv, self.policy.needs)
-        view = view_for(kv, self.policy.needs, kv.capacity - budget, self._moments)
+        view = view_for(kv, self.policy.needs, kv.capacity - budget, self._learned)
         rows = self.policy.rows_to_keep(view, budget)
         if isinstance(rows, np.ndarray):
             kv.keep(rows, close_gaps=self.policy.close_gaps)

@@ -87,7 +87,7 @@ def paper_scores(model: Model, measured: IntArray, tokens: IntArray, layers: lis
 
 def engine_scores(engine: Engine, moments: QueryMoments) -> FloatArray:
     policy = make_policy(f"expected:floor={FLOOR}")
-    return policy.score(view_for(engine.kv, policy.needs, moments=moments))  # type: ignore[attr-defined, no-any-return]
+    return policy.score(view_for(engine.kv, policy.needs, learned=moments))  # type: ignore[attr-defined, no-any-return]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "onnx"])

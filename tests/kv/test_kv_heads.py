@@ -20,7 +20,7 @@ from test_architectures import open_family, require_native
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
-from edge.backends.reference.queries import find_moments
+from edge.backends.reference import learned
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.kv.regions import TILE, Regions
 from edge.errors import UnsupportedError
@@ -35,7 +35,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 CHUNK, SINKS = 8, 3
 HEAD_POLICIES = (
-    "h2o", "tova", "scissorhands:window=6", "snapkv:window=5,kernel=3", "keydiff", "knorm", "expected",
+    "h2o", "tova", "scissorhands:window=6", "snapkv:window=5,kernel=3", "keydiff", "knorm", "expected", "kvzap",
     "pyramidkv:window=4,slope=6", "adakv:window=4", "fastgen",
 )  # fmt: skip
 EXACT, INT8 = 1e-3, 8e-1  # largest errors of a logit; their standard deviation is 3
@@ -690,11 +690,11 @@ def test_an_eviction_takes_no_more_than_was_counted(
     heads = model.spec.layers * model.spec.kv_heads
     engine.kv.keep_heads([np.arange(60, dtype=np.int32)] * heads)  # type: ignore[attr-defined]
     engine.forward(np.zeros(rows - 60, np.int32))
-    moments = find_moments(model.file, model.spec, some_tokens(64))
+    known = learned.find(model.file, model.spec, needs, some_tokens(64)) if needs.learns else None
     tracemalloc.start()
     try:
         base = tracemalloc.get_traced_memory()[0]
-        view = view_for(engine.kv, needs, moments=moments)
+        view = view_for(engine.kv, needs, learned=known)
         chosen = make_policy(policy).rows_to_keep(view, rows * 7 // 8)
         keep_heads(engine.kv, chosen, context=rows, forget=needs.queries > 0)
         peak = tracemalloc.get_traced_memory()[1] - base

@@ -1,0 +1,77 @@
+"""The importance of KV rows, predicted from a row itself: a linear model of every KV head, fitted once for a model
+(reference/importance.py) and kept beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge.backends.expected import order_of
+from edge.backends.rope import Rotation
+from edge.model.layers import Attention, Network
+from edge.types import AnyArray, FloatArray, IntArray
+
+_EXTRA = 3  # the two norms' weights, and the bias
+_LARGEST = 80.0  # of a logarithm: its exponential is finite
+
+
+@dataclass(frozen=True)
+class RowImportance:
+    """Of layers without windows, float32 [KV heads, head + 3]: weights of `features`, then the bias. Values of a head
+    lie as in the model's file."""
+
+    network: Network
+    layers: dict[int, FloatArray]
+
+    @classmethod
+    def of(cls, network: Network, values: AnyArray) -> RowImportance:
+        """From the weights of all layers, one behind the other."""
+        layers, at = {}, 0
+        for layer, core in ranked_cores(network):
+            shape = core.kv_heads, core.head_dim + _EXTRA
+            count = shape[0] * shape[1]
+            layers[layer], at = values[at : at + count].reshape(shape), at + count
+        return cls(network, layers)
+
+    def predict(
+        self, keys: FloatArray, positions: IntArray, norms: FloatArray, rotation: Rotation, layer: int, head: int
+    ) -> FloatArray:
+        """The importance of a KV head's rows, float32 [n], above 0, which all heads of the model share as a measure.
+
+        keys: as an engine with such a rotation stores them, [n, its head]. positions: RoPE's. norms: of values, [n].
+        """
+        core, own = self.network.attention[layer], self.layers[layer][head]
+        assert core is not None
+        plain = rotation.rotate_cached(keys, -positions, layer)
+        weights = np.concatenate([own[order_of(core, rotation, self.network.halves)], own[core.head_dim :]])
+        found = features(plain[:, : core.head_dim], norms) @ weights[:-1] + weights[-1]
+        return np.asarray(np.exp(np.minimum(found, np.float32(_LARGEST))), np.float32)
+
+
+def features(keys: FloatArray, norms: FloatArray) -> FloatArray:
+    """Of rows: keys before RoPE [..., n, head], logarithms of their norms and of their values' norms."""
+    both = np.stack([np.linalg.norm(keys, axis=-1), norms], axis=-1)
+    return np.concatenate([keys, np.log(both + np.float32(1e-6))], axis=-1)
+
+
+def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
+    """Layers whose rows policies evict, if some have none of a window."""
+    for layer, core in enumerate(network.attention):
+        if core is not None and core.row_values and not core.window:
+            yield layer, core
+
+
+def importance_bytes(network: Network) -> int:
+    return 4 * sum(core.kv_heads * (core.head_dim + _EXTRA) for _, core in ranked_cores(network))
+
+
+def load_importance(network: Network, path: Path) -> RowImportance:
+    return RowImportance.of(network, np.frombuffer(path.read_bytes(), np.float32))
+
+
+def save_importance(layers: Sequence[FloatArray], path: Path) -> None:
+    path.write_bytes(b"".join(np.asarray(each, np.float32).tobytes() for each in layers))

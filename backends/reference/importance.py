@@ -1,0 +1,109 @@
+"""Fit a model's linear models of row importance, from a text that the model repeats.
+
+Jegou and Jeblick, "KVzap: Fast, Adaptive, and Faithful KV Cache Pruning", arXiv:2601.07891. The target is KVzip+'s: of
+a row i, ln max a_ji ‖W_O v_i‖ / ‖h_j‖ over the queries j of the repeated text and the query heads of a group, with h_j
+the input of attention. The paper predicts it from h_i. Here the features are the row's own key before RoPE and two
+norms: they are in the cache at any time, and a tenth as many weights need a thousandth of the paper's text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.backends.base import EngineConfig
+from edge.backends.importance import features, ranked_cores
+from edge.backends.reference.attention import paid
+from edge.backends.reference.context import At
+from edge.backends.reference.engine import ReferenceEngine
+from edge.backends.reference.queries import TokenWeights, largest_matrix
+from edge.backends.reference.weights import UNWARNED
+from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.gguf import GGUFFile
+from edge.model.layers import Attention, PerLayerInput
+from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network, find_tensors
+from edge.types import AnyArray, FloatArray, IntArray
+
+MOST_TOKENS = 800  # of the text
+_AT_ONCE = 128  # tokens of the text that run at once in a layer
+_FIRST = 4  # rows, which policies keep anyway
+_RIDGE = 0.01  # × the number of rows, for standardised features
+
+
+def check_importance(spec: ModelSpec) -> None:
+    """Raise UnsupportedError for a model whose rows cannot be ranked."""
+    network = find_network(spec)
+    if any(isinstance(core, PerLayerInput) for core in network.cores):
+        raise UnsupportedError("KV policy kvzap does not know the rows of models with per-layer embeddings yet")
+    if not any(True for _ in ranked_cores(network)):
+        raise UnsupportedError("KV policy kvzap needs layers without a sliding window: use streaming")
+
+
+def fitting_bytes(file: GGUFFile, spec: ModelSpec) -> int:
+    """Peak bytes of `fit`, estimated as `queries.measuring_bytes` is."""
+    network, tokens = find_network(spec), 2 * MOST_TOKENS
+    rows = sum(core.row_values for core in network.attention if core)
+    scores = max((core.heads for core in network.attention if core), default=0) * _AT_ONCE
+    return 4 * (
+        3 * largest_matrix(file, spec) + tokens * (rows + 4 * spec.hidden + 4 * scores) + 4 * _AT_ONCE * spec.ffn
+    )
+
+
+@UNWARNED
+def fit(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> list[FloatArray]:
+    """`RowImportance.layers`, in their order. tokens: of a text, int32 [n], of which `MOST_TOKENS` are run, twice.
+
+    Raises ModelFormatError if scores are not finite.
+    """
+    text = tokens[: min(MOST_TOKENS, spec.context // 2)]
+    network, twice = find_network(spec), np.concatenate([text, text])
+    weights = TokenWeights(file, find_tensors(file, spec), twice)
+    engine = ReferenceEngine(file, spec, EngineConfig(twice.size, twice.size, "f32", 1), weights)
+    engine.kv.announce(twice.size)
+    _, positions = engine.kv.reserve(twice.size)
+    x, found, ranked = engine.embed(weights.places, positions), [], dict(ranked_cores(network))
+    for layer, blocks in enumerate(network.layers):
+        most = None
+        for start in range(0, twice.size, _AT_ONCE):
+            rows = slice(start, min(start + _AT_ONCE, twice.size))
+            at, part = At(layer, rows, positions[rows]), x[rows]
+            for block in blocks:
+                if not block.beside:
+                    normed = engine.norm(part, at.name(block.norm)) if block.norm else part
+                if isinstance(block.core, Attention) and layer in ranked and rows.stop > text.size:
+                    attention, _ = paid(engine, block.core, at, normed)
+                    own = max(0, text.size - start)  # the text's end is no query
+                    each = attention[:, :, own:, : text.size] / np.linalg.norm(normed[own:], axis=-1)[:, None]
+                    most = each.max(axis=2) if most is None else np.maximum(most, each.max(axis=2))
+                part = engine.add(part, block, at, engine.run_core(block, at, normed))
+            x[rows] = part
+        if most is not None:
+            found.append(_fit_layer(engine, ranked[layer], layer, positions[: text.size], most))
+    if not all(np.isfinite(each).all() for each in found):
+        raise ModelFormatError(f"{file.path}: attention is no number: its weights are damaged or overflow")
+    return found
+
+
+def _fit_layer(
+    engine: ReferenceEngine, core: Attention, layer: int, positions: IntArray, most: FloatArray
+) -> FloatArray:
+    """The weights and bias of each KV head. most: attention of one query to each row, [KV heads, group, rows]."""
+    rows, rotation = positions.size, engine.kv.rope.rotation
+    keys = rotation.rotate_cached(engine.kv.keys[layer][:, :rows], -positions, layer)
+    values = engine.kv.values[layer][:, :rows]
+    output = engine.weights[f"blk.{layer}.attn_output"]
+    output = output.reshape(len(output), core.kv_heads, -1, core.head_dim).transpose(1, 2, 3, 0)
+    written = np.linalg.norm(values[:, None] @ output, axis=-1)  # [KV heads, group, rows]
+    targets = np.log(np.maximum((most * written).max(axis=1), 1e-12)).astype(np.float64)
+    inputs = features(keys, np.linalg.norm(values, axis=-1)).astype(np.float64)
+    first = min(_FIRST, rows - 1)
+    return np.stack([_ridge(*each) for each in zip(inputs[:, first:], targets[:, first:], strict=True)])
+
+
+def _ridge(inputs: AnyArray, targets: AnyArray) -> FloatArray:
+    """Weights, then the bias, of inputs [n, features]."""
+    mean, spread, base = inputs.mean(axis=0), inputs.std(axis=0) + 1e-3, targets.mean()
+    standard = (inputs - mean) / spread
+    squares = standard.T @ standard + _RIDGE * len(inputs) * np.eye(inputs.shape[1])
+    weights = np.linalg.solve(squares, standard.T @ (targets - base)) / spread
+    return np.append(weights, base - mean @ weights).astype(np.float32)

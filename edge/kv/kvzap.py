@@ -1,0 +1,44 @@
+"""KVzap: keep the rows that the model would read to repeat the text, whichever heads they belong to.
+
+Jegou and Jeblick, "KVzap: Fast, Adaptive, and Faithful KV Cache Pruning", arXiv:2601.07891. A linear model, fitted once
+for each KV head, predicts a row's importance; one measure holds for all heads, so that heads which look far back keep
+more rows. The paper predicts from attention's input, and evicts below a threshold; here the row itself is read
+(backends/importance.py), and the budget decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.kv.adakv import allocate
+from edge.kv.policy import KVView, Needs, ScoredAndRecent
+from edge.types import AnyArray, FloatArray
+
+
+@dataclass(frozen=True)
+class KVzap(ScoredAndRecent):
+    """The KVzap policy."""
+
+    recent: float = 0.1
+    floor: float = 0.2  # guaranteed rows of every head, as a share of the mean
+    name: ClassVar[str] = "kvzap"
+    needs: ClassVar[Needs] = Needs(keys=True, ranks=True, uneven="head")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.floor <= 1:
+            raise InputError(f"floor is a share, from 0 to 1, not {self.floor}")
+
+    def score(self, view: KVView) -> FloatArray:
+        assert view.importance is not None
+        return np.stack([view.importance(layer) for layer in range(len(view.lengths))])
+
+    def share_out(self, scores: FloatArray, view: KVView, budget: int) -> tuple[AnyArray, int]:
+        floor = max(int(self.floor * budget), min(self.sinks, budget))
+        most = (np.minimum(view.lengths, view.longest) - floor).reshape(-1)
+        shares = allocate(scores.reshape(-1, scores.shape[-1]), most, budget - floor)
+        return floor + shares, self.newest(budget)

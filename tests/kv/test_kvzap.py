@@ -1,0 +1,195 @@
+"""KVzap on the engines, against the formulas computed from the inputs of projections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine
+from test_architectures import require_native
+
+from edge.backends.base import Engine
+from edge.backends.importance import RowImportance, importance_bytes
+from edge.backends.reference import importance, learned
+from edge.converters.calibrate import Walk
+from edge.errors import UnsupportedError
+from edge.kv import make_policy
+from edge.kv.policy import KVView
+from edge.model.architectures.angles import find_angles
+from edge.model.model import Model, open_model
+from edge.model.tensors import find_network
+from edge.run.eviction import view_for
+from edge.run.loading import load
+from edge.types import AnyArray, FloatArray, IntArray
+
+NEEDS = make_policy("kvzap").needs
+Projected = dict[str, AnyArray]
+
+
+def some_tokens(count: int, seed: int) -> IntArray:
+    return np.random.default_rng(seed).integers(3, 200, count).astype(np.int32)
+
+
+def projected(model: Model, tokens: IntArray) -> list[Projected]:
+    """Queries, keys and values before RoPE of each layer, float64 [heads, n, head], attention's input [n, hidden] and
+    its output projection, by the walk that calibrates quantizers."""
+    walk, network, found = Walk(model.file, model.spec, tokens[None]), find_network(model.spec), []
+    for layer, core in enumerate(network.attention):
+        assert core is not None
+        own: Projected = {}
+        for names, inputs in walk.layer(layer):
+            assert not isinstance(inputs, tuple)
+            for name in (each for each in names if each.endswith(("attn_q", "attn_k", "attn_v"))):
+                heads = np.asarray(inputs @ walk.weights[name].T, np.float64).reshape(tokens.size, -1, core.head_dim)
+                if core.head_norms and not name.endswith("attn_v"):
+                    size = np.sqrt((heads**2).mean(axis=-1, keepdims=True) + model.spec.norm_eps)
+                    heads = heads / size * walk.weights[f"{name}_norm"]
+                own |= {name[-1]: heads.swapaxes(0, 1), "input": np.asarray(inputs, np.float64)}
+            if names[0].endswith("attn_output"):
+                own["output"] = np.asarray(walk.weights[names[0]], np.float64)
+        found.append(own)
+    return found
+
+
+def inputs_of(own: Projected, head: int) -> AnyArray:
+    """The features of a KV head's rows."""
+    key, value = own["k"][head], own["v"][head]
+    norms = np.sqrt([(key**2).sum(axis=1), (value**2).sum(axis=1)])
+    return np.concatenate([key, np.log(norms.T + 1e-6)], axis=1)
+
+
+def rotated(model: Model, layer: int, heads: AnyArray) -> AnyArray:
+    """RoPE by complex numbers."""
+    network = find_network(model.spec)
+    angles = find_angles(model.file, network.ropes[network.rope_of(layer)]).radians
+    ends = (slice(angles.size), slice(angles.size, None)) if network.halves else (slice(0, None, 2), slice(1, None, 2))
+    both = heads[..., ends[0]] + 1j * heads[..., ends[1]]
+    both = both * np.exp(1j * np.arange(heads.shape[1])[:, None] * angles)
+    result = np.empty_like(heads)
+    result[..., ends[0]], result[..., ends[1]] = both.real, both.imag
+    return result
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen3"])
+def test_the_fit_is_the_ridge_regression_of_the_papers_target(name: str) -> None:
+    model, text, rows = open_model(GOLDEN / f"{name}.gguf"), some_tokens(90, 1), 90
+    found = importance.fit(model.file, model.spec, text)
+    for layer, own in enumerate(projected(model, np.concatenate([text, text]))):
+        core = find_network(model.spec).attention[layer]
+        assert core is not None
+        queries, keys = (rotated(model, layer, own[each]) for each in "qk")
+        for head in range(core.kv_heads):
+            best = np.zeros(rows)
+            for query in range(head * core.group, (head + 1) * core.group):
+                part = own["output"][:, query * core.head_dim : (query + 1) * core.head_dim]
+                written = np.linalg.norm(own["v"][head][:rows] @ part.T, axis=1)
+                for at in range(rows, 2 * rows):
+                    weights = np.exp(keys[head][: at + 1] @ queries[query][at] * core.scale)
+                    paid = weights[:rows] / weights.sum() / np.linalg.norm(own["input"][at])
+                    best = np.maximum(best, paid * written)
+            x, y = inputs_of(own, head)[4:rows], np.log(best[4:])
+            mean, spread = x.mean(axis=0), x.std(axis=0) + 1e-3
+            damped = np.concatenate([(x - mean) / spread, np.sqrt(0.01 * len(x)) * np.eye(x.shape[1])])
+            wanted = np.linalg.lstsq(damped, np.append(y - y.mean(), np.zeros(x.shape[1])), rcond=None)[0]
+            ours = x @ found[layer][head, :-1] + found[layer][head, -1]
+            np.testing.assert_allclose(ours, (x - mean) / spread @ wanted + y.mean(), atol=2e-2)
+            assert np.corrcoef(ours, y)[0, 1] > 0.5
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35", "gemma3", "gpt-oss", "nemotron_h"])
+def test_the_fit_does_not_depend_on_how_many_tokens_run_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recurrent states, windows and sinks of attention, too."""
+    model, found = open_model(GOLDEN / f"{name}.gguf"), []
+    for tokens in (7, 1000):
+        monkeypatch.setattr(importance, "_AT_ONCE", tokens)
+        found.append(importance.fit(model.file, model.spec, some_tokens(40, 1)))
+    for parts, whole in zip(*found, strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=1e-3, atol=1e-4)
+
+
+def engine_scores(engine: Engine, known: RowImportance) -> FloatArray:
+    view = view_for(engine.kv, NEEDS, learned=known)
+    return make_policy("kvzap").score(view)  # type: ignore[attr-defined, no-any-return]
+
+
+def random_importance(model: Model, seed: int) -> RowImportance:
+    network = find_network(model.spec)
+    values = np.random.default_rng(seed).standard_normal(importance_bytes(network) // 4)
+    return RowImportance.of(network, values.astype(np.float32) / 8)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "onnx"])
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen3", "phi3"])
+def test_engines_predict_from_rows_what_projections_give(
+    name: str, backend: str, engines: Callable[[Engine], Engine]
+) -> None:
+    """Pairs that lie side by side or in halves, and norms of heads; phi3 has a matrix for queries, keys and values."""
+    require_native()
+    if backend == "onnx":
+        pytest.importorskip("onnxruntime")
+    model, tokens = open_model(GOLDEN / f"{name}.gguf"), some_tokens(60, 2)
+    known = random_importance(model, 3)
+    engine = engines(load_engine(model, backend, "f32"))
+    engine.forward(tokens)
+    scores = engine_scores(engine, known)
+    for layer, own in enumerate(projected(model, tokens)):
+        for head, weights in enumerate(known.layers[layer]):
+            wanted = np.exp(inputs_of(own, head) @ weights[:-1] + weights[-1])
+            np.testing.assert_allclose(scores[layer, head], wanted, rtol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "int8", "int4"])
+def test_rounded_rows_have_nearly_the_same_scores(dtype: str, engines: Callable[[Engine], Engine]) -> None:
+    require_native()
+    model, tokens, found = open_model(GOLDEN / "llama-gqa-tied.gguf"), some_tokens(60, 2), []
+    for each in ("f32", dtype):
+        engine = engines(load_engine(model, "cpu", each))
+        engine.forward(tokens)
+        found.append(np.log(engine_scores(engine, random_importance(model, 3))))
+    assert np.corrcoef(found[0].reshape(-1), found[1].reshape(-1))[0, 1] > (0.9 if dtype == "int4" else 0.999)
+
+
+def test_heads_with_important_rows_keep_more() -> None:
+    scores = np.full((2, 1, 40), 0.1, np.float32)
+    scores[1, 0, 4:34] = 9
+    view = KVView(40, np.full((2, 1), 40, np.int32), longest=60, importance=lambda layer: scores[layer])
+    few, many = make_policy("kvzap:sinks=0,recent=0.1,floor=0.5").rows_to_keep(view, 20)
+    assert few.size + many.size == 40
+    assert many.size > few.size >= 10
+    assert {*many.tolist()} <= {*range(4, 34), 38, 39}
+
+
+def test_it_is_fitted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    model = open_model(GOLDEN / "llama-gqa-tied.gguf")
+    assert learned.making_bytes(model.file, model.spec, NEEDS) > 0
+    first = learned.find(model.file, model.spec, NEEDS, some_tokens(50, 1))
+    again = learned.find(model.file, model.spec, NEEDS, some_tokens(50, 2))
+    assert learned.making_bytes(model.file, model.spec, NEEDS) == 0
+    for layer, values in first.layers.items():
+        np.testing.assert_array_equal(values, again.layers[layer])
+    (path,) = (tmp_path / "weights").glob("*.importance")
+    path.write_bytes(path.read_bytes()[:-2])
+    assert learned.stored(model.file, model.spec, NEEDS) is None  # damaged: fitted again
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", "qwen35"])
+def test_a_session_evicts_by_it_from_the_first_run_on(name: str) -> None:
+    """Also beside layers with windows, whose rows it does not see, and beside recurrent ones."""
+    require_native()
+    path = GOLDEN / f"{name}.gguf"
+    with load(path, backend="cpu", kv_policy="kvzap", max_kv_size=64, threads=1) as session:
+        session.generate(some_tokens(150, 5), max_tokens=40, ignore_eos=True)
+        assert session.report is not None
+        assert session.report.tokens.generated == 40
+        lengths = session.engine.kv.head_lengths  # type: ignore[attr-defined]
+        assert lengths.size == 1 or np.unique(lengths).size > 1
+
+
+def test_models_whose_rows_cannot_be_ranked_are_refused() -> None:
+    require_native()
+    for name, reason in (("gemma4", "per-layer embeddings"), ("llama-window", "use streaming")):
+        with pytest.raises(UnsupportedError, match=reason):
+            load(GOLDEN / f"{name}.gguf", backend="cpu", kv_policy="kvzap", max_kv_size=64, threads=1)
