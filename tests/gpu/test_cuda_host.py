@@ -30,6 +30,15 @@ class Driver:
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK=0)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6)
+
+    @staticmethod
+    def CUlaunchConfig() -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(attrs=[], numAttrs=0, sharedMemBytes=0)
+
+    @staticmethod
+    def CUlaunchAttribute() -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(value=SimpleNamespace())
 
     def __init__(self) -> None:
         self.memory, self.alive = (
@@ -37,7 +46,7 @@ class Driver:
             {"context": 0, "stream": 0, "module": 0, "graph": 0, "event": 0},
         )
         self.captured: list[Callable[[], None]] | None = None
-        self.threads = 1024
+        self.threads, self.overlaps = 1024, list[bool]()
         self.captures, self.launches, self.enough = 0, list[tuple[int, ...]](), True
 
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
@@ -118,12 +127,16 @@ class Driver:
             each()
         return (_DONE,)
 
-    def cuLaunchKernel(self, function: str, *shape: Any) -> tuple[int]:  # noqa: N802
-        *sizes, shared, _stream, pointers, _extra = shape
+    def cuLaunchKernelEx(self, config: Any, function: str, pointers: int, _extra: int) -> tuple[int]:  # noqa: N802
+        sizes = [getattr(config, f"{of}Dim{axis}") for of in ("grid", "block") for axis in "XYZ"]
+        assert config.numAttrs == len(config.attrs)
+        overlaps = [(each.id, each.value.programmaticStreamSerializationAllowed) for each in config.attrs]
+        assert overlaps in ([], [(6, 1)])
+        self.overlaps.append(bool(overlaps))
         addresses = (ctypes.c_uint64 * 3).from_address(pointers)
         out, x = (ctypes.c_uint64.from_address(addresses[each]).value for each in range(2))
         factor = ctypes.c_int32.from_address(addresses[2]).value
-        assert (function, shared, sizes[2:]) == ("edge_add", 0, [1, 32, 1, 1])
+        assert (function, config.sharedMemBytes, sizes[2:]) == ("edge_add", 0, [1, 32, 1, 1])
 
         def run() -> None:
             self.launches.append((sizes[0], sizes[1], factor))
@@ -143,10 +156,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return Driver()
 
 
-def opened(driver: Driver) -> cuda.CudaDevice:
+def opened(driver: Driver, *features: str) -> cuda.CudaDevice:
     limits = Limits(1 << 30, 1 << 30, 256, 1024, 49152, 65535)
     return cuda.CudaDevice(
-        Adapter("cuda", "cuda", 0, "RTX", "NVIDIA", "CUDA 12.9", "discrete", False, 1 << 30, limits, frozenset()),
+        Adapter(
+            "cuda", "cuda", 0, "RTX", "NVIDIA", "CUDA 12.9", "discrete", False, 1 << 30, limits, frozenset(features)
+        ),
         driver,
     )
 
@@ -178,6 +193,21 @@ def test_a_recording_is_captured_once_and_replayed(driver: Driver) -> None:
     assert set(driver.alive.values()) == {0}
     assert not driver.memory
     assert device.allocated == 0
+
+
+def test_launches_of_a_graph_overlap_those_before(driver: Driver) -> None:
+    """If the device can, and not across graphs, nor while each is timed."""
+    for features, expected in ((), [False, False]), (("overlap",), [False, True]):
+        device = opened(driver, *features)
+        device.prepare({"edge_add": KERNEL})
+        dispatches = [Dispatch("edge_add", (Slice("out"), Slice("x")), (1,), (1, 1), "other")] * 2
+        recording = device.record(dispatches, {"out": device.create(16), "x": device.create(16)})
+        driver.overlaps.clear()
+        device.run(recording)
+        assert driver.overlaps == expected
+        device.time(recording)
+        assert driver.overlaps == [*expected, False, False]
+        device.close()
 
 
 def test_a_kernel_that_takes_too_many_registers_is_refused(driver: Driver) -> None:

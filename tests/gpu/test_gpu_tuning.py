@@ -34,7 +34,7 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_rig_times_both_parts_of_candidates(model: Model) -> None:
     setting, loads = gpu_setting(model.file, model.spec, "f16"), list[int]()
     start = defaults(setting.space)
-    usual = Tuning.of(choose_adapter().kind)
+    usual = Tuning.of(choose_adapter())
     assert {name: start[name] for name in ("rows", "split")} == {"rows": usual.rows, "split": usual.split}
     with setting.open(lambda: loads.append(1)) as rig:
         assert all(rig.measure(start, part) > 0 for part in PARTS)

@@ -121,12 +121,20 @@ class Tuning:
     gemm_tokens: int = 32  # tokens of a workgroup's tile in a chunk
     gemm_rows: int = 32  # rows of a workgroup's tile in a chunk
     attend: int = 128  # threads that attend for one KV head
+    stage: int = 0  # bytes of shared memory of a step's product whose activations fit there; 0: it reads them directly
+    mma_rows: int = 0  # rows of a workgroup's tile in a chunk through tensor cores; 0: there are none
+    mma_tokens: int = 64  # tokens of such a tile
+    mma_groups: int = 256  # workgroups that occupy the device: tiles become smaller where there are fewer
 
     @classmethod
-    def of(cls, kind: str) -> Tuning:
-        """The defaults for an adapter of this kind. CPUs run a workgroup's threads serially or as vector lanes: steps
-        take half the time if none share a row."""
-        return cls(rows=4, split=1, workgroup=16, gemm_tokens=16, gemm_rows=16) if kind == "cpu" else cls()
+    def of(cls, adapter: Adapter) -> Tuning:
+        """The defaults for an adapter. CPUs run a workgroup's threads serially or as vector lanes: steps take half the
+        time if none share a row."""
+        if adapter.kind == "cpu":
+            return cls(rows=4, split=1, workgroup=16, gemm_tokens=16, gemm_rows=16)
+        if "mma" in adapter.features:
+            return cls(rows=2, split=32, workgroup=256, stage=48 << 10, mma_rows=128)
+        return cls()
 
 
 @dataclass(frozen=True)
@@ -159,7 +167,9 @@ class Design:
         rotation = find_rotation(file, network, halves=network.halves)
         known = {field.name for field in fields(Tuning)}
         chosen = {name: value for name, value in config.tuning.items() if name in known}
-        tuning = replace(Tuning.of(adapter.kind), **chosen)
+        tuning = replace(Tuning.of(adapter), **chosen)
+        if "mma" not in adapter.features:
+            tuning = replace(tuning, mma_rows=0, stage=0)
         shape, weights = Shape.of(spec, ENGINE.NAME, ENGINE.supports), make_weights(file, spec, adapter.limits.binding)
         adapters = Adapters.of(config.lora_rank, config.kv_dtype)
         adapters.check(weights, adapter.limits.binding)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-# edge_half(word): the float16 in the low half. edge_halves(a, b): two float16, a in the low half.
+# edge_half(word): the float16 in the low half. edge_halves(a, b): two float16, a in the low half. edge_bf16(a, b): two
+# bfloat16. edge_mma(c, a0 … a3, b0, b1): c += A · B by tensor cores, for the 32 threads of a warp, which hold 16 × 8
+# float32, 16 × 16 and 16 × 8 bfloat16 as PTX's mma.m16n8k16 wants them.
 PRELUDES: dict[str, dict[str, str]] = {
     "wgsl": {
         "edge_half": "fn edge_half(word: u32) -> f32 { return unpack2x16float(word).x; }\n",
@@ -36,6 +38,35 @@ PRELUDES: dict[str, dict[str, str]] = {
             "static __device__ __forceinline__ unsigned int edge_halves(float a, float b) { unsigned short x, y; "
             'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x) : "f"(a)); asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(b)); '
             "return (unsigned int)x | (unsigned int)y << 16; }\n"
+        ),
+        "edge_overlap": (
+            "static __device__ __forceinline__ void edge_overlap() {\n#if __CUDA_ARCH__ >= 900\n"
+            'asm volatile("griddepcontrol.launch_dependents;");\n#endif\n}\n'
+        ),
+        "edge_begin": (
+            "static __device__ __forceinline__ void edge_begin() {\n#if __CUDA_ARCH__ >= 900\n"
+            'asm volatile("griddepcontrol.wait;" ::: "memory");\n#endif\n}\n'
+        ),
+        "edge_sum": (
+            "static __device__ __forceinline__ float edge_sum(float value, int threads) { "
+            "for (int by = threads >> 1; by; by >>= 1) value += __shfl_xor_sync(0xffffffffu, value, by); "
+            "return value; }\n"
+        ),
+        "edge_prefetch": (
+            "static __device__ __forceinline__ void edge_prefetch(const void *at) { "
+            'asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }\n'
+        ),
+        "edge_bf16": (
+            "static __device__ __forceinline__ unsigned int edge_bf16(float a, float b) { unsigned int both; "
+            'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(b), "f"(a)); return both; }\n'
+        ),
+        "edge_mma": (
+            "static __device__ __forceinline__ void edge_mma(float *c, unsigned int a0, unsigned int a1, "
+            "unsigned int a2, unsigned int a3, unsigned int b0, unsigned int b1) { "
+            'asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 '
+            '{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" '
+            ': "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) '
+            ': "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1)); }\n'
         ),
     },
     "metal": {

@@ -30,6 +30,7 @@ typedef unsigned int uint;
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
 """
+_WEIGHTS = ("w4", "w1", "residual_w4", "rest", "r4", "r1", "lora4")  # buffers that no kernel writes
 _DEVICE_KERNEL = 2  # TVM's calling convention of kernels
 
 
@@ -64,13 +65,17 @@ def lower(built: Built, language: str) -> Kernel:
 def _adapted(source: str, language: str, built: Built) -> str:
     """Add what TVM omits. Both languages: read-only buffers become const, so that loads go through read-only caches.
     OpenCL: the workgroup size, which its compilers schedule for. CUDA: TVM's header includes files that NVRTC lacks
-    without CUDA's own folder."""
+    without CUDA's own folder. A kernel waits before all else for the one before, beside which it may be launched; hence
+    read-only caches are for weights alone (those are restricted pointers to const)."""
     if language not in ("cuda", "opencl"):
         return source
     for name in set(built.buffers) - set(built.written):
-        source = re.sub(rf"(\w+\* (?:__)?restrict(?:__)? {name}\b)", r"const \1", source)
+        restricted = "" if language == "cuda" and name not in _WEIGHTS else r" \2"
+        source = re.sub(rf"(\w+\*) ((?:__)?restrict(?:__)?) {name}\b", rf"const \1{restricted} {name}", source)
     if language == "cuda":
-        return _CUDA_HEAD + source[source.index('extern "C" __global__') :]
+        declaration, start, body = source[source.index('extern "C" __global__') :].partition(") {\n")
+        waits = "" if "edge_begin()" in body else "  edge_begin();\n"
+        return f"{_CUDA_HEAD}{declaration}{start}  edge_overlap();\n{waits}{body}"
     return source.replace("__kernel", f"__kernel __attribute__((reqd_work_group_size({built.threads}, 1, 1)))")
 
 

@@ -26,17 +26,22 @@ _CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the 
     "workgroup": ("threads of a product", (16, 32, 64, 128, 256), PARTS),
     "gemm_tokens": ("tokens of a tile, prefill", (8, 16, 32, 64), (CHUNK,)),
     "gemm_rows": ("rows of a tile, prefill", (16, 32, 64, 128), (CHUNK,)),
+    "stage": ("bytes of shared memory for activations, decode", (0, 48 << 10), (STEP,)),
+    "mma_rows": ("rows of a tile through tensor cores, prefill", (64, 128, 256), (CHUNK,)),
+    "mma_tokens": ("tokens of such a tile", (32, 64, 128), (CHUNK,)),
+    "mma_groups": ("workgroups below which such tiles become smaller", (1, 128, 256, 512), (CHUNK,)),
     "attend": ("threads that attend for a KV head", (32, 64, 128, 256), PARTS),
 }
 
 
-def make_space(kind: str, prompt: int) -> tuple[Field, ...]:
-    """The search space for an adapter of this kind. prompt: tokens that are measured, the longest chunk."""
-    usual = Tuning.of(kind)
+def make_space(adapter: Adapter, prompt: int) -> tuple[Field, ...]:
+    """The search space for an adapter. prompt: tokens that are measured, the longest chunk."""
+    usual = Tuning.of(adapter)
+    unused = ("gemm_",) if usual.mma_rows else ("mma_", "stage")
     space = [
         Field(name, about, int(getattr(usual, name)), choices, parts)
-        for name, (about, choices, parts) in _CHOICES.items()
-    ]
+        for name, (about, choices, parts) in _CHOICES.items() if not name.startswith(unused)
+    ]  # fmt: skip
     chunks = tuple(max(1, prompt >> shift) for shift in range(4, -1, -1))
     return (*space, Field("chunk", "tokens per prefill chunk", prompt, chunks, (CHUNK,), compiled=False))
 
@@ -48,7 +53,7 @@ def gpu_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
     from edge.backends.tvm.tuning.host import rig_config
 
     adapter, depths = choose_adapter(), Depths.of(spec.context)
-    space = make_space(adapter.kind, depths.prompt)
+    space = make_space(adapter, depths.prompt)
 
     def load(values: Values) -> GPUEngine:
         return GPUEngine(file, spec, rig_config(spec, space, kv_dtype, values, 1))

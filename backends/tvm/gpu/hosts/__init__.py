@@ -50,7 +50,7 @@ class Adapter:
     unified: bool  # its buffers are in the process's main memory
     memory: int | None  # bytes of its own; None: the driver does not tell
     limits: Limits
-    features: frozenset[str]  # f16, dot4 (products of packed bytes), subgroups, timestamps
+    features: frozenset[str]  # f16, dot4 (products of packed bytes), mma (tensor cores), overlap (of launches), …
     bus: str = ""  # PCI address; empty: the driver does not tell
 
     @property

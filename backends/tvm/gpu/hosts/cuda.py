@@ -2,6 +2,9 @@
 
 A recording is a CUDA graph, captured from ordinary launches once for each number of workgroups that a pass may have,
 and replayed by one call. Kernels are compiled for the device's own architecture.
+
+Since compute capability 9.0 a kernel of a graph is launched as soon as all workgroups of the one before run, and waits
+for its end (programmatic dependent launch): see `lowering.py` for the kernels' part.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ from edge.types import AnyArray
 
 _BUFFERS = 256  # parameters may have 4 KiB
 _GRAPHS = 8  # of a recording that are kept
+_FEATURES = {  # with the compute capability and the version of CUDA that have them
+    "f16": (0, 0, 0), "subgroups": (0, 0, 0), "timestamps": (0, 0, 0), "dot4": (6, 1, 0), "mma": (8, 0, 0),
+    "overlap": (9, 0, 12030),
+}  # fmt: skip
 
 
 def adapters() -> list[Adapter]:
@@ -138,7 +145,7 @@ def _adapter(driver: Any, index: int) -> Adapter:
             shared=attribute("MAX_SHARED_MEMORY_PER_BLOCK"),
             groups=min(attribute("MAX_GRID_DIM_X"), attribute("MAX_GRID_DIM_Y")),
         ),
-        features=frozenset({"f16", "subgroups", "timestamps"} | ({"dot4"} if capability >= (6, 1) else set())),
+        features=frozenset(each for each, since in _FEATURES.items() if (*capability, version) >= since),
         bus=_text(_call(driver, "cuDeviceGetPCIBusId", 32, device)),
     )  # fmt: skip
 
@@ -307,8 +314,8 @@ class CudaDevice:
         mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._do("cuStreamBeginCapture", self._stream, mode)
         try:
-            for each in recording.launches:
-                self._launch(each, tokens)
+            for number, each in enumerate(recording.launches):
+                self._launch(each, tokens, overlaps=number > 0 and "overlap" in self.adapter.features)
         except EngineError:
             self._cu.cuStreamEndCapture(self._stream)
             raise
@@ -318,11 +325,19 @@ class CudaDevice:
         finally:
             self._do("cuGraphDestroy", graph)
 
-    def _launch(self, launch: _Launch, tokens: int) -> None:
-        groups, threads = launch.dispatch.workgroups(tokens), launch.threads
-        self._do(
-            "cuLaunchKernel", launch.function, *groups, 1, *threads, 1, 0, self._stream, launch.pointers.ctypes.data, 0
-        )
+    def _launch(self, launch: _Launch, tokens: int, *, overlaps: bool = False) -> None:
+        """overlaps: it may be launched before the end of the launch before, for which it waits."""
+        cu, config = self._cu, self._cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY = launch.dispatch.workgroups(tokens)
+        config.blockDimX, config.blockDimY = launch.threads
+        config.gridDimZ = config.blockDimZ = 1
+        config.hStream = self._stream
+        if overlaps:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        self._do("cuLaunchKernelEx", config, launch.function, launch.pointers.ctypes.data, 0)
 
     def _enter(self) -> None:
         """Make the context current in this thread; any thread may call."""

@@ -21,12 +21,14 @@ from edge.backends.tvm.gpu.kernels.functions import ACTIVATIONS, soft_cap
 from edge.backends.tvm.gpu.kernels.norms import Norm, Statistics, apply, inverse_root, row_statistics
 from edge.backends.tvm.gpu.kernels.quants import QUADS, Sum, Words, as_floats, floats_of, needs_sums, sum_halves
 from edge.backends.tvm.gpu.kernels.threads import (
+    WARP,
     Buffer,
     Built,
     Register,
     Scope,
     Value,
     barrier,
+    begin,
     build,
     f32,
     hold,
@@ -34,6 +36,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     lane,
     let,
     loop,
+    prefetch,
     quotient,
     remainder,
     select,
@@ -42,11 +45,14 @@ from edge.backends.tvm.gpu.kernels.threads import (
     strided,
     to_int,
     total,
+    warp_sum,
     when,
 )
 from edge.backends.tvm.gpu.weights import LayerLayout, Matrix, Piece, Vector, WeightsLayout
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.shape import Shape
+
+_LINE = 32  # words that are read at once
 
 
 @dataclass(frozen=True)
@@ -177,6 +183,17 @@ class Band:
         with when(T.And(group >= start, group < stop)):
             yield
 
+    def prefetch(self, height: int) -> None:
+        """Begin to read this workgroup's weights, before `begin`."""
+        for bundle in self.each():
+            for factor in bundle:
+                matrix = factor.matrix
+                for at, words in zip(matrix.offsets, matrix.row_words, strict=False):
+                    start, last = let(self.first * words + at), i32(at + matrix.rows * words - 1)
+                    if words:
+                        with strided(self.scope, -(-height * words // _LINE) + 1) as line:
+                            prefetch(self.scope.w1, T.min(start + line * _LINE, last))
+
     def finish(self, row: Value, token: Value, sums: Sequence[Value]) -> None:
         """Write the result of a matrix row from the sums of the bundle's factors."""
         epilogue, words = self.product.epilogue, Words(self.scope.w4, self.scope.w1)
@@ -236,14 +253,23 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     With a residual: raw float32x4, which is normalized with weights in residual_w4 and added to x; sums float32x4
     receives the sum, since other workgroups still read x.
     """
+    if tuning.workgroup < WARP:
+        tuning = replace(tuning, stage=0)
     split = split_of(product.columns, tuning)
     height = tuning.workgroup // split * tuning.rows
+    slots = (1 + product.paired) * tuning.rows + 1
 
     def body(scope: Scope) -> None:
-        memory = scope.shared(((1 + product.paired) * tuning.rows + 1) * scope.threads)
+        memory = scope.shared(slots * scope.threads)
+        band = Band.of(scope, product, height)
+        if tuning.stage:
+            band.prefetch(height)
+            begin()
         row = hold(to_int(scope.tables[State.COUNT]) - 1, "int32") if last else i32(0)
         inputs = _Inputs.of(scope, product, let(row * (product.columns // 4)), memory, split)
-        _multiply(scope, product, Band.of(scope, product, height), inputs, memory, split, tuning.rows)
+        if 4 * slots * scope.threads + 16 * QUADS * _stride(product) <= tuning.stage:
+            inputs = inputs.stage(memory, (slots - 1) * scope.threads)
+        _multiply(scope, product, band, inputs, memory, split, tuning)
 
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32"}
     reads |= {"rest": "uint32x4"} if product.norm and product.norm_in_rest else {}
@@ -257,6 +283,11 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
 def split_of(columns: int, tuning: Tuning) -> int:
     """Threads that share a row of a step's product."""
     return min(tuning.split, _power_of_two(columns // PART), tuning.workgroup)
+
+
+def _stride(product: Product) -> int:
+    """Vectors from a part's first to its second one in shared memory; odd, so that writers hit different banks."""
+    return product.columns // PART | 1
 
 
 @contextmanager
@@ -280,6 +311,8 @@ class _Inputs:
     writes: Value  # this thread writes their sums with the residual
     residual_statistics: Statistics | None = None  # of the residual's norm
     statistics: Statistics | None = None  # of a LayerNorm
+    staged: Buffer | None = None  # all of them in shared memory, normalized but for a late scale
+    squared: Value | None = None  # the sum of their squares, if they are staged and scaled late
 
     @classmethod
     def of(cls, scope: Scope, product: Product, first: Value, memory: Buffer, split: int) -> _Inputs:
@@ -311,6 +344,38 @@ class _Inputs:
         added = apply(let(self.scope.raw[self.first + at]), self.residual_statistics.spread(), weight, bias)
         return hold(x + (added * spread(f32(residual.scale)) if residual.scale != 1 else added), "float32x4")
 
+    def stage(self, memory: Buffer, scratch: int) -> _Inputs:
+        """Bring them to shared memory: the first vectors of all parts, then the second ones …, since threads side by
+        side read parts side by side. scratch: the first of as many elements of memory as there are threads."""
+        scope, stride = self.scope, _stride(self.product)
+        staged, squares = scope.shared(QUADS * stride, "float32x4"), Register(spread(f32(0.0)), "float32x4")
+        with strided(scope, self.product.columns // 4) as at:
+            x = self.hidden(at)
+            if self.product.residual:
+                with when(scope.group == 0):
+                    store(scope.sums, self.first + at, x)
+            if self.is_scaled_late:
+                squares.value = squares.value + x * x
+            norm, weights = self.product.norm, self.weights
+            read = [weights.vector_quad(each, at) for each in (norm.weight, norm.bias) if each] if norm else []
+            store(staged, remainder(at, QUADS) * stride + quotient(at, QUADS), self._normed(x, *read))
+        if not self.is_scaled_late:
+            barrier()
+            return replace(self, staged=staged)
+        together = min(scope.threads, WARP)
+        store(memory, scope.thread + scratch, warp_sum(total(squares.value), together))
+        barrier()
+        squared = added(memory, i32(scratch), scope.threads // together, together)
+        return replace(self, staged=staged, squared=squared)
+
+    def _normed(self, x: Value, weight: Value | None = None, bias: Value | None = None) -> Value:
+        """A vector, normalized but for a late scale."""
+        if weight is None:
+            return x
+        return hold(
+            x * weight if self.statistics is None else apply(x, self.statistics.spread(), weight, bias), "float32x4"
+        )
+
     @property
     def is_scaled_late(self) -> bool:
         return self.product.norm is not None and self.product.norm.kind == "rms"
@@ -318,6 +383,8 @@ class _Inputs:
     def read(self, part: Value, squares: Register) -> list[Value]:
         """The 32 activations of a part, in vectors of 4. squares: accumulates their squares, if they are scaled
         late."""
+        if self.staged is not None:
+            return [let(self.staged[part + index * _stride(self.product)]) for index in range(QUADS)]
         norm, at = self.product.norm, let(part * QUADS)
         x = [self.hidden(at + index) for index in range(QUADS)]
         if self.product.residual:
@@ -329,13 +396,8 @@ class _Inputs:
                 squares.value = squares.value + each * each
         if not norm:
             return x
-        weights = self.weights.vector(norm.weight, part)
-        if self.statistics is None:
-            return [hold(each * weight, "float32x4") for each, weight in zip(x, weights, strict=True)]
-        biases = self.weights.vector(norm.bias, part) if norm.bias else [None] * QUADS
-        statistics = self.statistics.spread()
-        normed = (apply(each, statistics, *others) for each, *others in zip(x, weights, biases, strict=True))
-        return [hold(each, "float32x4") for each in normed]
+        vectors = (self.weights.vector(each, part) for each in (norm.weight, norm.bias) if each)
+        return [self._normed(*each) for each in zip(x, *vectors, strict=True)]
 
 
 def _lanes(vector: Value) -> list[Value]:
@@ -344,10 +406,11 @@ def _lanes(vector: Value) -> list[Value]:
 
 
 def _multiply(
-    scope: Scope, product: Product, band: Band, inputs: _Inputs, memory: Buffer, split: int, rows: int
+    scope: Scope, product: Product, band: Band, inputs: _Inputs, memory: Buffer, split: int, tuning: Tuning
 ) -> None:
     """Multiply the rows of a workgroup."""
-    words, parts = Words(scope.w4, scope.w1), product.columns // PART
+    words, parts, rows = Words(scope.w4, scope.w1), product.columns // PART, tuning.rows
+    together = min(split, WARP) if tuning.stage else 1  # threads that add their sums without shared memory
     team, place = let(quotient(scope.thread, split)), let(remainder(scope.thread, split))
     teams, factors = scope.threads // split, 1 + product.paired
     own = [let(T.min(band.first + team * rows + index, band.rows - 1)) for index in range(rows)]
@@ -364,7 +427,11 @@ def _multiply(
                     for index, row in enumerate(own):
                         sums[number * rows + index].add(words, factor.matrix, row, part, x, x_sums)
 
-    found = [each.value for each in sums] + [total(squares.value)] * inputs.is_scaled_late
+    found = [each.value for each in sums]
+    if inputs.is_scaled_late and inputs.squared is None:
+        found.append(total(squares.value))
+    if together > 1:
+        found = [warp_sum(each, together) for each in found]
     for slot, value in enumerate(found):
         store(memory, scope.thread + slot * scope.threads, value)
     barrier()
@@ -373,15 +440,19 @@ def _multiply(
         with when(row < band.rows):
             sums_at = let(quotient(local, rows) * split)
             own_at = let(sums_at + remainder(local, rows) * scope.threads)
-            totals = [added(memory, own_at + n * rows * scope.threads, split) for n in range(factors)]
+            totals = [
+                added(memory, own_at + n * rows * scope.threads, split // together, together) for n in range(factors)
+            ]
             if inputs.is_scaled_late and product.norm:
-                squared = added(memory, sums_at + (len(found) - 1) * scope.threads, split)
+                squared = inputs.squared
+                if squared is None:
+                    squared = added(memory, sums_at + (len(found) - 1) * scope.threads, split // together, together)
                 scale = hold(inverse_root(squared, product.norm))
                 totals = [each * scale for each in totals]
             band.finish(row, i32(0), totals)
 
 
-def added(memory: Buffer, start: Value, count: int) -> Value:
-    """The sum of consecutive values in shared memory."""
+def added(memory: Buffer, start: Value, count: int, step: int = 1) -> Value:
+    """The sum of `count` values in shared memory, each `step` behind the one before."""
     start = let(start)
-    return hold(fold(lambda one, other: one + other, [memory[start + at] for at in range(count)]))
+    return hold(fold(lambda one, other: one + other, [memory[start + at * step] for at in range(count)]))

@@ -21,6 +21,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     half,
     hold,
     i32,
+    is_vector,
     join,
     lane,
     let,
@@ -41,15 +42,27 @@ QUADS = PART // 4  # vectors of a part
 
 @dataclass(frozen=True)
 class Words:
-    """A buffer of weights under both of its types: w4 uint32x4, w1 uint32."""
+    """A buffer of weights under both of its types: w4 uint32x4, w1 uint32.
+
+    column: where it is not None, of each 4 words this one alone is read, and what would be a vector is its element.
+    """
 
     w4: Buffer
     w1: Buffer
+    column: Value | None = None
+
+    def quad(self, at: Value) -> Value:
+        """4 words, or the column's one."""
+        return let(self.w4[at] if self.column is None else self.w1[at * 4 + self.column])
 
     def vector(self, vector: Vector, part: Value) -> list[Value]:
         """32 float32 values, in vectors of 4."""
         at = let(part * QUADS + vector.at // 4)
         return [as_floats(let(self.w4[at + index])) for index in range(QUADS)]
+
+    def vector_quad(self, vector: Vector, at: Value) -> Value:
+        """Values 4 · at …"""
+        return as_floats(let(self.w4[at + vector.at // 4]))
 
     def value(self, vector: Vector, at: Value) -> Value:
         """One float32 value."""
@@ -65,13 +78,28 @@ class Scale:
 
 
 def as_floats(words: Value) -> Value:
-    """Reinterpret 4 words as float32."""
-    return T.reinterpret("float32x4", words)
+    """Reinterpret words as float32."""
+    return T.reinterpret(_alike("float32", words), words)
 
 
 def _quad(words: Words, at: Value) -> Value:
     """4 words as int32, which CPUs convert to floats faster than uint32."""
-    return hold(T.reinterpret("int32x4", let(words.w4[at])), "int32x4")
+    quad = words.quad(at)
+    return _held(T.reinterpret(_alike("int32", quad), quad))
+
+
+def _alike(dtype: str, value: Value) -> str:
+    """The dtype of a scalar or of a vector, as the value is."""
+    return dtype + "x4" * is_vector(value)
+
+
+def _held(value: Value) -> Value:
+    return hold(value, str(value.ty.dtype))
+
+
+def _spread(scalar: Value, value: Value) -> Value:
+    """As a vector if the value is one."""
+    return spread(scalar) if is_vector(value) else scalar
 
 
 def read_values(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
@@ -79,14 +107,25 @@ def read_values(words: Words, matrix: Matrix, row: Value, part: Value) -> list[V
     block = matrix.block
     if isinstance(block, FloatBlock):
         return _read_floats(words, matrix, row, part)
-    quants, scales = _read_quants(words, matrix, row, part), _read_scales(words, matrix, row, part)
+    quants, scales = _read_centered(words, matrix, row, part), _read_scales(words, matrix, row, part)
     found = []
     for index, quant in enumerate(quants):
         group = scales[index * len(scales) // QUADS]
-        centered = quant - spread(f32(float(block.center))) if block.center else quant
-        scaled = spread(group.scale) * centered
-        found.append(scaled if group.minimum is None else scaled + spread(group.minimum))
+        scaled = _spread(group.scale, quant) * quant
+        found.append(scaled if group.minimum is None else scaled + _spread(group.minimum, quant))
     return found
+
+
+def is_scaled(block: Block) -> bool:
+    """Whether weights are scaled integers of at most 8 bits and a sign, without a minimum."""
+    return isinstance(block, IntegerBlock) and not block.has_minimum
+
+
+def read_scaled(words: Words, matrix: Matrix, row: Value, part: Value) -> tuple[list[Value], list[Value]]:
+    """The integers of a part as `read_values` returns weights, of a block that `is_scaled`, and the scales of its
+    halves, or of all."""
+    scales = [each.scale for each in _read_scales(words, matrix, row, part)]
+    return _read_centered(words, matrix, row, part), scales
 
 
 def needs_sums(block: Block) -> bool:
@@ -140,19 +179,28 @@ def _read_floats(words: Words, matrix: Matrix, row: Value, part: Value) -> list[
     """The 32 values of a part of F32, F16 or BF16, in vectors of 4."""
     count = matrix.planes[0] // 4
     at = let(row * matrix.plane_quads[0] + part * count + matrix.at // 4)
-    quads = [let(words.w4[at + index]) for index in range(count)]
+    quads = [words.quad(at + index) for index in range(count)]
     return [each for quad in quads for each in floats_of(quad, matrix.kind)]
 
 
 def floats_of(quad: Value, kind: str) -> list[Value]:
-    """The values in 4 words of F32, F16 or BF16, in vectors of 4."""
+    """The values in 4 words of F32, F16 or BF16, in vectors of 4; in one word, scalars."""
     if kind == "F32":
         return [as_floats(quad)]
+    if kind == "F16" and not is_vector(quad):
+        return [half(quad, which) for which in (0, 1)]
     if kind == "F16":
         return [join([half(lane(quad, index), which) for index in range(4)]) for which in (0, 1)]
     assert kind == "BF16"
-    high, by = spread(u32(0xFFFF0000)), spread(u32(16))
-    return [as_floats(hold(each, "uint32x4")) for each in (T.shift_left(quad, by), T.bitwise_and(quad, high))]
+    high, by = _spread(u32(0xFFFF0000), quad), _spread(u32(16), quad)
+    return [as_floats(_held(each)) for each in (T.shift_left(quad, by), T.bitwise_and(quad, high))]
+
+
+def _read_centered(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
+    """The integers q − center of a part as float32."""
+    quants = _read_quants(words, matrix, row, part)
+    center = matrix.block.center if isinstance(matrix.block, IntegerBlock) else 0
+    return [quant - _spread(f32(float(center)), quant) for quant in quants] if center else quants
 
 
 def _read_quants(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
@@ -163,7 +211,7 @@ def _read_quants(words: Words, matrix: Matrix, row: Value, part: Value) -> list[
         assert block.signed
         at = let(row * matrix.plane_quads[0] + part * 2 + matrix.at // 4)
         quads = [_quad(words, at + index) for index in range(2)]
-        return [_to_floats(_top_byte(quad, spread(i32(24 - 8 * byte)))) for quad in quads for byte in range(4)]
+        return [_to_floats(_top_byte(quad, i32(24 - 8 * byte))) for quad in quads for byte in range(4)]
     planes = [
         (bits, low, _read_plane(words, matrix, number, row, part))
         for number, (bits, low) in enumerate(zip(block.planes, accumulate(block.planes, initial=0), strict=False))
@@ -183,29 +231,29 @@ def _read_plane(words: Words, matrix: Matrix, number: int, row: Value, part: Val
     quad = _quad(words, row * quads + quotient(part, together) + start // 4)
     if together == 1:
         return quad
-    return hold(T.shift_right(quad, spread(remainder(part, together) * (2 * bits))), "int32x4")
+    return _held(T.shift_right(quad, _spread(remainder(part, together) * (2 * bits), quad)))
 
 
 def _field(quad: Value, bits: int, first: int, place: int) -> Value:
     """`bits` bits from bit `first` on, moved to bit `place`."""
     mask = (1 << bits) - 1 << place
-    return T.bitwise_and(_shifted(quad, first - place), spread(i32(mask)))
+    return T.bitwise_and(_shifted(quad, first - place), _spread(i32(mask), quad))
 
 
 def _shifted(quad: Value, right: int) -> Value:
     """Shifted right, or left where `right` is negative."""
     if right < 0:
-        return T.shift_left(quad, spread(i32(-right)))
-    return T.shift_right(quad, spread(i32(right))) if right else quad
+        return T.shift_left(quad, _spread(i32(-right), quad))
+    return T.shift_right(quad, _spread(i32(right), quad)) if right else quad
 
 
 def _to_floats(words: Value) -> Value:
-    return T.cast(words, "float32x4")
+    return T.cast(words, _alike("float32", words))
 
 
 def _top_byte(quad: Value, left: Value) -> Value:
-    """The highest byte of each word, signed, after a left shift."""
-    return T.shift_right(T.shift_left(quad, left), spread(i32(24)))
+    """The highest byte of each word, signed, after a left shift by a scalar."""
+    return T.shift_right(T.shift_left(quad, _spread(left, quad)), _spread(i32(24), quad))
 
 
 def _levels(codes: Value, codebook: tuple[int, ...]) -> Value:
@@ -213,19 +261,23 @@ def _levels(codes: Value, codebook: tuple[int, ...]) -> Value:
 
     Each word has 4 levels as its bytes; the upper bits of a code choose the word, the lower ones the byte.
     """
-    codes = hold(codes, "int32x4")
+    codes = _held(codes)
     levels = [level & 255 for level in codebook]
     four = [_as_signed(sum(levels[4 * word + index] << 8 * index for index in range(4))) for word in range(4)]
-    by_4, by_8 = (hold(_all_if(codes, bit), "int32x4") for bit in (2, 3))
-    low, high = (_chosen(by_4, spread(i32(four[at])), spread(i32(four[at] ^ four[at + 1]))) for at in (0, 2))
-    low = hold(low, "int32x4")
+    by_4, by_8 = (_held(_all_if(codes, bit)) for bit in (2, 3))
+    low, high = (
+        _chosen(by_4, *(_spread(i32(each), codes) for each in (four[at], four[at] ^ four[at + 1]))) for at in (0, 2)
+    )
+    low = _held(low)
     word = _chosen(by_8, low, T.bitwise_xor(low, high))
-    return _top_byte(word, spread(i32(24)) - T.bitwise_and(codes, spread(i32(3))) * spread(i32(8)))
+    place = T.bitwise_and(codes, _spread(i32(3), codes))
+    left = _spread(i32(24), codes) - place * _spread(i32(8), codes)
+    return T.shift_right(T.shift_left(word, left), _spread(i32(24), word))
 
 
 def _all_if(words: Value, bit: int) -> Value:
     """All bits set in words that have this bit set, otherwise none."""
-    return T.shift_right(T.shift_left(words, spread(i32(31 - bit))), spread(i32(31)))
+    return T.shift_right(T.shift_left(words, _spread(i32(31 - bit), words)), _spread(i32(31), words))
 
 
 def _as_signed(word: int) -> int:

@@ -16,6 +16,8 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
+WARP = 32  # threads that CUDA runs in step
+
 Value = Any  # a scalar expression of TVM
 Buffer = Any  # memory of one element type
 
@@ -138,6 +140,11 @@ def join(values: Sequence[Value]) -> Value:
     return T.Shuffle(list(values), list(range(4)))
 
 
+def is_vector(value: Value) -> bool:
+    """Whether it is a vector of 4, not a scalar."""
+    return str(value.ty.dtype).endswith("x4")
+
+
 def total(vector: Value) -> Value:
     """The sum of a vector's 4 elements."""
     vector = let(vector)
@@ -206,6 +213,21 @@ def barrier() -> None:
     T.evaluate(T.tvm_storage_sync("shared"))
 
 
+def warp_sum(value: Value, threads: int) -> Value:
+    """In CUDA: the sum of every `threads` neighbouring threads, a power of two up to WARP. All threads take part."""
+    return hold(call("float32", "edge_sum", value, i32(threads)))
+
+
+def begin() -> None:
+    """In CUDA: wait for the kernel before, which may still run. Kernels that do not call it wait before all else."""
+    T.evaluate(T.call_extern("int32", "edge_begin"))
+
+
+def prefetch(buffer: Buffer, at: Value) -> None:
+    """In CUDA: begin to read the line of an element that no kernel writes."""
+    T.evaluate(T.call_extern("int32", "edge_prefetch", T.address_of(buffer[at])))
+
+
 @contextmanager
 def loop(start: Value | int, stop: Value | int) -> Iterator[Value]:
     with T.serial(start, stop) as index:
@@ -242,6 +264,25 @@ class Register:
     @value.setter
     def value(self, value: Value) -> None:
         T.buffer_store(self._buffer, value, [0])
+
+
+class Registers:
+    """Four float32 variables of a thread, which a function of `intrinsics.py` may change by their address."""
+
+    def __init__(self) -> None:
+        self._buffer = T.alloc_buffer((4,), "float32", scope="local")
+        for index in range(4):
+            self[index] = f32(0.0)
+
+    def __getitem__(self, index: int) -> Value:
+        return self._buffer[index]
+
+    def __setitem__(self, index: int, value: Value) -> None:
+        T.buffer_store(self._buffer, value, [index])
+
+    def change(self, function: str, *arguments: Value) -> None:
+        """Call function(address, …)."""
+        T.evaluate(T.call_extern("int32", function, T.address_of(self._buffer[0]), *arguments))
 
 
 def hold(value: Value, dtype: str = "float32") -> Value:

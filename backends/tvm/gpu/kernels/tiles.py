@@ -13,6 +13,7 @@ from typing import Any
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import State, Tuning
+from edge.backends.tvm.gpu.kernels import tensor_tiles
 from edge.backends.tvm.gpu.kernels.products import Band, Factor, Product, workgroups
 from edge.backends.tvm.gpu.kernels.quants import QUADS, Words, read_values
 from edge.backends.tvm.gpu.kernels.threads import (
@@ -48,6 +49,8 @@ def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False
     wanted: the first State.WANTED rows of `x`, not State.COUNT.
     Buffers: out float32; x float32x4 [tokens, columns]; w4, w1 the weights; tables; low, lora4 for adapters.
     """
+    if tuning.mma_rows:
+        return tensor_tiles.chunk(product, tuning, tokens, wanted=wanted)
     tile_rows, tile_tokens = _tile(product, tuning)
 
     def body(scope: Scope) -> None:

@@ -1,0 +1,114 @@
+"""Products of a chunk on tensor cores: CUDA's source, on a CPU that does what the PTX ISA says, against NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from emulator import Emulator, has_compiler
+from test_gpu_kernels import EPSILON, Packed, normal, normed, run, tables, zeros
+
+from edge.backends.tvm.gpu.adapters import LowRank
+from edge.backends.tvm.gpu.design import Tuning
+from edge.backends.tvm.gpu.hosts.cuda import compile_source
+from edge.backends.tvm.gpu.kernels.norms import Norm
+from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, step
+from edge.backends.tvm.gpu.kernels.tiles import chunk
+from edge.backends.tvm.gpu.lowering import lower
+from edge.backends.tvm.gpu.weights import pack_floats
+from edge.backends.tvm.packing.blocks import BLOCKS
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="no g++")
+
+TENSOR = Tuning(mma_rows=64, mma_tokens=32)
+CLOSE = 1e-4  # largest error of results whose deviation is about 2; TF32's would be 2e-3
+MORE = pytest.mark.exhaustive
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(tmp_path_factory.mktemp("emulator"))
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [("Q4_0", "Q6_K", "F16"), *(pytest.param((kind,), marks=MORE) for kind in sorted(BLOCKS))],
+    ids="-".join,
+)
+def test_products_are_those_of_dequantized_weights(device: Emulator, kinds: tuple[str, ...]) -> None:
+    """Of scaled integers, with scales for 32 and for 16 values, and of other weights; rows and tokens are no whole
+    tiles, and activations are larger and smaller than float16."""
+    packed, rows, columns, tokens = Packed(), (70, 8, 16), 256, 33
+    factors, at = list[Factor](), 0
+    for kind, count in zip(kinds, rows, strict=False):
+        bias = packed.vector(normal(count, seed=9)) if at else None
+        factors.append(Factor(packed.matrix(kind, count, columns), bias, at))
+        at += count
+    x = normal(tokens, columns, seed=20) * np.float32(10) ** np.arange(-16, tokens - 16, dtype=np.float32)[:, None]
+    expected = x @ np.concatenate(packed.expected).T
+    expected[:, 70:] += np.concatenate([zeros(0), *(normal(count, seed=9) for count in rows[1 : len(kinds)])])
+    product = Product("edge_product", tuple(factors), Epilogue("store", at))
+    arrays = {"out": zeros(tokens + 1, at), "x": x, "w": packed.words, "tables": tables(tokens)}
+    found = run(device, chunk(product, TENSOR, tokens), arrays, tokens)
+    largest = np.maximum(1, np.abs(x).max(axis=1, keepdims=True))
+    np.testing.assert_allclose(found[:tokens] / largest, expected / largest, rtol=0, atol=CLOSE)
+    assert not found[tokens:].any()
+
+
+def test_steps_keep_activations_in_shared_memory(device: Emulator) -> None:
+    """Of which each thread brings some; sums are added within warps, and then over two of them."""
+    packed, rows, columns = Packed(), 21, 2080
+    matrix, other = packed.matrix("Q4_0", rows, columns), packed.matrix("Q6_K", 9, 2304)
+    weight, x, wide = normal(columns, seed=1), normal(1, columns, seed=2), normal(1, 2304, seed=3)
+    norm = Norm("rms", packed.vector(weight), None, columns, EPSILON)
+    product = Product("edge_normed", (Factor(matrix),), Epilogue("store", rows), norm)
+    tuning = Tuning(rows=2, split=64, workgroup=128, stage=48 << 10)
+    for each, inputs, expected in (
+        (product, x, normed(x, "rms", weight, 0.0) @ packed.expected[0].T),
+        (Product("edge_plain", (Factor(other),), Epilogue("store", 9)), wide, wide @ packed.expected[1].T),
+    ):
+        built = step(each, tuning)
+        assert built.shared > 4 * inputs.size
+        found = run(device, built, {"out": zeros(*expected.shape), "x": inputs, "w": packed.words})
+        np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")
+def test_nvrtc_compiles_them() -> None:
+    """As PTX of the first capability that has tensor cores, and of the first that overlaps launches."""
+    packed = Packed()
+    product = Product("edge_product", (Factor(packed.matrix("Q4_0", 70, 64)),), Epilogue("store", 70))
+    for built in (chunk(product, TENSOR, 40), step(product, Tuning(split=32, workgroup=64, stage=48 << 10))):
+        for capability, overlaps in ((80, False), (90, True)):
+            ptx = compile_source(built.name, lower(built, "cuda").source, f"compute_{capability}").decode()
+            assert ("griddepcontrol.wait" in ptx) == overlaps
+            assert "mma.sync" in ptx or "prefetch.global.L2" in ptx
+
+
+@pytest.mark.parametrize(("across", "down"), [(256, 64), pytest.param(128, 128, marks=MORE)])
+def test_pairs_are_activated_and_adapted(device: Emulator, across: int, down: int) -> None:
+    """In large tiles, several of whose products belong to one warp."""
+    packed, rows, columns, tokens, rank = Packed(), 130, 64, down + 3, 24
+    a = packed.matrix("F16", rank, columns)
+    gate, up = packed.matrix("Q4_0", rows, columns), packed.matrix("Q4_1", rows, columns)
+    x, low = normal(tokens, columns), normal(tokens, 2 * rank, seed=4)
+    values = normal(rows, rank, seed=5).astype(np.float16)
+    place = LowRank("", a, 0, rows)
+    store = pack_floats(values.view(np.uint8), place.row_words, BLOCKS["F16"])
+    one, other = (x @ packed.expected[number].T for number in (1, 2))
+    other = other + low[:, rank:] @ values.astype(np.float32).T
+    out = normal(tokens, 160)
+    expected = out.copy()  # padding stays
+    expected[:, :rows] = one / (1 + np.exp(-one)) * other
+    product = Product(
+        "edge_active", (Factor(gate), replace(Factor(up), low=place)), Epilogue("activate", 160, activation="silu")
+    )
+    arrays = {"out": out, "x": x, "low": low, "lora4": store.reshape(-1), "w": packed.words, "tables": tables(tokens)}
+    tuning = Tuning(mma_rows=across, mma_tokens=down, mma_groups=1)
+    found = run(device, chunk(product, tuning, tokens), arrays, tokens)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=CLOSE)
