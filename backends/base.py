@@ -314,6 +314,11 @@ class Backend(ABC):
         """Bytes of drivers and of `first_run`, for GPUs that no driver has shown yet."""
         return 0
 
+    def bounded(self) -> bool:
+        """Whether plans count all that `load` takes in a first run, too: drivers of GPUs compile in the process, and
+        not all were measured. Raises UnsupportedError if there is no GPU."""
+        return True
+
     def gpu_memory(self) -> GPUMemory | None:
         """Of the GPU that `load` takes by default; None for engines on the CPU. Raises UnsupportedError if there is no
         GPU."""

@@ -2,7 +2,7 @@
 
     python benchmarks/limits.py --runs 200 --seed 1 --workers 2
     python benchmarks/limits.py --runs 60 --first
-    EDGE_GPU=opencl:0 python benchmarks/limits.py --runs 40 --near --engine gpu
+    python benchmarks/limits.py --runs 100 --engine gpu
 
 Each run is `edge run` in a process of its own, which limits itself before it loads anything:
 
@@ -12,6 +12,11 @@ Each run is `edge run` in a process of its own, which limits itself before it lo
   ONNX Runtime gets 64 MiB on top. The cgroup counts only pages that are written to, and has no such allowance.
 - a cgroup with memory.max (version 2) or memory.limit_in_bytes (1) of the budget, where one can be made.
 
+Runs of the engine `gpu` are drawn from all software adapters, since their buffers and their compilers are in the
+process. They have no RLIMIT_DATA, since drivers reserve much more than they touch: the peak is that of the process and
+its children together, as with --first. Half of them find empty caches: the driver has compiled nothing, and edge has
+kept the kernels' sources alone.
+
 One prompt in six has 1 to 20 MB, more than any run can finish: --time ends it.
 
 An outcome is `ok` (exit 0, peak resident set as the kernel counts it within the budget), `cut` (exit 3 because --time
@@ -20,8 +25,7 @@ failure: anything else. Before that, every engine has run every model once witho
 converted files exist.
 
 With --near, budgets are those that are nearly met: from 1.00 to 1.15 × the need that `edge plan` names for the same
-options, and prompts are long. RLIMIT_DATA is left out, since drivers of GPUs reserve much more than they touch: the
-peak is that of the process alone, as the kernel counts it. All is compiled, so no child runs.
+options, and prompts are long. RLIMIT_DATA is left out: the peak is that of the process, as the kernel counts it.
 
 With --first, nothing is there before: each run has an empty cache folder, and compiles, packs and tries models as a
 first run does. Its peak is that of the process and its children together, sampled every few milliseconds: the resident
@@ -35,6 +39,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,12 +49,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from edge.backends.tvm.gpu.hosts import all_adapters
 from edge.devices.memory import cgroup_folders
 from edge.report.document import table
+from edge.storage.cache import cache_folder
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 MODELS = ("smollm2-135m", *(str(GOLDEN / f"{name}.gguf") for name in ("llama-gqa-untied", "qwen2")))
@@ -109,7 +116,8 @@ print(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
 
 @dataclass(frozen=True)
 class Case:
-    """One run. budget: bytes. prompt: characters. rows: --max-kv-size, None to plan it. seconds: --time."""
+    """One run. budget: bytes. prompt: characters. rows: --max-kv-size, None to plan it. seconds: --time. adapter: of
+    the engine gpu. uncompiled: no driver has compiled anything."""
 
     model: str
     engine: str
@@ -123,6 +131,12 @@ class Case:
     seconds: int | None = None
     first: bool = False
     near: bool = False
+    adapter: str = ""
+    uncompiled: bool = False
+
+    @property
+    def counts_children(self) -> bool:
+        return self.first or bool(self.adapter)
 
     @property
     def arguments(self) -> list[str]:
@@ -155,21 +169,27 @@ def random_case(chance: random.Random, engines: list[str], models: tuple[str, ..
         kv_dtype = DTYPES[engine][0]  # small heads do not divide into their blocks
     small = model != MODELS[0]
     slow = engine == "reference" and not small
+    adapter = chance.choice(software_adapters()) if engine == "gpu" else ""
     rows = chance.choice((None, None, 64, 200, 300, 512)) if small else chance.choice((None, None, 256, 512, 1024))
     prompt, seconds = chance.choice((1, 30, 500, 2000, 400 if slow else 6000)), None
     if chance.random() < 1 / 6:
         prompt, seconds = chance.randrange(1_000_000, 20_000_000), chance.choice((4, 10))
+    low, high = (75 if small else 150), (130 if small else 1000 if slow else 300)
+    if adapter:  # between what a driver takes to show its adapters, and what a first run takes
+        low, high = (140, 480) if small else (200, 700)
     return Case(
         model=model,
         engine=engine,
         policy=policy,
         kv_dtype=kv_dtype,
-        budget=chance.randrange((75 if small else 150) * MIB, (130 if small else 1000 if slow else 300) * MIB),
+        budget=chance.randrange(low * MIB, high * MIB),
         prompt=prompt,
         tokens=chance.choice((1, 8, 40)),
         rows=rows,
         chunk=chance.choice((None, None, None, 1, 24)),
         seconds=seconds,
+        adapter=adapter,
+        uncompiled=bool(adapter) and chance.random() < 1 / 2,
     )
 
 
@@ -179,6 +199,8 @@ def first_case(chance: random.Random, engines: list[str], models: tuple[str, ...
     if case.engine == "llamacpp" and chance.random() < 0.5:
         case = replace(case, model=chance.choice(TRIED), policy="auto", kv_dtype="f16", rows=None, chunk=None)
     low, high = (75, 330) if case.model != MODELS[0] else (150, 520)
+    if case.adapter:
+        low, high = (250, 600) if case.model != MODELS[0] else (350, 800)
     return replace(case, budget=chance.randrange(low * MIB, high * MIB), prompt=min(case.prompt, 500), first=True)
 
 
@@ -196,15 +218,41 @@ def plan_near(case: Case, share: float) -> Case:
     pairs = zip(flags[::2], flags[1::2], strict=True)
     given = [each for pair in pairs if pair[0] not in skipped for each in pair]
     command = [sys.executable, "-m", "edge", "plan", model, *given, "--json"]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout)
+    with _surroundings(case) as environment:
+        planned = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=environment)
+    found = json.loads(planned.stdout)
     need = max(found["predicted_peak"] + found["bytes"]["reserve"], found["first_run"])
     return replace(case, budget=int(share * need))
 
 
 def run(case: Case, group: Path | None) -> Outcome:
     """Run a case in a process of its own, with limits."""
+    with _surroundings(case) as environment:
+        return _run(case, group, environment)
+
+
+@contextmanager
+def _surroundings(case: Case) -> Iterator[dict[str, str]]:
+    """The environment of a case, with caches of its own if those that exist know too much."""
     with tempfile.TemporaryDirectory() as folder:
-        return _run(case, group, {**os.environ, "EDGE_CACHE": folder} if case.first else dict(os.environ))
+        environment = _environment(case)
+        if case.first or case.uncompiled:
+            drivers = dict.fromkeys(("MESA_SHADER_CACHE_DIR", "POCL_CACHE_DIR"), folder)
+            environment |= {"EDGE_CACHE": folder, **drivers}
+        if case.uncompiled and not case.first:
+            _copy_programs(Path(folder))
+        yield environment
+
+
+def _environment(case: Case) -> dict[str, str]:
+    return {**os.environ, "EDGE_GPU": case.adapter} if case.adapter else dict(os.environ)
+
+
+def _copy_programs(folder: Path) -> None:
+    """Copy the kernels' sources into another cache folder, and nothing that a driver has made of them."""
+    (folder / "kernels").mkdir(mode=0o700)
+    for path in (cache_folder() / "kernels").glob("*.json*"):  # with the records of their completion
+        shutil.copy2(path, folder / "kernels")
 
 
 def _run(case: Case, group: Path | None, environment: dict[str, str]) -> Outcome:
@@ -215,7 +263,7 @@ def _run(case: Case, group: Path | None, environment: dict[str, str]) -> Outcome
         str(case.budget),
         str(_UNTOUCHED.get(case.engine, 0)),
         str(group or ""),
-        "first" if case.first or case.near else "",
+        "first" if case.counts_children or case.near else "",
         *case.arguments,
     ]
     try:
@@ -230,7 +278,7 @@ def _run(case: Case, group: Path | None, environment: dict[str, str]) -> Outcome
         return Outcome(case, "took too long", 0, "")
     *_, account = output.splitlines() or [""]
     status, peak = (int(each) for each in account.split()) if launcher.returncode == 0 else (launcher.returncode, 0)
-    peak = max(peak * 1024, together.peak if case.first else 0)
+    peak = max(peak * 1024, together.peak if case.counts_children else 0)
     return Outcome(case, _kind(case, status, peak, said), peak, said[-2000:])
 
 
@@ -359,18 +407,32 @@ def limit(group: Path, nbytes: int) -> bool:
 
 
 def available(engine: str) -> bool:
-    package = {"cpu": "tvm", "llamacpp": "llama_cpp", "onnx": "onnxruntime"}.get(engine)
-    return engine != "gpu" and (package is None or find_spec(package) is not None)
+    package = {"cpu": "tvm", "gpu": "tvm", "llamacpp": "llama_cpp", "onnx": "onnxruntime"}.get(engine)
+    return (package is None or find_spec(package) is not None) and (engine != "gpu" or bool(software_adapters()))
+
+
+@cache
+def software_adapters() -> list[str]:
+    """Places of GPUs that are this CPU, such as wgpu:0."""
+    return [adapter.place for adapter in all_adapters() if adapter.kind == "cpu"]
 
 
 def warm_up(cases: list[Case]) -> None:
     """Compile and convert what the cases need, without limits."""
-    needed = {(case.model, case.engine, case.kv_dtype, case.policy in ATTENTIVE + UNEVEN): case for case in cases}
+    needed = {
+        (case.model, case.engine, case.adapter, case.kv_dtype, case.policy in ATTENTIVE + UNEVEN): case
+        for case in cases
+    }
     for case in needed.values():
         if case.engine != "reference":
             arguments = ["run", case.model, "--raw", "-p", "a", "-n", "1", "--backend", case.engine, "--max-kv-size"]
             arguments += ["256", "--kv-dtype", case.kv_dtype, "--kv-policy", case.policy]
-            subprocess.run([sys.executable, "-m", "edge", *arguments], capture_output=True, check=False, cwd="/")
+            if case.chunk:
+                arguments += ["--prefill-step-size", str(case.chunk)]
+            subprocess.run(
+                [sys.executable, "-m", "edge", *arguments], capture_output=True, check=False, cwd="/",
+                env=_environment(case),
+            )  # fmt: skip
 
 
 def main() -> None:
@@ -380,7 +442,7 @@ def main() -> None:
     options.add_argument("--workers", type=int, default=1, help="runs at once")
     options.add_argument("--first", action="store_true", help="first runs, with an empty cache folder each")
     options.add_argument("--near", action="store_true", help="budgets that are nearly met")
-    options.add_argument("--engine", choices=tuple(DTYPES), action="append", help="those alone (not gpu by default)")
+    options.add_argument("--engine", choices=tuple(DTYPES), action="append", help="those alone")
     options.add_argument("--warm", action="store_true", help="compiled and converted files exist already")
     options.add_argument("--json", type=Path, help="write every case and its outcome here")
     chosen = options.parse_args()
@@ -395,7 +457,7 @@ def main() -> None:
         groups = [stack.enter_context(cgroup(number)) for number in range(chosen.workers)]
         held = "the peak of the process"
         if not chosen.near:
-            held = "the sampled peak of processes together" if chosen.first else "RLIMIT_DATA"
+            held = "the sampled peak of processes together" if chosen.first else "RLIMIT_DATA, or the peak of a gpu run"
         print(f"limits: {held}{' and a cgroup' if groups[0] else ' (no cgroup can be made here)'}", flush=True)
         outcomes: list[Outcome] = []
         for outcome in workers.map(lambda case: run_in(groups, case), cases):
@@ -409,13 +471,17 @@ def main() -> None:
 
 def summary(outcomes: list[Outcome]) -> str:
     rows = []
-    for engine in dict.fromkeys(each.case.engine for each in outcomes):
-        own = [each for each in outcomes if each.case.engine == engine]
+    for engine in dict.fromkeys(_name(each.case) for each in outcomes):
+        own = [each for each in outcomes if _name(each.case) == engine]
         kinds = Counter(each.kind for each in own)
         closest = max((each.peak / each.case.budget for each in own if each.kind in ("ok", "cut")), default=0.0)
         failed = len(own) - sum(kinds[each] for each in KEPT)
         rows.append([engine, *map(str, (len(own), *(kinds[each] for each in KEPT), failed)), f"{closest:.1%}"])
     return table(["engine", "runs", *KEPT, "failed", "highest peak / budget"], rows)
+
+
+def _name(case: Case) -> str:
+    return f"{case.engine}@{case.adapter}" if case.adapter else case.engine
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),
         *([("model that drafts", f"with {made.draft.capacity:,} rows", count.draft)] if made.draft else []),
         ("predicted peak", "estimated", made.predicted_peak),
-        *([("first run", "with a process that compiles, once", made.first_run)] if made.first_run else []),
+        *([("first run", "with compilers, once", made.first_run)] if made.first_run else []),
         ("limit", made.limit_source, made.limit),
         *([("on the GPU", _on_gpu(made), count.gpu)] if count.gpu else []),
         *([("its limit", made.gpu_limit_source, made.gpu_limit)] if made.gpu_limit is not None else []),

@@ -67,6 +67,8 @@ class Race:
 
 Timed = Callable[[Sequence[tuple[Backend, Plan]]], Sequence[Pace]]
 
+_MAY_EXCEED = "a first run may exceed --memory: what this GPU's driver takes to compile was not measured"
+_UNBOUNDED = f"the CPU's, since on the GPU {_MAY_EXCEED}; --backend={ON_GPU} takes it all the same"
 _NOT_TIMED = "the CPU's, until a first run without --time and --energy has timed the GPU, too"
 
 
@@ -86,6 +88,7 @@ def plan_here(
     rival = None
     if race.is_gpu_faster if race else may and timed:
         rival = gpu_rival(file, spec, options)
+    passed_over = rival is not None and _may_exceed(rival, options)
 
     def resolved(engine: Backend) -> list[Resolved]:
         return resolve(spec, engine, options, elsewhere=False)
@@ -108,7 +111,7 @@ def plan_here(
 
         return engine, first_fit(runs, more=more, first_run=first_run)
 
-    if rival:
+    if rival and not passed_over:
         with suppress(BudgetError, UnsupportedError, InputError):  # only one can run this, which its own plan will say
             ours = resolved(rival)
             engine, plan = planned(ours)
@@ -123,6 +126,10 @@ def plan_here(
                 engine, plan = planned(ours if race.is_gpu_faster else usual)  # what timing left in memory counts
                 return engine, replace(plan, chosen=race.about())
     engine, plan = planned(resolved(find_backend(engine_of(options), file, spec, options.kv_dtype)))
+    if passed_over:
+        return engine, replace(plan, chosen=_UNBOUNDED)
+    if _may_exceed(engine, options):
+        return engine, replace(plan, chosen=_MAY_EXCEED)
     return engine, replace(plan, chosen=(race.about() if race else _NOT_TIMED) if may else "")
 
 
@@ -154,6 +161,11 @@ def _has_room(options: Options) -> bool:
     """Whether the budget has room for drivers of GPUs, which even a refusal would load."""
     driver = engine_named(ON_GPU).DRIVER_BYTES
     return options.memory is None or memory_use().rss + driver <= options.memory
+
+
+def _may_exceed(engine: Backend, options: Options) -> bool:
+    """Whether a first run may take more than its plan counts, and so more than a memory budget."""
+    return options.memory is not None and not engine.bounded()
 
 
 def gpu_rival(file: GGUFFile, spec: ModelSpec, options: Options) -> Backend | None:

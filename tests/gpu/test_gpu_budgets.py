@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,9 @@ from lora_files import write_adapter
 from edge.backends import find_backend
 from edge.backends.counts import GPUMemory
 from edge.backends.tvm.gpu import GPU
-from edge.backends.tvm.gpu.hosts import host_named
+from edge.backends.tvm.gpu.hosts import PORTABLE, Adapter, host_named, opencl
+from edge.backends.tvm.gpu.hosts.binaries import keep_binary
+from edge.backends.tvm.gpu.program import Kernel
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, UnsupportedError
 from edge.model.lora import size_of
@@ -138,6 +141,44 @@ def test_two_sessions_at_once_and_what_they_allocate(name: str, tmp_path: Path) 
         assert (one.report.memory.gpu, one.report.memory.on_card) == (one.plan.bytes.gpu, False)
         one.close()
         assert other.generate("ab", raw=True, max_tokens=8, ignore_eos=True) == answers[0]
+
+
+@pytest.mark.usefixtures("wgpu")
+def test_a_first_run_has_room_for_what_a_driver_compiles_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside all that the engine allocates."""
+    model, compiling = open_model(GOLDEN / "llama-gqa-tied.gguf"), 500 * MIB
+    rows: dict[str, Any] = {"backend": "gpu", "max_kv_size": 64}
+
+    def planned(**more: Any) -> Plan:
+        first_run = partial(GPU().first_run, model.file, model.spec)
+        return make_plan(model.spec, GPU(), Options.parse(**rows, **more), first_run=first_run)
+
+    load(model, **rows).close()  # makes the kernels
+    usual = planned()
+    assert usual.first_run == 0
+    monkeypatch.setattr("edge.backends.tvm.gpu.hosts.wgpu.compiling_bytes", lambda *_: compiling)
+    made = planned()
+    assert abs(made.first_run - usual.bytes.total - compiling) < 2 * MIB  # it counts in coarser steps
+    with pytest.raises(BudgetError, match=r"in a first run, which compiles .* later runs fit in") as refused:
+        planned(memory=usual.bytes.total + compiling)
+    assert planned(memory=refused.value.smallest).first_run <= refused.value.smallest
+
+
+@pytest.mark.parametrize(("driver", "most"), [("Portable Computing Language 3.1", 200 * MIB), ("Adreno 42", None)])
+def test_pocl_compiles_until_there_are_binaries(
+    driver: str, most: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    adapter = Adapter(
+        "opencl", "opencl", 0, "name", "vendor", driver, "cpu", unified=True, memory=None, limits=PORTABLE,
+        features=frozenset(),
+    )  # fmt: skip
+    kernels = [Kernel(name, f"source of {name}", (1, 1), (), (), (), 0) for name in ("a", "b")]
+    assert opencl.compiling_bytes(adapter, None) == opencl.compiling_bytes(adapter, kernels) == most
+    for kernel in kernels:
+        assert opencl.compiling_bytes(adapter, kernels) == most
+        keep_binary(opencl._compiler(adapter), kernel.source, b"binary")
+    assert opencl.compiling_bytes(adapter, kernels) == (None if most is None else 0)
 
 
 @pytest.mark.usefixtures("wgpu")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import GOLDEN, on_gpu
+from test_cli import edge_json
 
 from edge.backends import engine_named
 from edge.backends.base import PHASES, EngineConfig, Operator
@@ -74,6 +75,22 @@ def test_values_that_tuning_does_not_choose_never_reach_a_compiler(
     write(make_subject(model.spec, choose_adapter(), "f16"), values)
     assert find_tuned(model.spec, "f16") is None
     assert "does not know" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_command_from_tuning_to_a_run(model: Model) -> None:
+    path = str(model.file.path)
+    with on_gpu("wgpu:0"):
+        found = edge_json("tune", path, "--backend", "gpu", "--trials", "2", "--time", "10m", "--json")
+        assert found["trials"] == found["measured"] == 2
+        assert (found["gain"] >= 1, found["late"], found["interrupted"]) == (True, False, False)
+        assert found["subject"]["family"] == make_subject(model.spec, choose_adapter(), "f16").family
+        (known,) = edge_json("tune", "--show", "--json")["records"]
+        assert known["name"] == found["name"]
+        assert len(edge_json("tune", "--show", path, "--backend", "gpu", "--json")["trials"]) == 2
+        assert found["name"] in edge_json("plan", path, "--backend", "gpu", "--json")["tuned"]
+        report = edge_json("run", path, "--backend", "gpu", "--raw", "-p", "hi", "-n", "2", "--json")
+        assert found["name"] in report["plan"]["tuned"]
 
 
 def timed(model: Model, tokens: int, context: int) -> dict[str, Operator]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import on_gpu
 from test_child import wait_for
 
 RUNS, MOST_SECONDS = 8, 3
@@ -27,7 +28,8 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 def test_budgets_are_kept_or_refused(limits: Any) -> None:
-    chance, engines = random.Random(4), [engine for engine in limits.DTYPES if limits.available(engine)]
+    chance = random.Random(4)
+    engines = [engine for engine in limits.DTYPES if engine != "gpu" and limits.available(engine)]
     cases = [limits.random_case(chance, engines, limits.MODELS[1:2]) for _ in range(RUNS)]
     cases = [replace(case, seconds=case.seconds and min(case.seconds, MOST_SECONDS)) for case in cases]
     limits.warm_up(cases)
@@ -38,6 +40,25 @@ def test_budgets_are_kept_or_refused(limits: Any) -> None:
         (each.kind, each.said) for each in outcomes
     ]
     assert all(each.peak <= each.case.budget for each in outcomes if each.kind != "refused")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ["wgpu:0", pytest.param("opencl:0", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("uncompiled", [True, False])
+def test_budgets_hold_while_drivers_compile(limits: Any, adapter: str, uncompiled: bool) -> None:
+    """Nearly met budgets, of what `edge plan` names for runs in which the driver has compiled nothing, or all."""
+    with on_gpu(adapter):
+        case = limits.Case(
+            str(limits.MODELS[1]), "gpu", "streaming", "f16", 0, 100, 8, 64, 24, near=True, adapter=adapter,
+            uncompiled=uncompiled,
+        )  # fmt: skip
+        limits.warm_up([case])
+        case = limits.plan_near(case, 1.01)
+        outcome = limits.run(case, None)
+        assert outcome.kind == "ok", outcome.said
+        assert 0.5 * case.budget < outcome.peak <= case.budget
+        refused = limits.run(replace(case, budget=int(0.97 * case.budget)), None)
+        assert refused.kind == "refused", refused.said
 
 
 def test_what_passes_a_hard_limit_is_seen(limits: Any) -> None:

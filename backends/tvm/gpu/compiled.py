@@ -44,8 +44,10 @@ def program_of(design: Design, progress: Callable[[float], None] | None = None) 
     return Program.from_json(path.read_text(encoding="utf-8"))
 
 
-def is_made(design: Design) -> bool:
-    return cache.find("kernels", _key(design), ".json") is not None
+def find_program(design: Design) -> Program | None:
+    """The design's program if the cache has it."""
+    path = cache.find("kernels", _key(design), ".json")
+    return Program.from_json(path.read_text(encoding="utf-8")) if path else None
 
 
 def _make(design: Design, progress: Callable[[float], None] | None, out: Path) -> None:

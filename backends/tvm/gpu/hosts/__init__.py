@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, cast
@@ -122,6 +122,11 @@ class Host(Protocol):
 
     def open_device(self, adapter: Adapter) -> Device:
         """Open an adapter. Raises EngineError if the driver fails."""
+        ...
+
+    def compiling_bytes(self, adapter: Adapter, kernels: Iterable[Kernel] | None) -> int | None:
+        """Bytes of the process that the driver takes to compile these kernels (None: those of any model), beyond what
+        plans count of it in every run; 0 if it takes no more. None: nobody has measured this driver."""
         ...
 
 

@@ -19,6 +19,13 @@ def find_binary(compiler: str, source: str) -> bytes | None:
     return None
 
 
+def has_binary(compiler: str, source: str) -> bool:
+    """Whether `find_binary` finds one."""
+    with suppress(CacheError):
+        return cache.find("kernels", _key(compiler, source), _SUFFIX) is not None
+    return False
+
+
 def keep_binary(compiler: str, source: str, binary: bytes) -> None:
     """Cache a binary, unless the cache folder cannot be written."""
     with suppress(CacheError), cache.create("kernels", _key(compiler, source), _SUFFIX, about=compiler) as temporary:

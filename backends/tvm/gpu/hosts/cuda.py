@@ -10,7 +10,7 @@ for its end (programmatic dependent launch): see `lowering.py` for the kernels' 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -60,6 +60,11 @@ def open_device(adapter: Adapter) -> CudaDevice:
     except Exception as error:
         raise EngineError(f"CUDA cannot be opened: {_first(str(error))}") from None
     return CudaDevice(adapter, driver)
+
+
+def compiling_bytes(_adapter: Adapter, _kernels: Iterable[Kernel] | None) -> int | None:
+    """Not measured."""
+    return None
 
 
 def compile_source(name: str, source: str, architecture: str) -> bytes:

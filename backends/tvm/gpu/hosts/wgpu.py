@@ -36,6 +36,7 @@ _COMPILERS = 4  # threads
 _QUERIES = 4096  # of a query set, WebGPU's limit
 _FRAME = ("Validation Error", "Caused by:", "In wgpu", "\u250c", "\u2502", "\u2514", "=")  # also lines of quoted source
 _numbers = itertools.count(1)  # of devices
+_LAVAPIPE = "llvmpipe"  # its adapters' names begin with it
 _KINDS = {1: "discrete", 2: "integrated", 3: "cpu"}
 
 
@@ -61,6 +62,11 @@ def open_device(adapter: Adapter) -> WGPUDevice:
     if adapter.index >= len(handles):
         raise EngineError(f"wgpu no longer shows {adapter.name}")
     return WGPUDevice(adapter, handles[adapter.index])
+
+
+def compiling_bytes(adapter: Adapter, _kernels: Iterable[Kernel] | None) -> int | None:
+    """Of lavapipe, plans count the compiler in every run, whatever Mesa's own cache has kept."""
+    return 0 if adapter.name.startswith(_LAVAPIPE) else None
 
 
 def _limits(handle: Any) -> Any:
