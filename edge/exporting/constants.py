@@ -20,7 +20,7 @@ from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS
-from edge.exporting import adapter_file, app_programs, chat, model_file, vocabulary, words
+from edge.exporting import adapter_file, chat, gpu_programs, model_file, vocabulary, words
 from edge.exporting.model_file import Section
 from edge.exporting.planning import SNAPSHOTS
 from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
@@ -105,7 +105,7 @@ _DOUBLES = {
     "PRESSURE_S": meters.PRESSURE_S,
     "COLDEST": sampler.COLDEST,
 }
-_STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | app_programs.STRUCTS
+_STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
 _STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
 _TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 
@@ -123,8 +123,8 @@ def constants_header() -> str:
         _enum("chat_part", [*(f"CHAT_{name.upper().replace(' ', '_')}" for name in chat.PARTS), "CHAT_PARTS"]),
         _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
-        f"static const uint32_t GPU_NONE = {app_programs.NONE}u;",
-        _enum("gpu_passes", (f"GPU_{name}" for name in app_programs.PASSES)),
+        f"static const uint32_t GPU_NONE = {gpu_programs.NONE}u;",
+        _enum("gpu_passes", (f"GPU_{name}" for name in gpu_programs.PASSES)),
         _enum("", (f"GPU_STATE_{name} = {getattr(State, name)}" for name in ("COUNT", "ANGLE", "POSITION", "WANTED"))),
         f'#define ADAPTER_MAGIC "{adapter_file.MAGIC.decode()}"',
         _enum("", (f"LORA_{name}" for name in adapter_file.KINDS)),

@@ -174,8 +174,8 @@ def test_bundles_without_programs_say_so() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        (MODEL, {"device": "iphone-16"}, "for linux and android and the web, not for ios"),
-        (MODEL, {"kv_policy": "h2o"}, "no KV policy h2o: choose"),
+        (MODEL, {"device": "iphone-16"}, "for linux, android, web, not for ios"),
+        (MODEL, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose"),
         (MODEL, {"kv_dtype": "int4"}, "no int4 KV rows"),
         (MODEL, {"lora_rank": 8}, "no LoRA adapters"),
         ("qwen35", {}, "no layers with a recurrent state"),

@@ -186,10 +186,10 @@ def test_the_module_answers_until_a_gpu_is_ready_and_races_with_it(page: Page) -
 
 
 @pytest.mark.parametrize(("name", "options", "words"), [
-    (NAME, {"kv_policy": "h2o"}, "no KV policies that look at attention (--kv-policy streaming) on a GPU yet"),
-    (NAME, {"kv_dtype": "int4"}, "no KV rows of int4 (--kv-dtype f16) on a GPU yet"),
-    ("lfm2", {}, "no recurrent layers on a GPU yet: leave --gpu out"),
-    ("gemma4", {}, "no embeddings for each layer on a GPU yet"),
+    (NAME, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose --kv-policy streaming, window or full"),
+    (NAME, {"kv_dtype": "int4"}, "no int4 KV rows: choose --kv-dtype f16"),
+    ("lfm2", {}, "no layers with a recurrent state: export without --gpu"),
+    ("gemma4", {}, "no embeddings for each layer in a page: export without --gpu"),
 ])  # fmt: skip
 def test_models_that_have_no_programs_are_refused(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedError, match=re.escape(words)):

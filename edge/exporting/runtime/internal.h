@@ -117,7 +117,7 @@ static inline void *take(arena *from, uint64_t size)
  * Section NORMALS: float[layers * kv_heads * head] of reflections, if kv_dtype is int4.
  * Section TABLE, the last: a row of layers * layer_inputs values for each token, in blocks of GGUF; see table.c.
  * Section ADAPTERS: an adapters_config, and an `adapted` for each matrix that may have an adapter.
- * Section GPU: a gpu_config, its tables and sources (edge/exporting/app_programs.py); GPU_WEIGHTS: the content of buffers.
+ * Section GPU: a gpu_config, its tables and sources (edge/exporting/gpu_programs.py); GPU_WEIGHTS: the content of buffers.
  * Section STRINGS: of name, license, policy, kv_dtype, each ends with \0. */
 
 struct edge_model {
