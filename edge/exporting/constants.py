@@ -28,10 +28,11 @@ from edge.formats.blocks import BLOCK_TYPES
 from edge.model import tokenizer
 from edge.model.lora import MAX_RANK
 from edge.model.lora_file import MAX_SCALE
+from edge.plan import engines
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
 from edge.prompt_cache.cache import SNAPSHOT_STEP
-from edge.run import governor, meters, reclaim, sampler
+from edge.run import governor, meters, race, reclaim, sampler
 
 CONSTANTS = "constants.h"
 
@@ -85,6 +86,11 @@ _INTEGERS = {
     "SHORT_READINGS": governor.SHORT_READINGS,
     "FIRST_PAID": governor.FIRST_PAID,
     "FIRST_TIMED": governor.FIRST_TIMED,
+    "RACE_PROMPT": engines.PROMPT,
+    "RACE_ANSWER": engines.ANSWER,
+    "RACE_ROUNDS": race.ROUNDS,
+    "RACE_STEPS": race.STEPS,
+    "RACE_FEW": race.FEW,
 }
 _DOUBLES = {
     "MOST_SCALE": MAX_SCALE,

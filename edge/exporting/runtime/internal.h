@@ -383,9 +383,12 @@ typedef struct {
     const float *inputs;                         /* as a table_reader writes them; NULL: the model has no table */
 } gpu_input;
 typedef struct {
+    /* A session with the engine that answers sooner: both are timed, once. */
+    edge_status (*begin_faster)(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);
     gpu *(*layout)(arena *from, const edge_model *model);
     rows_device *(*rows)(gpu *g, bool rings, uint32_t count); /* an arena of so many rows */
-    edge_status (*open)(gpu *g, const char *cache, edge_error *error); /* cache: a folder for what drivers compile, or NULL */
+    /* cache: a folder for what drivers compile, or NULL. software: a device that runs on the CPU will do. */
+    edge_status (*open)(gpu *g, const char *cache, bool software, edge_error *error);
     void (*close)(gpu *g);                                    /* also after `open` has failed */
     bool (*run)(gpu *g, const gpu_input *input, float *logits); /* false: the device has failed */
     int32_t (*failure)(const gpu *g);                         /* the driver's code, from the first one on; 0: none */

@@ -7,7 +7,7 @@
 #include "gpu.h"
 
 static const char OPTIONS[] = "-cl-std=CL1.2 -cl-mad-enable";
-enum { SLICE = 1 << 20, MOST_PLATFORMS = 8, MOST_DEVICES = 8, MOST_BINARY = 64 << 20 };
+enum { SLICE = 1 << 20, MOST_PLATFORMS = 8, MOST_DEVICES = 8 };
 static const uint64_t LARGEST_ALIGNMENT = 256; /* bytes; parts of buffers begin there */
 
 static bool failed(gpu *g, int32_t code)
@@ -69,8 +69,8 @@ static const char *unfit(const gpu *g, cl_handle device)
     return NULL;
 }
 
-/* The first GPU that fits, or else another device, such as a software driver's. */
-static edge_status find_device(gpu *g, edge_error *error)
+/* The first GPU that fits, or else, if `software`, another device, such as a driver's that runs on the CPU. */
+static edge_status find_device(gpu *g, bool software, edge_error *error)
 {
     static const uint64_t kinds[] = {CL_DEVICE_TYPE_ALL_GPUS, (uint32_t)CL_DEVICE_TYPE_ANY};
     cl_handle platforms[MOST_PLATFORMS], devices[MOST_DEVICES];
@@ -79,7 +79,7 @@ static edge_status find_device(gpu *g, edge_error *error)
     if (g->cl.clGetPlatformIDs(MOST_PLATFORMS, platforms, &count) != CL_SUCCESS)
         count = 0;
     count = count < MOST_PLATFORMS ? count : MOST_PLATFORMS;
-    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
+    for (size_t kind = 0; kind < (software ? 2 : 1); kind++)
         for (uint32_t each = 0; each < count; each++) {
             if (g->cl.clGetDeviceIDs(platforms[each], kinds[kind], MOST_DEVICES, devices, &found) != CL_SUCCESS)
                 continue;
@@ -93,15 +93,16 @@ static edge_status find_device(gpu *g, edge_error *error)
             }
         }
     if (!why)
-        return edge_fail(error, EDGE_UNSUPPORTED, "OpenCL has no device here: set engine to cpu or auto");
+        return edge_fail(error, EDGE_UNSUPPORTED, "OpenCL has no %s here: set engine to cpu or auto",
+                         software ? "device" : "GPU");
     return edge_fail(error, EDGE_UNSUPPORTED, "OpenCL's device cannot run the bundle (%s): set engine to cpu or auto", why);
 }
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* A file of binaries: of each kernel the size, uint64, and the bytes; then SHA-256 of them all. Its name depends on the
- * sources, the device and its driver. */
-static bool name_file(const gpu *g, const char *folder, char *path)
+/* A file of binaries: of each kernel the size, uint64, and the bytes. Its name depends on the sources, the device and its
+ * driver. */
+static bool name_binaries(const gpu *g, const char *folder, char *path)
 {
     char about[256] = {0};
     hasher h;
@@ -113,54 +114,10 @@ static bool name_file(const gpu *g, const char *folder, char *path)
     g->cl.clGetDeviceInfo(g->device, CL_DRIVER_VERSION, sizeof about - 1, about, NULL);
     hash_add(&h, about, strlen(about));
     hash_end(&h, digest);
-    size_t length = strlen(folder), at = length;
-    if (!length || length > LONGEST_PATH - 64)
-        return false;
-    memcpy(path, folder, length);
-    memcpy(path + at, "/edge-", 6);
-    at += 6;
-    for (int i = 0; i < 16; i++) {
-        path[at++] = "0123456789abcdef"[digest[i] >> 4];
-        path[at++] = "0123456789abcdef"[digest[i] & 15];
-    }
-    memcpy(path + at, ".cl", 4);
-    return true;
+    return kept_path(folder, digest, ".cl", path);
 }
 
-typedef struct { uint8_t *data; uint64_t size, at; } binaries;
-
-/* Maps the file of binaries into memory; size 0: there is none, or it is damaged. */
-static void read_binaries(const char *path, binaries *kept)
-{
-    edge_source source = {sizeof source, path, -1, 0, 0};
-    mapping file;
-    *kept = (binaries){0};
-    if (map_file(&source, &file, NULL) != EDGE_OK)
-        return;
-    if (file.size > 32 && file.size < MOST_BINARY) {
-        hasher h;
-        uint8_t digest[32];
-        hash_start(&h);
-        hash_add(&h, file.data, file.size - 32);
-        hash_end(&h, digest);
-        if (!memcmp(digest, file.data + file.size - 32, 32) && (kept->data = map_memory(file.size))) {
-            memcpy(kept->data, file.data, file.size);
-            kept->size = file.size - 32;
-        }
-    }
-    unmap_file(&file);
-}
-
-static void keep_binaries(const char *path, binaries *made)
-{
-    hasher h;
-    hash_start(&h);
-    hash_add(&h, made->data, made->at);
-    hash_end(&h, made->data + made->at);
-    replace_file(path, made->data, made->at + 32); /* or else the next session compiles again */
-}
-
-static cl_handle from_binary(gpu *g, binaries *kept)
+static cl_handle from_binary(gpu *g, kept_file *kept)
 {
     uint64_t size;
     if (kept->size - kept->at < sizeof size || kept->at > kept->size)
@@ -197,13 +154,13 @@ static cl_handle from_source(gpu *g, const gpu_kernel *kernel)
     return NULL;
 }
 
-static void add_binary(gpu *g, cl_handle program, binaries *made)
+static void add_binary(gpu *g, cl_handle program, kept_file *made)
 {
     size_t size = 0;
     if (!made->data || g->cl.clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL) != CL_SUCCESS
         || !size || size > made->size - made->at - sizeof(uint64_t) - 32) {
         unmap_memory(made->data, made->size);
-        *made = (binaries){0};
+        *made = (kept_file){0};
         return;
     }
     uint64_t length = size;
@@ -217,12 +174,12 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 {
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
     char path[LONGEST_PATH];
-    binaries kept = {0}, made = {0};
-    bool keeps = cache && name_file(g, cache, path);
+    kept_file kept = {0}, made = {0};
+    bool keeps = cache && name_binaries(g, cache, path);
     if (keeps)
-        read_binaries(path, &kept);
+        kept_read(path, &kept);
     if (keeps && !kept.size) /* pages become resident as they are written */
-        made = (binaries){map_memory(MOST_BINARY), MOST_BINARY, 0};
+        made = (kept_file){map_memory(MOST_KEPT), MOST_KEPT, 0};
     uint64_t mapped = kept.size + 32;
     bool new = false;
     for (uint32_t i = 0; i < g->config->kernels && !g->failure; i++) {
@@ -245,7 +202,7 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
     if (kept.data)
         unmap_memory(kept.data, mapped);
     if (keeps && new && made.data && !g->failure)
-        keep_binaries(path, &made);
+        kept_write(path, &made);
     if (made.data)
         unmap_memory(made.data, made.size);
     if (!g->failure)
@@ -311,12 +268,12 @@ static edge_status make_buffers(gpu *g, edge_error *error)
                      "engine to cpu or auto", g->name, (int64_t)g->failure);
 }
 
-edge_status gpu_open(gpu *g, const char *cache, edge_error *error)
+edge_status gpu_open(gpu *g, const char *cache, bool software, edge_error *error)
 {
     int32_t code;
     if (!load_library(&g->cl))
         return edge_fail(error, EDGE_UNSUPPORTED, "there is no libOpenCL here: set engine to cpu or auto");
-    edge_status status = find_device(g, error);
+    edge_status status = find_device(g, software, error);
     if (status)
         return status;
     g->cl.clGetDeviceInfo(g->device, CL_DEVICE_NAME, sizeof g->name - 1, g->name, NULL);
