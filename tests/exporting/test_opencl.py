@@ -30,7 +30,7 @@ from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import host_named
 from edge.errors import EdgeError, EngineError, InputError, UnsupportedError
 from edge.exporting.bundle import export
-from edge.exporting.enums import Engine, Role
+from edge.exporting.enums import Engine, Finish, Role
 from edge.run.session import Session
 
 pytest.importorskip("tvm")
@@ -224,6 +224,55 @@ def test_a_lost_device_is_a_status(driver_library: Path) -> None:
                     gpu.rewind()
         with bundle.session(engine=Engine.GPU, cache=kernels(), **greedy) as gpu:
             assert gpu.answer(PROMPT, Role.RAW) == expected
+
+
+def test_a_prompt_is_cancelled_within_a_chunk(driver_library: Path) -> None:
+    """And goes on as if it had not begun."""
+    greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
+    with (
+        open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle,
+        bundle.session(engine=Engine.GPU, cache=kernels(), **greedy) as gpu,
+    ):
+        runs, cancels_at = (ctypes.c_int64.in_dll(bundle.library, f"driver_{name}") for name in ("runs", "cancels_at"))
+        ctypes.c_void_p.in_dll(bundle.library, "driver_session").value = gpu.handle.value
+        cancels_at.value = runs.value  # the first one
+        assert gpu.answer(PROMPT, Role.RAW) == ([], "", Finish.INTERRUPTED)
+        assert runs.value == cancels_at.value + 1
+        assert gpu.use()["rows"] == 0
+        cancels_at.value = -1
+        gpu.rewind()
+        answer = gpu.answer(PROMPT, Role.RAW)
+        with bundle.session(engine=Engine.CPU, **greedy) as cpu:
+            assert answer == cpu.answer(PROMPT, Role.RAW)
+
+
+@pytest.mark.exhaustive
+def test_twenty_thousand_tokens_take_no_more_memory() -> None:
+    """The answer of the CPU, too, with an eviction every few tokens; in a process of its own."""
+    program = (
+        "import json, resource, sys; sys.path[:0] = sys.argv[3:]\n"
+        "from ctypes_bundle import open_bundle\n"
+        "from edge.exporting.enums import Role\n"
+        "with open_bundle(sys.argv[1]) as bundle:\n"
+        "    with bundle.session(engine=2, cache=sys.argv[2], temperature=0.0, ignore_eos=1) as gpu:\n"
+        "        gpu.set(temperature=0.0, ignore_eos=1, max_tokens=20000)\n"
+        "        gpu.append(Role.RAW, 'abc')\n"
+        "        peaks, tokens = [], []\n"
+        "        for piece in gpu.pieces():\n"
+        "            tokens.append(piece.token)\n"
+        "            if len(tokens) in (2000, 20000):\n"
+        "                peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "        use = gpu.use()\n"
+        "    with bundle.session(engine=1, temperature=0.0, ignore_eos=1, max_tokens=20000) as cpu:\n"
+        "        same = cpu.answer('abc', Role.RAW)[0] == tokens\n"
+        "print(json.dumps({'peaks': peaks, 'evicted': use['evicted'], 'rows': use['rows'], 'same': same}))\n"
+    )
+    folder = bundle_of(MODEL, gpu=True, **ROWS)
+    command = [sys.executable, "-c", program, folder, kernels(), str(Path(__file__).parent)]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    first, last = found["peaks"]
+    assert last - first < 16 << 10  # KiB; a row of each token would take 20 MiB, its logits 20 GB
+    assert (found["evicted"] + found["rows"], found["same"]) == (20_000 + 2, True)
 
 
 def test_a_device_that_is_missing_is_said_in_one_line(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ static edge_finish run_chunk(edge_session *s)
         return EDGE_MEMORY; /* rows that it was planned to have were given back */
     kv_announce(s->rows, left);
     if (!run(s, (uint32_t)count)) {
-        s->failed = true;
+        s->failed = !__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED);
         return EDGE_INTERRUPTED;
     }
     s->last = (uint32_t)count;

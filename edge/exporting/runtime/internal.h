@@ -388,9 +388,9 @@ typedef struct {
     gpu *(*layout)(arena *from, const edge_model *model);
     rows_device *(*rows)(gpu *g, bool rings, uint32_t count); /* an arena of so many rows */
     /* cache: a folder for what drivers compile, or NULL. software: a device that runs on the CPU will do. */
-    edge_status (*open)(gpu *g, const char *cache, bool software, edge_error *error);
+    edge_status (*open)(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error);
     void (*close)(gpu *g);                                    /* also after `open` has failed */
-    bool (*run)(gpu *g, const gpu_input *input, float *logits); /* false: the device has failed */
+    bool (*run)(gpu *g, const gpu_input *input, float *logits); /* false: the device has failed, or *cancelled */
     int32_t (*failure)(const gpu *g);                         /* the driver's code, from the first one on; 0: none */
     uint64_t (*bytes)(const gpu *g);                          /* of the device */
     const char *(*name)(const gpu *g);
@@ -410,7 +410,7 @@ void pass_stop(pass *p);
 uint32_t pass_threads(const pass *p);
 /* Runs tokens and appends their rows, for which there is room; calls kv_announce, kv_prepare and kv_appended. observed:
  * the number of last tokens to observe. Returns the logits [vocab] after the last token, which are valid until the next
- * call and may be changed. NULL, and nothing has changed: more than a chunk or than there is room for, no token of the
+ * call and may be changed. NULL, and nothing has changed: cancelled on a GPU, more than a chunk or than there is room for, no token of the
  * vocabulary, a position beyond those that the model has learned, or a file that was cut short. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
 bool pass_reaches(const pass *p, uint32_t count); /* false: the model has learned fewer positions */

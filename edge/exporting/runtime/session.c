@@ -215,7 +215,7 @@ edge_status begin_on(edge_model *model, const edge_options *options, bool on_gpu
     s->needed = (double)model->config->peak;
     s->readings = (edge_readings)EDGE_READINGS;
     context_reset(s);
-    if ((s->gpu && (status = EDGE_GPU->open(s->gpu, options->cache, options->engine == EDGE_ENGINE_GPU, error)))
+    if ((s->gpu && (status = EDGE_GPU->open(s->gpu, options->cache, options->engine == EDGE_ENGINE_GPU, &s->cancelled, error)))
         || (status = take_options(s, options, error))) {
         pass_stop(s->pass);
         if (s->gpu)

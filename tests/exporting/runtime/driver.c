@@ -10,6 +10,8 @@ void *dlsym(void *library, const char *name);
 uint32_t driver_is_gpu;         /* 1: devices of all kinds are GPUs */
 int64_t driver_runs;            /* kernels so far */
 int64_t driver_fails_at = -1;   /* the number of the kernel from which on the device is lost */
+int64_t driver_cancels_at = -1; /* the number of the kernel at which … */
+edge_session *driver_session;   /* … this one's answer is cancelled */
 
 static opencl real;
 
@@ -24,7 +26,8 @@ static int32_t run_kernel(cl_handle queue, cl_handle kernel, uint32_t dimensions
 {
     if (driver_fails_at >= 0 && driver_runs >= driver_fails_at)
         return -36; /* CL_INVALID_COMMAND_QUEUE */
-    driver_runs++;
+    if (driver_runs++ == driver_cancels_at)
+        edge_cancel(driver_session);
     return real.clEnqueueNDRangeKernel(queue, kernel, dimensions, first, total, group, count, events, event);
 }
 

@@ -42,6 +42,8 @@ struct gpu {
     cl_handle *kernels, *buffers, *parts; /* part: a buffer, or a sub-buffer of its own */
     int32_t failure;                      /* the first error of the driver; CL_SUCCESS */
     uint64_t bytes;                       /* of all buffers */
+    const volatile int32_t *cancelled;
+    uint32_t sent;                        /* dispatches of a chunk that are sent at once */
     char name[64];
     gpu_arena arenas[2];
     uint32_t *tables;                     /* of the device, up to its angles */
@@ -55,9 +57,9 @@ struct gpu {
 /* opencl.c. After a failure, which `gpu->failure` keeps, they do nothing. */
 void gpu_write(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait);
 void gpu_read(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size); /* waits for all before */
-void gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens);
+bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens); /* false: *cancelled */
 /* Finds a device and makes everything on it. */
-edge_status gpu_open(gpu *g, const char *cache, bool software, edge_error *error);
+edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error);
 void gpu_close(gpu *g);
 
 /* gpu_rows.c */

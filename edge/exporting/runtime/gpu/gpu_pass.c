@@ -119,7 +119,8 @@ static bool run(gpu *g, const gpu_input *input, float *logits)
         write_inputs(g, input);
     gpu_write(g, config->tables, 0, g->tables, config->angles * sizeof *g->tables, false);
     gpu_write(g, config->tokens, 0, input->tokens, input->count * sizeof *input->tokens, false);
-    gpu_dispatch(g, input->count == 1 ? GPU_STEP : GPU_CHUNK, input->count);
+    if (!gpu_dispatch(g, input->count == 1 ? GPU_STEP : GPU_CHUNK, input->count))
+        return false;
     if (input->count > 1)
         gpu_dispatch(g, GPU_LAST, 1);
     gpu_read(g, config->logits, 0, logits, c->vocab * sizeof *logits);

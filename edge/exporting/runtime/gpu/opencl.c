@@ -8,6 +8,7 @@
 
 static const char OPTIONS[] = "-cl-std=CL1.2 -cl-mad-enable";
 enum { SLICE = 1 << 20, MOST_PLATFORMS = 8, MOST_DEVICES = 8 };
+static const double SENT_S = 0.02;
 static const uint64_t LARGEST_ALIGNMENT = 256; /* bytes; parts of buffers begin there */
 
 static bool failed(gpu *g, int32_t code)
@@ -268,8 +269,10 @@ static edge_status make_buffers(gpu *g, edge_error *error)
                      "engine to cpu or auto", g->name, (int64_t)g->failure);
 }
 
-edge_status gpu_open(gpu *g, const char *cache, bool software, edge_error *error)
+edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error)
 {
+    g->cancelled = cancelled;
+    g->sent = 1;
     int32_t code;
     if (!load_library(&g->cl))
         return edge_fail(error, EDGE_UNSUPPORTED, "there is no libOpenCL here: set engine to cpu or auto");
@@ -344,12 +347,25 @@ static void run_one(gpu *g, const gpu_dispatch_config *each, uint32_t tokens)
         failed(g, g->cl.clEnqueueNDRangeKernel(g->queue, run, 2, NULL, total, group, 0, NULL, NULL));
 }
 
-void gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens)
+/* Of the dispatches of a chunk, as many as take SENT_S are sent at once, since those cannot be taken back. */
+bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens)
 {
     const gpu_pass *own = (const gpu_pass *)gpu_table(g, g->config->passes_at) + which;
-    const gpu_dispatch_config *dispatches = gpu_table(g, g->config->dispatches_at);
-    for (uint32_t i = 0; i < own->count && !g->failure; i++)
-        run_one(g, dispatches + own->first + i, tokens);
+    const gpu_dispatch_config *dispatches = (const gpu_dispatch_config *)gpu_table(g, g->config->dispatches_at) + own->first;
+    for (uint32_t at = 0, end; at < own->count && !g->failure; at = end) {
+        double began = now_seconds();
+        end = which == GPU_CHUNK && own->count - at > g->sent ? at + g->sent : own->count;
+        for (uint32_t i = at; i < end && !g->failure; i++)
+            run_one(g, dispatches + i, tokens);
+        if (g->failure || which != GPU_CHUNK)
+            continue;
+        failed(g, g->cl.clFinish(g->queue));
+        double each = (now_seconds() - began) / (end - at);
+        g->sent = each * 2 * (end - at) < SENT_S ? 2 * (end - at) : each < SENT_S ? (uint32_t)(SENT_S / each) : 1;
+        if (end < own->count && __atomic_load_n(g->cancelled, __ATOMIC_RELAXED))
+            return false;
+    }
     if (!g->failure)
         failed(g, g->cl.clFlush(g->queue));
+    return true;
 }
