@@ -158,7 +158,8 @@ def prepare(
         raise UnsupportedError(f"the tokenizer of {model.name} is known to llama.cpp alone, and cannot be exported")
     ids, words = tokenizer_sections(model.tokenizer)
     tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
-    plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())), lora_rank)
+    in_page = gpu and profile.system == "web"
+    plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())), lora_rank, gpu=in_page)
     machine = _MACHINES.get(profile.machine, profile.machine)
     designs = exported_designs(
         layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas, lora=lora_rank > 0
@@ -215,7 +216,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
     if bundle.profile.system == "web":
         web["web"] = describe_site(folder, folder / MODEL, [each.target.name for each in bundle.designs], plan)
         if bundle.gpu:
-            web["web"]["gpu"] = describe_gpu_files(bundle.gpu, folder)
+            web["web"]["gpu"] = describe_gpu_files(bundle.gpu, folder, plan)
     return {
         "model": {
             "name": _name(model), "label": model.spec.label, "file": model.file.path.name,

@@ -14,6 +14,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
+from edge.backends.tvm.gpu import ENGINE as GPU_ENGINE
 from edge.backends.tvm.gpu import KV_DTYPES
 from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, RING, RING_MOVE, VALUES, Design, RowForm, input_stride
@@ -33,6 +34,8 @@ from edge.types import Progress
 
 LANGUAGES = {"linux": "opencl", "android": "opencl", "web": "wgsl"}  # of systems whose bundles have a host
 HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
+# That an OpenCL driver takes for itself, as pocl 3.1 did (measured): it contains a C compiler. No phone's is known.
+DRIVER_BYTES, DRIVER = 160 << 20, "as pocl 3.1 took, measured; phones' drivers are not known"
 
 NONE = 0xFFFFFFFF  # instead of the number of a buffer
 # Runs of dispatches, by their numbers. Rows are moved by keys, values or both, in the arena of all rows or of rings.
@@ -127,11 +130,32 @@ def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> str:
 
 
 def describe_gpu(gpu: GPUPrograms, plan: Plan) -> dict[str, Any]:
-    """For the manifest. peak: of a process with one session, where GPU and CPU share memory, without what the driver
-    takes for itself."""
+    """For the manifest. peak: of a process with one session, where GPU and CPU share memory. An app's has the rows of
+    one engine, and includes `driver`, which is assumed; a page's has the module's memory and the buffers."""
     sizes, of_cpu = gpu.bytes(), plan.bytes
+    buffers = {"language": gpu.language, "bytes": sizes}
+    if gpu.language == "wgsl":
+        mapped = mapped_bytes(gpu.model.spec, plan.config)
+        return buffers | {"mapped": mapped, "peak": plan.predicted_peak + sum(sizes.values()) + mapped}
     rest = plan.predicted_peak - of_cpu.weights - of_cpu.kv - of_cpu.scratch
-    return {"language": gpu.language, "bytes": sizes, "peak": rest + sum(sizes.values()) + HOST_BYTES}
+    driver = {"bytes": DRIVER_BYTES, "source": DRIVER}
+    return buffers | {"driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + DRIVER_BYTES}
+
+
+def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
+    """Of the buffer by which a page reads logits and the rows of a pass (web/package/gpu.js)."""
+    rows = 4 * spec.vocab
+    for core in filter(None, find_network(spec).attention):
+        form = RowForm.of(core, config.kv_dtype)
+        rows += (core.kv_heads * config.chunk + TILE) * 8 * (form.words + form.scaled)
+    return rows
+
+
+def page_bytes(spec: ModelSpec, config: EngineConfig) -> int:
+    """Of buffers, that a page with a GPU takes beside the module's memory. Raises as `check_gpu`."""
+    check_gpu("web", spec, config)
+    need = GPU_ENGINE.footprint(spec, replace(config, logits_rows=1, pinned=0, lora_rank=0))
+    return need.weights + need.kv + need.scratch + mapped_bytes(spec, config)
 
 
 def make_programs(model: Model, language: str, config: EngineConfig, progress: Progress | None = None) -> GPUPrograms:

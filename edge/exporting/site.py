@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends.tvm.design import Design
-from edge.exporting.gpu_programs import GPUPrograms
+from edge.exporting.gpu_programs import GPUPrograms, mapped_bytes
 from edge.exporting.model_file import HEADER
 from edge.exporting.module import PAGE, initial_pages, make_modules
 from edge.plan.plan import Plan
@@ -51,12 +51,13 @@ def write_gpu(programs: GPUPrograms, folder: Path) -> None:
         programs.write_weights(out, 0)
 
 
-def describe_gpu(programs: GPUPrograms, folder: Path) -> dict[str, Any]:
+def describe_gpu(programs: GPUPrograms, folder: Path, plan: Plan) -> dict[str, Any]:
     """Part `gpu` of `describe_site`: its files, with hashes as there, and bytes of all buffers."""
     path = folder / _GPU_WEIGHTS
     return {
         "programs": _PROGRAMS, "weights": _GPU_WEIGHTS, "bytes": path.stat().st_size, "piece": PIECE,
-        "pieces": _hashes(path), "memory": sum(programs.bytes().values()),
+        "pieces": _hashes(path),
+        "memory": sum(programs.bytes().values()) + mapped_bytes(programs.model.spec, plan.config),
     }  # fmt: skip
 
 
