@@ -24,6 +24,7 @@ from shaders import dawn_says, has_dawn
 from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
+from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import Design
 from edge.backends.tvm.gpu.hosts import Adapter, Limits
 from edge.backends.tvm.gpu.program import Program
@@ -186,6 +187,15 @@ def all_programs(language: str) -> Iterator[tuple[str, Program]]:
 def test_dawn_compiles_the_kernels_of_every_golden_model(block_types_everywhere: Path) -> None:
     programs = {"blocks": program(block_types_everywhere, "wgsl"), **dict(all_programs("wgsl"))}
     assert dawn_says(sources(programs)) == {}
+
+
+@pytest.mark.parametrize("language", ["cuda", "metal"])  # the others' children work for the tests of those drivers
+def test_a_child_makes_kernels(language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It imports less of TVM than these tests do."""
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    model = open_model(GOLDEN / "llama-one-layer.gguf")
+    design = Design.of(model.file, model.spec, CONFIG, replace(ADAPTER, language=language))
+    assert program_of(design) == program(GOLDEN / "llama-one-layer.gguf", language)
 
 
 @pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")

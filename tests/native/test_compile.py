@@ -7,6 +7,8 @@ import json
 import os
 import re
 import struct
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -409,3 +411,14 @@ def test_wrong_targets_are_one_line(arguments: list[str], said: str, tmp_path: P
     assert refused.returncode == 2
     assert re.search(said, refused.stderr)
     assert not (tmp_path / "x").exists()
+
+
+def test_compiling_leaves_pytorch_out(tmp_path: Path) -> None:
+    """TVM imports it where it is installed, and no plan counts its 400 MiB."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('PyTorch was imported')")
+    code = "from edge.backends.tvm.cpu.lowering import import_compiler; import_compiler()"
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stderr
