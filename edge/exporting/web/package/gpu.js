@@ -35,6 +35,8 @@ export class Gpu {
   passes = { gpu: 0, cpu: 0 };
   /** Why it refuses passes; null: it does not. @type {string | null} */
   why = "the GPU is being prepared";
+  /** What a race has found; null: none was run. @type {string | null} */
+  raced = null;
   #failed = false;
   /** @type {any} */
   #device = null;
@@ -189,7 +191,8 @@ export class Gpu {
     const [tokens, count, position, angles, stride, temperatures, starts, lengths, positions, logits, ...rest] =
       new Uint32Array(memory.buffer, job, 22);
     const turn = this.#race?.turn(count, this.why === null);
-    if (turn?.lost) this.fail(turn.lost);
+    this.raced ??= turn?.raced ?? null;
+    if (turn?.lost) this.fail(this.raced ?? "");
     if (this.why !== null || turn?.cpu) {
       this.passes.cpu++;
       return 0;
@@ -433,7 +436,7 @@ class Race {
   #before = null;
   #over = false;
 
-  /** Before a pass. cpu: the module is to run it. lost: why the GPU is left. @param {number} count tokens @param {boolean} ready */
+  /** Before a pass. cpu: the module is to run it. lost: the GPU is left. raced: which engine is faster. @param {number} count tokens @param {boolean} ready */
   turn(count, ready) {
     if (this.#over) return {};
     const now = performance.now();
@@ -444,7 +447,9 @@ class Race {
     if (gpu.length < RACED) return { cpu: count === 1 && !ours };
     this.#over = true;
     const [slow, fast] = [gpu, cpu].map((each) => each.slice(-RACED).sort((a, b) => a - b)[RACED >> 1]);
-    return slow > fast ? { lost: `the CPU is faster: ${fast.toFixed(1)} ms a token, the GPU ${slow.toFixed(1)}` } : {};
+    const [names, times] = slow > fast ? [["CPU", "GPU"], [fast, slow]] : [["GPU", "CPU"], [slow, fast]];
+    const [first, second] = times.map((each) => each.toFixed(1));
+    return { lost: slow > fast, raced: `the ${names[0]} is faster: ${first} ms a token, the ${names[1]} ${second} (measured)` };
   }
 }
 

@@ -178,7 +178,7 @@ async function chooseGpu(url, manifest, { engine: wanted = "auto", memory }, sig
 function ranOn(before) {
   if (!gpu) return { engine: "cpu", engineReason: withoutGpu };
   const [ours, others] = [gpu.passes.gpu - (before.gpu ?? 0), gpu.passes.cpu - (before.cpu ?? 0)];
-  return { engine: !ours ? "cpu" : others ? "both" : "gpu", engineReason: gpu.why };
+  return { engine: !ours ? "cpu" : others ? "both" : "gpu", engineReason: gpu.why ?? gpu.raced };
 }
 
 /** @param {{initial: number, maximum: number}} pages */
