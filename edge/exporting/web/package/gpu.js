@@ -146,8 +146,8 @@ export class Gpu {
   #compile() {
     const device = this.#device;
     return Promise.all(this.programs.kernels.map(async (/** @type {any} */ { name, source, parts, written }) => {
-      const kinds = Array.from({ length: parts }, (_, each) => ((written >> each) & 1 ? "storage" : "read-only-storage"));
-      kinds.push("uniform");
+      const of = (/** @type {number} */ part) => ((written >> part) & 1 ? "storage" : "read-only-storage");
+      const kinds = Array.from({ length: parts + 1 }, (_, each) => (each < parts ? of(each) : "uniform"));
       const layout = device.createBindGroupLayout({
         entries: kinds.map((type, binding) => ({ binding, visibility: COMPUTE, buffer: { type } })),
       });
