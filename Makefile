@@ -173,6 +173,7 @@ $(VENV)/.dev: $(VENV)/.run
 		|| $(call without,oclgrind the tests that look for races in GPU kernels are skipped)
 	@command -v javac >/dev/null || $(call debian,default-jdk-headless) \
 		|| $(call without,a JDK the tests of the Kotlin API are skipped)
+	@command -v adb >/dev/null || $(call debian,adb) || $(call without,adb the tests of edge profile --on adb are skipped)
 	@# Elsewhere, installing a server of ssh would start it.
 	@{ command -v ssh && { command -v sshd || command -v /usr/sbin/sshd; }; } >/dev/null \
 		|| { [ "$$CI" = true ] && $(call debian,openssh-server openssh-client); } \

@@ -1,10 +1,14 @@
 """The loss of quality of every quantizer on the same model, on text that none of them has seen.
 
     python benchmarks/quantizers.py [--methods best-iq4_nl,llama.cpp-iq4_nl] [--tokens 51200] [--calibration 16384]
+        [--domains python,french]
 
 The model is SmolLM2's twin (twin.py) in F16; only matrices within layers are rounded, embedding and head stay F16.
 Calibration documents differ from those of the measurement. llama.cpp runs all files, in sequences of 512 tokens.
 Files are kept in the cache folder and made again with --again.
+
+Mixtures concern whole files, the embedding too: `llama.cpp-q3_k_m` is llama-quantize's, `mixed-q3_k_m` has types that
+edge chose for a file of at most that size. llama.cpp rounds both, with the same importance matrix.
 """
 
 from __future__ import annotations
@@ -13,16 +17,16 @@ import argparse
 import json
 import multiprocessing
 import resource
-import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import platformdirs
-from text import CALIBRATION, HELD_OUT, long_text
+from text import CALIBRATION, HELD_OUT, held_out_texts, long_text
 from twin import write_twin
 
 import edge
@@ -30,17 +34,16 @@ from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import read_weights
 from edge.cli.terminal.show import table
-from edge.converters.calibrate import SEQUENCE, collect
+from edge.converters.calibrate import SEQUENCE, collect, column_importance
+from edge.converters.ggml import quantize_with_llamacpp
 from edge.converters.quantize import Settings, mix_types, plan_types, quantize_gguf
+from edge.converters.quantizers.ggml_rows import quantize_rows
+from edge.converters.quantizers.mixed import types_of_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.likelihood import Compared, compare, summarize
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, IntArray
-
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "formats"))
-
-from ggml_rows import quantize_rows
 
 BODY = {"embedding": "F16", "output": "F16"}
 METHODS: dict[str, Settings] = {
@@ -60,6 +63,8 @@ METHODS: dict[str, Settings] = {
     "best-iq4_nl": Settings("IQ4_NL", "best", **BODY),
     "best-mixed-5": Settings("IQ4_NL", "best", **BODY),
 }
+MIXTURES = {f"{maker}-{each.lower()}": each for each in ("Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M")
+            for maker in ("llama.cpp", "mixed")}  # fmt: skip
 THEIRS = {"llama.cpp-q4_0": "Q4_0", "llama.cpp-iq4_nl": "IQ4_NL", "llama.cpp-q4_k": "Q4_K"}  # with importance
 MIXED_BITS = 5.0
 
@@ -71,11 +76,11 @@ def calibration(model: Model, count: int) -> IntArray:
     return np.concatenate([np.array(text[SEQUENCE : SEQUENCE + share], np.int32) for text in texts])
 
 
-def held_out(model: Model, package: str, count: int) -> IntArray:
-    """int32 [sequences, SEQUENCE]: from the beginnings of all documents, in equal shares."""
-    documents = HELD_OUT[package]
+def held_out(model: Model, domain: str, count: int) -> IntArray:
+    """int32 [sequences, SEQUENCE]: from the beginnings of the documents, in equal shares."""
+    documents = held_out_texts(domain)[: max(1, count // SEQUENCE)]
     share = max(1, count // len(documents) // SEQUENCE) * SEQUENCE
-    texts = [model.encode_prompt(long_text(each, package).read_text(encoding="utf-8"), raw=True) for each in documents]
+    texts = [model.encode_prompt(each[: 16 * share], raw=True) for each in documents]
     parts = [np.array(text[:share], np.int32) for text in texts]
     return np.concatenate([part[: part.size // SEQUENCE * SEQUENCE].reshape(-1, SEQUENCE) for part in parts])
 
@@ -83,7 +88,9 @@ def held_out(model: Model, package: str, count: int) -> IntArray:
 def make(name: str, source: Path, target: Path, tokens: IntArray) -> None:
     """Write one method's file, and its cost in a file beside it."""
     started, model = time.perf_counter(), open_model(source)
-    if name in THEIRS:
+    if name in MIXTURES:
+        _mixture(model, name, target, tokens)
+    elif name in THEIRS:
         _theirs(model, THEIRS[name], target, tokens)
     else:
         settings = METHODS[name]
@@ -100,15 +107,38 @@ def make(name: str, source: Path, target: Path, tokens: IntArray) -> None:
     target.with_suffix(".json").write_text(json.dumps(said))
 
 
+def _mixture(model: Model, name: str, target: Path, tokens: IntArray) -> None:
+    """llama-quantize's mixture, or edge's of at most the same size."""
+    file = model.file
+    importance = column_importance(file, model.spec, tokens)
+    theirs = name.startswith("llama.cpp")
+    with tempfile.TemporaryDirectory() as folder:
+        whole = target if theirs else Path(folder) / "theirs.gguf"
+        quantize_with_llamacpp(file.path, whole, MIXTURES[name], importance=importance)
+        size = whole.stat().st_size
+    if not theirs:
+        kinds, settings = types_of_gguf(), Settings("IQ4_NL", "importance")
+        settings, _ = mix_types(file, model.spec, settings, tokens, nbytes=size, kinds=kinds, outside=True)
+        _round(model, plan_types(file, model.spec, settings), target, tokens)
+
+
 def _theirs(model: Model, kind: str, target: Path, tokens: IntArray) -> None:
     """llama.cpp's rounding with an importance matrix from the same tokens. Rows that Q4_K cannot hold become IQ4_NL."""
-    file, sources = model.file, find_tensors(model.file, model.spec)
-    names = {source.tensor: name for name, source in sources.items()}
-    known = collect(file, model.spec, tokens)
+    file = model.file
     types = plan_types(file, model.spec, Settings("IQ4_NL", "rtn", **BODY))
     for name, info in file.tensors.items():
         if types[name] == "IQ4_NL" and (kind != "Q4_K" or info.shape[0] % 256 == 0):
             types[name] = kind
+    _round(model, types, target, tokens)
+
+
+def _round(model: Model, types: Mapping[str, str], target: Path, tokens: IntArray) -> None:
+    """Write a file by llama.cpp's rounding with an importance matrix."""
+    file, sources = model.file, find_tensors(model.file, model.spec)
+    names = {source.tensor: name for name, source in sources.items()}
+    known = collect(file, model.spec, tokens)
+    if "output" not in sources:  # the embedding is the head
+        known["token_embd"] = known["output"]
     planned = [Planned(name, info.shape, types[name]) for name, info in file.tensors.items()]
 
     def data() -> Iterator[AnyArray]:
@@ -122,8 +152,10 @@ def _theirs(model: Model, kind: str, target: Path, tokens: IntArray) -> None:
     write_gguf(target, fields_of(file), planned, data())
 
 
-def body_bits(path: Path) -> float:
-    """Bits per weight of the matrices within layers."""
+def bits(path: Path, *, whole: bool) -> float:
+    """Bits per weight of the matrices within layers, or of the file."""
+    if whole:
+        return 8 * path.stat().st_size / open_model(path).spec.parameters
     infos = [info for info in open_model(path).file.tensors.values() if "blk." in info.name and len(info.shape) > 1]
     return 8 * sum(info.nbytes for info in infos) / sum(info.elements for info in infos)
 
@@ -156,16 +188,17 @@ def measure(source: Path, paths: dict[str, Path], sequences: IntArray, threads: 
 def row(name: str, path: Path, compared: Compared) -> list[str]:
     figures, took = summarize(compared), json.loads(path.with_suffix(".json").read_text())
     return [
-        name, f"{body_bits(path):.2f}", f"{figures.ratio:.3f} ± {figures.ratio_stderr:.3f}",
-        f"{figures.kl_mean:.4f} ± {figures.kl_stderr:.4f}", f"{figures.kl_median:.4f}", f"{figures.top1:.3f}",
+        name, f"{bits(path, whole=name in MIXTURES):.2f}", f"{figures.ratio:.3f} ± {figures.ratio_stderr:.3f}",
+        f"{figures.kl_mean:.4f} ± {figures.kl_stderr:.4f}", f"{figures.kl_p999:.2f}", f"{figures.top1:.3f}",
         f"{took['seconds']:.0f}", f"{took['peak_mib']}",
     ]  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--methods", default=",".join([*METHODS, *THEIRS]), help="some of them, with commas")
-    parser.add_argument("--tokens", type=int, default=6144, help="measured on, half of each text")
+    parser.add_argument("--methods", default=",".join([*METHODS, *THEIRS, *MIXTURES]), help="some of them, with commas")
+    parser.add_argument("--tokens", type=int, default=15360, help="measured on, in equal shares of the domains")
+    parser.add_argument("--domains", default=",".join(HELD_OUT), help="some of them, with commas")
     parser.add_argument("--calibration", type=int, default=16384, help="tokens")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="make files again")
@@ -187,9 +220,10 @@ def main() -> None:
             child.join()
             if child.exitcode:
                 raise SystemExit(f"{name} failed")
-    heads = ["method", "bits", "perplexity × float", "KL mean", "median", "top-1", "seconds", "peak MiB"]
-    for package in HELD_OUT:
-        sequences = held_out(model, package, options.tokens // len(HELD_OUT))
+    heads = ["method", "bits", "perplexity × float", "KL mean", "99.9 %", "top-1", "seconds", "peak MiB"]
+    domains = options.domains.split(",")
+    for package in domains:
+        sequences = held_out(model, package, options.tokens // len(domains))
         found = measure(source, paths, sequences, options.threads)
         print(f"\n## {package}: {sequences.size:,} tokens, {options.calibration:,} to calibrate on\n")
         print(table(heads, [row(name, paths[name], each) for name, each in found.items()], left=1))

@@ -1,6 +1,7 @@
 """Long real texts: documents of Debian's `anarchism` and `debian-handbook` packages (public), as plain text.
 
-Fetched once into the cache folder with apt-get, without installing anything. Needs Debian or a derivative.
+Fetched once into the cache folder with apt-get, without installing anything. Needs Debian or a derivative. Python code
+is that of the interpreter's own library.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import html.parser
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -42,16 +44,30 @@ class _Text(html.parser.HTMLParser):
 # English documents, the longest of their kind. Calibration documents are never measured on.
 CALIBRATION = ("secH3.html", "secC2.html", "secA2.html", "secD5.html", "secG1.html", "secE3.html", "secF8.html",
                "secB2.html")  # fmt: skip
+_MANUAL = ("network-services.html", "advanced-administration.html", "sect.virtualization.html",
+           "sect.debian-internals.html", "sect.installation-steps.html", "sect.apt-get.html")  # fmt: skip
+_CODE = ("heapq.py", "statistics.py", "textwrap.py", "shlex.py", "tempfile.py", "fractions.py")
+_LANGUAGES = {"french": "fr-FR", "japanese": "ja-JP"}  # folders of the manual
 HELD_OUT = {
     "anarchism": ("secI8.html", "secJ3.html", "secI5.html", "secJ5.html", "secI4.html", "secJ7.html"),
-    "debian-handbook": ("network-services.html", "advanced-administration.html", "sect.virtualization.html",
-                        "sect.debian-internals.html", "sect.installation-steps.html", "sect.apt-get.html"),
+    "debian-handbook": _MANUAL, "python": _CODE, "french": _MANUAL, "japanese": _MANUAL,
 }  # fmt: skip
 
 
-def long_text(document: str = "append31.html", package: str = "anarchism") -> Path:
+def held_out_texts(domain: str) -> list[str]:
+    """The texts of a domain of HELD_OUT, which no method is calibrated on."""
+    if domain == "python":
+        folder = Path(sysconfig.get_path("stdlib"))
+        return [(folder / name).read_text(encoding="utf-8") for name in _CODE]
+    package = "anarchism" if domain == "anarchism" else "debian-handbook"
+    language = _LANGUAGES.get(domain, "en-US")
+    return [long_text(each, package, language).read_text(encoding="utf-8") for each in HELD_OUT[domain]]
+
+
+def long_text(document: str = "append31.html", package: str = "anarchism", language: str = "en-US") -> Path:
     """The text file of a document (append31: 96k SmolLM2 tokens), fetched if it does not exist yet."""
-    path = Path(platformdirs.user_cache_dir("edge")) / "benchmarks" / f"{document}.txt"
+    name = document if language == "en-US" else f"{language}.{document}"
+    path = Path(platformdirs.user_cache_dir("edge")) / "benchmarks" / f"{name}.txt"
     if path.exists():
         return path
     print(f"fetching Debian's {package} for a long text ...", file=sys.stderr)
@@ -63,7 +79,7 @@ def long_text(document: str = "append31.html", package: str = "anarchism") -> Pa
             subprocess.run(["dpkg", "-x", package, folder], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             sys.exit(f"the long text comes from a Debian package, which could not be fetched here: {error}")
-        found = next(path for path in sorted(Path(folder).rglob(document)) if path.parent.name in ("html", "en-US"))
+        found = next(path for path in sorted(Path(folder).rglob(document)) if path.parent.name in ("html", language))
         parser = _Text()
         parser.feed(found.read_text(encoding="utf-8", errors="replace"))
     text = re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(parser.parts))

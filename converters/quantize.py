@@ -20,6 +20,7 @@ from edge.converters.outcome import again_notes, notes_on
 from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
 from edge.converters.quantizers import mixed
 from edge.converters.quantizers.awq import Folds, find_factors, makers
+from edge.converters.quantizers.ggml_rows import K_QUANTS, quantize_rows
 from edge.converters.quantizers.gptq import damping, diagonal_blocks, gptq, shift
 from edge.converters.quantizers.hqq import hqq
 from edge.converters.quantizers.mixed import Mixture
@@ -154,13 +155,15 @@ def mix_types(
     nbytes: int | None = None,
     kl: float | None = None,
     kinds: Sequence[str] = mixed.TYPES,
+    outside: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Settings, Mixture]:
     """Settings with a type for each matrix, for a file of at most `nbytes`, or for at most a loss of `kl`.
 
-    kinds: the types to choose from, smallest first. Raises InputError if that is impossible.
+    kinds: the types to choose from; the first is measured. outside: choose those of the embedding and the head, too.
+    Raises InputError if that is impossible.
     """
-    found = mixed.measure(file, spec, calibration, kinds, progress)
+    found = mixed.measure(file, spec, calibration, kinds, progress, outside=outside)
     types = plan_types(file, spec, settings)
     ours = {tensor for stage in found for tensor in stage.tensors}
     others = sum(blocks.nbytes(types[name], info.elements) for name, info in file.tensors.items() if name not in ours)
@@ -271,7 +274,11 @@ class _Maker:
         kind, settings = self._types[self._sources[name].tensor], self._settings
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
             weight = nf4.dequantize(*nf4.quantize(weight))
-        if kind not in GRIDS:
+        if kind in K_QUANTS and inputs is not None:  # rounded by importance, whichever method rounds the others
+            moved = weight if inputs.moved is None else weight @ inputs.moved
+            data = quantize_rows(moved, kind, np.diag(inputs.hessian))
+            values = blocks.dequantize(data, kind)
+        elif kind not in GRIDS:
             data = quantize(weight, kind)
             values = blocks.dequantize(data, kind)
         else:
@@ -340,6 +347,7 @@ def _check(settings: Settings) -> None:
         raise InputError(f"there is no method {settings.method}: choose from {', '.join(METHODS)}")
     if settings.group_size < BLOCK or settings.group_size % BLOCK:
         raise InputError(f"{settings.group_size} values cannot share a scale: a multiple of {BLOCK} can")
-    for kind in (settings.type, settings.embedding, settings.output, *settings.types.values()):
+    mixed_in = [kind for kind in settings.types.values() if kind not in K_QUANTS]
+    for kind in (settings.type, settings.embedding, settings.output, *mixed_in):
         if kind != NF4 and kind not in GRIDS and kind not in blocks.FLOATS:
             raise UnsupportedError(f"{kind} is not known here: {', '.join([*GRIDS, *blocks.FLOATS, NF4])} are")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from edge.backends import backend_names, engine_named
-from edge.errors import CacheError, EdgeError, InputError, MissingExtraError
+from edge.errors import CacheError, EdgeError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.hub.cache import CachedFile, cached_files, find_cached
 from edge.hub.names import Reference
@@ -232,7 +232,7 @@ def _plain(error: Exception, path: Path) -> str:
 def _installed_engines() -> list[str]:
     found = []
     for name in backend_names():
-        with suppress(MissingExtraError):
+        with suppress(MissingExtraError, UnsupportedError):
             engine_named(name).check_installed()
             found.append(name)
     return found

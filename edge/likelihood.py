@@ -41,6 +41,7 @@ class Divergence:
     kl_stderr: float
     kl_median: float
     kl_p99: float
+    kl_p999: float  # of fewer than 1,000 tokens, between the two largest
     kl_max: float
     top1: float
     top1_stderr: float
@@ -90,6 +91,7 @@ def summarize(compared: Compared) -> Divergence:
         kl_stderr=stderr(kl),
         kl_median=float(np.median(kl)),
         kl_p99=float(np.quantile(kl, 0.99)),
+        kl_p999=float(np.quantile(kl, 0.999)),
         kl_max=float(kl.max()),
         top1=top1,
         top1_stderr=math.sqrt(top1 * (1 - top1) / max(1, count - 1)),

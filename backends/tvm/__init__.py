@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,8 @@ class CPU(Backend):
 
     def check_installed(self) -> None:
         """A device without TVM runs passes that were compiled elsewhere; `check_supported` looks for the model's."""
+        if sys.platform != "linux":
+            raise UnsupportedError("the cpu engine is for Linux, and for apps, for now: use --backend=llamacpp")
         from edge.backends.tvm.compiler.compiled import is_installed
         from edge.storage.cache import entries
 

@@ -1,33 +1,45 @@
-"""Mixed types: more bits for the stages where rounding hurts most, for a file of a given size or quality.
+"""Mixed types: more bits for the tensors where rounding hurts most, for a file of a given size or quality.
 
-A stage's cost is measured: the KL divergence of the model's predictions when this stage alone is rounded to the first
-of the types. The cost of other types is taken to be proportional to the squared error of the stage's outputs, and costs
-to add up. A greedy search starts from the smallest types and takes the step that saves most KL per byte.
+The cost of a layer is measured: the KL divergence of the model's predictions when this layer alone is rounded to the
+first of the types. Its tensors share it by how far each of them alone moves the layer's output. The cost of other types
+is taken to be proportional to the squared error of the tensor's outputs, and costs to add up. A greedy search starts
+from the smallest types and takes the step that saves most KL per byte.
+
+Predictions are measured on pieces from the whole calibration text, so that no part of it decides alone. Memory holds
+the embedding twice in float32, a layer twice, and for every layer the final states of the pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
 
-from edge.converters.calibrate import Walk, gram, rows_of, sequences
+from edge.backends.llamacpp.library import is_installed
+from edge.backends.reference.weights import read_weights
+from edge.converters.calibrate import FloatArrays, Walk, gram, rows_of, sequences
 from edge.converters.quantizers.awq import output_error
-from edge.converters.quantizers.rtn import nearest
+from edge.converters.quantizers.ggml_rows import K_QUANTS, quantize_rows
+from edge.converters.quantizers.rtn import nearest, quantize
 from edge.errors import InputError
 from edge.formats import blocks
-from edge.formats.blocks import BLOCK, GRIDS, find_grid
+from edge.formats.blocks import GRIDS, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.likelihood import divergences
+from edge.model.mixtures import bits_of
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_tensors
+from edge.model.tensors import Source, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 TYPES = tuple(sorted(GRIDS))  # the smallest first
-_TOKENS = 1024  # that KL is measured on
+_PIECE = 128  # tokens that see each other
+_PIECES = 4  # of the calibration text, that KL is measured on
 _SLICE = 32  # tokens whose logits are in memory
+_ROWS = 128  # of a matrix, at least, that types are compared on
+_SLAB = 4096  # rows of an embedding that are rounded at once
 _SHRINKS = (1.0, 0.9, 0.8)  # enough to compare types
 
 
@@ -49,31 +61,60 @@ class Mixture:
     nbytes: int  # of these tensors
 
 
-def measure(
-    file: GGUFFile, spec: ModelSpec, tokens: IntArray, types: Sequence[str] = TYPES, progress: Progress | None = None
-) -> list[Stage]:
-    """The cost of each type in each stage. Stages whose rows are not whole blocks are left out.
+def types_of_gguf() -> tuple[str, ...]:
+    """Types to choose from in a GGUF file: K-quants, too, where llama.cpp is installed, which rounds to them."""
+    return (*TYPES, *K_QUANTS) if is_installed() else TYPES
 
+
+def measure(
+    file: GGUFFile,
+    spec: ModelSpec,
+    tokens: IntArray,
+    types: Sequence[str] = TYPES,
+    progress: Progress | None = None,
+    *,
+    outside: bool = False,
+) -> list[Stage]:
+    """The cost of each type in each tensor within layers; outside: in the embedding and the head, too.
+
+    Tensors whose rows are not whole blocks of the first type are left out, and those that want more bits than others.
     tokens: int32 [n]. types: the first is measured, the others are estimated. Raises InputError for too few tokens.
     """
-    walk = Walk(file, spec, sequences(tokens[:_TOKENS]))
-    before: list[FloatArray] = []
-    errors: list[tuple[tuple[str, ...], dict[str, float]]] = []
+    pieces = _pieces(tokens)
+    walk = Walk(file, spec, pieces)
+    around = [name for name in ("token_embd", "output") if outside and _fitting(file, f"{name}.weight", types)]
+    layers: list[tuple[FloatArray, list[_Rounded]]] = []
     for layer in range(spec.layers):
-        before.append(walk.hidden)
-        for names, inputs in walk.layer(layer):
-            weights, hessian = [walk.weights[name] for name in names], gram(rows_of(inputs))
-            if weights[0].shape[1] % BLOCK == 0:
-                errors.append((names, {kind: _error(weights, kind, hessian) for kind in types}))
-    exact, found, sources = walk.finish(), [], find_tensors(file, spec)
-    for done, (names, error) in enumerate(errors, start=1):
-        cost = _divergence(walk, exact, _rounded(walk, spec, before, names, types[0]))
-        tensors = tuple(dict.fromkeys(sources[name].tensor for name in names))
-        nbytes = {kind: sum(blocks.nbytes(kind, prod(file.tensors[name].shape)) for name in tensors) for kind in types}
-        least = error[types[0]] or 1.0
-        found.append(Stage(tensors, nbytes, {kind: cost * error[kind] / least for kind in types}))
+        before, tensors = walk.hidden, _round_layer(walk, file, spec, layer, types)
+        after = walk.hidden
+        for each in tensors:
+            moved = _run(walk, layer, before, each.values) - after
+            each.share = float((np.square(moved).sum(axis=1) / np.square(after).sum(axis=1)).mean())
+        if tensors:
+            _run(walk, layer, before, {name: values for each in tensors for name, values in each.values.items()})
+            for later in range(layer + 1, spec.layers):
+                _run(walk, later, walk.hidden, {})
+            layers.append((walk.finish(), tensors))
+        for each in tensors:
+            each.values.clear()
+        walk.hidden = after
         if progress:
-            progress(done / len(errors))
+            progress((layer + 1) / (spec.layers + len(around)))
+    exact, found = walk.finish(), []
+    costs = _divergences(walk, exact, [(walk, final) for final, _ in layers])
+    for (_, tensors), cost in zip(layers, costs, strict=True):
+        whole = sum(each.share for each in tensors) or 1.0
+        found += [_stage(file, each.tensor, cost * each.share / whole, each.errors) for each in tensors]
+    for done, name in enumerate(around, start=1):
+        tensor = f"{name}.weight"
+        errors = _errors(walk.weights[name], _fitting(file, tensor, types), gram(exact), plain=True)
+        other = Walk(file, spec, pieces, partial(_read_rounded, name=name, kind=types[0]))
+        for layer in range(spec.layers):
+            _run(other, layer, other.hidden, {})
+        (cost,) = _divergences(walk, exact, [(other, other.finish())])
+        found.append(_stage(file, tensor, cost, errors))
+        if progress:
+            progress((spec.layers + done) / (spec.layers + len(around)))
     return found
 
 
@@ -87,7 +128,7 @@ def allocate(stages: Sequence[Stage], *, nbytes: int | None = None, kl: float | 
     cost = sum(stage.cost[kind] for stage, kind in zip(stages, chosen, strict=True))
     if nbytes is not None and used > nbytes:
         raise InputError(
-            f"the smallest types need {used:,} bytes for these tensors, {used - nbytes:,} more than there are"
+            f"the smallest types need {used:,} bytes for these tensors: allow {used - nbytes:,} bytes more for the file"
         )
     while kl is None or cost > kl:
         steps = [
@@ -109,33 +150,94 @@ def allocate(stages: Sequence[Stage], *, nbytes: int | None = None, kl: float | 
     return Mixture(types, cost, used)
 
 
-def _error(weights: Sequence[FloatArray], kind: str, hessian: AnyArray) -> float:
-    grid, cost = find_grid(kind), np.diag(hessian)
-    return sum(
-        output_error(weight, nearest(weight, grid, cost, shrinks=_SHRINKS).values, hessian) for weight in weights
-    )
+def _pieces(tokens: IntArray) -> IntArray:
+    """Pieces at equal distances of the calibration text, int32 [n, length]."""
+    found = sequences(tokens, _PIECE)
+    return found[:: max(1, len(found) // _PIECES)][:_PIECES]
 
 
-def _rounded(
-    walk: Walk, spec: ModelSpec, before: Sequence[FloatArray], names: tuple[str, ...], kind: str
-) -> FloatArray:
-    """Final hidden states of the model with only these matrices rounded."""
-    start = int(names[0].split(".")[1])
-    walk.hidden = before[start]
-    for layer in range(start, spec.layers):
-        for stage, inputs in walk.layer(layer):
-            if stage == names:
-                rows = rows_of(inputs)
-                cost = np.einsum("tc,tc->c", rows, rows)
-                for name in names:
-                    walk.weights[name] = nearest(walk.weights[name], find_grid(kind), cost, shrinks=_SHRINKS).values
-    return walk.finish()
+def _fitting(file: GGUFFile, tensor: str, types: Sequence[str]) -> list[str]:
+    """The types whose blocks divide the tensor's rows; none if the first does not, or there is no such tensor."""
+    if tensor not in file.tensors or file.tensors[tensor].shape[0] % blocks.block_size(types[0]):
+        return []
+    return [kind for kind in types if file.tensors[tensor].shape[0] % blocks.block_size(kind) == 0]
 
 
-def _divergence(walk: Walk, exact: FloatArray, other: FloatArray) -> float:
-    """Mean KL of the predictions from final states, a few tokens at a time since vocabularies are large."""
-    total = 0.0
+def _stage(file: GGUFFile, tensor: str, cost: float, error: Mapping[str, float]) -> Stage:
+    """cost: of the first type of `error`."""
+    nbytes = {kind: blocks.nbytes(kind, prod(file.tensors[tensor].shape)) for kind in error}
+    least = next(iter(error.values())) or 1.0
+    return Stage((tensor,), nbytes, {kind: cost * each / least for kind, each in error.items()})
+
+
+@dataclass
+class _Rounded:
+    """A tensor of a layer in the first of the types."""
+
+    tensor: str
+    values: dict[str, FloatArray]  # by the names of `find_tensors`
+    errors: dict[str, float]  # of its outputs, by type
+    share: float = 0.0  # mean squared change of the layer's output, relative to its own square
+
+
+def _round_layer(walk: Walk, file: GGUFFile, spec: ModelSpec, layer: int, types: Sequence[str]) -> list[_Rounded]:
+    """Run a layer as it is, and round each of its tensors that may get any of the types."""
+    sources, bits, found = find_tensors(file, spec), bits_of(file, spec), []
+    for stage, inputs in walk.layer(layer):
+        hessian = gram(rows_of(inputs))
+        for tensor in dict.fromkeys(sources[name].tensor for name in stage):
+            kinds = _fitting(file, tensor, types)
+            if kinds and bits.get(tensor, "usual") == "usual":
+                weights = {name: walk.weights[name] for name in stage if sources[name].tensor == tensor}
+                values = {name: _nearest(each, types[0], np.diag(hessian)) for name, each in weights.items()}
+                found.append(_Rounded(tensor, values, _errors(np.concatenate([*weights.values()]), kinds, hessian)))
+    return found
+
+
+def _run(walk: Walk, layer: int, hidden: FloatArray, weights: Mapping[str, FloatArray]) -> FloatArray:
+    """Hidden states behind a layer that has some other weights."""
+    walk.hidden = hidden
+    for names, _ in walk.layer(layer):
+        walk.weights.update({name: weights[name] for name in names if name in weights})
+    return walk.hidden
+
+
+def _errors(weight: FloatArray, kinds: Sequence[str], hessian: AnyArray, *, plain: bool = False) -> dict[str, float]:
+    """The squared error of the outputs of some rows, by type. plain: rounded as outside of layers."""
+    rows, cost = weight[:: max(1, len(weight) // _ROWS)], np.diag(hessian)
+    return {kind: output_error(rows, _plain(rows, kind) if plain else _nearest(rows, kind, cost), hessian)
+            for kind in kinds}  # fmt: skip
+
+
+def _nearest(weight: FloatArray, kind: str, cost: AnyArray) -> FloatArray:
+    """The weights as rounded to a type, where columns count as `cost` says."""
+    if kind in K_QUANTS:
+        return blocks.dequantize(quantize_rows(weight, kind, cost), kind)
+    return nearest(weight, find_grid(kind), cost, shrinks=_SHRINKS).values
+
+
+def _plain(weight: FloatArray, kind: str) -> FloatArray:
+    """The weights as rounded outside of layers."""
+    return blocks.dequantize(quantize(weight, kind), kind)
+
+
+def _read_rounded(file: GGUFFile, sources: Mapping[str, Source], *, name: str, kind: str) -> FloatArrays:
+    """Read weights, one matrix rounded."""
+    weights = read_weights(file, sources)
+    if name in weights:
+        for at in range(0, len(weights[name]), _SLAB):
+            weights[name][at : at + _SLAB] = _plain(weights[name][at : at + _SLAB], kind)
+    return weights
+
+
+def _divergences(walk: Walk, exact: FloatArray, others: Sequence[tuple[Walk, FloatArray]]) -> list[float]:
+    """Mean KL of the predictions from other final states, a few tokens at a time since vocabularies are large.
+
+    Logits cost as much as layers do, so that every second token counts.
+    """
+    totals, exact = [0.0] * len(others), exact[1::2]
     for at in range(0, len(exact), _SLICE):
-        logits = (walk.logits_of(part[at : at + _SLICE]) for part in (exact, other))
-        total += float(divergences(*logits).sum())
-    return total / len(exact)
+        logits = walk.logits_of(exact[at : at + _SLICE])
+        for index, (other, final) in enumerate(others):
+            totals[index] += float(divergences(logits, other.logits_of(final[1::2][at : at + _SLICE])).sum())
+    return [total / len(exact) for total in totals]

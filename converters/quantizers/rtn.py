@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from edge.converters.quantizers.ggml_rows import K_QUANTS, quantize_rows
 from edge.errors import UnsupportedError
 from edge.formats.blocks import BLOCK, TYPE_IDS, Grid, QuantizedMatrix, find_grid, half, zero_scale
 from edge.types import AnyArray, FloatArray
@@ -20,9 +21,11 @@ Pair = tuple[FloatArray, FloatArray | None]
 
 def quantize(values: FloatArray, kind: str) -> AnyArray:
     """Round float32 [rows, n] to the nearest values of a block type: uint8 [rows, bytes of n values]. Raises
-    UnsupportedError."""
+    UnsupportedError, and MissingExtraError for K-quants without llama.cpp."""
     if kind == "IQ4_NL":  # the one plain type that gguf does not round to
         return nearest(values, find_grid(kind), np.ones(values.shape[1])).data
+    if kind in K_QUANTS:
+        return quantize_rows(values, kind)
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize as plain
 

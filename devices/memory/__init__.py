@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.kernel import read_text, read_whole, whole
+from edge.devices.platform import maxrss_unit
 
 _LONGEST_PATH = 4096  # PATH_MAX
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")  # of cgroups, versions 2 and 1
@@ -52,8 +53,7 @@ def _memory_use_elsewhere() -> MemoryUse:
         return MemoryUse(rss, int(psutil.Process().memory_info().peak_wset), None, None)
     import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return MemoryUse(rss, peak if sys.platform == "darwin" else peak * 1024, None, None)
+    return MemoryUse(rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * maxrss_unit(), None, None)
 
 
 def memory_limit(root: Path = Path("/")) -> MemoryLimit:

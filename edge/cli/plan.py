@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edge.backends.counts import ExpertForecast
     from edge.plan.npu import NpuUse
     from edge.plan.plan import Plan
+    from edge.plan.play import PlayUse
     from edge.prediction.predict import Guess, Prediction
     from edge.prediction.work import Streaming
 
@@ -71,8 +72,9 @@ def plan(
         where = {"path": str(found.model.path)} if offered is None else {"download": offered.about()}
         predicted = {"model": spec.label, **where, **made.to_dict()}
         streamed = streaming and asdict(streaming)
-        compiled = found.npu and asdict(found.npu)
-        print_json(predicted | {"streaming": streamed, "npu": compiled, "prediction": asdict(prediction)})
+        compiled, play = found.npu and asdict(found.npu), found.play and asdict(found.play)
+        more = {"streaming": streamed, "npu": compiled, "play": play, "prediction": asdict(prediction)}
+        print_json(predicted | more)
         return
     if offered is not None:
         print(f"not here yet: {offered}\n")
@@ -83,6 +85,8 @@ def plan(
         + (f"\nengine: {made.chosen}" if made.chosen else "")
         + f"\ntuned: {made.tuned}\n"
     )
+    if found.play:
+        print(_play(found.play))
     if found.npu:
         print(f"for this NPU: {found.npu.contexts}\n")
     if streaming:
@@ -124,6 +128,26 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
         *([("its limit", made.gpu_limit_source, made.gpu_limit)] if made.gpu_limit is not None else []),
     ]
     return table(["what", "how", "bytes", "size"], [[a, b, f"{n:,}", format_bytes(n)] for a, b, n in rows], left=2)
+
+
+def _play(play: PlayUse) -> str:
+    """What Google Play counts, and what it leaves to the rest of the app."""
+    rows = []
+    states = {
+        "in front": play.foreground,
+        "with a perceived service": play.service,
+        "in the background": play.background,
+    }
+    for state, most in states.items():
+        left = most - play.counted
+        rest = format_bytes(left) if left >= 0 else f"{format_bytes(-left)} too much"
+        rows.append([state, format_bytes(play.counted), f"{most / (1 << 30):.2f} GiB", rest])
+    heads = [f"Google Play, phones of {play.memory >> 30} GB", "counts", "allows", "for the rest of the app"]
+    return (
+        table(heads, rows, left=1)
+        + f"\nfrom {play.since} on ({play.source});"
+        + f"\nit counts anonymous memory and swap (estimated), not the {format_bytes(play.mapped)} that are mapped\n"
+    )
 
 
 def _rows(prediction: Prediction, options: Options, *, encoder: bool) -> list[list[str]]:
@@ -182,11 +206,11 @@ def _hits(experts: ExpertForecast) -> str:
 
 
 def _weights(made: Plan) -> str:
+    if made.maps_weights:
+        return "mapped from a file"
     if made.bytes.streamed:
         return "at a time"
-    if made.bytes.gpu:
-        return "in buffers of the GPU"
-    return "repacked in memory" if made.config.repack else "mapped from a file"
+    return "in buffers of the GPU" if made.bytes.gpu else "repacked in memory"
 
 
 def _on_gpu(made: Plan) -> str:

@@ -141,6 +141,19 @@ USAGE = [
     Field("scratch", "uint64", "Bytes of scratch memory."),
     Field("lora", "uint64", "Bytes of room for adapters."),
     Field("file", "uint64", "Bytes of model.edge that are mapped."),
+    Field(
+        "anonymous",
+        "uint64",
+        "Resident bytes of the process, and all that is in it, that no file backs (RssAnon); 0 "
+        "where the system does not tell.",
+        without=("web",),
+    ),
+    Field(
+        "swapped",
+        "uint64",
+        "Bytes of the process in swap space (VmSwap). Google Play counts both together.",
+        without=("web",),
+    ),
     Field("tokens", "uint64", "Tokens that ran since the session began."),
     Field("evicted", "uint64", "Rows that the policy evicted."),
     Field("joules", "double", "Of the last answer and its prompt, as are the seconds."),

@@ -62,6 +62,11 @@ def nbytes(kind: str, values: int) -> int:
     return values // found.values * found.nbytes
 
 
+def bits_per_weight(kind: str) -> float:
+    """Bits of a value, scales included. Raises UnsupportedError for types that GGUF does not have."""
+    return 8 * nbytes(kind, block_size(kind)) / block_size(kind)
+
+
 @np.errstate(all="ignore")
 def dequantize(data: AnyArray, kind: str) -> FloatArray:
     """Convert uint8 [rows, bytes] to float32 [rows, n]; a view if the bytes are float32. Raises UnsupportedError."""

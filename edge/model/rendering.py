@@ -152,12 +152,15 @@ def _raise(message: str) -> None:
 def limit_process() -> None:
     """Let this process, which renders, allocate no more than CHILD_MEMORY."""
     import faulthandler
-    import resource
 
     faulthandler.disable()  # a killed child prints no traceback
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    with open("/dev/null", "w") as null:
+    with open(os.devnull, "w") as null:
         os.dup2(null.fileno(), 2)
+    if sys.platform == "win32":
+        return  # the fuel remains
+    import resource
+
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     try:
         with open("/proc/self/statm") as statm:
             mapped = int(statm.read().split()[0]) * resource.getpagesize()
@@ -248,7 +251,7 @@ def _serve() -> None:
         line = lines.readline()
         if not line:
             return
-        signal.alarm(CHILD_SECONDS)
+        _alarm(CHILD_SECONDS)
         request = json.loads(line)
         try:
             answer = compiled.render(request["messages"], request["tools"], **request["names"])
@@ -258,9 +261,15 @@ def _serve() -> None:
             answer = {"error": "it writes too much"}
         out.write(json.dumps(answer, ensure_ascii=False) + "\n")
         out.flush()
-        signal.alarm(0)
-        if not select.select([0], [], [], _IDLE_SECONDS)[0]:
+        _alarm(0)
+        if sys.platform != "win32" and not select.select([0], [], [], _IDLE_SECONDS)[0]:
             return
+
+
+def _alarm(seconds: int) -> None:
+    """End this process after `seconds`, where the system can; 0: no longer."""
+    if sys.platform != "win32":
+        signal.alarm(seconds)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from edge.devices.platform import map_file
 from edge.devices.private import open_private
 from edge.errors import CacheError, ModelFormatError
 from edge.formats.gguf import GGUFFile
@@ -209,8 +210,7 @@ def open_vocabulary(file: GGUFFile, kind: str) -> Vocabulary:
     try:
         path = cache.find_or_make("tokenizers", digest.hexdigest()[:32], ".voc", write, f"tokens of {file.path.name}")
         with open_private(path) as mapped:
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # resident now, where the plan counts it
-            return Vocabulary(mmap.mmap(mapped.fileno(), 0, flags, mmap.PROT_READ))
+            return Vocabulary(map_file(mapped.fileno()))  # resident now, where the plan counts it
     except (CacheError, OSError):  # the cache folder cannot be written: this process keeps the tables to itself
         return Vocabulary(b"".join(_make_tables(file, kind)))
 

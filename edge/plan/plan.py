@@ -98,6 +98,11 @@ class Plan:
     def policy(self) -> Policy:
         return make_policy(self.kv_policy, self.sinks, keep=self.sinks)
 
+    @property
+    def maps_weights(self) -> bool:
+        """Whether the weights are pages of a file, rather than a copy of them."""
+        return not (self.bytes.streamed or self.bytes.gpu or self.config.repack)
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON; sizes in bytes."""
         return asdict(self)

@@ -25,6 +25,7 @@ from edge.options import Options, takes_options
 from edge.plan.device import TOKENIZER_BYTES, plan_for
 from edge.plan.npu import NpuUse, npu_use
 from edge.plan.plan import Plan
+from edge.plan.play import PlayUse, play_use
 from edge.prediction.npu import is_on_npu
 from edge.prediction.predict import Prediction, Wanted, predict
 from edge.prediction.work import Streaming, streaming_cost
@@ -45,6 +46,7 @@ class Forecast:
     streaming: Streaming | None  # cost of weights that every pass reads again; None: all stay in memory
     prediction: Prediction
     npu: NpuUse | None = None  # the compiled form, for a plan on an NPU
+    play: PlayUse | None = None  # Google Play's thresholds, for a phone with Android
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Outlook:
     streaming: Streaming | None
     prediction: Prediction
     npu: NpuUse | None = None
+    play: PlayUse | None = None
 
 
 @takes_options
@@ -81,7 +84,7 @@ def forecast(
     began = time.process_time()
     opened = model if isinstance(model, Model) else _open(model, options, device)
     found = look_ahead(opened.file, opened.spec, profile, options, prompt=prompt, contexts=contexts, began=began)
-    return Forecast(opened, found.plan, found.streaming, found.prediction, found.npu)
+    return Forecast(opened, found.plan, found.streaming, found.prediction, found.npu, found.play)
 
 
 def look_ahead(
@@ -116,7 +119,8 @@ def look_ahead(
     )  # fmt: skip
     streaming = streaming and replace(streaming, experts=experts)
     added = streaming.added_s if streaming else 0.0
-    return Outlook(plan, streaming, _predict(spec, plan, profile, wanted, prepared, added), use)
+    play = None if use is not None else play_use(plan, profile)  # an NPU's driver has memory of its own kinds
+    return Outlook(plan, streaming, _predict(spec, plan, profile, wanted, prepared, added), use, play)
 
 
 def _open(model: str | Path, options: Options, device: str) -> Model:

@@ -89,6 +89,21 @@ def test_quantized_files_run_everywhere(tmp_path: Path, text: Path, arguments: t
     assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.85
 
 
+@pytest.mark.parametrize("stated", [(), ("--embedding-type", "q8_0")], ids=["chosen", "stated"])
+def test_a_size_is_met_with_the_embedding_unless_its_type_is_stated(
+    tmp_path: Path, text: Path, stated: tuple[str, ...]
+) -> None:
+    target = tmp_path / "small.gguf"
+    given = ["--calibration", str(text), "--calibration-tokens", "512", "--target-size", "140KiB", *stated]
+    done = edge("convert", str(SOURCE), str(target), "--method", "importance", *given)
+    assert done.returncode == 0, done.stderr
+    assert target.stat().st_size <= 140 << 10
+    assert "types by measured loss" in done.stdout
+    assert ("| token_embd" in done.stdout) == (not stated)
+    types = {info.name: info.type for info in open_model(target).file.tensors.values()}
+    assert not stated or types["token_embd.weight"] == "Q8_0"
+
+
 @pytest.mark.parametrize("name", ["awq", "gptq"])
 def test_quantized_checkpoints_stay_in_four_bits_unless_more_is_wanted(tmp_path: Path, name: str) -> None:
     folder = GOLDEN / "folders" / name

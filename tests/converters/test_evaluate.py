@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def test_losses_are_those_of_whole_models(name: str, tmp_path: Path) -> None:
     ours = report.evaluated.divergence
     assert ours.tokens == found.tokens == TOKENS - 1
     assert ours.kl_mean > 0.01
-    for figure in ("kl_mean", "kl_p99", "top1", "ratio", "perplexity"):
+    for figure in ("kl_mean", "kl_p99", "kl_p999", "top1", "ratio", "perplexity"):
         np.testing.assert_allclose(getattr(ours, figure), getattr(found, figure), rtol=1e-3, err_msg=figure)
 
 
@@ -49,8 +50,13 @@ def test_commands_end_with_the_table(command: str, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "KL divergence" in done.stdout
     assert "bits per weight" in done.stdout
+    shares = {share: float(re.search(rf"{share} % of predictions below *\| *([\d.]+)", done.stdout)[1])
+              for share in ("99", "99.9")}  # fmt: skip
+    assert 0 < shares["99"] < shares["99.9"]
     said = edge_json(command, str(SOURCE), str(tmp_path / "b.gguf"), *kind, "--json")
-    assert said["evaluated"]["divergence"]["tokens"] == TOKENS - 1
+    lost = said["evaluated"]["divergence"]
+    assert lost["tokens"] == TOKENS - 1
+    assert lost["kl_p99"] < lost["kl_p999"] < lost["kl_max"]
     without = edge_json(command, str(SOURCE), str(tmp_path / "c.gguf"), *kind, "--json", "--no-eval")
     assert without["evaluated"] is None
 

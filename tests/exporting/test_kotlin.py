@@ -40,14 +40,19 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
     ]
     # echo.c shows options in place of figures: threads, top_k, max_tokens, cpu_mask, seed, temperature to
     # repeat_penalty, bytes of the last stop text; time to headroom in one sum; engine and cache.
+    memory = f"anonymous={5 << 32}, swapped=7"
     gpu = "engine=2, engineWhy=timed 😀, gpu=files/ä, gpuBytes=8)"
     options = "Usage(rows=3, capacity=7, threads=9, weights=1099511627776, kv=-1, scratch=527750, lora=0, file=6"
-    assert echo["unread"] == [f"{options}, tokens=0, evicted=0, joules=0.0, seconds=9321.0, measured=false, {gpu}"]
-    assert echo["read"] == [f"{options}, tokens=1, evicted=0, joules=3002001.0, seconds=9321.0, measured=true, {gpu}"]
+    assert echo["unread"] == [
+        f"{options}, {memory}, tokens=0, evicted=0, joules=0.0, seconds=9321.0, measured=false, {gpu}"
+    ]
+    assert echo["read"] == [
+        f"{options}, {memory}, tokens=1, evicted=0, joules=3002001.0, seconds=9321.0, measured=true, {gpu}"
+    ]
     none = "engine=0, engineWhy=timed 😀, gpu=, gpuBytes=0)"
     defaults = "Usage(rows=0, capacity=-1, threads=0, weights=0, kv=0, scratch=-1110999, lora=0, file=0"
     assert echo["defaults"] == [
-        f"{defaults}, tokens=1, evicted=0, joules=3002001.0, seconds=0.0, measured=true, {none}"
+        f"{defaults}, {memory}, tokens=1, evicted=0, joules=3002001.0, seconds=0.0, measured=true, {none}"
     ]
     assert echo["ids"] == [str([*"é".encode(), ord("a") + 1000])]
     assert echo["appended ids"] == [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -439,6 +441,24 @@ def test_memory_that_is_given_back_is_that_of_the_python_session() -> None:
         after = pair.exported.use()
         assert after["capacity"] == 256
         assert after["kv"] < 0.6 * before["kv"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
+def test_memory_that_google_play_counts(tmp_path: Path) -> None:
+    """Pages that no file backs, of the whole process."""
+    size, path = 64 << 20, tmp_path / "mapped"
+    path.write_bytes(bytes(range(256)) * (size >> 8))
+    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle, bundle.session() as session:
+        use = session.use
+        before = use()["anonymous"] + use()["swapped"]
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
+            assert sum(mapped[::4096]) >= 0  # reads every page
+            assert abs(use()["anonymous"] + use()["swapped"] - before) < size // 2
+        with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as own:
+            own[::4096] = bytes([1]) * (size >> 12)
+            grown = use()["anonymous"] + use()["swapped"] - before
+        assert size // 2 < grown < 3 * size // 2
+        assert use()["anonymous"] + use()["swapped"] - before < size // 2
 
 
 def test_a_question_that_no_longer_fits_ends_its_answer() -> None:

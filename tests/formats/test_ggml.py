@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine, run_child
-from ggml_rows import quantize_rows
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from small_models import Small, write_small
@@ -22,6 +21,7 @@ from edge.backends import engine_named
 from edge.converters.calibrate import column_importance
 from edge.converters.ggml import FTYPES, quantize_with_llamacpp
 from edge.converters.plain import write_plain
+from edge.converters.quantizers.ggml_rows import quantize_rows
 from edge.errors import EngineError, InputError, MissingExtraError
 from edge.formats.blocks import PLAIN
 from edge.formats.gguf import read_gguf

@@ -26,6 +26,7 @@ from edge.devices.host import probe_host, usable_cores
 from edge.devices.profiles import find_profile
 from edge.devices.profiles.file import read_profile as read_device
 from edge.errors import InputError, UnsupportedError
+from edge.plan.play import play_use
 from edge.profiling.kit.device import device_of
 from edge.profiling.kit.machine import QUESTION, fastest_cores, profile_of
 from edge.profiling.kit.make import DESCRIPTION, PROGRAM, make_kit
@@ -52,6 +53,9 @@ def test_a_kit_measures_this_machine() -> None:
     assert [each.threads for each in found.by_threads] == [1 << i for i in range(8) if 1 << i < found.threads]
     assert found.peak_swap >= 0
     assert 0 < found.peak_anonymous < found.peak < 64 * MIB  # no Python is in it
+    counted = play_use(found.kit.plan, find_profile("pixel-9"))
+    assert counted is not None
+    assert found.peak_anonymous + found.peak_swap < counted.counted  # of which most is never touched
     assert max(each.rows for each in found.samples) >= 48
     assert found.sustained is not None
     assert found.sustained.windows
@@ -141,6 +145,16 @@ def test_machines_describe_themselves() -> None:
     assert host.processor in found.description
 
 
+def test_phones_are_called_by_their_model() -> None:
+    """Rather than by their serial."""
+    found = profile_of(answer_of(board="", android="Google\nPixel 9"), "R3CN")
+    assert (found.name, found.description, found.system) == ("pixel-9", "Google Pixel 9", "android")
+    assert profile_of(answer_of(), "R3CN").system == "linux"
+    phone = device_of(replace(result(), system="Android 16, Linux 6.1.99", board="Google Pixel 9"), "mine")
+    assert (phone.description, phone.system) == ("Google Pixel 9", "android")
+    assert device_of(result(), "mine").system == "linux"
+
+
 def answer_of(**changes: str) -> str:
     parts = {
         "uname": "Linux\naarch64", "memory": "MemTotal:  8000000 kB", "board": "Raspberry Pi 5 Model B Rev 1.0",
@@ -207,8 +221,8 @@ def test_the_command_writes_kits_and_reads_results(tmp_path: Path) -> None:
         ([], "no MODEL: give one, or --read FILE for the result of a kit"),
         ([str(GOLDEN_MODEL), "--device", "pixel-9"], "--device goes with --on kit:DIR"),
         ([str(GOLDEN_MODEL), "--on", "ssh:pi", "--force"], "--force goes with --on kit:DIR"),
-        ([str(GOLDEN_MODEL), "--on", "pi"], "--on pi is unknown: write kit:DIR or ssh:user@host"),
-        ([str(GOLDEN_MODEL), "--on", "kit:"], "--on kit: is unknown: write kit:DIR or ssh:user@host"),
+        ([str(GOLDEN_MODEL), "--on", "pi"], "--on pi is unknown: write kit:DIR, ssh:user@host or adb"),
+        ([str(GOLDEN_MODEL), "--on", "kit:"], "--on kit: is unknown: write kit:DIR, ssh:user@host or adb"),
         ([str(GOLDEN_MODEL), "--on", "ssh:-oProxyCommand=x"], "names no host"),
         ([str(GOLDEN_MODEL), "--on", "ssh:pi:99999"], "names no host"),
         ([str(GOLDEN_MODEL), "--on", "kit:x", "--backend", "onnx"], "with the cpu engine, in a kit"),

@@ -21,8 +21,9 @@ from test_cli import edge_json
 
 from edge.devices.host import usable_cores
 from edge.errors import EngineError, InputError
+from edge.profiling.kit.remote import ask_machine, run_kit
 from edge.profiling.kit.result import parse_result
-from edge.profiling.kit.ssh import Address, ask_machine, run_kit
+from edge.profiling.kit.ssh import Address
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 SSH = shutil.which("ssh")

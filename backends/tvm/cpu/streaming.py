@@ -8,7 +8,6 @@ evenly over a pass.
 
 from __future__ import annotations
 
-import resource
 from dataclasses import dataclass
 
 from edge.backends.base import EngineConfig
@@ -193,4 +192,6 @@ class Disk:
 
 def _waited_for() -> int:
     """Pages that this process has had to wait for."""
+    import resource  # which systems lack that this engine can be planned on
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

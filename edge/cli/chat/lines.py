@@ -142,5 +142,17 @@ def turns(typed: bool) -> Iterator[Iterator[Line]]:
     if not typed:
         yield lines_of(read_lines())
         return
+    if sys.platform == "win32":  # neither readline nor termios: the console edits lines
+        yield _typed()
+        return
     with Terminal() as terminal:
         yield terminal.lines()
+
+
+def _typed() -> Iterator[Line]:
+    """Turns typed at the prompt of a console, until the end of input."""
+    while True:
+        try:
+            yield _joined(input(PROMPT), lambda: input(MORE))
+        except EOFError:
+            return

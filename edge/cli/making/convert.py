@@ -11,7 +11,7 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.making.cost import NO_EVAL, cost_json, show_cost
+from edge.cli.making.cost import NO_EVAL, cost_json, show_cost, show_mixture
 from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError
 
@@ -46,7 +46,13 @@ def convert(
     group_size: Annotated[
         int, o.flag("--group-size", help="Weights that share a scale: 32, or a multiple such as 128.")
     ] = 32,
-    embedding_type: Annotated[str, o.flag("--embedding-type", help="Type of the embedding and the head.")] = "q8_0",
+    embedding_type: Annotated[
+        str | None,
+        o.flag(
+            "--embedding-type",
+            help="Type of the embedding and the head (default: q8_0, or with --target-size as measured).",
+        ),
+    ] = None,
     calibration: Annotated[
         list[Path] | None, o.flag("--calibration", metavar="FILE", help="A text to calibrate with; may be repeated.")
     ] = None,
@@ -120,9 +126,12 @@ def convert(
         to=to,
         pruning=Pruning(prune_layers, prune_ffn) if prune_layers or prune_ffn else None,
         repair=repair,
-        settings=None if onnx_method else _settings(type, method, group_size, embedding_type, bool(calibration)),
+        settings=None
+        if onnx_method
+        else _settings(type, method, group_size, embedding_type or "q8_0", bool(calibration)),
         size=None if target_size is None else parse_bytes(target_size, "--target-size"),
         kl=target_kl,
+        mixes_outside=embedding_type is None,
         onnx_method=onnx_method,
         lora=() if lora is None else parse_lora(lora),
         npu=_npu(device, *((None, None) if coreml else sizes), wanted=npu),
@@ -247,8 +256,8 @@ def _show(report: Report, *, quiet: bool) -> None:
             f"compiled for the NPU of {npu.device}: {form.rows} KV rows in {form.kv_dtype}; chunks of {form.chunk} "
             f"tokens and single ones share their weights; {how}"
         )
-    if mix := report.mixture:
-        note(f"{type_counts(mix.types.values())}; {mix.kl:.3f} nats are lost by plain rounding (estimated)")
+    if report.mixture:
+        show_mixture(report.mixture)
     if cut := report.pruned:
         layers = f"layers {', '.join(map(str, cut.layers))} went" if cut.layers else "all layers stay"
         before, after = cut.parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from edge.budget import format_bytes
 from edge.cli.terminal.show import note, table
 from edge.errors import EdgeError
+from edge.formats.blocks import bits_per_weight
 
 if TYPE_CHECKING:
     from edge.converters.evaluate import Evaluated
+    from edge.converters.quantizers.mixed import Mixture
     from edge.prediction.predict import Guess
 
 NO_EVAL = "Skip the table of what was lost, by 256 tokens that both models run (seconds to minutes)."
@@ -41,6 +44,7 @@ def show_cost(found: Evaluated, target: Path, bits: float, nbytes: int) -> None:
     rows = [
         ["KL divergence", f"{lost.kl_mean:.4f} ± {lost.kl_stderr:.4f}"],
         ["99 % of predictions below", f"{lost.kl_p99:.3f}"],
+        ["99.9 % of predictions below", f"{lost.kl_p999:.3f}"],
         ["perplexity", f"× {lost.ratio:.3f} ± {lost.ratio_stderr:.3f}"],
         ["same likeliest token", f"{lost.top1:.1%} ± {lost.top1_stderr:.1%}"],
         ["bits per weight", f"{bits:.2f}"],
@@ -52,3 +56,13 @@ def show_cost(found: Evaluated, target: Path, bits: float, nbytes: int) -> None:
         f"{lost.tokens} predictions in {found.seconds:.1f} s: a first impression (--no-eval goes without; measure with "
         f"edge eval kl on your own texts)"
     )
+
+
+def show_mixture(mixture: Mixture) -> None:
+    """How many tensors of each kind got which type."""
+    counts = Counter((name.removesuffix(".weight").rpartition(".")[2], kind) for name, kind in mixture.types.items())
+    kinds = sorted({kind for _, kind in counts}, key=bits_per_weight)
+    roles = dict.fromkeys(role for role, _ in counts)
+    rows = [[role, *(str(counts[role, kind] or "") for kind in kinds)] for role in roles]
+    print("\n" + table(["types by measured loss", *kinds], rows))
+    note(f"{mixture.kl:.3f} nats are lost by rounding with scales alone, without --method's corrections (estimated)")

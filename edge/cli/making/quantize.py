@@ -134,8 +134,7 @@ def quantize(
 
 def _peak() -> int:
     """The largest resident set of this process and of the one that runs llama.cpp's quantizer, bytes."""
-    import resource
-
     from edge.devices.memory import memory_use
+    from edge.devices.platform import peak_of_children
 
-    return max(memory_use().peak, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
+    return max(memory_use().peak, peak_of_children())

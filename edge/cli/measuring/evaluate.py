@@ -96,6 +96,7 @@ def kl(
         ["KL mean", f"{found.kl_mean:.6f} ± {found.kl_stderr:.6f}"],
         ["KL median", f"{found.kl_median:.6f}"],
         ["KL p99", f"{found.kl_p99:.6f}"],
+        ["KL p99.9", f"{found.kl_p999:.6f}"],
         ["KL max", f"{found.kl_max:.6f}"],
         ["same likeliest token", f"{100 * found.top1:.2f} % ± {100 * found.top1_stderr:.2f}"],
         ["perplexity", f"{found.perplexity:.4f}"],

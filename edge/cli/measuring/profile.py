@@ -60,7 +60,10 @@ def of(
     output: Output = None,
     on: Annotated[
         str | None,
-        o.flag("--on", help="Measure another machine: ssh:user@host[:port], or kit:DIR to write a folder for it."),
+        o.flag(
+            "--on",
+            help="Measure another machine: ssh:user@host[:port], adb[:serial], or kit:DIR to write a folder for it.",
+        ),
     ] = None,
     device: Annotated[
         str | None, o.flag("--device", help="With --on kit:DIR, the machine, by its name in edge devices list.")
@@ -133,7 +136,7 @@ def of(
         _write_kit(opened, model, on, device, settings, quick=quick, force=force, json=json, quiet=quiet)
         return
     if on is not None:
-        _show(_over_ssh(opened, model, on, settings, quick, context.obj, quiet), writers, json=json, quiet=quiet)
+        _show(_remotely(opened, model, on, settings, quick, context.obj, quiet), writers, json=json, quiet=quiet)
         return
     names = [] if backend == "auto" else [each.strip() for each in backend.split(",")]
     engines = choose_engines(opened, names, options.kv_dtype)
@@ -207,17 +210,15 @@ def _write_kit(
         print(f"run ./{PROGRAM} > result.json in it there, then here: edge profile --read result.json")
 
 
-def _over_ssh(
+def _remotely(
     opened: Model, called: str, on: str, settings: Settings, quick: bool, again: str, quiet: bool
 ) -> Profile:  # fmt: skip
     from edge.profiling.kit.result import profile_of
-    from edge.profiling.kit.run import profile_over_ssh
-    from edge.profiling.kit.ssh import Address
+    from edge.profiling.kit.run import profile_remotely
 
-    address = Address.of(on.partition(":")[2])
     with progress(enabled=not quiet) as shown:
-        result = profile_over_ssh(
-            opened, called, address, settings, quick=quick,
+        result = profile_remotely(
+            opened, called, on, settings, quick=quick,
             on_step=lambda what, share: shown.step(what)(share, 1.0),
         )  # fmt: skip
     return profile_of(result, again)

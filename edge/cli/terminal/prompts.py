@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import select
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from edge.cli.terminal.show import note
+from edge.devices.platform import has_input
 from edge.errors import InputError
 
 PATIENCE_S = 2.0  # for the first byte of a pipe
@@ -51,7 +51,7 @@ def _has_text(stdin: TextIO) -> bool:
         return False
     if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
         return stat.S_ISREG(kind)
-    heard = bool(select.select([stdin], [], [], PATIENCE_S)[0])
+    heard = has_input(stdin, PATIENCE_S)
     if not heard:
         note(
             f"nothing came on stdin for {PATIENCE_S:g} s: answering the prompt alone "

@@ -186,6 +186,10 @@ typedef struct {
     uint64_t scratch; /* Bytes of scratch memory. */
     uint64_t lora; /* Bytes of room for adapters. */
     uint64_t file; /* Bytes of model.edge that are mapped. */
+    /* Resident bytes of the process, and all that is in it, that no file backs (RssAnon); 0 where the system does not
+     * tell. */
+    uint64_t anonymous;
+    uint64_t swapped; /* Bytes of the process in swap space (VmSwap). Google Play counts both together. */
     uint64_t tokens; /* Tokens that ran since the session began. */
     uint64_t evicted; /* Rows that the policy evicted. */
     double joules; /* Of the last answer and its prompt, as are the seconds. */

@@ -72,6 +72,8 @@ double cpu_seconds(void);                         /* of this process */
 void sleep_seconds(double seconds);
 uint64_t random_seed(void);
 int64_t process_id(void);
+/* Bytes of the process that no file backs: in memory, and in swap space. 0 where the system does not tell. */
+void private_bytes(uint64_t *anonymous, uint64_t *swapped);
 typedef struct { uint64_t handle; void *(*work)(void *); void *argument; uint64_t cpu_mask; } worker; /* stays put */
 bool start_worker(worker *thread, void *(*work)(void *), void *argument, uint64_t cpu_mask); /* mask 0: any CPU */
 void join_worker(worker *thread);

@@ -336,6 +336,40 @@ int64_t process_id(void)
 
 _Static_assert(sizeof(pthread_t) <= sizeof(uint64_t), "a worker has room for it");
 
+#ifdef __linux__
+/* The number of a line of /proc, in bytes; 0 if there is no such line. */
+static uint64_t kilobytes_behind(const char *name, const char *text, size_t size)
+{
+    size_t length = strlen(name);
+    uint64_t number = 0;
+    for (size_t at = 0; at + length < size; at++)
+        if (!memcmp(text + at, name, length)) {
+            for (at += length; at < size && (text[at] == ' ' || text[at] == '\t'); at++)
+                ;
+            for (; at < size && text[at] >= '0' && text[at] <= '9'; at++)
+                number = 10 * number + (uint64_t)(text[at] - '0');
+            return number << 10;
+        }
+    return 0;
+}
+
+void private_bytes(uint64_t *anonymous, uint64_t *swapped)
+{
+    char text[4096];
+    int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    int64_t size = fd < 0 ? -1 : read_fd(fd, text, sizeof text);
+    if (fd >= 0)
+        close(fd);
+    *anonymous = kilobytes_behind("\nRssAnon:", text, size > 0 ? (size_t)size : 0);
+    *swapped = kilobytes_behind("\nVmSwap:", text, size > 0 ? (size_t)size : 0);
+}
+#else
+void private_bytes(uint64_t *anonymous, uint64_t *swapped)
+{
+    *anonymous = *swapped = 0;
+}
+#endif
+
 static void *begin_worker(void *argument)
 {
     worker *thread = argument;

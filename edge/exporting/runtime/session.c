@@ -285,6 +285,8 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
     if (!usage || usage->size < sizeof *usage)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_use needs an edge_usage whose size is set"));
     const adapters_config *room = model_adapters(s->model);
+    uint64_t anonymous, swapped;
+    private_bytes(&anonymous, &swapped);
     *usage = (edge_usage){
         .size = usage->size,
         .rows = kv_length(s->rows),
@@ -295,6 +297,8 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .scratch = pass_bytes(s->pass),
         .lora = room ? room->room : 0,
         .file = s->model->file.size,
+        .anonymous = anonymous,
+        .swapped = swapped,
         .tokens = s->ran,
         .evicted = s->all_evicted,
         .joules = s->started ? watch_joules(&s->watch) : s->joules,

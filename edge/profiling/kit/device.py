@@ -56,7 +56,7 @@ def device_of(result: Result, name: str) -> DeviceProfile:
         machine=result.machine,
         isa=result.isa,
         cpu=base.cpu if base and base.isa == result.isa else None,
-        system=base.system if base else "linux",
+        system="android" if result.android else base.system if base else "linux",
         clusters=(cores,),
         instruction_sets=notable(flags_of(result.cpuinfo)),
         gpu=base.gpu if base else None,

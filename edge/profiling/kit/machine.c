@@ -132,16 +132,38 @@ static void print_caches(void)
     printf("},\n");
 }
 
+/* One of Android's properties, by its own program; empty elsewhere. */
+static void read_property(char *text, size_t size, const char *name)
+{
+    char command[128];
+    snprintf(command, sizeof command, "getprop %s 2>/dev/null", name);
+    FILE *pipe = popen(command, "r");
+    text[0] = 0;
+    if (pipe && !fgets(text, (int)size, pipe))
+        text[0] = 0;
+    if (pipe)
+        pclose(pipe);
+    text[strcspn(text, "\n")] = 0;
+}
+
 void describe_machine(void)
 {
     static char text[TEXT];
+    char release[64], maker[64], product[64];
     struct utsname names;
     cpu_set_t allowed;
     uname(&names);
-    snprintf(text, sizeof text, "%s %s", names.sysname, names.release);
+    read_property(release, sizeof release, "ro.build.version.release");
+    read_property(maker, sizeof maker, "ro.product.manufacturer");
+    read_property(product, sizeof product, "ro.product.model");
+    snprintf(text, sizeof text, "%s%s%s%s %s", *release ? "Android " : "", release, *release ? ", " : "", names.sysname,
+             names.release);
     print_text("system", text);
     print_text("machine", names.machine);
-    read_text(text, sizeof text, "/proc/device-tree/model");
+    if (*product)
+        snprintf(text, sizeof text, "%s %s", maker, product);
+    else
+        read_text(text, sizeof text, "/proc/device-tree/model");
     print_text("board", text);
     read_text(text, sizeof text, "/proc/cpuinfo");
     print_text("cpuinfo", text);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from edge.backends.tvm.targets import app_targets
 from edge.devices.host import flags_of, notable, processor_of
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, is_name
@@ -12,6 +14,7 @@ _MARK = "--edge--"
 QUESTION = f"""
 echo; echo {_MARK} uname; uname -s; uname -m
 echo {_MARK} memory; cat /proc/meminfo 2>/dev/null
+echo {_MARK} android; getprop ro.product.manufacturer 2>/dev/null; getprop ro.product.model 2>/dev/null
 echo {_MARK} board; tr -d '\\0' </proc/device-tree/model 2>/dev/null; echo
 echo {_MARK} cores
 for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
@@ -38,14 +41,16 @@ def profile_of(answer: str, name: str) -> DeviceProfile:
     isa = next((each.name for each in app_targets(machine, "linux") if each.flags <= flags), None)
     if isa is None:
         raise UnsupportedError(f"{name} has a processor without AVX2 and FMA, which kits for x86-64 need")
-    description = _printable(parts.get("board", "")) or _printable(found) or machine
+    android = _printable(parts.get("android", "").replace("\n", " "))
+    description = android or _printable(parts.get("board", "")) or _printable(found) or machine
     memory = next((line.split()[1] for line in parts.get("memory", "").splitlines() if line.startswith("MemTotal")), "")
     figures = {"memory": Figure(int(memory) * 1024, "measured", source)} if memory.isdecimal() and int(memory) else {}
     return DeviceProfile(
-        name=name if is_name(name) else "target",
+        name=next((each for each in (_product(parts.get("android", "")), name) if is_name(each)), "target"),
         description=description,
         machine=machine,
         isa=isa,
+        system="android" if android else "linux",
         clusters=(Cluster(_printable(found) or machine, fastest_cores(parts.get("cores", ""), machine), source),),
         instruction_sets=notable(flags),
         figures=figures,
@@ -70,6 +75,13 @@ def _parts(answer: str) -> dict[str, str]:
         elif name:
             found[name].append(line)
     return {name: "\n".join(lines) for name, lines in found.items()}
+
+
+def _product(android: str) -> str:
+    """`Pixel 9` as `pixel-9`, which profiles call it, rather than by a serial, which belongs in no result; "" if the
+    machine does not say."""
+    model = android.strip().splitlines()[-1:]
+    return re.sub(r"[^a-z0-9.]+", "-", model[0].lower()).strip("-.") if model else ""
 
 
 def _printable(text: str) -> str:

@@ -131,6 +131,10 @@ class Result:
         return name if name.isprintable() else self.machine
 
     @property
+    def android(self) -> bool:
+        return self.system.startswith("Android ")
+
+    @property
     def date(self) -> str:
         return datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="seconds")
 

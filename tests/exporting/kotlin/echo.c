@@ -210,8 +210,8 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
     *usage = (edge_usage){
         sizeof *usage, o->threads, (uint32_t)o->top_k, o->max_tokens, o->cpu_mask, o->seed,
         (uint64_t)((o->temperature * 1000 + o->top_p * 100 + o->min_p * 10 + o->repeat_penalty) * 1000 + 0.5),
-        session->adapter, o->stop_count ? strlen(session->stops[o->stop_count - 1]) : 0, session->tokens,
-        (uint64_t)atomic_load(&faults),
+        session->adapter, o->stop_count ? strlen(session->stops[o->stop_count - 1]) : 0,
+        (uint64_t)5 << 32, 7, session->tokens, (uint64_t)atomic_load(&faults),
         session->readings.joules + session->readings.celsius * 1000 + session->readings.headroom * 1e6,
         o->time + o->energy * 10 + o->power * 100 + o->max_temp * 1000 + o->headroom * 1e4,
         session->readings.available == 1 << 30, o->engine, "timed 😀", session->cache,

@@ -141,6 +141,11 @@ bool file_is_whole(const mapping *file)
     return true;
 }
 
+void private_bytes(uint64_t *anonymous, uint64_t *swapped)
+{
+    *anonymous = *swapped = 0; /* pages have no process of their own */
+}
+
 int64_t process_id(void)
 {
     return 1;

@@ -60,8 +60,8 @@ const USAGE = [
   // generated: Usage
   ["rows", "Uint32", 4], ["capacity", "Uint32", 8], ["threads", "Uint32", 12], ["weights", "BigUint64", 16],
   ["kv", "BigUint64", 24], ["scratch", "BigUint64", 32], ["lora", "BigUint64", 40], ["file", "BigUint64", 48],
-  ["tokens", "BigUint64", 56], ["evicted", "BigUint64", 64], ["joules", "Float64", 72], ["seconds", "Float64", 80],
-  ["measured", "Flag", 88],
+  ["tokens", "BigUint64", 72], ["evicted", "BigUint64", 80], ["joules", "Float64", 88], ["seconds", "Float64", 96],
+  ["measured", "Flag", 104],
   // end
 ];
 

@@ -1,0 +1,72 @@
+"""Google Play's thresholds in `edge plan`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from conftest import GOLDEN
+from typer.testing import CliRunner
+
+from edge.cli.commands import app
+from edge.devices.profiles import find_profile
+from edge.devices.profiles.profile import Figure
+from edge.plan.play import play_use, thresholds
+from edge.prediction.forecast import forecast
+
+MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
+GIB = 1 << 30
+
+
+def test_thresholds_grow_with_memory_and_shrink_out_of_sight() -> None:
+    tiers = thresholds().tiers
+    for tier in tiers:
+        assert tier.memory << 10 > tier.foreground > tier.service >= tier.background > 0
+    for smaller, larger in pairwise(tiers):
+        assert smaller.memory < larger.memory
+        assert smaller.foreground <= larger.foreground
+        assert smaller.service <= larger.service
+
+
+@pytest.mark.parametrize(("has", "tier"), [(2.0, 4), (5.5, 6), (7.4, 8), (11.2, 12), (12.0, 12), (24.0, 16)])
+def test_phones_have_the_thresholds_of_the_nearest_memory(has: float, tier: int) -> None:
+    """The kernel keeps a part of the memory that is advertised."""
+    phone, plan = find_profile("pixel-9"), forecast(MODEL, device="pixel-9").plan
+    phone = replace(phone, figures=phone.figures | {"memory": Figure(round(has * GIB), "measured", "test")})
+    found = play_use(plan, phone)
+    assert found is not None
+    assert found.memory == tier * GIB
+
+
+def test_what_is_mapped_does_not_count() -> None:
+    found = forecast(MODEL, device="pixel-9")
+    assert found.play is not None
+    assert found.play.mapped == found.plan.bytes.weights > 0
+    assert found.play.counted + found.play.mapped == found.plan.predicted_peak
+    copied = replace(found.plan, config=replace(found.plan.config, repack=True))
+    counted = play_use(copied, find_profile("pixel-9"))
+    assert counted is not None
+    assert (counted.counted, counted.mapped) == (found.plan.predicted_peak, 0)
+
+
+@pytest.mark.parametrize("device", ["host", "iphone-16", "raspberry-pi-5"])
+def test_devices_without_google_play(device: str) -> None:
+    assert forecast(MODEL, device=device).play is None
+    assert "Google Play" not in CliRunner().invoke(app, ["plan", MODEL, "--device", device]).output
+
+
+def test_a_plan_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = CliRunner().invoke(app, ["plan", MODEL, "--device", "pixel-9"]).output
+    assert "| Google Play, phones of 12 GB" in shown
+    assert thresholds().source in shown
+    assert "too much" not in shown
+    data = json.loads(CliRunner().invoke(app, ["plan", MODEL, "--device", "pixel-9", "--json"]).output)
+    assert data["play"]["counted"] + data["play"]["mapped"] == data["predicted_peak"]
+    assert data["play"]["foreground"] == 3.25 * GIB
+    known = thresholds()
+    small = [replace(each, background=1) for each in known.tiers]
+    monkeypatch.setattr("edge.plan.play.thresholds", lambda: replace(known, tiers=small))
+    shown = CliRunner().invoke(app, ["plan", MODEL, "--device", "pixel-9"]).output
+    assert [" too much |" in line for line in shown.splitlines() if line.startswith("| in ")] == [False, True]
