@@ -15,6 +15,8 @@ All run SmolLM2 in Q4_0; onnxruntime-web, which has no loop of its own, a graph 
 - offline: the site's own page, whose server has ended after the first visit: from the navigation to the first token of
   an answer that is asked for at once.
 - endless: one answer in 512 KV rows, with the page's process sampled while it runs.
+- GPU: the site of `--gpu` on WebGPU, by Chromium's software adapter, which runs on the CPU: that it works, and what it
+  takes. It is no GPU's speed.
 - sizes: what a visitor loads besides the weights, compressed by gzip.
 """
 
@@ -40,7 +42,7 @@ from machine import machine, say
 from model_files import WORKERS, pure_file
 from text import long_text
 from turns import Worker, wait_until_quiet
-from web_page import PACKAGES, Tab, install, open_tab, renderer_memory, serve
+from web_page import PACKAGES, SOFTWARE_GPU, Tab, install, open_tab, renderer_memory, serve
 
 import edge
 from edge.cli.terminal.show import table
@@ -50,6 +52,7 @@ from edge.exporting.serve import serving
 HERE = Path(__file__).parent
 EDGE, WLLAMA, ONNX = "edge", "wllama", "onnx"
 NATIVE, AVX2 = "native", "native, AVX2"
+GPU = "gpu-site"
 LABELS = {WLLAMA: f"wllama {PACKAGES['@wllama/wllama']}", ONNX: f"onnxruntime-web {PACKAGES['onnxruntime-web']}"}
 ROWS, ENDLESS_ROWS = 1024, 512
 SHORT, LONG = 16, 512  # tokens of prompts
@@ -68,9 +71,10 @@ class Sizes:
     fast_rounds: int = 9  # of edge and the native engine
     endless: int = 20_000
     visits: int = 5
+    gpu_steps: int = 8  # of some seconds each
 
 
-QUICK = Sizes(steps=32, peer_steps=8, rounds=1, fast_rounds=2, endless=2_000, visits=2)
+QUICK = Sizes(steps=32, peer_steps=8, rounds=1, fast_rounds=2, endless=2_000, visits=2, gpu_steps=2)
 
 
 @dataclass(frozen=True)
@@ -106,9 +110,15 @@ def prepare(cache: Path, source: str, threads: int) -> Setting:
     if not (cache / "onnx" / "model.onnx").exists():
         say("converting to ONNX ...")
         convert(model.path, cache / "onnx", Conversion("onnx"), force=True)
-    for name, rows in (("site", ROWS), ("endless", ENDLESS_ROWS)):
+    for name, rows in (("site", ROWS), ("endless", ENDLESS_ROWS), (GPU, ROWS)):
         say(f"exporting {name} ...")
-        options = {"max_kv_size": rows, "kv_policy": "streaming", "kv_dtype": "f16", "threads": threads}
+        options: dict[str, Any] = {
+            "gpu": name == GPU,
+            "max_kv_size": rows,
+            "kv_policy": "streaming",
+            "kv_dtype": "f16",
+            "threads": threads,
+        }
         edge.export(model, cache / name, device="web", force=True, expected_tokens=20_000, **options)
     return Setting(cache, model, threads)
 
@@ -294,6 +304,20 @@ def endless(address: str, setting: Setting, tokens: int) -> list[list[str]]:
     ]  # fmt: skip
 
 
+def on_gpu(address: str, setting: Setting, steps: int, prompt: dict[str, Any]) -> list[str]:
+    """A line: seconds until the GPU can answer, and to the first token; tok/s; buffers, MiB; programs, kB with gzip."""
+    say("WebGPU on the software adapter ...")
+    folder = setting.cache / GPU
+    files = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["web"]["gpu"]
+    with open_tab(address, flags=SOFTWARE_GPU) as tab:
+        opened = tab.open(EDGE, setting.edge(GPU, engine="gpu"))["seconds"]
+        answer = tab.run(EDGE, prompt, steps)
+        assert answer["report"]["engine"] == "gpu"
+    programs = len(gzip.compress((folder / files["programs"]).read_bytes(), GZIP))
+    figures = (f"{opened:.1f}", f"{answer['first']:.1f}", f"{answer['decode']:.2f}", mib(files["memory"]))
+    return ["edge, WebGPU on SwiftShader (software, on the CPU)", *figures, f"{programs / 1e3:,.0f}"]
+
+
 def settled(tab: Tab) -> int:
     """Resident bytes of the page's process, once JavaScript's garbage has been collected."""
     tab.collect_garbage()
@@ -342,6 +366,7 @@ def main() -> None:
         start_lines = [starts(address, setting, name, prompt) for name in setting.engines]
         offline_line = offline(setting, sizes.visits)
         endless_lines = endless(address, setting, sizes.endless)
+        gpu_line = on_gpu(address, setting, sizes.gpu_steps, prompt)
     cpu = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
     name = next((line.partition(":")[2].strip() for line in cpu.splitlines() if line.startswith("Model name")), "?")
     print(f"\n## {asked.model} in Q4_0 in Chromium {browser}, {asked.threads} threads; lscpu: {name}\n")
@@ -353,6 +378,8 @@ def main() -> None:
     head = ["navigation to first token, s", "first visit", "offline: least", "median", "most"]
     print(table(head, [["edge's page", *offline_line]]), end="\n\n")
     print(table(["endless", ""], endless_lines), end="\n\n")
+    head = ["no GPU's speed", "open, s", "first token, s", "tok/s", "buffers, MiB", "programs, kB gzip"]
+    print(table(head, [gpu_line]), end="\n\n")
     print(table(["a visitor loads, kB", "size", "gzip"], sizes_lines(setting.cache)))
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,7 +23,9 @@ PAGE = "/bench/page.html"
 _TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm"}
 
 sys.path += [str(HERE.parent / "tests" / folder) for folder in ("", "exporting", "web")]
-from browser import Page, browser, find_chromium  # noqa: E402
+from browser import WEBGPU, Page, browser, find_chromium  # noqa: E402
+
+PLAIN, SOFTWARE_GPU = ("--disable-gpu",), WEBGPU  # flags of Chromium
 
 
 def install(folder: Path) -> Path:
@@ -120,13 +122,13 @@ class Tab:
 
 
 @contextmanager
-def open_tab(address: str, path: str = PAGE) -> Iterator[Tab]:
+def open_tab(address: str, path: str = PAGE, flags: Sequence[str] = PLAIN) -> Iterator[Tab]:
     chromium = find_chromium()
     if chromium is None:
         sys.exit("web.py needs Chromium: apt-get install chromium")
     folder = Path(tempfile.mkdtemp(prefix="edge-web-"))
     try:
-        with browser(chromium, folder) as page:
+        with browser(chromium, folder, flags) as page:
             tab = Tab(page, address)
             tab.load(path)
             yield tab

@@ -1,10 +1,10 @@
 // edge, by the package of a site that `edge export --device web` wrote.
 
-/** settings: site (address of the folder), threads, isa (of a module; default: the best here). */
-export async function open({ site, threads, isa }) {
+/** settings: site (address of the folder), threads, isa (of a module; default: the best here), engine (cpu or gpu). */
+export async function open({ site, threads, isa, engine = "cpu" }) {
   const folder = new URL(site, location.href);
   const { Edge } = await import(new URL("edge/index.js", folder).href);
-  const session = await Edge.open(folder, { threads, isa });
+  const session = await Edge.open(folder, { threads, isa, engine });
   if (session.info.threads !== threads) throw new Error(`edge has ${session.info.threads} threads`);
   return {
     version: session.info.isa,

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
 
+from edge.backends.tvm.gpu.design import State
+from edge.exporting import gpu_programs
 from edge.exporting.enums import ABOUT, ROLES_OF_TEXT, Engine, Finish, Role, Speculate, Status, Trim
 from edge.exporting.structs import STRUCTS, Field, layout, members
 
@@ -236,6 +238,23 @@ def _script_enum(kind: type[IntEnum]) -> str:
     return _list(map(_quoted, kind), 2)
 
 
+def _programs(part: str) -> str:
+    """Of structs their bytes, and fields: name, type, offset, number of values, or of bytes of a text."""
+    if part == "PASSES":
+        return _list(map('"{}"'.format, gpu_programs.PASSES), 2)
+    if part == "STATE":
+        return _list((f"{name}: {getattr(State, name)}" for name in ("COUNT", "POSITION", "WANTED")), 2)
+    lines = []
+    for name, struct in gpu_programs.STRUCTS.items():
+        entries = []
+        for field, (kind, at, *_) in (struct.fields or {}).items():
+            each, (count,) = kind.subdtype or (kind, (kind.itemsize if kind.kind == "S" else 1,))
+            view = {"S": "Text", "u": {4: "Uint32", 8: "BigUint64"}.get(each.itemsize)}[each.kind]
+            entries.append(f'["{field}", "{view}", {at}, {count}]')
+        lines += [f"  {name}: [{struct.itemsize},", _list(entries, 4) + "],"]
+    return "\n".join(lines)
+
+
 def _types(part: str) -> str:
     if part in _KINDS:
         return "  finish: " + " | ".join(_quoted(each) for each in _KINDS[part] if each.value) + ";"
@@ -254,6 +273,7 @@ def _types(part: str) -> str:
 FILES: dict[str, Callable[[str], str]] = {
     "runtime/edge.h": _c,
     "web/package/module.js": _script,
+    "web/package/programs.js": _programs,
     "web/package/index.d.ts": _types,
 }
 EXPORTED: dict[str, Callable[[str], str]] = {

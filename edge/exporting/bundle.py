@@ -36,14 +36,13 @@ from edge.devices.profiles.profile import DeviceProfile, Power
 from edge.errors import InputError, UnsupportedError
 from edge.exporting import model_file
 from edge.exporting.adapter_file import adapters_section, check_rank
-from edge.exporting.app_programs import AppPrograms, check_gpu, make_programs
-from edge.exporting.app_programs import describe_gpu as describe_app_gpu
 from edge.exporting.chat import chat_section
-from edge.exporting.gpu_programs import GPUPrograms
-from edge.exporting.model_file import MODEL, GPUWeights, Section, trusted_source, write_model
+from edge.exporting.gpu_programs import GPUPrograms, check_gpu, describe_gpu, make_programs
+from edge.exporting.model_file import MODEL, Section, trusted_source, write_model
 from edge.exporting.planning import MACHINES, check_options, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
-from edge.exporting.site import describe_gpu, describe_site, write_gpu
+from edge.exporting.site import describe_gpu as describe_gpu_files
+from edge.exporting.site import describe_site, write_gpu
 from edge.exporting.vocabulary import tokenizer_sections
 from edge.model.catalog import packaged_name
 from edge.model.model import Model, open_model
@@ -72,8 +71,11 @@ class Bundle:
     prompt_rows: int
     designs: list[Design]
     tables: dict[Section, bytes]
-    gpu: GPUPrograms | None = None  # of a page's
-    app_gpu: AppPrograms | None = None  # of an app's
+    gpu: GPUPrograms | None = None
+
+    @property
+    def gpu_of_page(self) -> bool:
+        return self.gpu is not None and self.profile.system == "web"
 
 
 @takes_options
@@ -113,19 +115,19 @@ def export(
         model if isinstance(model, Model) else open_model(model), profile, options, isas, lora_rank, gpu=gpu
     )
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
-    if gpu and profile.system != "web":
-        bundle = with_gpu(bundle, "opencl", partial(tell, "making kernels"))
+    if gpu:
+        bundle = with_gpu(bundle, partial(tell, "making kernels"))
     found, sections = fingerprint(file.path), make_sections(bundle)
     with new_folder(target) as made:
         place = write_platform(
-            bundle.designs, profile.system, trusted_source(sections, gpu=bundle.gpu is not None), made,
-            partial(tell, "compiling"), gpu=bundle.app_gpu is not None,
+            bundle.designs, profile.system, trusted_source(sections, gpu_of_page=bundle.gpu_of_page), made,
+            partial(tell, "compiling"), gpu=bundle.gpu is not None,
         )  # fmt: skip
-        if bundle.gpu:
-            write_gpu(bundle.gpu, made, partial(tell, "making kernels"))
+        if bundle.gpu and bundle.gpu_of_page:
+            write_gpu(bundle.gpu, made)
         write_model(
             place / MODEL, sections, bytes.fromhex(found.sha256), file, bundle.layout,
-            partial(tell, "packing weights"), _gpu_weights(bundle),
+            partial(tell, "packing weights"), None if bundle.gpu_of_page else bundle.gpu,
         )  # fmt: skip
         found.check()
         manifest = seal(describe(bundle, found.sha256, made))
@@ -154,26 +156,23 @@ def prepare(
         raise UnsupportedError(f"the tokenizer of {model.name} is known to llama.cpp alone, and cannot be exported")
     ids, words = tokenizer_sections(model.tokenizer)
     tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
-    plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())), lora_rank)
+    in_page = gpu and profile.system == "web"
+    plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())), lora_rank, gpu=in_page)
     machine = MACHINES.get(profile.machine, profile.machine)
     designs = exported_designs(
         layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas, lora=lora_rank > 0
     )  # fmt: skip
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
-    programs = GPUPrograms.of(model, plan.config, "wgsl") if gpu and profile.system == "web" else None
-    return Bundle(model, profile, layout, plan, pinned, designs, tables, programs)
+    if gpu:
+        check_gpu(profile.system, model.spec, plan.config)
+    return Bundle(model, profile, layout, plan, pinned, designs, tables)
 
 
-def with_gpu(bundle: Bundle, language: str, progress: Callable[[float], None] | None = None) -> Bundle:
-    """Raises InputError and UnsupportedError for what GPUs in apps lack, MissingExtraError without TVM."""
-    plan, model = bundle.plan, bundle.model
-    check_gpu(language, bundle.profile.system, model.spec, plan.policy, plan.config)
-    return replace(bundle, app_gpu=make_programs(model, language, plan.config, progress))
-
-
-def _gpu_weights(bundle: Bundle) -> GPUWeights | None:
-    gpu = bundle.app_gpu
-    return GPUWeights(gpu.weight_bytes, partial(gpu.write_weights, model=bundle.model)) if gpu else None
+def with_gpu(bundle: Bundle, progress: Callable[[float], None] | None = None) -> Bundle:
+    """With programs for GPUs. Raises UnsupportedError for what their hosts lack, MissingExtraError without TVM."""
+    config = bundle.plan.config
+    language = check_gpu(bundle.profile.system, bundle.model.spec, config)
+    return replace(bundle, gpu=make_programs(bundle.model, language, config, progress))
 
 
 def make_sections(bundle: Bundle) -> dict[Section, bytes]:
@@ -195,8 +194,8 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
     }  # fmt: skip
     if config.lora_rank:
         sections[Section.ADAPTERS] = adapters_section(layout, config.lora_rank, exact=config.kv_dtype == "f32")
-    if bundle.app_gpu:
-        sections[Section.GPU] = bundle.app_gpu.section
+    if bundle.gpu and not bundle.gpu_of_page:
+        sections[Section.GPU] = bundle.gpu.section
     if FORMATS[config.kv_dtype].transformed:
         sections[Section.NORMALS] = model_file.normals_section(_normals(bundle))
     return sections
@@ -215,7 +214,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
     if bundle.profile.system == "web":
         web["web"] = describe_site(folder, folder / MODEL, [each.target.name for each in bundle.designs], plan)
         if bundle.gpu:
-            web["web"]["gpu"] = describe_gpu(bundle.gpu, folder)
+            web["web"]["gpu"] = describe_gpu_files(bundle.gpu, folder, plan)
     return {
         "model": {
             "name": _name(model), "label": model.spec.label, "file": model.file.path.name,
@@ -234,7 +233,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
             },
             "lora_rank": plan.config.lora_rank, "peak": plan.predicted_peak,
         },
-        **({"gpu": describe_app_gpu(bundle.app_gpu, plan)} if bundle.app_gpu else {}),
+        **({"gpu": describe_gpu(bundle.gpu, plan)} if bundle.gpu else {}),
         "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
         **web,
         "versions": own_versions() | CPU.versions(),

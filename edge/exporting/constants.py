@@ -20,7 +20,7 @@ from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS
-from edge.exporting import adapter_file, app_programs, chat, model_file, vocabulary, words
+from edge.exporting import adapter_file, chat, gpu_programs, model_file, vocabulary, words
 from edge.exporting.model_file import Section
 from edge.exporting.planning import SNAPSHOTS
 from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
@@ -28,10 +28,11 @@ from edge.formats.blocks import BLOCK_TYPES
 from edge.model import tokenizer
 from edge.model.lora import MAX_RANK
 from edge.model.lora_file import MAX_SCALE
+from edge.plan import engines
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
 from edge.prompt_cache.cache import SNAPSHOT_STEP
-from edge.run import drafts, governor, meters, reclaim, sampler, speculation
+from edge.run import drafts, governor, meters, race, reclaim, sampler, speculation
 
 CONSTANTS = "constants.h"
 
@@ -94,6 +95,11 @@ _INTEGERS = {
     "SHORT_READINGS": governor.SHORT_READINGS,
     "FIRST_PAID": governor.FIRST_PAID,
     "FIRST_TIMED": governor.FIRST_TIMED,
+    "RACE_PROMPT": engines.PROMPT,
+    "RACE_ANSWER": engines.ANSWER,
+    "RACE_ROUNDS": race.ROUNDS,
+    "RACE_STEPS": race.STEPS,
+    "RACE_FEW": race.FEW,
 }
 _DOUBLES = {
     "MOST_SCALE": MAX_SCALE,
@@ -121,7 +127,7 @@ _DOUBLES = {
     "NEWEST_TIME": speculation.NEWEST,
     "OUTLIER_TIME": speculation.OUTLIER,
 }
-_STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | app_programs.STRUCTS
+_STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
 _STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
 _TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 
@@ -140,8 +146,8 @@ def constants_header() -> str:
         _enum("chat_part", [*(f"CHAT_{name.upper().replace(' ', '_')}" for name in chat.PARTS), "CHAT_PARTS"]),
         _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
-        f"static const uint32_t GPU_NONE = {app_programs.NONE}u;",
-        _enum("gpu_passes", (f"GPU_{name}" for name in app_programs.PASSES)),
+        f"static const uint32_t GPU_NONE = {gpu_programs.NONE}u;",
+        _enum("gpu_passes", (f"GPU_{name}" for name in gpu_programs.PASSES)),
         _enum("", (f"GPU_STATE_{name} = {getattr(State, name)}" for name in ("COUNT", "ANGLE", "POSITION", "WANTED"))),
         f'#define ADAPTER_MAGIC "{adapter_file.MAGIC.decode()}"',
         _enum("", (f"LORA_{name}" for name in adapter_file.KINDS)),

@@ -60,7 +60,7 @@ ABOUT: dict[type[IntEnum], dict[int, str]] = {
     },
     Finish: {},
     Engine: {
-        Engine.AUTO: "The CPU, so far.",
+        Engine.AUTO: "The one that is faster, timed when the first session begins; a GPU needs edge_options.cache.",
         Engine.GPU: "Where the bundle has programs for it (edge export --gpu), and the device runs them.",
     },
     Speculate: {

@@ -1,135 +1,303 @@
-"""A model's GPU programs as data, for hosts in pages and apps, which have neither edge nor TVM.
+"""A model's GPU programs as data: kernels in source, buffers, and the dispatches of each pass.
 
-gpu.json    kernels with their sources, the buffers, and the dispatches of each pass: see `_content`
-model.gpu   the weights as these kernels read them
+The GPU engine's generator writes them (backends/tvm/gpu), for any GPU: nothing is known of the device. `section` is a
+header, tables of structs, and the sources. Apps have it as section GPU of model.edge, which runtime/gpu/ reads, and the
+content of the buffers of weights as section GPU_WEIGHTS; pages as two files, which web/package/gpu.js reads.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
+from edge.backends.tvm.gpu import ENGINE as GPU_ENGINE
 from edge.backends.tvm.gpu import KV_DTYPES
 from edge.backends.tvm.gpu.compiled import program_of
-from edge.backends.tvm.gpu.design import PICKS, RING, RING_MOVE, Design, RowForm, State
+from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, RING, RING_MOVE, VALUES, Design, RowForm, input_stride
 from edge.backends.tvm.gpu.export import any_gpu, places_of, write_weights
-from edge.backends.tvm.gpu.program import Kernel, Program, Slice
-from edge.backends.tvm.kv.regions import allocated_rows
+from edge.backends.tvm.gpu.kv import STAGED, arena_bytes
+from edge.backends.tvm.gpu.program import Dispatch, Program, Slice
+from edge.backends.tvm.kv.regions import TILE
+from edge.backends.tvm.kv.rows import SPARE_ROWS
+from edge.backends.tvm.packing.cores import round_up
 from edge.errors import UnsupportedError
-from edge.model.layers import Attention
+from edge.exporting.c_struct import c_struct, filled
 from edge.model.model import Model
+from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
+from edge.plan.plan import Plan
 from edge.types import Progress
 
-PROGRAMS, WEIGHTS = "gpu.json", "model.gpu"
-_PASSES = ("step", "chunk", "last")
+LANGUAGES = {"linux": "opencl", "android": "opencl", "web": "wgsl"}  # of systems whose bundles have a host
+HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
+# That an OpenCL driver takes for itself, as pocl 3.1 did (measured): it contains a C compiler. No phone's is known.
+DRIVER_BYTES, DRIVER = 160 << 20, "as pocl 3.1 took, measured; phones' drivers are not known"
+
+NONE = 0xFFFFFFFF  # instead of the number of a buffer
+# Runs of dispatches, by their numbers. Rows are moved by keys, values or both, in the arena of all rows or of rings.
+_MOVED = ("KEYS", "VALUES", "ROWS")
+PASSES = ("STEP", "CHUNK", "LAST", *(f"{kind}MOVE_{which}" for kind in ("", "RING_") for which in _MOVED))
+
+_BUFFERS = ("keys", "values", "row_scales", "pairs")  # of an arena
+_MOVES = (KEYS, VALUES, KEYS + VALUES)
+
+GPU = c_struct(
+    # Numbers of structs, and where the tables of them begin; `numbers` are uint32.
+    **{
+        f"{name}{what}": "<u4" for name in ("kernels", "buffers", "parts", "dispatches", "passes", "numbers")
+        for what in ("", "_at")
+    },
+    # Numbers of buffers; of an arena: all rows or those without a ring, then those of rings, if they lie apart.
+    **dict.fromkeys(("tables", "tokens", "logits", "layer_inputs"), "<u4"),
+    **dict.fromkeys(_BUFFERS, ("<u4", (2,))),
+    # Of an arena, too: rows; values and bytes of a key; how many of the values RoPE rotates; where, in `numbers`, its
+    # heads are, by their numbers among those of all layers, and how many.
+    **dict.fromkeys(("rows", "head", "row_bytes", "rotated", "heads_at", "heads"), ("<u4", (2,))),
+    # Words in the buffer `tables`, as backends/tvm/gpu/design.py has them. positions: their number.
+    **dict.fromkeys(("starts", "lengths", "angles", "temperatures", "positions_at", "positions"), "<u4"),
+    **dict.fromkeys(("angle_rows", "pairs_rotated", "kinds"), "<u4"),
+    **dict.fromkeys(("vocab", "chunk", "all_heads", "largest_head"), "<u4"),
+    input_stride="<u4",  # values from one layer's vector of a token to the next one's; 0: there are none
+    halves="<u4",  # 1: of `rotated` values of a key, i is rotated with i + rotated / 2, not 2i with 2i + 1
+    shared="<u4",  # the most bytes of workgroup memory
+    threads="<u4",  # the most of a workgroup
+    staged="<u4",  # rows behind those of an arena, for those that travel
+    most_moved="<u4",  # rows that are moved at once
+)  # fmt: skip
+KERNEL = c_struct(  # written: a bit for each of its buffers
+    name="S48", source="<u4", length="<u4", threads=("<u4", (2,)), parts="<u4", written="<u4"
+)
+BUFFER = c_struct(size="<u8", weights="<u8", loaded="<u4", reserved="<u4")  # weights: where their content is, if loaded
+PART = c_struct(buffer="<u4", reserved="<u4", offset="<u8", size="<u8")
+# numbers: where those of the dispatch are: of its parts, then its scalars. per: tokens of a workgroup in y, of which
+# there are as many as that needs; 0: groups[1].
+DISPATCH = c_struct(kernel="<u4", groups=("<u4", (2,)), per="<u4", numbers="<u4", parts="<u4", scalars="<u4")
+PASS = c_struct(first="<u4", count="<u4")
+STRUCTS = {
+    "gpu_config": GPU, "gpu_kernel": KERNEL, "gpu_buffer": BUFFER, "gpu_part": PART, "gpu_dispatch_config": DISPATCH,
+    "gpu_pass": PASS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class GPUPrograms:
-    """Everything for one language, before it is written."""
+    """What a bundle has for GPUs. buffers: bytes by name."""
 
+    language: str
     model: Model
-    config: EngineConfig
     design: Design
-
-    @classmethod
-    def of(cls, model: Model, config: EngineConfig, language: str) -> GPUPrograms:
-        """For a bundle with this plan. Raises UnsupportedError for what their hosts do not run yet."""
-        network = find_network(model.spec)
-        lacking = {
-            "KV policies that look at attention (--kv-policy streaming)": config.observes,
-            f"KV rows of {config.kv_dtype} (--kv-dtype {KV_DTYPES[0]})": config.kv_dtype not in KV_DTYPES,
-            "LoRA adapters (--lora-rank 0)": config.lora_rank > 0,
-            "recurrent layers": sum(network.fixed_values) > 0,
-            "embeddings for each layer": network.layer_inputs > 0,
-            "layers that share KV rows": any(each and each.rows_of is not None for each in network.attention),
-        }
-        if found := next((what for what, lacks in lacking.items() if lacks), None):
-            raise UnsupportedError(f"an exported model has no {found} on a GPU yet: leave --gpu out")
-        config = replace(config, logits_rows=1, tuning={})
-        return cls(model, config, Design.of(model.file, model.spec, config, any_gpu(language)))
+    section: bytes
+    places: dict[str, tuple[int, int]]
+    buffers: dict[str, int]
 
     @property
-    def memory(self) -> int:
-        """Bytes of all buffers, but for staging."""
-        rows: int = sum(arena["rows"] * (8 * arena["words"] + 8 * arena["scaled"]) for arena in self._arenas())
-        return sum(self.design.buffers(positions=0).values()) + rows
+    def weight_bytes(self) -> int:
+        """Of the content of buffers of weights."""
+        return max(at + size for at, size in self.places.values())
 
-    def write(self, programs: Path, weights: Path, progress: Progress | None = None) -> None:
-        """Raises EngineError if TVM's compiler fails, and MissingExtraError without it."""
-        program = program_of(self.design, progress)
-        programs.write_text(json.dumps(self._content(program), separators=(",", ":")), encoding="utf-8")
-        places = places_of(self.design.weights.buffers)
-        with open(weights, "wb") as out:
-            write_weights(out, 0, self.model.file, self.model.spec, self.design, places)
+    def bytes(self) -> dict[str, int]:
+        """Of the device, by their kind."""
+        rows = {*_BUFFERS, *(RING + name for name in _BUFFERS)}
+        weights = sum(size for name, size in self.buffers.items() if name in self.places)
+        kv = sum(size for name, size in self.buffers.items() if name in rows)
+        return {"weights": weights, "kv": kv, "scratch": sum(self.buffers.values()) - weights - kv}
 
-    def _content(self, program: Program) -> dict[str, Any]:
-        """kernels: name, source, and whether each of its buffers is written. passes: for each dispatch the numbers of
-        its kernel and of its slices, its scalars, workgroups in x and y, and tokens of one in y, or 0."""
-        used = {each.kernel for name in _PASSES for each in program.passes[name]}
-        used |= {arena["mover"] for arena in self._arenas()}
-        kernels = {name: number for number, name in enumerate(sorted(used))}
-        slices = dict[Slice, int]()
-        passes = {
-            name: [
-                [
-                    kernels[each.kernel], [slices.setdefault(part, len(slices)) for part in each.slices],
-                    each.scalars, *each.groups, each.per,
-                ]
-                for each in program.dispatches(name)
-            ]
-            for name in _PASSES
-        }  # fmt: skip
-        design, buffers = self.design, self.design.buffers(positions=0)
-        del buffers["found"]
-        buffers["tokens"] -= 4 * PICKS
-        places = places_of(design.weights.buffers)
-        return {
-            "kernels": [_kernel(program.kernels[name]) for name in kernels],
-            "slices": [[part.buffer, part.offset, part.size] for part in slices],
-            "passes": passes,
-            "buffers": {name: size for name, size in buffers.items() if name not in places},
-            "weights": {name: [*place] for name, place in places.items()},
-            "arenas": list(self._arenas()),
-            "tables": asdict(design.tables),
-            "kinds": max(design.kinds, default=0) + 1,
-            "windowed": design.shape.windowed,
-            "state": {name.lower(): getattr(State, name) for name in ("COUNT", "POSITION", "WANTED")},
-            "vocab": design.shape.vocab,
-            "head": design.shape.padded_head,
-            "heads": design.shape.layers * design.shape.kv_heads,
-            "chunk": design.chunk,
-        }  # fmt: skip
+    def write_weights(self, out: BinaryIO, start: int) -> None:
+        write_weights(out, start, self.model.file, self.model.spec, self.design, self.places)
 
-    def _arenas(self) -> Iterable[dict[str, Any]]:
-        """Of KV rows. heads: those that have rows there, among those of all layers. interleaved: values of a key whose
-        halves are apart on the GPU, and neighbours in the module."""
-        design, network = self.design, find_network(self.model.spec)
-        shape, kinds = design.shape, LayerKinds.of(network.windows, network.rowless)
-        parts: list[tuple[str, str, Attention, tuple[int, ...]]]
-        if shape.apart:
-            parts = [("", "edge_move", shape.attention, kinds.whole), (RING, RING_MOVE, shape.ringed, kinds.ringed)]
-        else:
-            parts = [("", "edge_move", shape.attention, tuple(sorted((*kinds.whole, *kinds.ringed))))]
-        for prefix, mover, core, layers in parts:
-            form = RowForm.of(core, design.kv_dtype)
-            rings = kinds.ring_rows(self.config.capacity, self.config.chunk)
-            each = [rings if layer in kinds.ringed else self.config.capacity for layer in layers]
-            rows = core.kv_heads * sum(allocated_rows(count, uneven=False) for count in each)
-            yield {
-                "prefix": prefix, "mover": mover, "rows": rows, "head": form.head, "words": form.words,
-                "scaled": form.scaled,
-                "interleaved": 2 * min(design.pairs, core.head_dim // 2) if design.halves else 0,
-                "heads": [layer * shape.kv_heads + head for layer in layers for head in range(core.kv_heads)],
+
+def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> str:
+    """The language of a system's GPUs. Raises UnsupportedError for what their hosts lack."""
+    if system not in LANGUAGES:
+        raise UnsupportedError(f"--gpu is for {', '.join(LANGUAGES)}, not for {system}")
+    network, in_page = find_network(spec), system == "web"
+    shares = any(each and each.rows_of is not None for each in network.attention)
+    lacks = {
+        "KV policies that look at attention: choose --kv-policy streaming, window or full": config.observes,
+        f"{config.kv_dtype} KV rows: choose --kv-dtype {', '.join(KV_DTYPES)}": config.kv_dtype not in KV_DTYPES,
+        "LoRA adapters: leave --lora-rank out": config.lora_rank > 0,
+        "layers with a recurrent state: export without --gpu": sum(network.fixed_values) > 0,
+        "embeddings for each layer in a page: export without --gpu": in_page and network.layer_inputs > 0,
+        "layers that share KV rows in a page: export without --gpu": in_page and shares,
+    }  # fmt: skip
+    if found := next((what for what, lacking in lacks.items() if lacking), None):
+        raise UnsupportedError(f"--gpu has no {found}")
+    return LANGUAGES[system]
+
+
+def describe_gpu(gpu: GPUPrograms, plan: Plan) -> dict[str, Any]:
+    """For the manifest. peak: of a process with one session, where GPU and CPU share memory. An app's has the rows of
+    one engine, and includes `driver`, which is assumed; a page's has the module's memory and the buffers."""
+    sizes, of_cpu = gpu.bytes(), plan.bytes
+    buffers = {"language": gpu.language, "bytes": sizes}
+    if gpu.language == "wgsl":
+        mapped = mapped_bytes(gpu.model.spec, plan.config)
+        return buffers | {"mapped": mapped, "peak": plan.predicted_peak + sum(sizes.values()) + mapped}
+    rest = plan.predicted_peak - of_cpu.weights - of_cpu.kv - of_cpu.scratch
+    driver = {"bytes": DRIVER_BYTES, "source": DRIVER}
+    return buffers | {"driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + DRIVER_BYTES}
+
+
+def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
+    """Of the buffer by which a page reads logits and the rows of a pass (web/package/gpu.js)."""
+    rows = 4 * spec.vocab
+    for core in filter(None, find_network(spec).attention):
+        form = RowForm.of(core, config.kv_dtype)
+        rows += (core.kv_heads * config.chunk + TILE) * 8 * (form.words + form.scaled)
+    return rows
+
+
+def page_bytes(spec: ModelSpec, config: EngineConfig) -> int:
+    """Of buffers, that a page with a GPU takes beside the module's memory. Raises as `check_gpu`."""
+    check_gpu("web", spec, config)
+    need = GPU_ENGINE.footprint(spec, replace(config, logits_rows=1, pinned=0, lora_rank=0))
+    return need.weights + need.kv + need.scratch + mapped_bytes(spec, config)
+
+
+def make_programs(model: Model, language: str, config: EngineConfig, progress: Progress | None = None) -> GPUPrograms:
+    """Raises UnsupportedError for models without kernels, MissingExtraError without TVM, EngineError if it fails."""
+    config = replace(config, threads=1, logits_rows=1, observes=False, tuning={})
+    design = Design.of(model.file, model.spec, config, any_gpu(language))
+    program = program_of(design, progress)
+    passes = _passes(program, design)
+    arenas, positions = _arenas(model.spec, design, config)
+    sizes = design.buffers(positions)
+    for arena in arenas:
+        found = arena_bytes(arena.rows, arena.form.head, design.kv_dtype)
+        sizes |= {arena.prefix + name: size for name, size in found.items()}
+    used = {part.buffer for dispatches in passes.values() for each in dispatches for part in each.slices}
+    buffers = {name: round_up(size, 16) for name, size in sizes.items() if name in used}
+    places = {name: place for name, place in places_of(design.weights.buffers).items() if name in used}
+    section = _section(program, design, passes, buffers, places, arenas, positions)
+    return GPUPrograms(language, model, design, section, places, buffers)
+
+
+def _passes(program: Program, design: Design) -> dict[str, tuple[Dispatch, ...]]:
+    scaled = design.kv_dtype == "int8"
+    names = [name for name in _BUFFERS if scaled or name != "row_scales"]
+    passes = {name: program.dispatches(name.lower()) for name in ("STEP", "CHUNK", "LAST")}
+    kinds = {"": "edge_move"} | ({"RING_": RING_MOVE} if design.shape.apart else {})
+    for kind, kernel in kinds.items():
+        slices = tuple(Slice(kind.lower() + name) for name in names)
+        for which, name in zip(_MOVES, _MOVED, strict=True):
+            moved = Dispatch(kernel, slices, (which,), (1, MOST_MOVED), "other", per=1)
+            passes[f"{kind}MOVE_{name}"] = (moved,)
+    return passes
+
+
+@dataclass(frozen=True)
+class _Arena:
+    """Of KV rows. rotated: values of a key that RoPE pairs. heads: numbers among those of all layers."""
+
+    prefix: str
+    rows: int
+    form: RowForm
+    rotated: int
+    heads: list[int]
+
+
+def _arenas(spec: ModelSpec, design: Design, config: EngineConfig) -> tuple[list[_Arena], int]:
+    """And the number of rows that have a position; rows as kv.c lays them out."""
+    network, shape = find_network(spec), design.shape
+    kinds = LayerKinds.of(network.windows, network.rowless)
+    in_ring = kinds.ring_rows(config.capacity, config.chunk)
+    parts = [("", shape.attention, tuple(sorted((*kinds.whole, *kinds.ringed))))]
+    if shape.apart:
+        parts = [("", shape.attention, kinds.whole), (RING, shape.ringed, kinds.ringed)]
+    arenas = []
+    for prefix, core, layers in parts:
+        rows = sum(round_up(in_ring if layer in kinds.ringed else config.capacity, TILE) for layer in layers)
+        heads = [layer * shape.kv_heads + head for layer in layers for head in range(core.kv_heads)]
+        rotated = 2 * min(design.pairs, core.head_dim // 2)
+        arenas.append(_Arena(prefix, core.kv_heads * rows, RowForm.of(core, design.kv_dtype), rotated, heads))
+    return arenas, arenas[-1].rows + SPARE_ROWS if shape.windowed else 0
+
+
+def _section(
+    program: Program, design: Design, passes: dict[str, tuple[Dispatch, ...]], buffers: dict[str, int],
+    places: dict[str, tuple[int, int]], arenas: list[_Arena], positions: int,
+) -> bytes:  # fmt: skip
+    kernels = {each.kernel: None for dispatches in passes.values() for each in dispatches}
+    kernel_numbers = {name: number for number, name in enumerate(kernels)}
+    buffer_numbers = {name: number for number, name in enumerate(buffers)}
+    parts: dict[Slice, int] = {}
+    numbers: list[int] = []
+    dispatches, runs = list[bytes](), list[bytes]()
+    for name in PASSES:
+        runs.append(filled(PASS, {"first": len(dispatches), "count": len(passes.get(name, ()))}))
+        for each in passes.get(name, ()):
+            run: dict[str, object] = {
+                "kernel": kernel_numbers[each.kernel], "groups": each.groups, "per": each.per,
+                "numbers": len(numbers), "parts": len(each.slices), "scalars": len(each.scalars),
             }  # fmt: skip
-
-
-def _kernel(kernel: Kernel) -> list[Any]:
-    lines = (line for line in kernel.source.splitlines() if line.strip() and not line.lstrip().startswith("//"))
-    return [kernel.name, "\n".join(lines), [name in kernel.written for name in kernel.buffers]]
+            dispatches.append(filled(DISPATCH, run))
+            numbers += [parts.setdefault(part, len(parts)) for part in each.slices]
+            numbers += [scalar & NONE for scalar in each.scalars]
+    heads_at = []
+    for arena in arenas:
+        heads_at.append(len(numbers))
+        numbers += arena.heads
+    sources, at = b"", list[tuple[int, int]]()
+    for name in kernels:
+        lines = (line for line in program.kernels[name].source.splitlines() if line.strip())
+        text = "\n".join(line for line in lines if not line.lstrip().startswith("//")).encode() + b"\0"
+        at.append((len(sources), len(text) - 1))
+        sources += text
+    tables = {
+        "buffers": [
+            filled(BUFFER, {"size": size, "loaded": name in places, "weights": places.get(name, (0, 0))[0]})
+            for name, size in buffers.items()
+        ],
+        "parts": [
+            filled(PART, {
+                "buffer": buffer_numbers[part.buffer], "offset": part.offset,
+                "size": part.size or buffers[part.buffer] - part.offset,
+            }) for part in parts
+        ],
+        "dispatches": dispatches, "passes": runs, "numbers": [np.array(numbers, "<u4").tobytes()],
+    }  # fmt: skip
+    kernels_at = round_up(GPU.itemsize, 8)
+    place = kernels_at + KERNEL.itemsize * len(kernels)
+    values: dict[str, object] = {"kernels": len(kernels), "kernels_at": kernels_at}
+    body = b""
+    for table, rows in tables.items():
+        data = b"".join(rows)
+        values |= {table: len(numbers) if table == "numbers" else len(rows), f"{table}_at": place + len(body)}
+        body += data + bytes(-len(data) % 8)
+    first = place + len(body)
+    made = b"".join(
+        filled(KERNEL, {
+            "name": name.encode(), "source": first + start, "length": length, "threads": kernel.threads,
+            "parts": len(kernel.buffers),
+            "written": sum(1 << number for number, each in enumerate(kernel.buffers) if each in kernel.written),
+        })
+        for name, (start, length) in zip(kernels, at, strict=True) for kernel in [program.kernels[name]]
+    )  # fmt: skip
+    layout, shape = design.tables, design.shape
+    values |= {name: buffer_numbers.get(name, NONE) for name in ("tables", "tokens", "logits", "layer_inputs")}
+    values |= {
+        name: [buffer_numbers.get(prefix + name, NONE) for prefix in ("", RING)] for name in _BUFFERS
+    }  # fmt: skip
+    of_arenas = {
+        "rows": [each.rows for each in arenas], "head": [each.form.head for each in arenas],
+        "row_bytes": [4 * each.form.words for each in arenas], "rotated": [each.rotated for each in arenas],
+        "heads_at": heads_at, "heads": [len(each.heads) for each in arenas],
+    }  # fmt: skip
+    values |= {name: [*each, 0][:2] for name, each in of_arenas.items()}
+    values |= {
+        "starts": layout.starts, "lengths": layout.lengths, "angles": layout.angles,
+        "temperatures": layout.temperatures, "positions_at": layout.positions, "positions": positions,
+        "angle_rows": layout.angle_rows, "pairs_rotated": layout.pairs, "halves": design.halves,
+        "kinds": max(design.kinds, default=0) + 1, "vocab": shape.vocab, "chunk": design.chunk,
+        "all_heads": shape.layers * shape.kv_heads, "largest_head": shape.padded_head,
+        "input_stride": input_stride(shape.layer_inputs),
+        "shared": max(program.kernels[name].shared for name in kernels),
+        "threads": max(program.kernels[name].threads[0] * program.kernels[name].threads[1] for name in kernels),
+        "staged": STAGED, "most_moved": MOST_MOVED,
+    }  # fmt: skip
+    head = filled(GPU, values)
+    return head + bytes(kernels_at - len(head)) + made + body + sources

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from edge.backends.tvm.targets import Target
 from edge.devices.profiles.profile import Power
 from edge.errors import UnsupportedError
 from edge.exporting.c_struct import c_struct, filled
+from edge.exporting.gpu_programs import GPUPrograms
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.kv.h2o import H2O
 from edge.kv.policy import Policy
@@ -109,13 +110,6 @@ STRUCTS = {  # by their names in C
     "file_header": HEADER, "file_section": ENTRY, "edge_config": CONFIG, "layer_config": LAYER,
     "design_config": DESIGN, "angles_config": ANGLES,
 }  # fmt: skip
-
-
-class GPUWeights(NamedTuple):
-    """Section GPU_WEIGHTS, and the function that writes it into a file, from a byte on."""
-
-    size: int
-    write: Callable[[BinaryIO, int], None]
 
 
 def config_section(
@@ -224,9 +218,9 @@ def find_table(file: GGUFFile, layout: PackedLayout) -> TensorInfo | None:
     return found
 
 
-def trusted_source(sections: Mapping[Section, bytes], *, gpu: bool = False) -> str:
+def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = False) -> str:
     """trusted.c: the hash of the sections by which compiled code works, unchecked: the library takes no others. And the
-    functions that read rows of the model's table, and adapters; gpu: and of a page's, which runs passes."""
+    functions that read rows of the model's table, and adapters; and that run passes on a GPU."""
     (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
@@ -238,13 +232,13 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu: bool = False) -> s
         f'#include "internal.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
         f"table_reader *const EDGE_TABLE = {reader};\nadapter_reader *const EDGE_ADAPTERS = {adapters};\n"
         f"const gpu_host *const EDGE_GPU = {opencl};\n"
-        f"device_run *const EDGE_DEVICE = {'run_on_page' if gpu else 'NULL'};\n"
+        f"device_run *const EDGE_DEVICE = {'run_on_page' if gpu_of_page else 'NULL'};\n"
     )
 
 
 def write_model(
     path: Path, sections: Mapping[Section, bytes], model_hash: bytes, file: GGUFFile, layout: PackedLayout,
-    progress: Progress | None = None, gpu: GPUWeights | None = None,
+    progress: Progress | None = None, gpu: GPUPrograms | None = None,
 ) -> None:  # fmt: skip
     """Write the file: these sections in the order of their numbers, then the packed weights, those of a GPU, and the
     model's table.
@@ -264,8 +258,8 @@ def write_model(
     entries.append(filled(ENTRY, {"kind": Section.WEIGHTS, "offset": weights, "size": layout.nbytes}))
     if gpu:
         of_gpu = round_up(resident, WEIGHT_ALIGNMENT)
-        entries.append(filled(ENTRY, {"kind": Section.GPU_WEIGHTS, "offset": of_gpu, "size": gpu.size}))
-        resident = of_gpu + gpu.size
+        entries.append(filled(ENTRY, {"kind": Section.GPU_WEIGHTS, "offset": of_gpu, "size": gpu.weight_bytes}))
+        resident = of_gpu + gpu.weight_bytes
     size = resident
     if table:
         resident = round_up(resident, ALIGNMENT)
@@ -281,7 +275,7 @@ def write_model(
             _write_at(out, place, sections[kind])
         write_weights(file, layout, out, weights, progress)
         if gpu:
-            gpu.write(out, of_gpu)
+            gpu.write_weights(out, of_gpu)
         if table:
             _copy(file.path, table.offset, out, resident, table.nbytes)
 

@@ -14,6 +14,7 @@ from edge.budget import format_bytes
 from edge.devices.profiles import HOST
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.exporting.gpu_programs import page_bytes
 from edge.exporting.model_file import POLICIES
 from edge.formats.gguf import GGUFFile
 from edge.kv import make_policy
@@ -37,16 +38,18 @@ MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # other names of them
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
 
 
-def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int = 0) -> Plan:
+def plan_bundle(
+    profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int = 0, *, gpu: bool = False
+) -> Plan:
     """The plan for a device. tables: bytes of model.edge besides the weights. lora_rank: of the largest adapter that
-    sessions have room for.
+    sessions have room for. gpu: of a page, whose buffers are within the limit, too, and not in the plan's bytes.
 
     Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
     """
     try:
-        return _plan_bundle(profile, spec, options, tables, lora_rank)
+        return _plan_bundle(profile, spec, options, tables, lora_rank, gpu)
     except BudgetError as error:
-        if profile.system != "web" or error.smallest is None or error.smallest <= MODULE_MOST:
+        if gpu or profile.system != "web" or error.smallest is None or error.smallest <= MODULE_MOST:
             raise
         raise BudgetError(
             f"needs {format_bytes(error.smallest)}, and a WebAssembly module has less than 4 GiB: take a smaller "
@@ -75,15 +78,22 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     return replace(plan, chosen=chosen if options.backend == AUTO else "")
 
 
-def _plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int) -> Plan:
-    drafts = 0 if lora_rank else _most_drafts(profile)
-    engine, process = _Bundled(options, lora_rank, drafts), _own_bytes(profile, spec) + tables
+def _plan_bundle(
+    profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int, gpu: bool
+) -> Plan:
+    # Pages that have the GPU's programs draft nothing, on the CPU either.
+    drafts = 0 if lora_rank or gpu else _most_drafts(profile)
+    engine, process = _Bundled(options, lora_rank, drafts, gpu=gpu), _own_bytes(profile, spec) + tables
     if profile.name == HOST:
         plan = make_plan(spec, engine, options, process=process)
     else:
         limit, threads = limits_of(profile, options)
         plan = make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads)
-    return replace(plan, config=replace(plan.config, lora_rank=lora_rank))
+    outside = page_bytes(spec, plan.config) if gpu else 0
+    return replace(
+        plan, config=replace(plan.config, lora_rank=lora_rank), predicted_peak=plan.predicted_peak - outside,
+        bytes=replace(plan.bytes, scratch=plan.bytes.scratch - outside),
+    )  # fmt: skip
 
 
 def _most_drafts(profile: DeviceProfile) -> int:
@@ -140,8 +150,8 @@ class _Bundled(CPU):
 
     MOST_SNAPSHOTS = 0  # counted here: they have the recurrent state alone
 
-    def __init__(self, options: Options, lora_rank: int, drafts: int) -> None:
-        self._options, self._lora_rank, self._drafts = options, lora_rank, drafts
+    def __init__(self, options: Options, lora_rank: int, drafts: int, *, gpu: bool) -> None:
+        self._options, self._lora_rank, self._drafts, self._gpu = options, lora_rank, drafts, gpu
 
     def most_drafts(self, spec: ModelSpec) -> int:
         return self._drafts
@@ -151,4 +161,5 @@ class _Bundled(CPU):
         need = super().footprint(spec, replace(config, pinned=pinned, lora_rank=self._lora_rank))
         kv, fixed = (bytes + SNAPSHOTS * spec.state_bytes for bytes in (need.kv, need.fixed_kv))
         scratch = need.scratch + (TEXT_BYTES if config.drafts else 0)
+        scratch += page_bytes(spec, replace(config, lora_rank=self._lora_rank)) if self._gpu else 0
         return replace(need, kv=kv, fixed_kv=fixed, scratch=scratch, runtime=0, streamed=0, least_weights=None)

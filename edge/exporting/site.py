@@ -4,7 +4,7 @@ index.html page.js page.css sw.js …   the page
 chat/                                 its conversation, which the page of `edge serve` has as well
 edge/                                 the package, and a module for each instruction set
 model.edge                            weights, tokenizer, chat template and plan
-model.gpu                             with --gpu: the weights as a GPU reads them; its programs are edge/gpu.json
+model.gpu                             with --gpu: the weights as a GPU reads them; its programs are edge/gpu.bin
 manifest.json                         with "web": see `describe_site`
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends.tvm.design import Design
-from edge.exporting.gpu_programs import PROGRAMS, WEIGHTS, GPUPrograms
+from edge.exporting.gpu_programs import GPUPrograms, mapped_bytes
 from edge.exporting.model_file import HEADER
 from edge.exporting.module import PAGE, initial_pages, make_modules
 from edge.plan.plan import Plan
@@ -27,6 +27,7 @@ from edge.plan.plan import Plan
 _WEB = Path(__file__).parent / "web"
 CHAT = _WEB / "chat"  # scripts and styles that the page shares with the server's
 _PACKAGE, _MODULE = "edge", "edge-{}.wasm"
+_PROGRAMS, _GPU_WEIGHTS = f"{_PACKAGE}/gpu.bin", "model.gpu"
 PIECE = 4 << 20  # bytes of model.edge that are fetched and checked at once
 
 
@@ -43,17 +44,20 @@ def write_site(designs: Sequence[Design], trusted: str, folder: Path, tell: Call
     return folder
 
 
-def write_gpu(programs: GPUPrograms, folder: Path, tell: Callable[[float], None]) -> None:
-    """Write the programs and the weights for a page's GPU. Raises as `GPUPrograms.write`."""
-    programs.write(folder / _PACKAGE / PROGRAMS, folder / WEIGHTS, tell)
+def write_gpu(programs: GPUPrograms, folder: Path) -> None:
+    """Write the programs and the weights for a page's GPU."""
+    (folder / _PROGRAMS).write_bytes(programs.section)
+    with open(folder / _GPU_WEIGHTS, "wb") as out:
+        programs.write_weights(out, 0)
 
 
-def describe_gpu(programs: GPUPrograms, folder: Path) -> dict[str, Any]:
+def describe_gpu(programs: GPUPrograms, folder: Path, plan: Plan) -> dict[str, Any]:
     """Part `gpu` of `describe_site`: its files, with hashes as there, and bytes of all buffers."""
-    path = folder / WEIGHTS
+    path = folder / _GPU_WEIGHTS
     return {
-        "programs": f"{_PACKAGE}/{PROGRAMS}", "weights": WEIGHTS, "bytes": path.stat().st_size, "piece": PIECE,
-        "pieces": _hashes(path), "memory": programs.memory,
+        "programs": _PROGRAMS, "weights": _GPU_WEIGHTS, "bytes": path.stat().st_size, "piece": PIECE,
+        "pieces": _hashes(path),
+        "memory": sum(programs.bytes().values()) + mapped_bytes(programs.model.spec, plan.config),
     }  # fmt: skip
 
 

@@ -102,12 +102,12 @@ OPTIONS = [
         "throttles; held by pauses.", without=("web",),
     ),
     Field(
-        "engine", "uint32", "What computes: 0 the CPU, 1 too, 2 the GPU; read when a session begins only.",
+        "engine", "uint32", "What computes: 0 the faster one, 1 the CPU, 2 the GPU; read when a session begins only.",
         without=("web",),
     ),
     Field(
-        "cache", "text", "A folder for what the GPU's driver compiles; read when a session begins only.",
-        "every session compiles", without=("web",),
+        "cache", "text", "A folder for what the GPU's driver compiles, and for which engine was faster; read when a "
+        "session begins only.", "every session compiles, and engine 0 is the CPU", without=("web",),
     ),
 ]  # fmt: skip
 READINGS = [
@@ -166,6 +166,7 @@ USAGE = [
     Field("seconds", "double"),
     Field("measured", "flag", "Whether the app read the joules; otherwise they are estimated."),
     Field("engine", "uint32", "What computes: 1 the CPU, 2 the GPU.", without=("web",)),
+    Field("engine_why", "text", "Why engine 0 has become that, as measured; empty: the app chose.", without=("web",)),
     Field("gpu", "text", "Name of the GPU; empty: none computes.", without=("web",)),
     Field(
         "gpu_bytes", "uint64", "Bytes of the GPU's buffers; of the process, where they share memory.", without=("web",)

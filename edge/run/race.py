@@ -25,10 +25,10 @@ from edge.plan.engines import PROMPT, Pace, plan_here
 from edge.plan.plan import Plan
 from edge.types import IntArray
 
-_ROUNDS = 2  # of each engine, in turns
-_STEPS = 16  # tokens of an answer in a round
+ROUNDS = 2  # of each engine, in turns
+STEPS = 16  # tokens of an answer in a round
 _MOST_S = 2.0  # of a round, about
-_FEW = 16  # tokens of a prompt by which the time of more is known
+FEW = 16  # tokens of a prompt by which the time of more is known
 
 _log = logging.getLogger("edge")
 
@@ -62,11 +62,11 @@ def race(file: GGUFFile, spec: ModelSpec, entries: Sequence[Entry], progress: Lo
                 engine = _tried(backend.NAME, partial(backend.load, file, spec, plan.config))
                 if engine is not None:
                     engines[number] = opened.enter_context(closing(engine))
-            for turn in range(_ROUNDS * len(engines)):
+            for turn in range(ROUNDS * len(engines)):
                 number = list(engines)[turn % len(engines)]
                 pace = _tried(names[number], partial(lap, engines[number]))
                 laps[number].append(pace or Pace(0.0, 0.0))
-                shown((turn + 1) / (_ROUNDS * len(engines)))
+                shown((turn + 1) / (ROUNDS * len(engines)))
         release_free_memory()
     return [min(each, key=lambda pace: pace.seconds, default=Pace(0.0, 0.0)) for each in laps]
 
@@ -78,7 +78,7 @@ def lap(engine: Engine) -> Pace:
     """
     capacity, longest = engine.kv.capacity, min(engine.config.chunk, PROMPT)
     tokens = np.random.default_rng(0).integers(0, engine.spec.vocab, PROMPT).astype(np.int32)
-    few = min(_FEW, longest, capacity // 2)
+    few = min(FEW, longest, capacity // 2)
     _timed(engine, tokens[: min(2, few)])  # the driver compiles what it has not yet
     count, seconds = few, _timed(engine, tokens[:few])
     many = min(longest, capacity // 2)
@@ -87,7 +87,7 @@ def lap(engine: Engine) -> Pace:
         count, seconds = many, _timed(engine, tokens[:many])
     _timed(engine, tokens[:1])
     steps, spent = 0, 0.0
-    while steps < min(_STEPS, capacity // 4) and (not steps or spent < _MOST_S / 2):
+    while steps < min(STEPS, capacity // 4) and (not steps or spent < _MOST_S / 2):
         spent += _timed(engine, tokens[steps : steps + 1])
         steps += 1
     engine.kv.truncate(0)

@@ -54,7 +54,7 @@ def bundle_sources(name: str, *, lora_rank: int = 0, gpu: bool = False, **option
     chosen, isas = Options().updated(**options), [choose_target().name]
     bundle = prepare(model_of(name), find_profile(HOST), chosen, isas, lora_rank)
     if gpu:
-        bundle = with_gpu(bundle, "opencl")
+        bundle = with_gpu(bundle)
     more: dict[str, Any] = ({"lora_rank": lora_rank} if lora_rank else {}) | ({"gpu": True} if gpu else {})
     folder = bundle_of(name, **options, **more)
     tables = {"trusted.c": trusted_source(make_sections(bundle)), "passes.c": passes_source(bundle.designs)}

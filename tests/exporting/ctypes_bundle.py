@@ -123,6 +123,10 @@ class BundleSession:
         self._library, self._session = library, c_void_p()
         _check(library.edge_begin, model, byref(_options(options)), byref(self._session))
 
+    @property
+    def handle(self) -> c_void_p:
+        return self._session
+
     def __enter__(self) -> BundleSession:
         return self
 

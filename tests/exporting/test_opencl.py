@@ -6,8 +6,12 @@ GPU, for which bundles are made: then both run the same kernels.
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
 import os
+import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,9 +28,9 @@ from runtime_library import RUNTIME, build
 import edge
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import host_named
-from edge.errors import EdgeError, InputError, UnsupportedError
+from edge.errors import EdgeError, EngineError, InputError, UnsupportedError
 from edge.exporting.bundle import export
-from edge.exporting.enums import Engine, Role
+from edge.exporting.enums import Engine, Finish, Role
 from edge.run.session import Session
 
 pytest.importorskip("tvm")
@@ -148,6 +152,129 @@ def test_what_the_driver_compiles_is_kept_and_checked(tmp_path: Path) -> None:
         assert kept.stat().st_size > 64
 
 
+@pytest.fixture
+def driver_library() -> Path:
+    """The bundle's library, whose OpenCL can be told to call pocl a GPU, and to fail."""
+    _, parts = bundle_sources(MODEL, gpu=True, **ROWS)
+    sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c")), *parts]
+    flags = (f"-I{RUNTIME / 'gpu'}", "-ldl", "-shared", "-fPIC", "-Ddlsym=driver_function")
+    return build([Path(__file__).parent / "runtime" / "driver.c", *sources], flags, ".so")
+
+
+def test_auto_takes_the_faster_engine_and_remembers_it(driver_library: Path, tmp_path: Path) -> None:
+    shutil.copytree(kernels(), tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.race"))
+    choosing: dict[str, Any] = {"engine": Engine.AUTO, "cache": str(tmp_path), "temperature": 0.0, "max_tokens": 20}
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
+        is_gpu, runs = (kind.in_dll(bundle.library, name) for kind, name in (
+            (ctypes.c_uint32, "driver_is_gpu"), (ctypes.c_int64, "driver_runs")
+        ))  # fmt: skip
+        with bundle.session(**choosing) as session:
+            assert session.use()["engine_why"] == "OpenCL has no GPU here"
+            answer = session.answer(PROMPT, Role.RAW)
+        with bundle.session(**choosing | {"cache": None}) as session:
+            assert session.use()["engine_why"].startswith("no cache folder is set")
+        is_gpu.value = 1
+        verdicts = set()
+        for _ in range(2):
+            with bundle.session(**choosing) as session:
+                use = session.use()
+                verdicts.add((use["engine"], use["engine_why"]))
+                assert use["rows"] == 0
+                assert session.answer(PROMPT, Role.RAW) == answer
+        assert len(verdicts) == 1, verdicts
+        (record,) = tmp_path.glob("*.race")
+        measured = record.read_bytes()[:-32]
+        assert all(number > 0 for number in struct.unpack("4d", measured))
+        for cpu, gpu in ((1.0, 2.0), (2.0, 1.0)):  # tokens per second
+            record.write_bytes(_sealed(struct.pack("4d", cpu, cpu, gpu, gpu)))
+            before = runs.value
+            with bundle.session(**choosing) as session:
+                use, faster = session.use(), Engine.GPU if gpu > cpu else Engine.CPU
+                assert (use["engine"], runs.value) == (faster, before)
+                assert use["engine_why"] == (
+                    f"the {faster.name} was faster: 128 tokens of a prompt and 128 of an answer take it 128000 ms, the "
+                    f"{'CPU' if gpu > cpu else 'GPU'} 256000 ms (measured)"
+                )
+        record.write_bytes(measured + bytes(32))
+        bundle.session(**choosing).end()
+        assert runs.value > before
+        assert record.read_bytes() == _sealed(record.read_bytes()[:-32])
+
+
+def _sealed(data: bytes) -> bytes:
+    return data + hashlib.sha256(data).digest()
+
+
+def test_a_lost_device_is_a_status(driver_library: Path) -> None:
+    """In a prompt, in an answer, and when a state is saved; and the CPU goes on with another session."""
+    greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
+        runs, fails_at = (ctypes.c_int64.in_dll(bundle.library, f"driver_{name}") for name in ("runs", "fails_at"))
+        with bundle.session(engine=Engine.CPU, **greedy) as cpu:
+            expected = cpu.answer(PROMPT, Role.RAW)
+        for more in (3, 300):
+            with bundle.session(engine=Engine.GPU, cache=kernels(), **greedy) as gpu:
+                fails_at.value = runs.value + more
+                with pytest.raises(EngineError, match=r"the GPU has failed \(OpenCL error -36\): end the session"):
+                    gpu.answer(PROMPT, Role.RAW)
+                with pytest.raises(EngineError, match="the GPU has failed"):
+                    gpu.save()
+                fails_at.value = -1
+                with pytest.raises(EngineError, match="the GPU has failed"):
+                    gpu.rewind()
+        with bundle.session(engine=Engine.GPU, cache=kernels(), **greedy) as gpu:
+            assert gpu.answer(PROMPT, Role.RAW) == expected
+
+
+def test_a_prompt_is_cancelled_within_a_chunk(driver_library: Path) -> None:
+    """And goes on as if it had not begun."""
+    greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
+    with (
+        open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle,
+        bundle.session(engine=Engine.GPU, cache=kernels(), **greedy) as gpu,
+    ):
+        runs, cancels_at = (ctypes.c_int64.in_dll(bundle.library, f"driver_{name}") for name in ("runs", "cancels_at"))
+        ctypes.c_void_p.in_dll(bundle.library, "driver_session").value = gpu.handle.value
+        cancels_at.value = runs.value  # the first one
+        assert gpu.answer(PROMPT, Role.RAW) == ([], "", Finish.INTERRUPTED)
+        assert runs.value == cancels_at.value + 1
+        assert gpu.use()["rows"] == 0
+        cancels_at.value = -1
+        gpu.rewind()
+        answer = gpu.answer(PROMPT, Role.RAW)
+        with bundle.session(engine=Engine.CPU, **greedy) as cpu:
+            assert answer == cpu.answer(PROMPT, Role.RAW)
+
+
+@pytest.mark.exhaustive
+def test_twenty_thousand_tokens_take_no_more_memory() -> None:
+    """The answer of the CPU, too, with an eviction every few tokens; in a process of its own."""
+    program = (
+        "import json, resource, sys; sys.path[:0] = sys.argv[3:]\n"
+        "from ctypes_bundle import open_bundle\n"
+        "from edge.exporting.enums import Role\n"
+        "with open_bundle(sys.argv[1]) as bundle:\n"
+        "    with bundle.session(engine=2, cache=sys.argv[2], temperature=0.0, ignore_eos=1) as gpu:\n"
+        "        gpu.set(temperature=0.0, ignore_eos=1, max_tokens=20000)\n"
+        "        gpu.append(Role.RAW, 'abc')\n"
+        "        peaks, tokens = [], []\n"
+        "        for piece in gpu.pieces():\n"
+        "            tokens.append(piece.token)\n"
+        "            if len(tokens) in (2000, 20000):\n"
+        "                peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "        use = gpu.use()\n"
+        "    with bundle.session(engine=1, temperature=0.0, ignore_eos=1, max_tokens=20000) as cpu:\n"
+        "        same = cpu.answer('abc', Role.RAW)[0] == tokens\n"
+        "print(json.dumps({'peaks': peaks, 'evicted': use['evicted'], 'rows': use['rows'], 'same': same}))\n"
+    )
+    folder = bundle_of(MODEL, gpu=True, **ROWS)
+    command = [sys.executable, "-c", program, folder, kernels(), str(Path(__file__).parent)]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    first, last = found["peaks"]
+    assert last - first < 16 << 10  # KiB; a row of each token would take 20 MiB, its logits 20 GB
+    assert (found["evicted"] + found["rows"], found["same"]) == (20_000 + 2, True)
+
+
 def test_a_device_that_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
     program = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
@@ -174,8 +301,8 @@ def test_bundles_without_programs_say_so() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        (MODEL, {"device": "iphone-16"}, "for linux and android and the web, not for ios"),
-        (MODEL, {"kv_policy": "h2o"}, "no KV policy h2o: choose"),
+        (MODEL, {"device": "iphone-16"}, "for linux, android, web, not for ios"),
+        (MODEL, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose"),
         (MODEL, {"kv_dtype": "int4"}, "no int4 KV rows"),
         (MODEL, {"lora_rank": 8}, "no LoRA adapters"),
         ("qwen35", {}, "no layers with a recurrent state"),

@@ -4,6 +4,7 @@ as edge's own engines, with evictions, and the module goes on where a device is 
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -20,7 +21,9 @@ import edge
 from edge.devices.profiles import find_profile
 from edge.errors import UnsupportedError
 from edge.exporting.bundle import prepare
+from edge.exporting.gpu_programs import page_bytes
 from edge.options import Options
+from edge.plan.plan import Plan
 from edge.sampling import SamplingParams
 
 CHROMIUM = find_chromium()
@@ -180,20 +183,39 @@ def test_the_module_answers_until_a_gpu_is_ready_and_races_with_it(page: Page) -
     assert {*found["answers"]} == {expected(NAME, 60)}
     assert found["engines"][0] in ("cpu", "both")
     assert {"both", "gpu"} & {*found["engines"]}
-    slower = str(found["reason"]).startswith("the CPU is faster: ")
-    assert slower or found["reason"] is None
+    faster = re.fullmatch(r"the (CPU|GPU) is faster: [\d.]+ ms a token, the .PU [\d.]+ \(measured\)", found["reason"])
+    assert faster, found["reason"]
+    slower = faster[1] == "CPU"
     assert found["engines"][-1] == ("cpu" if slower else "gpu")
 
 
 @pytest.mark.parametrize(("name", "options", "words"), [
-    (NAME, {"kv_policy": "h2o"}, "no KV policies that look at attention (--kv-policy streaming) on a GPU yet"),
-    (NAME, {"kv_dtype": "int4"}, "no KV rows of int4 (--kv-dtype f16) on a GPU yet"),
-    ("lfm2", {}, "no recurrent layers on a GPU yet: leave --gpu out"),
-    ("gemma4", {}, "no embeddings for each layer on a GPU yet"),
+    (NAME, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose --kv-policy streaming, window or full"),
+    (NAME, {"kv_dtype": "int4"}, "no int4 KV rows: choose --kv-dtype f16"),
+    ("lfm2", {}, "no layers with a recurrent state: export without --gpu"),
+    ("gemma4", {}, "no embeddings for each layer in a page: export without --gpu"),
 ])  # fmt: skip
 def test_models_that_have_no_programs_are_refused(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedError, match=re.escape(words)):
         prepare(model_of(name), find_profile("web"), Options().updated(**options), ["simd"], gpu=True)
+
+
+def test_memory_counts_the_buffers_of_the_gpu() -> None:
+    """The limit holds for both together; planned buffers are the real ones, or a little more."""
+
+    def planned(gpu: bool, **options: Any) -> Plan:
+        return prepare(model_of(NAME), find_profile("web"), Options(**options), ["simd"], gpu=gpu).plan
+
+    alone = planned(False, memory=40 << 20, kv_policy="streaming")
+    spec = model_of(NAME).spec
+    limit = alone.predicted_peak + alone.bytes.reserve + page_bytes(spec, alone.config)
+    same, less = (planned(True, memory=each, kv_policy="streaming") for each in (limit, limit - 1))
+    assert (same.config, same.bytes) == (alone.config, alone.bytes)
+    assert less.config != alone.config == planned(False, memory=limit - 1, kv_policy="streaming").config
+    assert less.predicted_peak + less.bytes.reserve + page_bytes(spec, less.config) < limit
+    manifest = json.loads((site_of(NAME, "simd", gpu=True) / "manifest.json").read_text())
+    buffers = page_bytes(spec, planned(True, memory=64 << 20, max_kv_size=ROWS).config)
+    assert 0.95 * buffers < manifest["web"]["gpu"]["memory"] <= buffers
 
 
 def test_module_scripts_and_programs_are_small() -> None:

@@ -67,8 +67,11 @@ def export(
         f"peak {format_bytes(plan['peak'])} (estimated)"
     )
     if found := manifest.get("gpu"):
-        sizes = found["bytes"]
+        sizes, driver = found["bytes"], found.get("driver")
         print(
             f"On a GPU ({found['language']}): {format_bytes(sum(sizes.values()))} of buffers, of which "
-            f"{format_bytes(sizes['weights'])} weights and {format_bytes(sizes['kv'])} KV rows"
+            f"{format_bytes(sizes['weights'])} weights and {format_bytes(sizes['kv'])} KV rows; "
+            f"peak {format_bytes(found['peak'])} (estimated"
+            + (f", of which {format_bytes(driver['bytes'])} for the driver, {driver['source']}" if driver else "")
+            + ")"
         )

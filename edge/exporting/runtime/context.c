@@ -232,7 +232,7 @@ static edge_finish run_chunk(edge_session *s)
     if (s->drafts)
         drafts_add(s->drafts, s->ids + s->first, (uint32_t)count);
     if (!run(s, (uint32_t)count)) {
-        s->failed = true;
+        s->failed = !__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED);
         return EDGE_INTERRUPTED;
     }
     s->last = (uint32_t)count;

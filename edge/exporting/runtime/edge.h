@@ -89,7 +89,7 @@ typedef struct { /* strings belong to the model */
 typedef int32_t edge_engine;
 enum {
     /* generated: Engine */
-    EDGE_ENGINE_AUTO = 0, /* The CPU, so far. */
+    EDGE_ENGINE_AUTO = 0, /* The one that is faster, timed when the first session begins; a GPU needs edge_options.cache. */
     EDGE_ENGINE_CPU = 1,
     EDGE_ENGINE_GPU = 2, /* Where the bundle has programs for it (edge export --gpu), and the device runs them. */
     /* end */
@@ -135,8 +135,9 @@ typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to th
     /* Thermal headroom that may be used up, by readings, as Android counts: 1 is where the system throttles; held by
      * pauses. 0: no limit. */
     double headroom;
-    uint32_t engine; /* What computes: 0 the CPU, 1 too, 2 the GPU; read when a session begins only. */
-    /* A folder for what the GPU's driver compiles; read when a session begins only. NULL: every session compiles. */
+    uint32_t engine; /* What computes: 0 the faster one, 1 the CPU, 2 the GPU; read when a session begins only. */
+    /* A folder for what the GPU's driver compiles, and for which engine was faster; read when a session begins only.
+     * NULL: every session compiles, and engine 0 is the CPU. */
     const char *cache;
     /* end */
 } edge_options;
@@ -208,6 +209,7 @@ typedef struct {
     double seconds;
     uint32_t measured; /* Whether the app read the joules; otherwise they are estimated. */
     uint32_t engine; /* What computes: 1 the CPU, 2 the GPU. */
+    const char *engine_why; /* Why engine 0 has become that, as measured; empty: the app chose. */
     const char *gpu; /* Name of the GPU; empty: none computes. */
     uint64_t gpu_bytes; /* Bytes of the GPU's buffers; of the process, where they share memory. */
     /* end */

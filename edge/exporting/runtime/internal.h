@@ -120,7 +120,7 @@ static inline void *take(arena *from, uint64_t size)
  * Section NORMALS: float[layers * kv_heads * head] of reflections, if kv_dtype is int4.
  * Section TABLE, the last: a row of layers * layer_inputs values for each token, in blocks of GGUF; see table.c.
  * Section ADAPTERS: an adapters_config, and an `adapted` for each matrix that may have an adapter.
- * Section GPU: a gpu_config, its tables and sources (edge/exporting/app_programs.py); GPU_WEIGHTS: the content of buffers.
+ * Section GPU: a gpu_config, its tables and sources (edge/exporting/gpu_programs.py); GPU_WEIGHTS: the content of buffers.
  * Section STRINGS: of name, license, policy, kv_dtype, each ends with \0. */
 
 struct edge_model {
@@ -401,11 +401,14 @@ typedef struct {
     const float *inputs;                         /* as a table_reader writes them; NULL: the model has no table */
 } gpu_input;
 typedef struct {
+    /* A session with the engine that answers sooner: both are timed, once. */
+    edge_status (*begin_faster)(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);
     gpu *(*layout)(arena *from, const edge_model *model);
     rows_device *(*rows)(gpu *g, bool rings, uint32_t count); /* an arena of so many rows */
-    edge_status (*open)(gpu *g, const char *cache, edge_error *error); /* cache: a folder for what drivers compile, or NULL */
+    /* cache: a folder for what drivers compile, or NULL. software: a device that runs on the CPU will do. */
+    edge_status (*open)(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error);
     void (*close)(gpu *g);                                    /* also after `open` has failed */
-    bool (*run)(gpu *g, const gpu_input *input, float *logits); /* false: the device has failed */
+    bool (*run)(gpu *g, const gpu_input *input, float *logits); /* false: the device has failed, or *cancelled */
     int32_t (*failure)(const gpu *g);                         /* the driver's code, from the first one on; 0: none */
     uint64_t (*bytes)(const gpu *g);                          /* of the device */
     const char *(*name)(const gpu *g);
@@ -425,7 +428,7 @@ void pass_stop(pass *p);
 uint32_t pass_threads(const pass *p);
 /* Runs tokens and appends their rows, for which there is room; calls kv_announce, kv_prepare and kv_appended. observed:
  * the number of last tokens to observe. Returns the logits [vocab] after the last token, which are valid until the next
- * call and may be changed. NULL, and nothing has changed: more than a chunk or than there is room for, no token of the
+ * call and may be changed. NULL, and nothing has changed: cancelled on a GPU, more than a chunk or than there is room for, no token of the
  * vocabulary, a position beyond those that the model has learned, or a file that was cut short. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
 /* The same for a token and drafts behind it, as many as `pass_drafts` and kv_at_once allow: the logits [count, padded

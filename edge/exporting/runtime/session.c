@@ -182,26 +182,30 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->pass = pass_layout(from, model, design, s->rows, s->gpu);
 }
 
-static edge_status check_programs(const edge_model *model, edge_error *error)
-{
-    if (EDGE_GPU && model->sizes[SECTION_GPU])
-        return EDGE_OK;
-    return edge_fail(error, EDGE_UNSUPPORTED, "the bundle has no programs for a GPU: export it with --gpu, or set engine to "
-                     "cpu or auto");
-}
-
 edge_status edge_begin(edge_model *model, const edge_options *options, edge_session **session, edge_error *error)
 {
     const edge_options as_exported = EDGE_OPTIONS;
-    const design_config *design = NULL;
     edge_status status;
     if (!model || !session)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_begin needs a model and a place for the session");
     *session = NULL;
     options = options ? options : &as_exported;
-    if ((status = model_is_whole(model, error)) || (status = check_options(model, options, error)) ||
-        (status = options->engine == EDGE_ENGINE_GPU ? check_programs(model, error)
-                                                     : choose_design(model, options->isa, &design, error)))
+    if ((status = model_is_whole(model, error)) || (status = check_options(model, options, error)))
+        return status;
+    bool programs = EDGE_GPU && model->sizes[SECTION_GPU], on_gpu = options->engine == EDGE_ENGINE_GPU;
+    if (on_gpu && !programs)
+        return edge_fail(error, EDGE_UNSUPPORTED, "the bundle has no programs for a GPU: export it with --gpu, or set engine "
+                         "to cpu or auto");
+    if (programs && options->engine == EDGE_ENGINE_AUTO)
+        return EDGE_GPU->begin_faster(model, options, session, error);
+    return begin_on(model, options, on_gpu, session, error);
+}
+
+edge_status begin_on(edge_model *model, const edge_options *options, bool on_gpu, edge_session **session, edge_error *error)
+{
+    const design_config *design = NULL;
+    edge_status status;
+    if (!on_gpu && (status = choose_design(model, options->isa, &design, error)))
         return status;
     edge_session counted;
     arena count = {NULL, 0};
@@ -222,7 +226,7 @@ edge_status edge_begin(edge_model *model, const edge_options *options, edge_sess
     s->needed = (double)model->config->peak;
     s->readings = (edge_readings)EDGE_READINGS;
     context_reset(s);
-    if ((s->gpu && (status = EDGE_GPU->open(s->gpu, options->cache, error)))
+    if ((s->gpu && (status = EDGE_GPU->open(s->gpu, options->cache, options->engine == EDGE_ENGINE_GPU, &s->cancelled, error)))
         || (status = take_options(s, options, error))) {
         pass_stop(s->pass);
         if (s->gpu)
@@ -314,6 +318,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .seconds = s->started ? now_seconds() - s->watch.started : s->seconds,
         .measured = s->watch.measured,
         .engine = s->gpu ? EDGE_ENGINE_GPU : EDGE_ENGINE_CPU,
+        .engine_why = s->why,
         .gpu = s->gpu ? EDGE_GPU->name(s->gpu) : "",
         .gpu_bytes = s->gpu ? EDGE_GPU->bytes(s->gpu) : 0,
     };

@@ -47,6 +47,7 @@ struct edge_session {
     int32_t draft[MOST_DRAFTS + 1]; /* tokens of the last pass: the one that was generated, and `drafted` behind it */
     uint32_t drafted, ahead;  /* those of them that the answer has not come to */
     uint64_t all_drafted, accepted; /* since edge_begin */
+    char why[sizeof((edge_error *)0)->message]; /* it is the engine; empty: the app has said so */
     int32_t *ids;             /* [room]: tokens that have not been run: `waiting` from `first` on */
     uint32_t room, first, waiting;
     int32_t *run_ids;         /* [capacity]: tokens of all rows, if the model has a tail, and while none is evicted */
@@ -85,6 +86,8 @@ edge_status enter(edge_session *s, edge_error *error);
 edge_status enter_answer(edge_session *s, edge_error *error); /* the same, and rows of drafts stay */
 edge_status leave(edge_session *s, edge_status status);
 edge_status check_gpu(const edge_session *s, edge_error *error); /* whether its device still works */
+/* The rest of edge_begin, once the engine is known. */
+edge_status begin_on(edge_model *model, const edge_options *options, bool on_gpu, edge_session **session, edge_error *error);
 /* Refuses lengths that no text has, such as (size_t)-1. size: of one of `count`, in bytes. */
 edge_status check_length(size_t count, size_t size, edge_error *error);
 

@@ -214,7 +214,8 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         (uint64_t)5 << 32, 7, session->tokens, (uint64_t)atomic_load(&faults), o->speculate, 0,
         session->readings.joules + session->readings.celsius * 1000 + session->readings.headroom * 1e6,
         o->time + o->energy * 10 + o->power * 100 + o->max_temp * 1000 + o->headroom * 1e4,
-        session->readings.available == 1 << 30, o->engine, session->cache, strlen(session->cache)};
+        session->readings.available == 1 << 30, o->engine, "timed 😀", session->cache,
+        strlen(session->cache)};
     return EDGE_OK;
 }
 

@@ -3,6 +3,8 @@
  *     opencl.c      the device: its library, kernels, buffers; runs the dispatches of section GPU
  *     gpu_rows.c    KV rows in its memory
  *     gpu_pass.c    tokens in, logits out
+ *     gpu_race.c    whether the GPU or the CPU answers sooner
+ *     gpu_cache.c   files in the app's cache folder
  */
 #ifndef EDGE_GPU_H
 #define EDGE_GPU_H
@@ -40,6 +42,8 @@ struct gpu {
     cl_handle *kernels, *buffers, *parts; /* part: a buffer, or a sub-buffer of its own */
     int32_t failure;                      /* the first error of the driver; CL_SUCCESS */
     uint64_t bytes;                       /* of all buffers */
+    const volatile int32_t *cancelled;
+    uint32_t sent;                        /* dispatches of a chunk that are sent at once */
     char name[64];
     gpu_arena arenas[2];
     uint32_t *tables;                     /* of the device, up to its angles */
@@ -53,14 +57,25 @@ struct gpu {
 /* opencl.c. After a failure, which `gpu->failure` keeps, they do nothing. */
 void gpu_write(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait);
 void gpu_read(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size); /* waits for all before */
-void gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens);
-edge_status gpu_open(gpu *g, const char *cache, edge_error *error); /* finds a device and makes everything on it */
+bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens); /* false: *cancelled */
+/* Finds a device and makes everything on it. */
+edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error);
 void gpu_close(gpu *g);
 
 /* gpu_rows.c */
 void arena_layout(arena *from, gpu_arena *rows, const edge_model *model, uint32_t number);
 void arena_flush(gpu_arena *rows);  /* what waits is on its way */
 void arena_forget(gpu_arena *rows); /* the tile that was read: a pass has written rows */
+
+/* gpu_race.c */
+edge_status begin_faster(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);
+
+/* gpu_cache.c. A file is read into mapped memory; it is written up to `at`, from memory with 32 bytes more. */
+enum { MOST_KEPT = 64 << 20 };
+typedef struct { uint8_t *data; uint64_t size, at; } kept_file;
+bool kept_path(const char *folder, const uint8_t digest[32], const char *suffix, char *path); /* [LONGEST_PATH] */
+void kept_read(const char *path, kept_file *kept); /* size 0: there is none, or it is damaged */
+void kept_write(const char *path, kept_file *made);
 
 /* gpu_pass.c */
 static inline const void *gpu_table(const gpu *g, uint32_t at)

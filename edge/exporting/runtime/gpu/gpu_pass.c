@@ -36,11 +36,6 @@ static rows_device *rows_of(gpu *g, bool ring, uint32_t count)
     return &g->arenas[ring].device;
 }
 
-static edge_status open_device(gpu *g, const char *cache, edge_error *error)
-{
-    return gpu_open(g, cache, error);
-}
-
 /* One row for each position: the cosines of all pairs, then their sines. Of pairs that a kind of layers does not rotate, 1
  * and 0. */
 static void fill_angles(gpu *g, const angles_config *angles, int64_t first, uint32_t count)
@@ -124,7 +119,8 @@ static bool run(gpu *g, const gpu_input *input, float *logits)
         write_inputs(g, input);
     gpu_write(g, config->tables, 0, g->tables, config->angles * sizeof *g->tables, false);
     gpu_write(g, config->tokens, 0, input->tokens, input->count * sizeof *input->tokens, false);
-    gpu_dispatch(g, input->count == 1 ? GPU_STEP : GPU_CHUNK, input->count);
+    if (!gpu_dispatch(g, input->count == 1 ? GPU_STEP : GPU_CHUNK, input->count))
+        return false;
     if (input->count > 1)
         gpu_dispatch(g, GPU_LAST, 1);
     gpu_read(g, config->logits, 0, logits, c->vocab * sizeof *logits);
@@ -135,4 +131,4 @@ static int32_t failure(const gpu *g) { return g->failure; }
 static uint64_t bytes(const gpu *g) { return g->bytes; }
 static const char *name(const gpu *g) { return g->name; }
 
-const gpu_host edge_opencl = {layout, rows_of, open_device, gpu_close, run, failure, bytes, name};
+const gpu_host edge_opencl = {begin_faster, layout, rows_of, gpu_open, gpu_close, run, failure, bytes, name};

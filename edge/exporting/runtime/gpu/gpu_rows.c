@@ -80,8 +80,8 @@ static uint64_t unit_at(const gpu_arena *rows, uint32_t row, uint32_t unit)
 static uint32_t place_of(const gpu_arena *rows, uint32_t at)
 {
     const gpu_config *config = rows->gpu->config;
-    uint32_t pairs = config->pairs_rotated;
-    return config->halves && at < 2 * pairs ? at / 2 + at % 2 * pairs : at;
+    uint32_t rotated = config->rotated[rows->number];
+    return config->halves && at < rotated ? at / 2 + at % 2 * (rotated / 2) : at;
 }
 
 static uint8_t *value_of(const gpu_arena *rows, uint8_t *tiles, uint32_t row, uint32_t at)

@@ -7,7 +7,8 @@
 #include "gpu.h"
 
 static const char OPTIONS[] = "-cl-std=CL1.2 -cl-mad-enable";
-enum { SLICE = 1 << 20, MOST_PLATFORMS = 8, MOST_DEVICES = 8, MOST_BINARY = 64 << 20 };
+enum { SLICE = 1 << 20, MOST_PLATFORMS = 8, MOST_DEVICES = 8 };
+static const double SENT_S = 0.02;
 static const uint64_t LARGEST_ALIGNMENT = 256; /* bytes; parts of buffers begin there */
 
 static bool failed(gpu *g, int32_t code)
@@ -69,8 +70,8 @@ static const char *unfit(const gpu *g, cl_handle device)
     return NULL;
 }
 
-/* The first GPU that fits, or else another device, such as a software driver's. */
-static edge_status find_device(gpu *g, edge_error *error)
+/* The first GPU that fits, or else, if `software`, another device, such as a driver's that runs on the CPU. */
+static edge_status find_device(gpu *g, bool software, edge_error *error)
 {
     static const uint64_t kinds[] = {CL_DEVICE_TYPE_ALL_GPUS, (uint32_t)CL_DEVICE_TYPE_ANY};
     cl_handle platforms[MOST_PLATFORMS], devices[MOST_DEVICES];
@@ -79,7 +80,7 @@ static edge_status find_device(gpu *g, edge_error *error)
     if (g->cl.clGetPlatformIDs(MOST_PLATFORMS, platforms, &count) != CL_SUCCESS)
         count = 0;
     count = count < MOST_PLATFORMS ? count : MOST_PLATFORMS;
-    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
+    for (size_t kind = 0; kind < (software ? 2 : 1); kind++)
         for (uint32_t each = 0; each < count; each++) {
             if (g->cl.clGetDeviceIDs(platforms[each], kinds[kind], MOST_DEVICES, devices, &found) != CL_SUCCESS)
                 continue;
@@ -93,15 +94,16 @@ static edge_status find_device(gpu *g, edge_error *error)
             }
         }
     if (!why)
-        return edge_fail(error, EDGE_UNSUPPORTED, "OpenCL has no device here: set engine to cpu or auto");
+        return edge_fail(error, EDGE_UNSUPPORTED, "OpenCL has no %s here: set engine to cpu or auto",
+                         software ? "device" : "GPU");
     return edge_fail(error, EDGE_UNSUPPORTED, "OpenCL's device cannot run the bundle (%s): set engine to cpu or auto", why);
 }
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* A file of binaries: of each kernel the size, uint64, and the bytes; then SHA-256 of them all. Its name depends on the
- * sources, the device and its driver. */
-static bool name_file(const gpu *g, const char *folder, char *path)
+/* A file of binaries: of each kernel the size, uint64, and the bytes. Its name depends on the sources, the device and its
+ * driver. */
+static bool name_binaries(const gpu *g, const char *folder, char *path)
 {
     char about[256] = {0};
     hasher h;
@@ -113,54 +115,10 @@ static bool name_file(const gpu *g, const char *folder, char *path)
     g->cl.clGetDeviceInfo(g->device, CL_DRIVER_VERSION, sizeof about - 1, about, NULL);
     hash_add(&h, about, strlen(about));
     hash_end(&h, digest);
-    size_t length = strlen(folder), at = length;
-    if (!length || length > LONGEST_PATH - 64)
-        return false;
-    memcpy(path, folder, length);
-    memcpy(path + at, "/edge-", 6);
-    at += 6;
-    for (int i = 0; i < 16; i++) {
-        path[at++] = "0123456789abcdef"[digest[i] >> 4];
-        path[at++] = "0123456789abcdef"[digest[i] & 15];
-    }
-    memcpy(path + at, ".cl", 4);
-    return true;
+    return kept_path(folder, digest, ".cl", path);
 }
 
-typedef struct { uint8_t *data; uint64_t size, at; } binaries;
-
-/* Maps the file of binaries into memory; size 0: there is none, or it is damaged. */
-static void read_binaries(const char *path, binaries *kept)
-{
-    edge_source source = {sizeof source, path, -1, 0, 0};
-    mapping file;
-    *kept = (binaries){0};
-    if (map_file(&source, &file, NULL) != EDGE_OK)
-        return;
-    if (file.size > 32 && file.size < MOST_BINARY) {
-        hasher h;
-        uint8_t digest[32];
-        hash_start(&h);
-        hash_add(&h, file.data, file.size - 32);
-        hash_end(&h, digest);
-        if (!memcmp(digest, file.data + file.size - 32, 32) && (kept->data = map_memory(file.size))) {
-            memcpy(kept->data, file.data, file.size);
-            kept->size = file.size - 32;
-        }
-    }
-    unmap_file(&file);
-}
-
-static void keep_binaries(const char *path, binaries *made)
-{
-    hasher h;
-    hash_start(&h);
-    hash_add(&h, made->data, made->at);
-    hash_end(&h, made->data + made->at);
-    replace_file(path, made->data, made->at + 32); /* or else the next session compiles again */
-}
-
-static cl_handle from_binary(gpu *g, binaries *kept)
+static cl_handle from_binary(gpu *g, kept_file *kept)
 {
     uint64_t size;
     if (kept->size - kept->at < sizeof size || kept->at > kept->size)
@@ -197,13 +155,13 @@ static cl_handle from_source(gpu *g, const gpu_kernel *kernel)
     return NULL;
 }
 
-static void add_binary(gpu *g, cl_handle program, binaries *made)
+static void add_binary(gpu *g, cl_handle program, kept_file *made)
 {
     size_t size = 0;
     if (!made->data || g->cl.clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL) != CL_SUCCESS
         || !size || size > made->size - made->at - sizeof(uint64_t) - 32) {
         unmap_memory(made->data, made->size);
-        *made = (binaries){0};
+        *made = (kept_file){0};
         return;
     }
     uint64_t length = size;
@@ -217,12 +175,12 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 {
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
     char path[LONGEST_PATH];
-    binaries kept = {0}, made = {0};
-    bool keeps = cache && name_file(g, cache, path);
+    kept_file kept = {0}, made = {0};
+    bool keeps = cache && name_binaries(g, cache, path);
     if (keeps)
-        read_binaries(path, &kept);
+        kept_read(path, &kept);
     if (keeps && !kept.size) /* pages become resident as they are written */
-        made = (binaries){map_memory(MOST_BINARY), MOST_BINARY, 0};
+        made = (kept_file){map_memory(MOST_KEPT), MOST_KEPT, 0};
     uint64_t mapped = kept.size + 32;
     bool new = false;
     for (uint32_t i = 0; i < g->config->kernels && !g->failure; i++) {
@@ -245,7 +203,7 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
     if (kept.data)
         unmap_memory(kept.data, mapped);
     if (keeps && new && made.data && !g->failure)
-        keep_binaries(path, &made);
+        kept_write(path, &made);
     if (made.data)
         unmap_memory(made.data, made.size);
     if (!g->failure)
@@ -311,12 +269,14 @@ static edge_status make_buffers(gpu *g, edge_error *error)
                      "engine to cpu or auto", g->name, (int64_t)g->failure);
 }
 
-edge_status gpu_open(gpu *g, const char *cache, edge_error *error)
+edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error)
 {
+    g->cancelled = cancelled;
+    g->sent = 1;
     int32_t code;
     if (!load_library(&g->cl))
         return edge_fail(error, EDGE_UNSUPPORTED, "there is no libOpenCL here: set engine to cpu or auto");
-    edge_status status = find_device(g, error);
+    edge_status status = find_device(g, software, error);
     if (status)
         return status;
     g->cl.clGetDeviceInfo(g->device, CL_DEVICE_NAME, sizeof g->name - 1, g->name, NULL);
@@ -387,12 +347,25 @@ static void run_one(gpu *g, const gpu_dispatch_config *each, uint32_t tokens)
         failed(g, g->cl.clEnqueueNDRangeKernel(g->queue, run, 2, NULL, total, group, 0, NULL, NULL));
 }
 
-void gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens)
+/* Of the dispatches of a chunk, as many as take SENT_S are sent at once, since those cannot be taken back. */
+bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens)
 {
     const gpu_pass *own = (const gpu_pass *)gpu_table(g, g->config->passes_at) + which;
-    const gpu_dispatch_config *dispatches = gpu_table(g, g->config->dispatches_at);
-    for (uint32_t i = 0; i < own->count && !g->failure; i++)
-        run_one(g, dispatches + own->first + i, tokens);
+    const gpu_dispatch_config *dispatches = (const gpu_dispatch_config *)gpu_table(g, g->config->dispatches_at) + own->first;
+    for (uint32_t at = 0, end; at < own->count && !g->failure; at = end) {
+        double began = now_seconds();
+        end = which == GPU_CHUNK && own->count - at > g->sent ? at + g->sent : own->count;
+        for (uint32_t i = at; i < end && !g->failure; i++)
+            run_one(g, dispatches + i, tokens);
+        if (g->failure || which != GPU_CHUNK)
+            continue;
+        failed(g, g->cl.clFinish(g->queue));
+        double each = (now_seconds() - began) / (end - at);
+        g->sent = each * 2 * (end - at) < SENT_S ? 2 * (end - at) : each < SENT_S ? (uint32_t)(SENT_S / each) : 1;
+        if (end < own->count && __atomic_load_n(g->cancelled, __ATOMIC_RELAXED))
+            return false;
+    }
     if (!g->failure)
         failed(g, g->cl.clFlush(g->queue));
+    return true;
 }

@@ -1,15 +1,15 @@
 /**
- * The passes of a model on the page's GPU (WebGPU), by programs that `edge export --gpu` wrote: gpu.json.
+ * The passes of a model on the page's GPU (WebGPU), by programs that `edge export --gpu` wrote: gpu.bin.
  *
  * The rows of the KV cache lie in the module's memory, and the device has a copy of them: before a pass it gets the tiles
  * that the module has changed, and after it the module gets the rows that were appended. So the module can run any pass
  * itself, such as the one in which a device is lost, and it evicts, rotates and saves rows as it does without a GPU.
  */
 
+import { STATE } from "./programs.js";
+
 const TILE = 16; // rows
 const ALIGNMENT = 256; // bytes, of uniforms
-const STAGED = 1024; // rows that are read at once: they lie behind those of an arena
-const BOTH = 3; // what is moved of a row: its key and its value
 const WORK = 2048; // dispatches of a submit times their tokens: drivers reset a GPU that is busy for seconds
 const PATIENCE = 30000; // ms that a pass may take …
 const FIRST = 300000; // … and the first ones, which drivers compile
@@ -35,11 +35,15 @@ export class Gpu {
   passes = { gpu: 0, cpu: 0 };
   /** Why it refuses passes; null: it does not. @type {string | null} */
   why = "the GPU is being prepared";
+  /** What a race has found; null: none was run. @type {string | null} */
+  raced = null;
   #failed = false;
   /** @type {any} */
   #device = null;
-  /** @type {Record<string, any>} */
-  #buffers = {};
+  /** @type {any[]} by their numbers */
+  #buffers = [];
+  /** @type {any} what the page reads of them */
+  #mapped = null;
   /** @type {Arena[]} */
   #arenas = [];
   /** @type {Record<string, Step[]>} */
@@ -50,11 +54,11 @@ export class Gpu {
   #sent;
   #race;
 
-  /** @param {any} programs the content of gpu.json @param {{race: boolean}} options race: a GPU that is slower is left */
+  /** @param {any} programs see readPrograms @param {{race: boolean}} options race: a GPU that is slower is left */
   constructor(programs, { race }) {
     this.programs = programs;
     this.#race = race ? new Race() : null;
-    this.#sent = new Int32Array(programs.windowed ? programs.arenas.at(-1).rows : 0);
+    this.#sent = new Int32Array(programs.positions);
   }
 
   /**
@@ -70,7 +74,7 @@ export class Gpu {
       compiled.catch(() => {}); // it is awaited when the weights are there
       await load({ length: Infinity, set: (bytes, at) => this.#put(bytes, at) });
       this.#record(await compiled);
-      for (const pass of ["step", "chunk", "last"]) this.#submit(pass, 1); // of no token, as the tables are zero
+      for (const pass of ["STEP", "CHUNK", "LAST"]) this.#submit(pass, 1); // of no token, as the tables are zero
       await this.#wait(this.#device.queue.onSubmittedWorkDone(), FIRST);
       for (const what of ["the browser refuses a program", "the GPU has too little memory"]) {
         const error = await this.#device.popErrorScope();
@@ -89,7 +93,8 @@ export class Gpu {
     this.#failed = true;
     this.why = why.split("\n")[0];
     this.#device?.destroy();
-    this.#recorded = this.#buffers = {};
+    this.#recorded = {};
+    this.#buffers = [];
   }
 
   /** @param {boolean} software */
@@ -99,9 +104,9 @@ export class Gpu {
     if (!software && (adapter.info?.isFallbackAdapter ?? adapter.isFallbackAdapter)) {
       throw new Error("the only GPU is a software adapter, which runs on the CPU");
     }
-    const sizes = this.#sizes();
-    const bound = this.programs.slices.map((/** @type {any} */ [name, at, size]) => size || sizes[name] - at);
-    const needed = { maxStorageBufferBindingSize: Math.max(...bound), maxBufferSize: Math.max(...Object.values(sizes)) };
+    const largest = (/** @type {{size: number}[]} */ all) => Math.max(...all.map(({ size }) => size));
+    const { parts, buffers, chunk, vocab } = this.programs;
+    const needed = { maxStorageBufferBindingSize: largest(parts), maxBufferSize: largest(buffers) };
     /** @type {Record<string, number>} */
     const requiredLimits = {};
     for (const [name, bytes] of Object.entries(needed)) {
@@ -112,24 +117,10 @@ export class Gpu {
     this.#lost = device.lost.then((/** @type {any} */ { message }) => this.fail(`the GPU is lost: ${message || "unknown reason"}`));
     device.addEventListener("uncapturederror", (/** @type {any} */ { error }) => this.fail(`the GPU failed: ${error.message}`));
     for (const kind of ["out-of-memory", "validation"]) device.pushErrorScope(kind);
-    for (const [name, size] of Object.entries(sizes)) this.#buffers[name] = this.#buffer(size, STORAGE | COPY_DST | COPY_SRC);
-    this.#arenas = this.programs.arenas.map((/** @type {any} */ each) => new Arena(each));
-    const { chunk, vocab } = this.programs;
+    this.#buffers = buffers.map((/** @type {any} */ { size }) => this.#buffer(size, STORAGE | COPY_DST | COPY_SRC));
+    this.#arenas = this.programs.arenas.map((/** @type {any} */ each) => new Arena(each, this.programs.staged));
     const rows = this.#arenas.reduce((sum, { form, bytes }) => sum + (form.heads.length * chunk + TILE) * bytes, 0);
-    this.#buffers.read = this.#buffer(4 * vocab + rows, MAP_READ | COPY_DST);
-  }
-
-  /** Bytes of the buffers that kernels use. @returns {Record<string, number>} */
-  #sizes() {
-    const { arenas, buffers, weights } = this.programs;
-    const sizes = { ...buffers, tables: buffers.tables + 4 * this.#sent.length };
-    for (const [name, [, size]] of Object.entries(/** @type {Record<string, number[]>} */ (weights))) sizes[name] = size;
-    for (const { prefix, rows, words, scaled } of arenas) {
-      sizes[`${prefix}keys`] = sizes[`${prefix}values`] = 4 * words * (rows + STAGED);
-      if (scaled) sizes[`${prefix}row_scales`] = 8 * (rows + STAGED);
-      sizes[`${prefix}pairs`] = 8 * STAGED;
-    }
-    return sizes;
+    this.#mapped = this.#buffer(4 * vocab + rows, MAP_READ | COPY_DST);
   }
 
   /** @param {number} size @param {number} usage */
@@ -137,31 +128,32 @@ export class Gpu {
     return this.#device.createBuffer({ size, usage });
   }
 
-  /** @param {string} name @param {number} at bytes @param {ArrayBufferView} data */
-  #write(name, at, data) {
-    this.#device.queue.writeBuffer(this.#buffers[name], at, data);
+  /** @param {number} buffer @param {number} at bytes @param {ArrayBufferView} data */
+  #write(buffer, at, data) {
+    this.#device.queue.writeBuffer(this.#buffers[buffer], at, data);
   }
 
   /** Writes bytes of the file of weights to their buffers. @param {Uint8Array} bytes @param {number} at */
   #put(bytes, at) {
     if (this.#failed) throw new Error(this.why ?? "");
-    for (const [name, [start, size]] of Object.entries(/** @type {Record<string, number[]>} */ (this.programs.weights))) {
-      const [from, to] = [Math.max(at, start), Math.min(at + bytes.length, start + size)];
-      if (from < to) this.#write(name, from - start, bytes.subarray(from - at, to - at));
-    }
+    this.programs.buffers.forEach((/** @type {any} */ { size, weights, loaded }, /** @type {number} */ number) => {
+      const [from, to] = [Math.max(at, weights), Math.min(at + bytes.length, weights + size)];
+      if (loaded && from < to) this.#write(number, from - weights, bytes.subarray(from - at, to - at));
+    });
   }
 
   /** @returns {Promise<Kernel[]>} */
   #compile() {
     const device = this.#device;
-    return Promise.all(this.programs.kernels.map(async (/** @type {any} */ [name, code, written]) => {
-      const kinds = [...written.map((/** @type {boolean} */ each) => (each ? "storage" : "read-only-storage")), "uniform"];
+    return Promise.all(this.programs.kernels.map(async (/** @type {any} */ { name, source, parts, written }) => {
+      const of = (/** @type {number} */ part) => ((written >> part) & 1 ? "storage" : "read-only-storage");
+      const kinds = Array.from({ length: parts + 1 }, (_, each) => (each < parts ? of(each) : "uniform"));
       const layout = device.createBindGroupLayout({
         entries: kinds.map((type, binding) => ({ binding, visibility: COMPUTE, buffer: { type } })),
       });
       const pipeline = await device.createComputePipelineAsync({
         layout: device.createPipelineLayout({ bindGroupLayouts: [layout] }),
-        compute: { module: device.createShaderModule({ code }), entryPoint: name },
+        compute: { module: device.createShaderModule({ code: source }), entryPoint: name },
       });
       return { name, pipeline, layout };
     }));
@@ -169,22 +161,16 @@ export class Gpu {
 
   /** Makes everything that stays the same from run to run. @param {Kernel[]} kernels */
   #record(kernels) {
-    const { passes, slices, arenas } = this.programs;
-    for (const { prefix, mover, scaled } of arenas) {
-      const names = ["keys", "values", ...(scaled ? ["row_scales"] : []), "pairs"].map((each) => prefix + each);
-      const first = slices.push(...names.map((each) => [each, 0, 0])) - names.length;
-      const kernel = kernels.findIndex(({ name }) => name === mover);
-      passes[`${prefix}move`] = [[kernel, names.map((_, at) => first + at), [BOTH], 1, STAGED, 1]];
-    }
+    const { passes, parts: places } = this.programs;
     for (const [pass, dispatches] of Object.entries(/** @type {Record<string, any[]>} */ (passes))) {
       const numbers = new Int32Array((dispatches.length * ALIGNMENT) / 4);
       const uniform = this.#buffer(numbers.byteLength, UNIFORM | COPY_DST);
-      this.#recorded[pass] = dispatches.map(([kernel, parts, scalars, x, y, per], at) => {
+      this.#recorded[pass] = dispatches.map(({ kernel, parts, scalars, groups: [x, y], per }, at) => {
         numbers.set([...scalars, x - 1], (at * ALIGNMENT) / 4);
         const { pipeline, layout } = kernels[kernel];
         const resources = parts.map((/** @type {number} */ part) => {
-          const [name, offset, size] = slices[part];
-          return { buffer: this.#buffers[name], offset, size: size || undefined };
+          const { buffer, offset, size } = places[part];
+          return { buffer: this.#buffers[buffer], offset, size };
         });
         resources.push({ buffer: uniform, offset: at * ALIGNMENT, size: ALIGNMENT });
         const entries = resources.map((/** @type {any} */ resource, /** @type {number} */ binding) => ({ binding, resource }));
@@ -205,7 +191,8 @@ export class Gpu {
     const [tokens, count, position, angles, stride, temperatures, starts, lengths, positions, logits, ...rest] =
       new Uint32Array(memory.buffer, job, 22);
     const turn = this.#race?.turn(count, this.why === null);
-    if (turn?.lost) this.fail(turn.lost);
+    this.raced ??= turn?.raced ?? null;
+    if (turn?.lost) this.fail(this.raced ?? "");
     if (this.why !== null || turn?.cpu) {
       this.passes.cpu++;
       return 0;
@@ -214,17 +201,17 @@ export class Gpu {
       const places = this.#arenas.map((_, at) => placeOf(rest.slice(6 * at, 6 * at + 6)));
       this.#arenas.forEach((arena, at) => this.#upload(memory, arena, places[at]));
       this.#prepare(memory, { tokens, count, position, angles, stride, temperatures, starts, lengths, positions });
-      this.#submit(count === 1 ? "step" : "chunk", count);
-      if (count > 1) this.#submit("last", 1);
-      const { heads } = this.programs;
-      const own = { starts: words(memory, starts, heads), lengths: words(memory, lengths, heads) };
+      this.#submit(count === 1 ? "STEP" : "CHUNK", count);
+      if (count > 1) this.#submit("LAST", 1);
+      const { all_heads } = this.programs;
+      const own = { starts: words(memory, starts, all_heads), lengths: words(memory, lengths, all_heads) };
       const parts = this.#arenas.flatMap((arena) => arena.appended(own, count));
       const found = await this.#read(parts);
       const numbers = new Float32Array(found, 0, this.programs.vocab);
       if (numbers.some(Number.isNaN)) throw new Error("the GPU computed no number (NaN)");
       new Float32Array(memory.buffer, logits, numbers.length).set(numbers);
       for (const part of parts) part.arena.store(memory, places[this.#arenas.indexOf(part.arena)], part, found);
-      this.#buffers.read.unmap();
+      this.#mapped.unmap();
       this.passes.gpu++;
       return 1;
     } catch (error) {
@@ -239,21 +226,21 @@ export class Gpu {
     const changed = new Uint8Array(memory.buffer, place.changed, place.rows / TILE);
     for (let first = changed.indexOf(1); first >= 0; first = changed.indexOf(1, first)) {
       let end = first;
-      while (end < changed.length && changed[end] && end - first < STAGED / TILE) changed[end++] = 0;
-      for (const [name, at, data] of arena.load(memory, place, first, end)) this.#write(arena.form.prefix + name, at, data);
+      while (end < changed.length && changed[end]) changed[end++] = 0;
+      for (const [buffer, at, data] of arena.load(memory, place, first, end)) this.#write(buffer, at, data);
       first = end;
     }
   }
 
   /** Sends tokens, and the tables that kernels read. @param {WebAssembly.Memory} memory @param {Record<string, number>} job */
   #prepare(memory, { tokens, count, position, angles, stride, temperatures, starts, lengths, positions }) {
-    const { tables, state, kinds, head, heads } = this.programs;
-    const start = new Uint32Array(tables.angles);
-    [start[state.count], start[state.position], start[state.wanted]] = [count, position, 1];
-    start.set(words(memory, starts, heads), tables.starts);
-    start.set(words(memory, lengths, heads), tables.lengths);
-    this.#write("tables", 0, start);
-    const { pairs } = tables;
+    const { programs } = this;
+    const { tables, kinds, largest_head: head, all_heads: heads, pairs_rotated: pairs } = programs;
+    const start = new Uint32Array(programs.angles);
+    [start[STATE.COUNT], start[STATE.POSITION], start[STATE.WANTED]] = [count, position, 1];
+    start.set(words(memory, starts, heads), programs.starts);
+    start.set(words(memory, lengths, heads), programs.lengths);
+    this.#write(tables, 0, start);
     for (let kind = 0; kind < kinds && pairs; kind++) {
       const rows = new Float32Array(memory.buffer, angles + 4 * kind * stride, 2 * head * count);
       const own = new Float32Array(2 * pairs * count); // cosines, then sines, of each pair once
@@ -263,11 +250,11 @@ export class Gpu {
           own[(2 * row + 1) * pairs + pair] = rows[(2 * row + 1) * head + 2 * pair + 1];
         }
       }
-      this.#write("tables", 4 * (tables.angles + kind * tables.angle_rows * 2 * pairs), own);
+      this.#write(tables, 4 * (programs.angles + kind * programs.angle_rows * 2 * pairs), own);
     }
-    if (temperatures) this.#write("tables", 4 * tables.temperatures, words(memory, temperatures, count).slice());
+    if (temperatures) this.#write(tables, 4 * programs.temperatures, words(memory, temperatures, count).slice());
     this.#sendPositions(new Int32Array(memory.buffer, positions, this.#sent.length));
-    this.#write("tokens", 0, words(memory, tokens, count).slice());
+    this.#write(programs.tokens, 0, words(memory, tokens, count).slice());
   }
 
   /** Those that are others than before, for windows. @param {Int32Array} now */
@@ -277,7 +264,7 @@ export class Gpu {
     while (end > first && now[end - 1] === this.#sent[end - 1]) end--;
     if (first === end) return;
     this.#sent.set(now.subarray(first, end), first);
-    this.#write("tables", 4 * (this.programs.tables.positions + first), this.#sent.subarray(first, end));
+    this.#write(this.programs.tables, 4 * (this.programs.positions_at + first), this.#sent.subarray(first, end));
   }
 
   /** @param {string} pass @param {number} tokens */
@@ -308,17 +295,17 @@ export class Gpu {
   /** Logits, and rows behind them. @param {Part[]} parts @returns {Promise<ArrayBuffer>} valid until the buffer is unmapped */
   async #read(parts) {
     const { queue } = this.#device;
-    const { read, logits } = this.#buffers;
+    const read = this.#mapped;
     let at = 4 * this.programs.vocab;
     let encoder = this.#device.createCommandEncoder();
-    encoder.copyBufferToBuffer(logits, 0, read, 0, at);
+    encoder.copyBufferToBuffer(this.#buffers[this.programs.logits], 0, read, 0, at);
     for (const part of parts) {
-      const { prefix } = part.arena.form;
-      this.#write(`${prefix}pairs`, 0, part.pairs);
-      encode(encoder, this.#recorded[`${prefix}move`], part.rows.length);
-      for (const [name, from, size] of part.arena.staged(part.rows.length)) {
+      const { pairs, mover } = part.arena.form;
+      this.#write(pairs, 0, part.pairs);
+      encode(encoder, this.#recorded[mover], part.rows.length);
+      for (const [buffer, from, size] of part.arena.staged(part.rows.length)) {
         part.at.push(at);
-        encoder.copyBufferToBuffer(this.#buffers[prefix + name], from, read, at, size);
+        encoder.copyBufferToBuffer(this.#buffers[buffer], from, read, at, size);
         at += size;
       }
       queue.submit([encoder.finish()]); // before the next part's pairs are written
@@ -335,14 +322,15 @@ export class Gpu {
 
 /** KV rows of some layers' heads on the device, and in the module's memory, where keys have another order. */
 class Arena {
-  /** @param {any} form of gpu.json */
-  constructor(form) {
-    const { head, words, interleaved } = form;
+  /** @param {any} form see readPrograms @param {number} staged rows that are read at once: they lie behind those of the arena */
+  constructor(form, staged) {
+    const { head, bytes, interleaved } = form;
     this.form = form;
-    this.size = (4 * words) / head; // bytes of a value
+    this.most = staged;
+    this.size = bytes / head; // bytes of a value
     this.values = /** @type {any} */ ({ 1: Uint8Array, 2: Uint16Array, 4: Uint32Array })[this.size];
     /** Bytes of a row: key, value, scales. */
-    this.bytes = 8 * words + (form.scaled ? 8 : 0);
+    this.bytes = 2 * bytes + (form.scaled ? 8 : 0);
     /** Of each value of a tile of keys as the device has it, its place in the module's. */
     this.order = new Int32Array(TILE * head);
     const unit = 16 / this.size;
@@ -362,20 +350,20 @@ class Arena {
    * @param {Place} place
    * @param {number} first
    * @param {number} end
-   * @returns {[string, number, ArrayBufferView][]}
+   * @returns {[number, number, ArrayBufferView][]}
    */
   load({ buffer }, place, first, end) {
-    const { head, scaled } = this.form;
+    const { head, scaled, buffers } = this.form;
     const [at, count] = [first * TILE * head, (end - first) * TILE * head];
     const keys = new this.values(buffer, place.keys + at * this.size, count);
     const ordered = new this.values(count);
     for (let tile = 0; tile < count; tile += TILE * head) {
       for (let each = 0; each < this.order.length; each++) ordered[tile + each] = keys[tile + this.order[each]];
     }
-    /** @type {[string, number, ArrayBufferView][]} */
+    /** @type {[number, number, ArrayBufferView][]} */
     const found = [
-      ["keys", at * this.size, ordered],
-      ["values", at * this.size, new this.values(buffer, place.values + at * this.size, count).slice()],
+      [buffers[0], at * this.size, ordered],
+      [buffers[1], at * this.size, new this.values(buffer, place.values + at * this.size, count).slice()],
     ];
     if (scaled) {
       const rows = (end - first) * TILE;
@@ -384,7 +372,7 @@ class Arena {
         const own = new Uint32Array(buffer, address + 4 * first * TILE, rows);
         for (let row = 0; row < rows; row++) scales[2 * row + kind] = own[row];
       });
-      found.push(["row_scales", 8 * first * TILE, scales]);
+      found.push([buffers[2], 8 * first * TILE, scales]);
     }
     return found;
   }
@@ -394,8 +382,8 @@ class Arena {
     const all = this.form.heads.flatMap((/** @type {number} */ head) =>
       Array.from({ length: count }, (_, token) => starts[head] + lengths[head] + token));
     const parts = [];
-    for (let from = 0; from < all.length; from += STAGED) {
-      const rows = Int32Array.from(all.slice(from, from + STAGED));
+    for (let from = 0; from < all.length; from += this.most) {
+      const rows = Int32Array.from(all.slice(from, from + this.most));
       const pairs = new Int32Array(2 * rows.length);
       rows.forEach((row, at) => pairs.set([row, this.form.rows + at], 2 * at));
       parts.push({ arena: this, rows, pairs, at: [] });
@@ -403,14 +391,15 @@ class Arena {
     return parts;
   }
 
-  /** Where staged rows are: a buffer, an offset, and bytes. @param {number} count @returns {[string, number, number][]} */
+  /** Where staged rows are: a buffer, an offset, and bytes. @param {number} count @returns {[number, number, number][]} */
   staged(count) {
-    const { rows, words, scaled } = this.form;
+    const { rows, bytes, buffers } = this.form;
     const tiles = Math.ceil(count / TILE) * TILE;
-    /** @type {[string, number, number][]} */
-    const found = [["keys", 4 * words * rows, 4 * words * tiles], ["values", 4 * words * rows, 4 * words * count]];
-    if (scaled) found.push(["row_scales", 8 * rows, 8 * count]);
-    return found;
+    const sizes = [[bytes, tiles], [bytes, count], [8, count]];
+    return buffers.map((/** @type {number} */ buffer, /** @type {number} */ each) => {
+      const [size, number] = sizes[each];
+      return [buffer, size * rows, size * number];
+    });
   }
 
   /** Gives rows that were read to the module. @param {WebAssembly.Memory} memory @param {Place} place @param {Part} part @param {ArrayBuffer} found */
@@ -447,7 +436,7 @@ class Race {
   #before = null;
   #over = false;
 
-  /** Before a pass. cpu: the module is to run it. lost: why the GPU is left. @param {number} count tokens @param {boolean} ready */
+  /** Before a pass. cpu: the module is to run it. lost: the GPU is left. raced: which engine is faster. @param {number} count tokens @param {boolean} ready */
   turn(count, ready) {
     if (this.#over) return {};
     const now = performance.now();
@@ -458,7 +447,9 @@ class Race {
     if (gpu.length < RACED) return { cpu: count === 1 && !ours };
     this.#over = true;
     const [slow, fast] = [gpu, cpu].map((each) => each.slice(-RACED).sort((a, b) => a - b)[RACED >> 1]);
-    return slow > fast ? { lost: `the CPU is faster: ${fast.toFixed(1)} ms a token, the GPU ${slow.toFixed(1)}` } : {};
+    const [names, times] = slow > fast ? [["CPU", "GPU"], [fast, slow]] : [["GPU", "CPU"], [slow, fast]];
+    const [first, second] = times.map((each) => each.toFixed(1));
+    return { lost: slow > fast, raced: `the ${names[0]} is faster: ${first} ms a token, the ${names[1]} ${second} (measured)` };
   }
 }
 

@@ -117,7 +117,7 @@ export interface Report {
   accepted: number;
   /** Which ran the answer's passes; both: one after the other. */
   engine: "cpu" | "gpu" | "both";
-  /** Why the CPU runs passes, on a site with programs for a GPU; null: it does not, or by choice. */
+  /** Why the CPU runs passes, on a site with programs for a GPU, or what a race measured; null: neither, or by choice. */
   engineReason: string | null;
 }
 

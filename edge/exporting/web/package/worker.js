@@ -6,6 +6,7 @@
 import { Gpu, whyNone } from "./gpu.js";
 import { fetchBytes, fetchFile, fetchManifest } from "./manifest.js";
 import { chooseIsa, EdgeError, Engine, FINISHES } from "./module.js";
+import { readPrograms } from "./programs.js";
 import { forget, loadModel, storageName } from "./store.js";
 
 const PAGE = 65536;
@@ -158,8 +159,8 @@ async function chooseGpu(url, manifest, { engine: wanted = "auto", memory }, sig
   if (memory !== undefined && memory < bound + programs.memory) withoutGpu = "memory has no room for a GPU's buffers";
   if (withoutGpu && insists) throw new EdgeError("unsupported", withoutGpu);
   if (withoutGpu) return async () => {};
-  const text = new TextDecoder().decode(await fetchFile(url, manifest, programs.programs, signal));
-  const device = (gpu = new Gpu(JSON.parse(text), { race: !insists }));
+  const content = await fetchFile(url, manifest, programs.programs, signal);
+  const device = (gpu = new Gpu(readPrograms(content), { race: !insists }));
   return async (tell) => {
     const file = new URL(programs.weights, url).href;
     const name = await storageName(file, manifest.files[programs.weights].sha256);
@@ -178,7 +179,7 @@ async function chooseGpu(url, manifest, { engine: wanted = "auto", memory }, sig
 function ranOn(before) {
   if (!gpu) return { engine: "cpu", engineReason: withoutGpu };
   const [ours, others] = [gpu.passes.gpu - (before.gpu ?? 0), gpu.passes.cpu - (before.cpu ?? 0)];
-  return { engine: !ours ? "cpu" : others ? "both" : "gpu", engineReason: gpu.why };
+  return { engine: !ours ? "cpu" : others ? "both" : "gpu", engineReason: gpu.why ?? gpu.raced };
 }
 
 /** @param {{initial: number, maximum: number}} pages */

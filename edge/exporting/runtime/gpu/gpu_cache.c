@@ -1,0 +1,53 @@
+/* Files in the app's cache folder: what drivers have compiled, and which engine was faster. Each ends with SHA-256 of what
+ * is before it, so that a damaged one counts as none. */
+#include <string.h>
+
+#include "gpu.h"
+
+bool kept_path(const char *folder, const uint8_t digest[32], const char *suffix, char *path)
+{
+    size_t length = strlen(folder), at = length;
+    if (!length || length > LONGEST_PATH - 64)
+        return false;
+    memcpy(path, folder, length);
+    memcpy(path + at, "/edge-", 6);
+    at += 6;
+    for (int i = 0; i < 16; i++) {
+        path[at++] = "0123456789abcdef"[digest[i] >> 4];
+        path[at++] = "0123456789abcdef"[digest[i] & 15];
+    }
+    memcpy(path + at, suffix, strlen(suffix) + 1);
+    return true;
+}
+
+static void digest_of(const uint8_t *data, uint64_t size, uint8_t digest[32])
+{
+    hasher h;
+    hash_start(&h);
+    hash_add(&h, data, size);
+    hash_end(&h, digest);
+}
+
+void kept_read(const char *path, kept_file *kept)
+{
+    edge_source source = {sizeof source, path, -1, 0, 0};
+    mapping file;
+    *kept = (kept_file){0};
+    if (map_file(&source, &file, NULL) != EDGE_OK)
+        return;
+    if (file.size > 32 && file.size < MOST_KEPT) {
+        uint8_t digest[32];
+        digest_of(file.data, file.size - 32, digest);
+        if (!memcmp(digest, file.data + file.size - 32, 32) && (kept->data = map_memory(file.size))) {
+            memcpy(kept->data, file.data, file.size);
+            kept->size = file.size - 32;
+        }
+    }
+    unmap_file(&file);
+}
+
+void kept_write(const char *path, kept_file *made)
+{
+    digest_of(made->data, made->at, made->data + made->at);
+    replace_file(path, made->data, made->at + 32); /* or else the next session makes it again */
+}
