@@ -95,8 +95,6 @@ class _Tile:
         ):
             height //= 2
         height = max(height, least)
-        while most > 32 and workgroups(product, height) * -(-tokens // most) < tuning.mma_groups:
-            most //= 2
         return cls(height, most, height // least, most // _TOKENS, max(1, most // (2 * _TOKENS) // matrices))
 
     @property
