@@ -22,6 +22,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Threads of llama.cpp that wait for each other would keep the cores busy that the other worker's tests want.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# TVM as the processes that compile import it. On a machine with an NVIDIA GPU it would also compile CUDA by itself.
+os.environ["TVM_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
 # Programs that Python packages bring, such as Node; those of the system come first.
 os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
 

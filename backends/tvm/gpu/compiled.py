@@ -74,8 +74,6 @@ def _compile(request: Any, say: Say) -> None:
 
     say({"done": _IMPORTED})
     design: Design = pickle.loads(base64.b64decode(request["design"]))  # from our parent
-    if design.language == "cuda":  # TVM's own text of functions, which it looks up by name
-        import tvm.backend.cuda.cpp  # noqa: F401
     Path(request["out"]).write_text(generate(design).to_json(), encoding="utf-8")
 
 

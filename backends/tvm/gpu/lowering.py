@@ -7,6 +7,7 @@ device functions from the start: parameters keep their order and names.
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import Any
 
 from tvm import IRModule, get_global_func, s_tir
@@ -36,6 +37,8 @@ _DEVICE_KERNEL = 2  # TVM's calling convention of kernels
 
 def lower(built: Built, language: str) -> Kernel:
     """The kernel's source in one of `program.LANGUAGES`."""
+    if language == "cuda":
+        import_module("tvm.backend.cuda.cpp")  # text of functions, which the code generator looks up by name
     machine = Machine(_MACHINES[language])
     with PassContext():
         module = transform.BindTarget(Machine(_MACHINES[language], host="llvm"))(IRModule({built.name: built.function}))
