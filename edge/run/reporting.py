@@ -43,7 +43,7 @@ def report_of(
         thoughts=run.thinking.report(),
         seed=run.seed,
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
-        drafted=sequence.speculation.report() if sequence.speculation else None,
+        drafted=sequence.ahead.speculation.report() if sequence.ahead.speculation else None,
         tool_calls=run.calls.found if run.calls else (),
         incomplete=run.incomplete,
         beams=run.beams,

@@ -39,8 +39,9 @@ from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Request, Text, Tools, prompt_of
 from edge.run.sampler import Processor
 from edge.run.scheduler import Scheduler, stepwise
-from edge.run.sequence import Mark, TokenSequence
+from edge.run.sequence import TokenSequence
 from edge.run.shares import whole_of
+from edge.run.snapshots import Mark
 from edge.run.tool_calls import OnCall
 from edge.sampling import SamplingParams
 from edge.storage.making import Made

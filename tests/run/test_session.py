@@ -63,7 +63,7 @@ class Tape:
         self.logits = np.zeros(0, np.float32)
         self._forward = session.engine.forward
         monkeypatch.setattr(session.engine, "forward", self._record)
-        monkeypatch.setattr(session._sequence, "speculation", None)  # it would run tokens that do not stay
+        monkeypatch.setattr(session._sequence.ahead, "speculation", None)  # it would run tokens that do not stay
 
     def _record(self, tokens: IntArray) -> FloatArray:
         self.tokens += tokens.tolist()
