@@ -23,7 +23,7 @@ from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
 from edge.plan.device import MODULE_MOST, RUNTIME_BYTES, limits_of
 from edge.plan.plan import Plan, make_plan
-from edge.run.drafts import TEXT_BYTES
+from edge.run.drafting.drafts import TEXT_BYTES
 
 # Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room; and what the
 # sampler has for each token of the vocabulary.

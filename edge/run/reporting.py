@@ -11,11 +11,11 @@ from edge.devices.memory import memory_use
 from edge.devices.thermal import Zone
 from edge.errors import IncompleteError
 from edge.options import Options
+from edge.run.budgets.meters import Watch
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
-from edge.run.meters import Watch
 from edge.run.report import AdapterUse, ExpertUse, Heat, KVUse, Memory, RunReport
-from edge.run.sequence import TokenSequence
+from edge.run.sequences.sequence import TokenSequence
 from edge.storage.versions import own_versions
 
 _AMPLE = 1.5  # × the expected cost suffices

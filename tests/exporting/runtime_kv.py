@@ -31,7 +31,7 @@ from edge.model.architectures.angles import Angles
 from edge.model.cores import Attention
 from edge.model.layers import Block
 from edge.model.model import open_model
-from edge.run.sequence import TokenSequence
+from edge.run.sequences.sequence import TokenSequence
 from edge.types import AnyArray, FloatArray, IntArray
 
 _SPEC = open_model(GOLDEN / "llama-gqa-tied.gguf").spec  # of any model: sequences ask it for little

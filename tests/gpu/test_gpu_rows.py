@@ -29,7 +29,7 @@ from edge.backends.tvm.packing.shape import Shape
 from edge.kv import POLICY_NAMES
 from edge.model.cores import Attention, Temperature
 from edge.model.model import Model, open_model
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray
 

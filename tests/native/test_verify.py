@@ -19,7 +19,7 @@ from edge.backends.kv_cache import CapacityError, RewindError
 from edge.errors import InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
-from edge.run.sequence import TokenSequence
+from edge.run.sequences.sequence import TokenSequence
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 

@@ -1,4 +1,4 @@
-/* The conversation: its rows in the KV cache, and its tokens that have not been run. A port of edge/run/sequence.py,
+/* The conversation: its rows in the KV cache, and its tokens that have not been run. A port of edge/run/sequences/sequence.py,
  * of `prefill` in edge/run/loop.py, and of edge/run/reclaim.py. */
 #include <string.h>
 

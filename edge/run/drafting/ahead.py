@@ -9,8 +9,8 @@ from itertools import islice, pairwise
 import numpy as np
 
 from edge.backends.base import PickingEngine, VerifyingEngine
-from edge.run.draft_model import DraftModel
-from edge.run.speculation import Speculation
+from edge.run.drafting.draft_model import DraftModel
+from edge.run.drafting.speculation import Speculation
 from edge.types import FloatArray, IntArray
 
 _IN_VAIN = 4  # of tokens that the engine chooses, one in so many may be run behind the end of the answer

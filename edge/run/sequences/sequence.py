@@ -23,12 +23,12 @@ from edge.plan.plan import Plan
 from edge.prompt_cache.cache import SNAPSHOT_STEP, PromptCache
 from edge.prompt_cache.cost import Cost
 from edge.prompt_cache.tree import BLOCK, agreement
-from edge.run.ahead import Ahead, Outcome
-from edge.run.draft_model import DraftModel
-from edge.run.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
-from edge.run.meters import EnergyMeter
-from edge.run.sampler import Sampler
-from edge.run.snapshots import Mark, Outline, Snapshots
+from edge.run.budgets.meters import EnergyMeter
+from edge.run.drafting.ahead import Ahead, Outcome
+from edge.run.drafting.draft_model import DraftModel
+from edge.run.sampling.sampler import Sampler
+from edge.run.sequences.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
+from edge.run.sequences.snapshots import Mark, Outline, Snapshots
 from edge.types import FloatArray, IntArray
 
 
