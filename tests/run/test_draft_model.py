@@ -53,7 +53,7 @@ def test_a_model_that_drafts_for_itself_is_right(always: None, sampling: Samplin
     assert texts == answers(None, sampling, speculate="off")[0]
     for report in reports:
         assert report.drafted is not None
-        assert report.drafted.tokens > 60
+        assert report.drafted.tokens > 55  # of 80; where a pass verifies three drafts (`most_drafts`), 59
         if sampling is GREEDY:  # the model's chunks sum in another order than its steps
             assert report.drafted.accepted > 0.9 * report.drafted.tokens
 
