@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from bundles import bundle_of, bundle_sources, model_of
 from conftest import CACHE
-from ctypes_bundle import BundleSession, open_bundle
+from ctypes_bundle import BundleSession, _options, open_bundle
 from runtime_library import RUNTIME, build
 
 import edge
@@ -199,6 +199,15 @@ def test_auto_takes_the_faster_engine_and_remembers_it(driver_library: Path, tmp
         bundle.session(**choosing).end()
         assert runs.value > before
         assert record.read_bytes() == _sealed(record.read_bytes()[:-32])
+
+
+def test_a_session_that_cannot_begin_is_null(driver_library: Path) -> None:
+    """Where the GPU's has begun and ended before, in a race."""
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
+        ctypes.c_uint32.in_dll(bundle.library, "driver_is_gpu").value = 1
+        session, options = ctypes.c_void_p(), _options({"engine": Engine.AUTO, "cache": kernels(), "isa": "?"})
+        assert bundle.library.edge_begin(bundle._model, ctypes.byref(options), ctypes.byref(session), None) < 0
+        assert session.value is None
 
 
 def _sealed(data: bytes) -> bytes:
