@@ -201,6 +201,28 @@ def test_auto_takes_the_faster_engine_and_remembers_it(driver_library: Path, tmp
         assert record.read_bytes() == _sealed(record.read_bytes()[:-32])
 
 
+def test_what_a_driver_refuses_is_not_tried_at_each_start(driver_library: Path, tmp_path: Path) -> None:
+    """Neither to compile what it cannot, nor to load binaries that it no longer takes."""
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
+        refuses, compiles = (ctypes.c_uint32.in_dll(bundle.library, f"driver_{name}") for name in ("refuses", "compiles"))
+        ctypes.c_uint32.in_dll(bundle.library, "driver_is_gpu").value = 1
+        refuses.value = 1
+        for engine in (Engine.GPU, Engine.AUTO, Engine.GPU):
+            if engine == Engine.AUTO:
+                with bundle.session(engine=engine, cache=str(tmp_path)) as session:
+                    assert "cannot compile the bundle's kernels (OpenCL error -11)" in session.use()["engine_why"]
+            else:
+                with pytest.raises(UnsupportedError, match=r"cannot compile the bundle's kernels \(OpenCL error -11\)"):
+                    bundle.session(engine=engine, cache=str(tmp_path))
+        assert compiles.value == 1
+        (kept,) = tmp_path.glob("*.cl")
+        kept.write_bytes(_sealed(struct.pack("<Q", 64) + bytes(64)))  # a binary
+        refuses.value = 2
+        bundle.session(engine=Engine.GPU, cache=str(tmp_path)).end()
+        assert compiles.value > 1
+        assert kept.stat().st_size > 1000
+
+
 def test_a_session_that_cannot_begin_is_null(driver_library: Path) -> None:
     """Where the GPU's has begun and ended before, in a race."""
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
