@@ -7,7 +7,7 @@
 #undef dlsym
 void *dlsym(void *library, const char *name);
 
-uint32_t driver_is_gpu;         /* 1: devices of all kinds are GPUs */
+uint32_t driver_is_gpu;         /* 1: devices of all kinds are GPUs; 0: none is */
 int64_t driver_runs;            /* kernels so far */
 int64_t driver_fails_at = -1;   /* the number of the kernel from which on the device is lost */
 int64_t driver_cancels_at = -1; /* the number of the kernel at which … */
@@ -20,7 +20,9 @@ static opencl real;
 static int32_t device_ids(cl_handle platform, uint64_t kind, uint32_t most, cl_handle *devices, uint32_t *count)
 {
     bool gpus = kind == CL_DEVICE_TYPE_ALL_GPUS;
-    return real.clGetDeviceIDs(platform, gpus && driver_is_gpu ? (uint32_t)CL_DEVICE_TYPE_ANY : kind, most, devices, count);
+    if (gpus && !driver_is_gpu)
+        return -1; /* CL_DEVICE_NOT_FOUND */
+    return real.clGetDeviceIDs(platform, (uint32_t)CL_DEVICE_TYPE_ANY, most, devices, count);
 }
 
 static int32_t run_kernel(cl_handle queue, cl_handle kernel, uint32_t dimensions, const size_t *first, const size_t *total,
