@@ -73,11 +73,10 @@ def exhaustive(*values: Any) -> Any:
     ],
 )  # fmt: skip
 def test_answers_are_the_same_with_drafts(name: str, options: dict[str, Any]) -> None:
-    """Through evictions, follow-ups, and turns that are taken back."""
+    """Through evictions and follow-ups."""
     with eager_pair(name, **ROWS | options) as pair:
         pair.ask(repeated(60), max_tokens=90, **GREEDY)
         pair.ask(repeated(20, 2), max_tokens=50, seed=7, **WARM)
-        pair.forget()
         pair.ask(TEXT, raw=True, max_tokens=160, **GREEDY)
         pair.ask(repeated(150, 3), max_tokens=40, seed=3, **WARM, time=100.0)
         used = pair.exported.use()
