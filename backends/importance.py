@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -67,11 +66,3 @@ def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
 
 def importance_bytes(network: Network) -> int:
     return 4 * sum(core.kv_heads * (core.head_dim + _EXTRA) for _, core in ranked_cores(network))
-
-
-def load_importance(network: Network, path: Path) -> RowImportance:
-    return RowImportance.of(network, np.frombuffer(path.read_bytes(), np.float32))
-
-
-def save_importance(layers: Sequence[FloatArray], path: Path) -> None:
-    path.write_bytes(b"".join(np.asarray(each, np.float32).tobytes() for each in layers))

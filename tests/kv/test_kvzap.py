@@ -161,18 +161,20 @@ def test_heads_with_important_rows_keep_more() -> None:
     assert {*many.tolist()} <= {*range(4, 34), 38, 39}
 
 
-def test_it_is_fitted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("policy", ["kvzap", "expected"])
+def test_what_a_policy_must_know_is_found_once(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = make_policy(policy).needs
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     model = open_model(GOLDEN / "llama-gqa-tied.gguf")
-    assert learned.making_bytes(model.file, model.spec, NEEDS) > 0
-    first = learned.find(model.file, model.spec, NEEDS, some_tokens(50, 1))
-    again = learned.find(model.file, model.spec, NEEDS, some_tokens(50, 2))
-    assert learned.making_bytes(model.file, model.spec, NEEDS) == 0
+    assert learned.making_bytes(model.file, model.spec, needs) > 0
+    first = learned.find(model.file, model.spec, needs, some_tokens(50, 1))
+    again = learned.find(model.file, model.spec, needs, some_tokens(50, 2))
+    assert learned.making_bytes(model.file, model.spec, needs) == 0
     for layer, values in first.layers.items():
         np.testing.assert_array_equal(values, again.layers[layer])
-    (path,) = (tmp_path / "weights").glob("*.importance")
+    (path,) = (each for each in (tmp_path / "weights").iterdir() if each.suffix in (".importance", ".queries"))
     path.write_bytes(path.read_bytes()[:-2])
-    assert learned.stored(model.file, model.spec, NEEDS) is None  # damaged: fitted again
+    assert learned.stored(model.file, model.spec, needs) is None  # damaged: made again
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", "qwen35"])
