@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -56,9 +55,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     if ADB is None:
         pytest.skip("no adb: apt-get install adb")
     folder = tmp_path_factory.mktemp("adb")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    own = f"HOME={folder} TMPDIR={folder} ANDROID_ADB_SERVER_PORT={port}"
+    own = f"HOME={folder} TMPDIR={folder} ADB_SERVER_SOCKET=localfilesystem:{folder / 'server'}"
     write_program(folder / "bin" / "adb", f'{own} exec {ADB} "$@"')
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
     made = Bench(folder)
