@@ -52,13 +52,14 @@ class RowImportance:
 
 
 def features(keys: FloatArray, norms: FloatArray) -> FloatArray:
-    """Of rows: keys before RoPE [..., n, head], logarithms of their norms and of their values' norms."""
+    """Keys before RoPE, [..., n, head], and behind them the logarithms of their norms and of their values' norms, both
+    [..., n]."""
     both = np.stack([np.linalg.norm(keys, axis=-1), norms], axis=-1)
     return np.concatenate([keys, np.log(both + np.float32(1e-6))], axis=-1)
 
 
 def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
-    """Layers whose rows policies evict, if some have none of a window."""
+    """Attention layers without a window: the rows that policies evict."""
     for layer, core in enumerate(network.attention):
         if core is not None and core.row_values and not core.window:
             yield layer, core

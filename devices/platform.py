@@ -1,4 +1,4 @@
-"""What differs on Windows and macOS. Other modules ask here, rather than for a module that may be missing."""
+"""Differences of Windows and macOS. Other modules ask here, rather than for a module that may be missing."""
 
 from __future__ import annotations
 
