@@ -22,8 +22,9 @@ QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_
 	sampling small_parts table work
 # make test-share SHARE=2/12: the second twelfth of the exhaustive tests
 SHARE  ?= 1/12
+GPU    ?= cuda:0
 
-.PHONY: run test quick test-all test-share test-train test-evaluations coverage lint bench bench-serving bench-structured golden clean
+.PHONY: run test quick test-all test-share test-gpu test-train test-evaluations coverage lint bench bench-serving bench-structured golden clean
 
 run: $(VENV)/.run
 	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
@@ -43,6 +44,10 @@ test-all: $(VENV)/.dev
 # A share of what only test-all runs.
 test-share: $(VENV)/.dev
 	$(PYTEST) --exhaustive $(SHARE)
+
+# The gpu engine's tests on a card of this machine, as `edge devices` names it.
+test-gpu: $(VENV)/.dev
+	EDGE_TEST_GPU=$(GPU) $(PYTEST) tests/gpu tests/backends/test_conformance.py tests/model -k gpu
 
 # Distillation with torch and transformers, which `make test` does without.
 test-train: $(TRAIN)/.dev

@@ -5,9 +5,8 @@ They are measured once for a model (reference/queries.py). A cache rotates them 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -59,14 +58,6 @@ class QueryMoments:
 
 def moments_bytes(network: Network) -> int:
     return 2 * sum(core.kv_heads * (1 + core.head_dim) * core.head_dim for _, core in _cores(network))
-
-
-def load_moments(network: Network, path: Path) -> QueryMoments:
-    return QueryMoments.of(network, np.frombuffer(path.read_bytes(), np.float16))
-
-
-def save_moments(layers: Sequence[AnyArray], path: Path) -> None:
-    path.write_bytes(b"".join(np.asarray(each, np.float16).tobytes() for each in layers))
 
 
 def _cores(network: Network) -> Iterator[tuple[int, Attention]]:

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -54,13 +53,14 @@ class RowImportance:
 
 
 def features(keys: FloatArray, norms: FloatArray) -> FloatArray:
-    """Of rows: keys before RoPE [..., n, head], logarithms of their norms and of their values' norms."""
+    """Keys before RoPE, [..., n, head], and behind them the logarithms of their norms and of their values' norms, both
+    [..., n]."""
     both = np.stack([np.linalg.norm(keys, axis=-1), norms], axis=-1)
     return np.concatenate([keys, np.log(both + np.float32(1e-6))], axis=-1)
 
 
 def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
-    """Layers whose rows policies evict, if some have none of a window."""
+    """Attention layers without a window: the rows that policies evict."""
     for layer, core in enumerate(network.attention):
         if core is not None and core.row_values and not core.window:
             yield layer, core
@@ -68,11 +68,3 @@ def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
 
 def importance_bytes(network: Network) -> int:
     return 4 * sum(core.kv_heads * (core.head_dim + _EXTRA) for _, core in ranked_cores(network))
-
-
-def load_importance(network: Network, path: Path) -> RowImportance:
-    return RowImportance.of(network, np.frombuffer(path.read_bytes(), np.float32))
-
-
-def save_importance(layers: Sequence[FloatArray], path: Path) -> None:
-    path.write_bytes(b"".join(np.asarray(each, np.float32).tobytes() for each in layers))

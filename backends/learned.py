@@ -1,4 +1,4 @@
-"""What a policy must know of a model beforehand: measured once, kept in the cache folder, counted in plans."""
+"""Data of a model that a policy must have beforehand: measured once, kept in the cache folder, counted in plans."""
 
 from __future__ import annotations
 

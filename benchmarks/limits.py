@@ -213,10 +213,9 @@ def near_case(chance: random.Random, engines: list[str]) -> Case:
 
 def plan_near(case: Case, share: float) -> Case:
     """The case with `share` × the need of its plan as its budget."""
-    skipped = {"--memory", "-n", "--raw", "--ignore-eos"}
-    _, model, *flags = [each for each in case.arguments if each not in ("--raw", "--ignore-eos")]
+    _, model, _raw, _ignore_eos, *flags = case.arguments
     pairs = zip(flags[::2], flags[1::2], strict=True)
-    given = [each for pair in pairs if pair[0] not in skipped for each in pair]
+    given = [each for pair in pairs if pair[0] not in ("--memory", "-n") for each in pair]
     command = [sys.executable, "-m", "edge", "plan", model, *given, "--json"]
     with _surroundings(case) as environment:
         planned = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=environment)

@@ -1,7 +1,7 @@
-"""What a cache still knows after one compression, when the question comes after it: policies at equal bytes.
+"""Recall after one compression of the cache, before the question is known: policies at equal bytes.
 
 Eight pass keys of five digits are hidden in each text. The text is read once per dtype; then every policy compresses
-those same rows to as many as --kv-memory has room for, the policy's own tables and scores included. Digits: the share
+those rows to as many as --kv-memory has room for, the policy's own tables and scores included. Digits: the share
 that is found, greedily, each given the correct ones before it. KL, perplexity: of the 256 tokens that follow the text,
 against the full cache in the first dtype.
 """
@@ -170,7 +170,7 @@ def main() -> None:
     for line in measured(model, texts, options.policies.split(","), options.kv_dtype.split(","), sizes):
         lines.append(line)
         print(" ".join(line), flush=True)
-    print(f"\n## {sum(8 * 5 for _ in texts)} digits asked for after one compression, and {AFTER} tokens that follow\n")
+    print(f"\n## {40 * len(texts)} digits asked for after one compression, and {AFTER} tokens that follow\n")
     print(table(["policy", "KV", "bytes", "rows", "digits found", "KL", "perplexity, × full"], lines, left=2))
 
 

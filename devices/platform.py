@@ -1,11 +1,11 @@
-"""What differs on Windows and macOS. Other modules ask here, rather than for a module that may be missing."""
+"""Differences of Windows and macOS. Other modules ask here, rather than for a module that may be missing."""
 
 from __future__ import annotations
 
 import mmap
 import select
 import sys
-from typing import IO
+from typing import TextIO
 
 
 def map_file(descriptor: int) -> mmap.mmap:
@@ -16,7 +16,7 @@ def map_file(descriptor: int) -> mmap.mmap:
     return mmap.mmap(descriptor, 0, flags, mmap.PROT_READ)
 
 
-def has_input(file: IO[str] | int, seconds: float) -> bool:
+def has_input(file: TextIO, seconds: float) -> bool:
     """Whether a pipe has data, or ends, within `seconds`. Always True on Windows, which can wait for sockets only."""
     return sys.platform == "win32" or bool(select.select([file], [], [], seconds)[0])
 

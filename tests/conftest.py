@@ -50,6 +50,8 @@ from edge.types import AnyArray, FloatArray, IntArray
 GOLDEN = Path(__file__).parent / "golden"
 CACHE = Path(os.environ.get("EDGE_TEST_CACHE") or Path(__file__).parents[1] / "build" / "test-cache").absolute()
 GOLDEN_MODELS = ("llama-gqa-tied", "llama-gqa-untied", "llama-one-layer", "llama-rope-scaled")
+SOME_GPU = os.environ.get("EDGE_TEST_GPU", "wgpu:0")  # what most tests of the gpu engine run on, as EDGE_GPU names it
+GPU_HOST = SOME_GPU.partition(":")[0]
 CHUNK, CAPACITY, SINKS = 8, 32, 4  # how the streaming answers were made, see golden/make.py
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children would inherit it

@@ -26,7 +26,7 @@ PARTS = {
     "the native engine": r"^tests/backends/test_conformance\.py::.*\[cpu-",
     "ONNX Runtime": r"^tests/backends/test_conformance\.py::.*\[onnx-",
     "OpenCL": r"^tests/backends/test_conformance\.py::.*\[gpu@opencl",
-    "profiles over adb": r"^tests/plan/test_adb\.py::test_a_phone_measures_itself",
+    "profiles over adb": r"^tests/plan/test_adb\.py::test_progress_comes",
     "profiles over ssh": r"^tests/plan/test_ssh\.py::test_a_machine_measures_itself",
     "QNN's emulator": r"^tests/backends/test_conformance\.py::.*\[onnx@qnn",
     "structured output": r"^tests/run/test_grammar\.py::",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from edge.backends.base import EngineConfig
-from edge.backends.expected import QueryMoments, load_moments, moments_bytes, save_moments
 from edge.backends.reference.attention import heads_of
 from edge.backends.reference.context import At
 from edge.backends.reference.engine import ReferenceEngine
@@ -19,40 +18,17 @@ from edge.formats.gguf import GGUFFile
 from edge.model.cores import Attention, PerLayerInput
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
-from edge.storage import cache
-from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray, IntArray
 
 MOST_TOKENS = 384  # of the text
 _FIRST = 4  # tokens, whose queries are like no others
 _LARGEST = np.finfo(np.float16).max
-_SUFFIX = ".queries"
 
 
 def check_queries(spec: ModelSpec) -> None:
     """Raise UnsupportedError for a model whose queries cannot be measured."""
     if any(isinstance(core, PerLayerInput) for core in find_network(spec).cores):
         raise UnsupportedError("KV policy expected does not know the queries of models with per-layer embeddings yet")
-
-
-def stored_moments(file: GGUFFile, spec: ModelSpec) -> QueryMoments | None:
-    """From the cache folder, or None."""
-    path = cache.find("weights", _key(file), _SUFFIX)
-    whole = path is not None and path.stat().st_size == moments_bytes(find_network(spec))
-    return load_moments(find_network(spec), path) if path is not None and whole else None
-
-
-def find_moments(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> QueryMoments:
-    """The moments in the cache folder, which are measured with these tokens if they are not there.
-
-    Raises UnsupportedError as `check_queries`, ModelFormatError if queries are not finite.
-    """
-    check_queries(spec)
-    path = cache.find_or_make(
-        "weights", _key(file), _SUFFIX, lambda target: save_moments(measure(file, spec, tokens), target),
-        about=f"expected queries of {spec.name}", expected=moments_bytes(find_network(spec)),
-    )  # fmt: skip
-    return load_moments(find_network(spec), path)
 
 
 def measuring_bytes(file: GGUFFile, spec: ModelSpec) -> int:
@@ -73,7 +49,10 @@ def largest_matrix(file: GGUFFile, spec: ModelSpec) -> int:
 
 @UNWARNED
 def measure(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> list[FloatArray]:
-    """`QueryMoments.layers`, in their order. tokens: int32 [n], of which `MOST_TOKENS` are run."""
+    """`QueryMoments.layers`, in their order. tokens: int32 [n], of which `MOST_TOKENS` are run.
+
+    Raises ModelFormatError if queries are not finite.
+    """
     network, tokens = find_network(spec), tokens[: min(MOST_TOKENS, spec.context)]
     weights = TokenWeights(file, find_tensors(file, spec), tokens)
     engine = ReferenceEngine(file, spec, EngineConfig(tokens.size, tokens.size, "f32", 1), weights)
@@ -120,7 +99,3 @@ class TokenWeights(dict[str, FloatArray]):
 
     def __missing__(self, name: str) -> FloatArray:
         return read_weights(self._file, {name: self._sources[name]})[name]
-
-
-def _key(file: GGUFFile) -> str:
-    return fingerprint(file.path).sha256

@@ -6,7 +6,7 @@ is taken to be proportional to the squared error of the tensor's outputs, and co
 from the smallest types and takes the step that saves most KL per byte.
 
 Predictions are measured on pieces from the whole calibration text, so that no part of it decides alone. Memory holds
-the embedding twice in float32, a layer twice, and for every layer the final states of the pieces.
+the embedding twice in float32, a layer twice, and for every layer half of the final states of the pieces.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def measure(
             _run(walk, layer, before, {name: values for each in tensors for name, values in each.values.items()})
             for later in range(layer + 1, spec.layers):
                 _run(walk, later, walk.hidden, {})
-            layers.append((walk.finish(), tensors))
+            layers.append((_counted(walk.finish()), tensors))
         for each in tensors:
             each.values.clear()
         walk.hidden = after
         if progress:
             progress((layer + 1) / (spec.layers + len(around)))
     exact, found = walk.finish(), []
-    costs = _divergences(walk, exact, [(walk, final) for final, _ in layers])
+    costs = _divergences(walk, _counted(exact), [(walk, final) for final, _ in layers])
     for (_, tensors), cost in zip(layers, costs, strict=True):
         whole = sum(each.share for each in tensors) or 1.0
         found += [_stage(file, each.tensor, cost * each.share / whole, each.errors) for each in tensors]
@@ -111,7 +111,7 @@ def measure(
         other = Walk(file, spec, pieces, partial(_read_rounded, name=name, kind=types[0]))
         for layer in range(spec.layers):
             _run(other, layer, other.hidden, {})
-        (cost,) = _divergences(walk, exact, [(other, other.finish())])
+        (cost,) = _divergences(walk, _counted(exact), [(other, _counted(other.finish()))])
         found.append(_stage(file, tensor, cost, errors))
         if progress:
             progress((spec.layers + done) / (spec.layers + len(around)))
@@ -230,14 +230,16 @@ def _read_rounded(file: GGUFFile, sources: Mapping[str, Source], *, name: str, k
     return weights
 
 
-def _divergences(walk: Walk, exact: FloatArray, others: Sequence[tuple[Walk, FloatArray]]) -> list[float]:
-    """Mean KL of the predictions from other final states, a few tokens at a time since vocabularies are large.
+def _counted(final: FloatArray) -> FloatArray:
+    """A copy of every second final state: logits cost as much as layers do."""
+    return np.array(final[1::2])
 
-    Logits cost as much as layers do, so that every second token counts.
-    """
-    totals, exact = [0.0] * len(others), exact[1::2]
+
+def _divergences(walk: Walk, exact: FloatArray, others: Sequence[tuple[Walk, FloatArray]]) -> list[float]:
+    """Mean KL of the predictions from other final states, a few tokens at a time since vocabularies are large."""
+    totals = [0.0] * len(others)
     for at in range(0, len(exact), _SLICE):
         logits = walk.logits_of(exact[at : at + _SLICE])
         for index, (other, final) in enumerate(others):
-            totals[index] += float(divergences(logits, other.logits_of(final[1::2][at : at + _SLICE])).sum())
+            totals[index] += float(divergences(logits, other.logits_of(final[at : at + _SLICE])).sum())
     return [total / len(exact) for total in totals]

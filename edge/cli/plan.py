@@ -131,7 +131,7 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
 
 
 def _play(play: PlayUse) -> str:
-    """What Google Play counts, and what it leaves to the rest of the app."""
+    """A table of the memory that Google Play counts, and of what it leaves to the rest of the app."""
     rows = []
     states = {
         "in front": play.foreground,

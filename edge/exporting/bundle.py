@@ -41,8 +41,7 @@ from edge.exporting.gpu_programs import GPUPrograms, check_gpu, describe_gpu, ma
 from edge.exporting.model_file import MODEL, Section, trusted_source, write_model
 from edge.exporting.planning import MACHINES, check_options, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
-from edge.exporting.site import describe_gpu as describe_gpu_files
-from edge.exporting.site import describe_site, write_gpu
+from edge.exporting.site import describe_gpu_files, describe_site, write_gpu
 from edge.exporting.vocabulary import tokenizer_sections
 from edge.model.catalog import packaged_name
 from edge.model.model import Model, open_model

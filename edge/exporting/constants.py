@@ -31,6 +31,7 @@ from edge.model.lora_file import MAX_SCALE
 from edge.plan import engines
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
+from edge.plan.plan import DRAFT_TEXT
 from edge.prompt_cache.cache import SNAPSHOT_STEP
 from edge.run import reclaim
 from edge.run.budgets import governor, meters
@@ -92,7 +93,7 @@ _INTEGERS = {
     "DRAFTS_APPLIED": Job.APPLIED,
     "DRAFTS_VERIFIED": Job.VERIFIED,
     "MOST_DRAFTS": max(each.gemm_tokens for each in TARGETS) - 1,
-    "DRAFT_TEXT": drafts.MOST_TOKENS,
+    "DRAFT_TEXT": DRAFT_TEXT,
     "DRAFT_DEPTH": drafts.DEPTH,
     "DRAFT_SURE": drafts.SURE,
     "DRAFT_KINDS": len(speculation.FIRST_CHANCES),

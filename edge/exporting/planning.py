@@ -22,8 +22,7 @@ from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
 from edge.plan.device import MODULE_MOST, RUNTIME_BYTES, limits_of
-from edge.plan.plan import Plan, make_plan
-from edge.run.drafting.drafts import TEXT_BYTES
+from edge.plan.plan import DRAFT_TEXT_BYTES, Plan, make_plan
 
 # Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room; and what the
 # sampler has for each token of the vocabulary.
@@ -160,6 +159,6 @@ class _Bundled(CPU):
         pinned = max(config.pinned, prompt_rows(self._options, config.pinned, config.capacity))
         need = super().footprint(spec, replace(config, pinned=pinned, lora_rank=self._lora_rank))
         kv, fixed = (bytes + SNAPSHOTS * spec.state_bytes for bytes in (need.kv, need.fixed_kv))
-        scratch = need.scratch + (TEXT_BYTES if config.drafts else 0)
+        scratch = need.scratch + (DRAFT_TEXT_BYTES if config.drafts else 0)
         scratch += page_bytes(spec, replace(config, lora_rank=self._lora_rank)) if self._gpu else 0
         return replace(need, kv=kv, fixed_kv=fixed, scratch=scratch, runtime=0, streamed=0, least_weights=None)

@@ -51,7 +51,7 @@ def write_gpu(programs: GPUPrograms, folder: Path) -> None:
         programs.write_weights(out, 0)
 
 
-def describe_gpu(programs: GPUPrograms, folder: Path, plan: Plan) -> dict[str, Any]:
+def describe_gpu_files(programs: GPUPrograms, folder: Path, plan: Plan) -> dict[str, Any]:
     """Part `gpu` of `describe_site`: its files, with hashes as there, and bytes of all buffers."""
     path = folder / _GPU_WEIGHTS
     return {

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from edge.errors import InputError
 from edge.kv.policy import KVView, Needs
 from edge.kv.snapkv import SnapKV
 from edge.types import AnyArray, FloatArray, IntArray
@@ -24,11 +23,6 @@ class AdaKV(SnapKV):
 
     floor: float = 0.2  # guaranteed rows of every head, as a share of the mean
     name: ClassVar[str] = "adakv"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.floor <= 1:
-            raise InputError(f"floor is a share, from 0 to 1, not {self.floor}")
 
     @property
     def needs(self) -> Needs:

@@ -14,7 +14,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from edge.errors import InputError
 from edge.kv.policy import Gaussian, KVView, Needs, ScoredAndRecent
 from edge.types import AnyArray, FloatArray
 
@@ -27,11 +26,6 @@ class ExpectedAttention(ScoredAndRecent):
     floor: float = 0.02  # share of weight that every row has at least: rows with large values stay
     name: ClassVar[str] = "expected"
     needs: ClassVar[Needs] = Needs(keys=True, expects=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.floor <= 1:
-            raise InputError(f"floor is a share, from 0 to 1, not {self.floor}")
 
     def score(self, view: KVView) -> FloatArray:
         assert view.keys is not None

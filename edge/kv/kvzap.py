@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from edge.errors import InputError
 from edge.kv.adakv import allocate
 from edge.kv.policy import KVView, Needs, ScoredAndRecent
 from edge.types import AnyArray, FloatArray
@@ -27,11 +26,6 @@ class KVzap(ScoredAndRecent):
     floor: float = 0.2  # guaranteed rows of every head, as a share of the mean
     name: ClassVar[str] = "kvzap"
     needs: ClassVar[Needs] = Needs(keys=True, ranks=True, uneven="head")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.floor <= 1:
-            raise InputError(f"floor is a share, from 0 to 1, not {self.floor}")
 
     def score(self, view: KVView) -> FloatArray:
         assert view.importance is not None

@@ -114,7 +114,7 @@ class Scored(ABC):
     close_gaps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        names = {each.name for each in fields(self)} & {"sinks", "recent", "window", "kernel"}
+        names = {each.name for each in fields(self)} & {"sinks", "recent", "window", "kernel", "floor"}
         check_options(**{name: getattr(self, name) for name in names})
 
     @abstractmethod
@@ -146,7 +146,7 @@ class ScoredAndRecent(Scored):
         return int(self.recent * budget)
 
 
-def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int = 1) -> None:
+def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int = 1, floor: float = 0.0) -> None:
     """Raise InputError for options that no policy can work with."""
     if sinks < 0:
         raise InputError(f"--sinks must be 0 or more, not {sinks}")
@@ -156,6 +156,8 @@ def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int 
         raise InputError(f"window must be 1 or more, not {window}")
     if kernel < 1 or kernel % 2 == 0:
         raise InputError(f"kernel must be an odd number, not {kernel}")
+    if not 0 <= floor <= 1:
+        raise InputError(f"floor is a share, from 0 to 1, not {floor}")
 
 
 def first_and_last(length: int, budget: int, sinks: int) -> IntArray:

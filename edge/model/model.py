@@ -79,10 +79,9 @@ class Model:
         if text == "":
             raise InputError("the prompt is empty")
         if raw or self.template is None:
-            if system is not None or think.chosen:
-                what = "a system prompt" if system is not None else "--think"
-                raise UnsupportedError(f"{what} needs a chat template, and this prompt goes without one")
-            return Prompt(self._with_bos(self.tokenizer.encode_blocks(_some(text), special=raw)))
+            if system is not None:
+                raise _needs_template("a system prompt")
+            return Prompt(self._with_bos(self._plain(text, think, special=raw)))
         segments = self.template.first_turn(_some(text), system, think)
         return Prompt(self._with_bos(self._encode_segments(segments)), self.template.begins_thinking(think))
 
@@ -99,8 +98,12 @@ class Model:
         """Sampling parameters: the chosen fields, and for None the values that the model's file recommends."""
         return choose_sampling(self.file.metadata, **chosen)
 
-    def follow_up(self, text: str | Iterable[str], think: Think = _DEFAULT) -> Prompt:
-        """Create a prompt that continues a conversation after the assistant's reply. Raises InputError without text."""
+    def follow_up(self, text: str | Iterable[str], think: Think = _DEFAULT, *, raw: bool = False) -> Prompt:
+        """Create a prompt that continues a conversation after the assistant's reply. raw: without the chat template, as
+        the text goes on; control tokens are recognized. Raises InputError without text."""
+        if raw:
+            check_generates(self.spec)
+            return Prompt(self._plain(text, think, special=True, start=False))
         template = self._needed_template()
         segments = template.next_turn(_some(text), think)
         return Prompt(self._encode_segments(segments), template.begins_thinking(think))
@@ -217,6 +220,14 @@ class Model:
         ]
         return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True)))) if marks else None
 
+    def _plain(
+        self, text: str | Iterable[str], think: Think, *, special: bool, start: bool = True
+    ) -> Iterator[IntArray]:
+        """Tokens of a text that goes without the chat template. Raises UnsupportedError for a mode of thinking."""
+        if think.chosen:
+            raise _needs_template("--think")
+        return self.tokenizer.encode_blocks(_some(text), special=special, start=start)
+
     def _with_bos(self, blocks: Iterator[IntArray]) -> Iterator[IntArray]:
         """Prepend BOS if the model's prompts begin with it and this one does not."""
         bos, first = self.tokenizer.bos_id, next(blocks, np.zeros(0, np.int32))
@@ -224,6 +235,10 @@ class Model:
             yield np.array([bos], np.int32)
         yield first
         yield from blocks
+
+
+def _needs_template(what: str) -> UnsupportedError:
+    return UnsupportedError(f"{what} needs a chat template, and this prompt goes without one")
 
 
 def _some(text: str | Iterable[str]) -> Iterator[str]:

@@ -121,7 +121,7 @@ class Request:
                 raise UnsupportedError("--think needs a chat template, and token ids go without one")
             return Prompt([self.prompt])
         if self.follow_up:
-            return model.follow_up(self.prompt, self.think)
+            return model.follow_up(self.prompt, self.think, raw=self.raw)
         return model.prompt(self.prompt, system=self.system, raw=self.raw, think=self.think)
 
     def outline(self, model: Model, thinks: bool | None, *, shared: bool) -> Outline:

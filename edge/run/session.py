@@ -198,24 +198,24 @@ class Session:
         prompt: text (goes through the chat template unless `raw`, which parses control tokens instead) or token ids,
         int [n]; text in parts and a Prompt are read while they are run, so that they may be longer than what fits in
         memory. max_tokens: None or -1 goes on until something else stops it. stop: a text before which the answer ends,
-        or several. follow_up: continue the conversation in the cache instead of starting anew. think: whether and how
-        long the model thinks before it answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been rendered
-        with it already. Thoughts count in max_tokens, are not searched for `stop`, and go to `report.thoughts` and,
-        piece by piece, to on_thought, which must return quickly. time_limit: seconds, energy_limit: joules, instead of
-        the session's budget; time_spent, energy_spent: what of it is gone already, for the start. keep_text=False
-        leaves the report's texts None, for runs without end. grammar: what the answer must match, thoughts excepted;
-        `report.incomplete` says what cut it, if that happened before its end. logprobs: report each token's
-        log-probability in the model's own distribution, before all options of sampling, and as many of the likeliest
-        tokens; on_logprob is called with each before its text comes. logits_processor: a function of the answer's
-        tokens and the next logits, which changes these or returns others. beams: search the likeliest answer among so
-        many, and yield it in one piece; `report.beams` has all. length_penalty: their scores are divided by their
-        length to this power. After the last piece, or when the iterator is closed, `report` holds the RunReport, and
-        its figures are in the history of this device (see docs/devices.md), for `edge.forecast`. messages: a whole
-        conversation instead of a prompt, and tools: functions that the model may call, both as OpenAI's protocol has
-        them; tool_choice: "auto", "none", "required", or the name of one. Without parallel_tool_calls, the answer ends
-        with the first call. Rows of an earlier generation with which the conversation begins are kept. Complete calls
-        go to `report.tool_calls`, and while they are generated, events of `edge.tools.parser` to on_call, which must
-        return quickly.
+        or several. follow_up: continue the conversation in the cache instead of starting anew; a raw text goes on where
+        the last one ended. think: whether and how long the model thinks before it answers: True, False, 256 (tokens),
+        "5J", "low" …; a Prompt has been rendered with it already. Thoughts count in max_tokens, are not searched for
+        `stop`, and go to `report.thoughts` and, piece by piece, to on_thought, which must return quickly. time_limit:
+        seconds, energy_limit: joules, instead of the session's budget; time_spent, energy_spent: what of it is gone
+        already, for the start. keep_text=False leaves the report's texts None, for runs without end. grammar: what the
+        answer must match, thoughts excepted; `report.incomplete` says what cut it, if that happened before its end.
+        logprobs: report each token's log-probability in the model's own distribution, before all options of sampling,
+        and as many of the likeliest tokens; on_logprob is called with each before its text comes. logits_processor: a
+        function of the answer's tokens and the next logits, which changes these or returns others. beams: search the
+        likeliest answer among so many, and yield it in one piece; `report.beams` has all. length_penalty: their scores
+        are divided by their length to this power. After the last piece, or when the iterator is closed, `report` holds
+        the RunReport, and its figures are in the history of this device (see docs/devices.md), for `edge.forecast`.
+        messages: a whole conversation instead of a prompt, and tools: functions that the model may call, both as
+        OpenAI's protocol has them; tool_choice: "auto", "none", "required", or the name of one. Without
+        parallel_tool_calls, the answer ends with the first call. Rows of an earlier generation with which the
+        conversation begins are kept. Complete calls go to `report.tool_calls`, and while they are generated, events of
+        `edge.tools.parser` to on_call, which must return quickly.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
         forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the

@@ -20,6 +20,7 @@ from conftest import (
     CHUNK,
     GOLDEN_MODELS,
     SINKS,
+    SOME_GPU,
     Golden,
     bring_back,
     examples,
@@ -67,9 +68,9 @@ ENGINES = (
     Row("cpu", "f16", tolerance=8e-2),
     Row("cpu", "int8", tolerance=8e-1),
     Row("cpu", "int4", correlation=0.9),
-    Row("gpu@wgpu:0", "f32", tolerance=1e-3),
-    Row("gpu@wgpu:0", "f16", tolerance=8e-2),
-    Row("gpu@wgpu:0", "int8", tolerance=8e-1),
+    Row(f"gpu@{SOME_GPU}", "f32", tolerance=1e-3),
+    Row(f"gpu@{SOME_GPU}", "f16", tolerance=8e-2),
+    Row(f"gpu@{SOME_GPU}", "int8", tolerance=8e-1),
     Row("gpu@opencl:0", "f16", tolerance=8e-2),
 )
 

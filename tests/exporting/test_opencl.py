@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from bundles import bundle_of, bundle_sources, model_of
 from conftest import CACHE
-from ctypes_bundle import BundleSession, open_bundle
+from ctypes_bundle import BundleSession, _options, open_bundle
 from runtime_library import RUNTIME, build
 
 import edge
@@ -153,12 +153,15 @@ def test_what_the_driver_compiles_is_kept_and_checked(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def driver_library() -> Path:
+def driver_library() -> Iterator[Path]:
     """The bundle's library, whose OpenCL can be told to call pocl a GPU, and to fail."""
     _, parts = bundle_sources(MODEL, gpu=True, **ROWS)
     sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c")), *parts]
     flags = (f"-I{RUNTIME / 'gpu'}", "-ldl", "-shared", "-fPIC", "-Ddlsym=driver_function")
-    return build([Path(__file__).parent / "runtime" / "driver.c", *sources], flags, ".so")
+    library = build([Path(__file__).parent / "runtime" / "driver.c", *sources], flags, ".so")
+    yield library
+    for name in ("is_gpu", "refuses"):  # the process has it only once
+        ctypes.c_uint32.in_dll(ctypes.CDLL(str(library)), f"driver_{name}").value = 0
 
 
 def test_auto_takes_the_faster_engine_and_remembers_it(driver_library: Path, tmp_path: Path) -> None:
@@ -199,6 +202,38 @@ def test_auto_takes_the_faster_engine_and_remembers_it(driver_library: Path, tmp
         bundle.session(**choosing).end()
         assert runs.value > before
         assert record.read_bytes() == _sealed(record.read_bytes()[:-32])
+
+
+def test_what_a_driver_refuses_is_not_tried_at_each_start(driver_library: Path, tmp_path: Path) -> None:
+    """Neither to compile what it cannot, nor to load binaries that it no longer takes."""
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
+        is_gpu, refuses, compiles = (
+            ctypes.c_uint32.in_dll(bundle.library, f"driver_{name}") for name in ("is_gpu", "refuses", "compiles")
+        )
+        is_gpu.value, refuses.value, before = 1, 1, compiles.value
+        for engine in (Engine.GPU, Engine.AUTO, Engine.GPU):
+            if engine == Engine.AUTO:
+                with bundle.session(engine=engine, cache=str(tmp_path)) as session:
+                    assert "cannot compile the bundle's kernels (OpenCL error -11)" in session.use()["engine_why"]
+            else:
+                with pytest.raises(UnsupportedError, match=r"cannot compile the bundle's kernels \(OpenCL error -11\)"):
+                    bundle.session(engine=engine, cache=str(tmp_path))
+        assert compiles.value == before + 1
+        (kept,) = tmp_path.glob("*.cl")
+        kept.write_bytes(_sealed(struct.pack("<Q", 64) + bytes(64)))  # a binary
+        refuses.value = 2
+        bundle.session(engine=Engine.GPU, cache=str(tmp_path)).end()
+        assert compiles.value > before + 2
+        assert kept.stat().st_size > 1000
+
+
+def test_a_session_that_cannot_begin_is_null(driver_library: Path) -> None:
+    """Where the GPU's has begun and ended before, in a race."""
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
+        ctypes.c_uint32.in_dll(bundle.library, "driver_is_gpu").value = 1
+        session, options = ctypes.c_void_p(), _options({"engine": Engine.AUTO, "cache": kernels(), "isa": "?"})
+        assert bundle.library.edge_begin(bundle._model, ctypes.byref(options), ctypes.byref(session), None) < 0
+        assert session.value is None
 
 
 def _sealed(data: bytes) -> bytes:

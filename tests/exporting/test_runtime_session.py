@@ -146,6 +146,7 @@ def test_longrope_chooses_factors_by_the_whole_text(policy: str) -> None:
 def test_other_models_and_rows(name: str, options: dict[str, str]) -> None:
     with pair_of(name, **ROWS, **options) as pair:
         pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)
+        pair.ask("And now?", raw=True, max_tokens=10, temperature=0, ignore_eos=1)
         pair.ask(ids(150), max_tokens=80, temperature=0, ignore_eos=1)
         pair.ask(ids(40), max_tokens=20, ignore_eos=1, seed=1, **WARM)
 

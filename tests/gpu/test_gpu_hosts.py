@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from conftest import GPU_HOST
 
 from edge.backends.tvm.gpu import bandwidth, hosts
 from edge.backends.tvm.gpu.hosts import Adapter, Device, Limits, choose_adapter, host_named, open_device
@@ -29,7 +30,7 @@ from edge.storage.cache import entries
 
 pytest.importorskip("tvm")
 
-HOSTS = ["wgpu", "opencl"]
+HOSTS = [GPU_HOST, "opencl"]
 WIDTH = 64
 
 

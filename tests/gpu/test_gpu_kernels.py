@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, examples
+from conftest import GOLDEN, GPU_HOST, examples
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from hypothesis import given, settings
@@ -64,7 +64,7 @@ def device_of(host: str) -> Device | None:
     return open_device(found[0]) if found else None
 
 
-@pytest.fixture(params=["wgpu", pytest.param("opencl", marks=MORE)])
+@pytest.fixture(params=[GPU_HOST, pytest.param("opencl", marks=MORE)])
 def device(request: pytest.FixtureRequest) -> Device:
     found = device_of(request.param)
     if found is None:
@@ -344,7 +344,7 @@ def test_mamba_goes_on_from_its_state(device: Device, has_norm: bool) -> None:
     st.sampled_from((1, 2, 4)), st.sampled_from((1, 4, 16)),
 )  # fmt: skip
 def test_shapes(kind: str, parts: int, rows: int, tokens: int, at_once: int, split: int) -> None:
-    device = device_of("wgpu")
+    device = device_of(GPU_HOST)
     if device is None:
         pytest.skip("no adapter through wgpu")
     columns = 32 * parts - (5 if kind == "F16" else 0)

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, GPU_HOST, SOME_GPU
 from test_picks import state
 
 from edge.backends.kv_cache import end_of
@@ -37,7 +37,7 @@ def kernels(language: str) -> dict[str, Kernel]:
     return {built.name: lower(built, language) for built in pick.kernels()}
 
 
-@pytest.fixture(scope="module", params=["wgpu", "opencl"])
+@pytest.fixture(scope="module", params=[GPU_HOST, "opencl"])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     found = host_named(request.param).adapters()
     if not found:
@@ -108,10 +108,10 @@ PROMPT = np.arange(5, 25, dtype=np.int32)
     params=["llama-window", pytest.param("gemma3", marks=pytest.mark.exhaustive)],
 )
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
-    if not host_named("wgpu").adapters():
-        pytest.skip("no adapter through wgpu")
+    if not host_named(GPU_HOST).adapters():
+        pytest.skip(f"no adapter through {GPU_HOST}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGE_GPU", "wgpu:0")
+        patch.setenv("EDGE_GPU", SOME_GPU)
         with load(open_model(GOLDEN / f"{request.param}.gguf"), backend="gpu", max_kv_size=64, threads=1) as opened:
             yield opened
 

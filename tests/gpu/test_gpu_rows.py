@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, bring_back, load_engine, on_gpu
+from conftest import GOLDEN, GPU_HOST, SOME_GPU, bring_back, load_engine, on_gpu
 from heads_oracle import HeadOracle
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -39,7 +39,7 @@ CHUNK, ROWS, LAYER = 8, 1024, 1
 ATOL = {"f32": 2e-5, "f16": 2e-3, "int8": 3e-2}
 
 
-@pytest.fixture(scope="module", params=["wgpu", "opencl"])
+@pytest.fixture(scope="module", params=[GPU_HOST, "opencl"])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     found = host_named(request.param).adapters()
     if not found:
@@ -339,7 +339,7 @@ def engine_of(name: str, place: str, dtype: str = "f32") -> Iterator[tuple[GPUEn
 @pytest.mark.parametrize(
     ("name", "place", "votes"),
     [
-        ("llama-gqa-tied", "wgpu:0", False), ("gemma3", "wgpu:0", True), ("llama-window", "wgpu:0", False),
+        ("llama-gqa-tied", SOME_GPU, False), ("gemma3", SOME_GPU, True), ("llama-window", SOME_GPU, False),
         pytest.param("llama-window", "opencl:0", False, marks=pytest.mark.exhaustive),
     ],
 )  # fmt: skip
@@ -366,7 +366,7 @@ def test_rows_of_different_heads_are_kept_and_renumbered(name: str, place: str, 
 @pytest.mark.parametrize("dtype", ["f16", "int8"])
 def test_attention_is_of_rows_that_are_there(dtype: str) -> None:
     """Not of those that were truncated, restored, or ran unobserved; kept rows stay as they are."""
-    with engine_of("llama-gqa-tied", "wgpu:0", dtype) as (engine, _):
+    with engine_of("llama-gqa-tied", SOME_GPU, dtype) as (engine, _):
         kv, tokens = engine.kv, some_tokens(60)
         engine.forward_all(tokens[:30])
         assert not kv.attention.any()
@@ -402,7 +402,7 @@ def test_attention_is_of_rows_that_are_there(dtype: str) -> None:
 def test_every_policy_keeps_what_it_keeps_on_the_cpu(policy: str, name: str) -> None:
     """Through a prompt longer than the cache and an answer that fills it again."""
     path, prompt, answers = GOLDEN / f"{name}.gguf", some_tokens(90), []
-    for backend, place in (("cpu", None), ("gpu", "wgpu:0")):
+    for backend, place in (("cpu", None), ("gpu", SOME_GPU)):
         with (
             on_gpu(place) if place else nullcontext(),
             load(path, backend=backend, kv_dtype="f32", kv_policy=policy, max_kv_size=48, threads=1) as session,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import GOLDEN, on_gpu
+from conftest import GOLDEN, SOME_GPU, on_gpu
 from test_cli import edge_json
 
 from edge.backends import engine_named
@@ -23,7 +23,7 @@ from edge.model.model import Model, open_model
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
-    with on_gpu("wgpu:0"):
+    with on_gpu(SOME_GPU):
         yield open_model(GOLDEN / "llama-gqa-tied.gguf")
 
 
@@ -80,7 +80,7 @@ def test_values_that_tuning_does_not_choose_never_reach_a_compiler(
 @pytest.mark.slow
 def test_the_command_from_tuning_to_a_run(model: Model) -> None:
     path = str(model.file.path)
-    with on_gpu("wgpu:0"):
+    with on_gpu(SOME_GPU):
         found = edge_json("tune", path, "--backend", "gpu", "--trials", "2", "--time", "10m", "--json")
         assert found["trials"] == found["measured"] == 2
         assert (found["gain"] >= 1, found["late"], found["interrupted"]) == (True, False, False)

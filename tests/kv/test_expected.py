@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from test_architectures import require_native
 from edge.backends.base import Engine
 from edge.backends.expected import AHEAD, QueryMoments
 from edge.backends.reference import ReferenceEngine
-from edge.backends.reference.queries import find_moments, measure, stored_moments
+from edge.backends.reference.queries import measure
 from edge.converters.calibrate import Walk
 from edge.errors import UnsupportedError
 from edge.kv import make_policy
@@ -85,6 +84,11 @@ def paper_scores(model: Model, measured: IntArray, tokens: IntArray, layers: lis
     return np.array(found).reshape(len(layers), -1, tokens.size)
 
 
+def moments_of(model: Model, tokens: IntArray) -> QueryMoments:
+    measured = measure(model.file, model.spec, tokens)
+    return QueryMoments.of(find_network(model.spec), np.concatenate([each.reshape(-1) for each in measured]))
+
+
 def engine_scores(engine: Engine, moments: QueryMoments) -> FloatArray:
     policy = make_policy(f"expected:floor={FLOOR}")
     return policy.score(view_for(engine.kv, policy.needs, learned=moments))  # type: ignore[attr-defined, no-any-return]
@@ -98,10 +102,7 @@ def test_scores_are_the_papers(name: str, backend: str, engines: Callable[[Engin
     if backend == "onnx":
         pytest.importorskip("onnxruntime")
     model, measured, tokens = open_model(GOLDEN / f"{name}.gguf"), some_tokens(100, 1), some_tokens(60, 2)
-    moments = QueryMoments.of(
-        find_network(model.spec),
-        np.concatenate([each.reshape(-1) for each in measure(model.file, model.spec, measured)]),
-    )
+    moments = moments_of(model, measured)
     engine = engines(load_engine(model, backend, "f32"))
     engine.forward(tokens)
     scores = engine_scores(engine, moments)
@@ -113,7 +114,7 @@ def test_scores_are_the_papers(name: str, backend: str, engines: Callable[[Engin
 def test_rounded_rows_have_nearly_the_same_scores(dtype: str, engines: Callable[[Engine], Engine]) -> None:
     require_native()
     model, tokens = open_model(GOLDEN / "llama-gqa-tied.gguf"), some_tokens(60, 2)
-    moments, found = find_moments(model.file, model.spec, some_tokens(100, 1)), []
+    moments, found = moments_of(model, some_tokens(100, 1)), []
     for each in ("f32", dtype):
         engine = engines(load_engine(model, "cpu", each))
         engine.forward(tokens)
@@ -133,19 +134,6 @@ def test_the_expected_weight_is_the_mean_of_drawn_queries() -> None:
     found = shares(keys, gaussian, used)[0]
     np.testing.assert_allclose(found[:5], weights[:5] / weights[:5].sum(), rtol=0.05)
     assert found[5] == 0
-
-
-def test_moments_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
-    model = open_model(GOLDEN / "llama-gqa-tied.gguf")
-    assert stored_moments(model.file, model.spec) is None
-    first = find_moments(model.file, model.spec, some_tokens(50, 1))
-    again = find_moments(model.file, model.spec, some_tokens(50, 2))
-    for layer, values in first.layers.items():
-        np.testing.assert_array_equal(values, again.layers[layer])
-    (path,) = (tmp_path / "weights").glob("*.queries")
-    path.write_bytes(path.read_bytes()[:-2])
-    assert stored_moments(model.file, model.spec) is None  # damaged: measured again
 
 
 def test_a_session_evicts_by_it_from_the_first_run_on() -> None:

@@ -121,7 +121,7 @@ def random_importance(model: Model, seed: int) -> RowImportance:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "onnx"])
-@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen3", "phi3"])
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen3", pytest.param("phi3", marks=pytest.mark.exhaustive)])
 def test_engines_predict_from_rows_what_projections_give(
     name: str, backend: str, engines: Callable[[Engine], Engine]
 ) -> None:
@@ -140,7 +140,9 @@ def test_engines_predict_from_rows_what_projections_give(
             np.testing.assert_allclose(scores[layer, head], wanted, rtol=5e-3)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("f16", "int4"))]
+)
 def test_rounded_rows_have_nearly_the_same_scores(dtype: str, engines: Callable[[Engine], Engine]) -> None:
     require_native()
     model, tokens, found = open_model(GOLDEN / "llama-gqa-tied.gguf"), some_tokens(60, 2), []
@@ -161,21 +163,23 @@ def test_heads_with_important_rows_keep_more() -> None:
     assert {*many.tolist()} <= {*range(4, 34), 38, 39}
 
 
-def test_it_is_fitted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("policy", ["kvzap", "expected"])
+def test_what_a_policy_must_know_is_found_once(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = make_policy(policy).needs
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     model = open_model(GOLDEN / "llama-gqa-tied.gguf")
-    assert learned.making_bytes(model.file, model.spec, NEEDS) > 0
-    first = learned.find(model.file, model.spec, NEEDS, some_tokens(50, 1))
-    again = learned.find(model.file, model.spec, NEEDS, some_tokens(50, 2))
-    assert learned.making_bytes(model.file, model.spec, NEEDS) == 0
+    assert learned.making_bytes(model.file, model.spec, needs) > 0
+    first = learned.find(model.file, model.spec, needs, some_tokens(50, 1))
+    again = learned.find(model.file, model.spec, needs, some_tokens(50, 2))
+    assert learned.making_bytes(model.file, model.spec, needs) == 0
     for layer, values in first.layers.items():
         np.testing.assert_array_equal(values, again.layers[layer])
-    (path,) = (tmp_path / "weights").glob("*.importance")
+    (path,) = (each for each in (tmp_path / "weights").iterdir() if each.suffix in (".importance", ".queries"))
     path.write_bytes(path.read_bytes()[:-2])
-    assert learned.stored(model.file, model.spec, NEEDS) is None  # damaged: fitted again
+    assert learned.stored(model.file, model.spec, needs) is None  # damaged: made again
 
 
-@pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", "qwen35"])
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35", pytest.param("gemma3", marks=pytest.mark.exhaustive)])
 def test_a_session_evicts_by_it_from_the_first_run_on(name: str) -> None:
     """Also beside layers with windows, whose rows it does not see, and beside recurrent ones."""
     require_native()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CHUNK, GOLDEN, bring_back, load_engine
+from conftest import CHUNK, GOLDEN, SOME_GPU, bring_back, load_engine
 from heads_oracle import HeadOracle
 from small_models import Edit, Small, write_small
 from test_gguf_file import GGUF, STRING
@@ -79,7 +79,7 @@ REFERENCE = Row("reference", "f32", EXACT)
 LLAMACPP = Row("llamacpp", "f32", EXACT), Row("llamacpp", "f16", 8e-2)
 ONNX = Row("onnx", "f32", 1e-4), Row("onnx", "f16", 8e-2), Row("onnx", "int8", 1.2)
 NATIVE = Row("cpu", "f32", EXACT), Row("cpu", "f16", 8e-2), Row("cpu", "int8", 8e-1)
-GPU = Row("gpu@wgpu:0", "f32", EXACT)
+GPU = Row(f"gpu@{SOME_GPU}", "f32", EXACT)
 SLOW = pytest.param(NATIVE[0], marks=pytest.mark.slow)
 SELDOM = pytest.param(GPU, marks=pytest.mark.exhaustive)
 # Native code that others show, since angles are computed outside of it; each model takes seconds to compile.
@@ -362,7 +362,7 @@ def test_quantized_models_of_every_architecture(
     assert np.corrcoef(pieces.ravel(), ours.ravel())[0, 1] > 0.9999
 
 
-@pytest.mark.parametrize("place", ["wgpu:0", pytest.param("opencl:0", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("place", [SOME_GPU, pytest.param("opencl:0", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     "architecture",
     [pytest.param(each, marks=() if each == "gemma3" else pytest.mark.exhaustive) for each in TYPES],

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import load_engine
+from conftest import SOME_GPU, load_engine
 from fallbacks import logits_of, open_fallback
 
 from edge.backends import backend_names, engine_named
@@ -32,7 +32,7 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
     "falcon-h1": (Mamba,),
 }
 EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
-GPU = "gpu@wgpu:0"
+GPU = f"gpu@{SOME_GPU}"
 ON_GPU = ("qwen35moe", "lfm2", "gemma4", "falcon-h1")  # in make test: they have the cores of the others
 CASES = [
     pytest.param(GPU if engine == "gpu" else engine, name, marks=[pytest.mark.exhaustive] * rarely)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine
+from conftest import GOLDEN, SOME_GPU, load_engine
 from fallbacks import logits_of, open_fallback
 from small_models import Small, write_small
 from test_gguf_file import GGUF, U32
@@ -35,7 +35,7 @@ from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 
 MIXTURES = ("qwen3moe", "qwen35moe", "lfm2moe", "gpt-oss")
-GPU = "gpu@wgpu:0"
+GPU = f"gpu@{SOME_GPU}"
 OURS = ("reference", "cpu")
 EXACT = 2e-4
 TOLERANCES = {"f16": 8e-2, "int8": 8e-1}  # as in test_architectures.py

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine, on_gpu
+from conftest import GOLDEN, SOME_GPU, load_engine, on_gpu
 from fallbacks import logits_of, open_fallback
 from small_models import NUMBERS, random_quants
 from test_gguf_file import GGUF, U32
@@ -29,7 +29,7 @@ from edge.sampling import SamplingParams
 
 FILE = GOLDEN / "gemma4.gguf"
 OURS = ("reference", "cpu")
-GPU = "gpu@wgpu:0"
+GPU = f"gpu@{SOME_GPU}"
 EXACT, GELU = 2e-4, 1e-2  # llama.cpp looks gelu up in a table of float16
 
 _CLOSE = {"f32": 0.9999, "f16": 0.99, "int8": 0.98, "int4": 0.85}  # correlations that llama.cpp has with such rows
@@ -101,7 +101,7 @@ def test_quantized_models(
 ) -> None:
     file, spec = write_wide(tmp_path / "model.gguf", mixture)
     tokens = np.random.default_rng(3).integers(3, spec.vocab, 60).astype(np.int32)
-    with on_gpu("wgpu:0") if backend == "gpu" else nullcontext():
+    with on_gpu(SOME_GPU) if backend == "gpu" else nullcontext():
         oracle, ours = (
             engines(engine_named(name).load(file, spec, EngineConfig(128, 24, each, 1, logits_rows=24)))
             for name, each in (("reference", "f32"), (backend, dtype))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine
+from conftest import GOLDEN, SOME_GPU, load_engine
 from fallbacks import logits_of, open_fallback
 from test_gguf_file import GGUF
 
@@ -30,7 +30,7 @@ from edge.sampling import SamplingParams
 
 FILE = GOLDEN / "qwen35.gguf"
 HYBRIDS = ("qwen35", "lfm2", "granitehybrid", "nemotron_h", "falcon-h1")
-OURS = ("reference", "cpu", "gpu@wgpu:0")
+OURS = ("reference", "cpu", f"gpu@{SOME_GPU}")
 EXACT = 2e-4
 U32, F32_TYPE = 4, 0
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, on_gpu
+from conftest import GOLDEN, SOME_GPU, on_gpu
 from lora_files import write_adapter
 from small_models import Small, write_small
 from test_architectures import require_native
@@ -50,13 +50,13 @@ NATIVE = [
 ]
 ALL = [pytest.param(*each.values) for each in NATIVE]
 ON_GPU = [  # norms behind products, experts with a shared one, a state, biases, vectors for each layer
-    pytest.param("wgpu:0", "llama-gqa-tied", 3),
+    pytest.param(SOME_GPU, "llama-gqa-tied", 3),
     *(
         pytest.param(place, name, rank, marks=pytest.mark.exhaustive)
         for place, name, rank in [
-            ("opencl:0", "llama-gqa-tied", 3), ("wgpu:0", "gemma3", 8), ("wgpu:0", "phi3", 16), ("wgpu:0", "gpt2", 20),
-            ("wgpu:0", "qwen35moe", 3), ("wgpu:0", "falcon-h1", 3), ("wgpu:0", "lfm2", 20), ("wgpu:0", "gpt-oss", 5),
-            ("wgpu:0", "gemma4", 3),
+            ("opencl:0", "llama-gqa-tied", 3), (SOME_GPU, "gemma3", 8), (SOME_GPU, "phi3", 16), (SOME_GPU, "gpt2", 20),
+            (SOME_GPU, "qwen35moe", 3), (SOME_GPU, "falcon-h1", 3), (SOME_GPU, "lfm2", 20), (SOME_GPU, "gpt-oss", 5),
+            (SOME_GPU, "gemma4", 3),
         ]
     ),
 ]  # fmt: skip
@@ -178,12 +178,12 @@ def test_logits_on_a_gpu_are_those_of_merged_weights(
 def test_adapters_in_float16_beside_rows_of_float16(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     require_native()
     model, path = golden("llama-gqa-tied"), tmp_path / "a.gguf"
-    engine = engines(load(model, "gpu@wgpu:0", "f16", lora_of(model, write_adapter(path, model, 12))))
+    engine = engines(load(model, f"gpu@{SOME_GPU}", "f16", lora_of(model, write_adapter(path, model, 12))))
     np.testing.assert_allclose(answers(engine), answers(merged(model, (path, 1.0))), rtol=0, atol=8e-2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu@wgpu:0", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param(f"gpu@{SOME_GPU}", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("name", "convolution"), [("qwen35", "ssm_conv1d"), ("lfm2", "shortconv.conv.")])
 def test_adapters_of_convolutions_are_refused(
     backend: str, name: str, convolution: str, tmp_path: Path, engines: Callable[[Engine], Engine]
@@ -200,7 +200,7 @@ def test_adapters_of_convolutions_are_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["cpu", "gpu@wgpu:0"])
+@pytest.mark.parametrize("backend", ["cpu", f"gpu@{SOME_GPU}"])
 def test_adapters_are_exchanged_in_place(backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     """Without one, logits are the model's own to the bit; larger ones are refused; ranks and matrices may differ."""
     require_native()
@@ -433,7 +433,7 @@ def test_a_session_changes_its_adapter(
     """Also to one of a larger rank than it was loaded with, and of none."""
     if backend in ("cpu", "gpu"):
         require_native()
-        monkeypatch.setenv("EDGE_GPU", "wgpu:0")
+        monkeypatch.setenv("EDGE_GPU", SOME_GPU)
     options = {"backend": backend, **options}
     small, large = adapters
     fresh = {lora: open_session(lora=lora, **options).generate("Hello", **SHORT) for lora in (None, small, large)}

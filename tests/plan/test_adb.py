@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,13 +14,14 @@ from pathlib import Path
 import pytest
 from adb_device import Phone
 from kits import GOLDEN_MODEL, QUICK, kit_for
-from test_cli import edge, edge_json
+from test_cli import edge_json
 
 from edge.devices.host import usable_cores
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.profiling.kit.adb import Device, find_device
 from edge.profiling.kit.remote import ask_machine, run_kit
 from edge.profiling.kit.result import parse_result
+from edge.profiling.kit.run import check_place
 
 ADB, QEMU, ARM = shutil.which("adb"), shutil.which("qemu-aarch64-static"), shutil.which("aarch64-linux-gnu-gcc")
 
@@ -56,9 +56,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     if ADB is None:
         pytest.skip("no adb: apt-get install adb")
     folder = tmp_path_factory.mktemp("adb")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    own = f"HOME={folder} TMPDIR={folder} ANDROID_ADB_SERVER_PORT={port}"
+    own = f"HOME={folder} TMPDIR={folder} ADB_SERVER_SOCKET=localfilesystem:{folder / 'server'}"
     write_program(folder / "bin" / "adb", f'{own} exec {ADB} "$@"')
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
     made = Bench(folder)
@@ -79,6 +77,7 @@ def quietly(what: str, share: float) -> None:
     assert 0 <= share <= 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(QEMU is None or ARM is None, reason="no qemu-aarch64-static and aarch64-linux-gnu-gcc")
 def test_a_phone_measures_itself(bench: Bench) -> None:
     """With the programs of a phone that say what it is, and QEMU for its processor."""
@@ -218,8 +217,9 @@ def test_without_adb(monkeypatch: pytest.MonkeyPatch) -> None:
         find_device(None)
 
 
-@pytest.mark.parametrize("place", ["adb:", "adb:-s", "adb:a;b", "adb:$(x)"])
-def test_words_that_are_no_serial(place: str) -> None:
-    done = edge("profile", str(GOLDEN_MODEL), "--on", place)
-    assert done.returncode == 2
-    assert f"--on {place} names no device: write adb, or adb: and a serial of adb devices" in done.stderr
+@pytest.mark.parametrize("serial", ["", "-s", "a;b", "$(x)"])
+def test_words_that_are_no_serial(serial: str) -> None:
+    with pytest.raises(
+        InputError, match=r"^--on adb:.* names no device: write adb, or adb: and a serial of adb devices$"
+    ):
+        check_place(f"adb:{serial}")

@@ -418,6 +418,21 @@ def test_a_follow_up_remembers_every_token_whatever_ended_the_answer(
     assert tape.tokens == np.concatenate(expected).tolist()
 
 
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "spm"])  # with a template; with BOS, and a space before words
+def test_a_raw_follow_up_goes_on_with_the_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(GOLDEN / f"{name}.gguf", backend="reference", max_kv_size=64) as session:
+        tokenizer, tape = session.model.tokenizer, Tape(session, monkeypatch)
+        begun = session.model.encode_prompt("one two", raw=True).tolist()
+        assert (begun[0] == tokenizer.bos_id) == tokenizer.add_bos
+        mark = tokenizer.text(tokenizer.bos_id)
+        session.generate("one two", raw=True, max_tokens=1, ignore_eos=True)
+        session.generate(f"three{mark}", raw=True, follow_up=True, max_tokens=1, ignore_eos=True)
+        assert tape.tokens[: len(begun)] == begun
+        assert tape.tokens[len(begun) + 1 :] == [*tokenizer.encode("three", start=False), tokenizer.bos_id]
+        with pytest.raises(UnsupportedError, match="--think needs a chat template, and this prompt goes without one"):
+            session.generate("four", raw=True, follow_up=True, think=True)
+
+
 def test_a_refused_follow_up_leaves_the_conversation_as_it_was(
     full: Session, smollm2: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

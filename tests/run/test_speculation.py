@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from edge.errors import InputError
 from edge.options import Options
-from edge.run.drafting.drafts import MOST_TOKENS, Drafts
+from edge.plan.plan import DRAFT_TEXT
+from edge.run.drafting.drafts import Drafts
 from edge.run.drafting.speculation import Speculation
 
 MOST = 7
@@ -68,10 +69,10 @@ def test_what_is_copied_is_found_again_while_it_goes_on() -> None:
 
 
 def test_memory_is_bounded_and_the_newest_text_stays() -> None:
-    drafts, text = Drafts(), np.arange(MOST_TOKENS // 2, dtype=np.int32)
+    drafts, text = Drafts(), np.arange(DRAFT_TEXT // 2, dtype=np.int32)
     for _ in range(5):
         drafts.add(text)
-    assert drafts._tokens.size <= MOST_TOKENS
+    assert drafts._tokens.size <= DRAFT_TEXT
     drafts.add(text[:10])
     assert drafts.draft(3).tolist() == [10, 11, 12]
 

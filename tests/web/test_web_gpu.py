@@ -204,6 +204,7 @@ def test_memory_counts_the_buffers_of_the_gpu() -> None:
     """The limit holds for both together; planned buffers are the real ones, or a little more."""
 
     def planned(gpu: bool, **options: Any) -> Plan:
+        options |= {"speculate": "off"}  # as with a GPU
         return prepare(model_of(NAME), find_profile("web"), Options(**options), ["simd"], gpu=gpu).plan
 
     alone = planned(False, memory=40 << 20, kv_policy="streaming")

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from edge.backends.tvm.gpu.engine import GPUEngine
 
 KV_DTYPES = ("f16", "int8", "f32")
-_SHOWN_BYTES = 106 << 20  # Python modules and drivers that show their adapters: 78 MiB with lavapipe and pocl
-# What a driver takes beside that and our buffers, by the kinds of blocks and so of kernels. First runs with lavapipe
-# count always, since Mesa's cache is not ours: measured, 92 to 104 MiB with two kinds of blocks, 83 to 123 with three,
-# 160 with seven (Gemma 4). With pocl up to 76 once we have its binaries.
+# What a driver takes beside `DRIVER_BYTES` and our buffers, by the kinds of blocks and so of kernels. First runs with
+# lavapipe count always, since Mesa's cache is not ours: measured, 92 to 104 MiB with two kinds of blocks, 83 to 123
+# with three, 160 with seven (Gemma 4). With pocl up to 76 once we have its binaries.
 _DRIVER_BYTES = 96 << 20
 _BLOCK_BYTES = 16 << 20
 
@@ -50,7 +49,7 @@ class GPU(Backend):
         {"f16": RowEfficiency(0.5, 1.0)},
         1e-4,
     )
-    DRIVER_BYTES = _SHOWN_BYTES
+    DRIVER_BYTES = 106 << 20  # with Python modules; 78 MiB with lavapipe and pocl
     PACKAGES = ("apache-tvm", "wgpu", "pyopencl", "cuda-bindings")
 
     def check_installed(self) -> None:

@@ -81,7 +81,7 @@ static void find_place(drafts *d)
     }
 }
 
-/* Of a pass over so many tokens, in passes over one. */
+/* The time of a pass over `tokens`, in passes over one. */
 static double cost_of(const drafts *d, uint32_t tokens)
 {
     if (d->times[1] > 0 && d->times[tokens] > 0)
@@ -115,7 +115,7 @@ uint32_t drafts_propose(drafts *d, uint32_t most, int32_t *draft)
             length = count;
         }
     }
-    for (uint32_t i = 0; i < length; i++) /* a place so near that the text goes round: it may go on so */
+    for (uint32_t i = 0; i < length; i++) /* beyond the end, the same tokens again: the text may repeat */
         draft[i] = d->tokens[first + i % (d->count - first)];
     return length;
 }

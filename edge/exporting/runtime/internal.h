@@ -229,7 +229,7 @@ void drafts_add(drafts *d, const int32_t *tokens, uint32_t count); /* the text g
 /* Writes the tokens to verify behind the last one, and returns how many, at most `most`: none where that would not pay. */
 uint32_t drafts_propose(drafts *d, uint32_t most, int32_t *draft);
 void drafts_time(drafts *d, uint32_t tokens, double seconds);      /* that a pass over them took */
-void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted); /* of the last draft, so many were right */
+void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted); /* the first `accepted` of the last draft were right */
 
 /* ---- governor.c --------------------------------------------------------------------------------------------------- */
 
@@ -340,9 +340,9 @@ typedef void (*kv_choice)(void *from, uint32_t head, int32_t *rows);
 void kv_keep_heads(kv *k, uint32_t count, kv_choice choose, void *from, int32_t *rows);
 void kv_renumber(kv *k);
 bool kv_can_truncate(const kv *k, uint32_t length);
-uint32_t kv_at_once(const kv *k, uint32_t count);  /* the most of so many rows that may be appended and dropped again, but
-                                                      for the first */
-void kv_drop(kv *k, uint32_t count);               /* the last rows, which were appended by kv_at_once */
+uint32_t kv_at_once(const kv *k, uint32_t count);  /* of `count` rows, how many may be appended at once, and all
+                                                      but the first dropped again */
+void kv_drop(kv *k, uint32_t count);               /* the last rows, of those that kv_at_once allowed */
 void kv_truncate(kv *k, uint32_t length);
 void kv_shrink(kv *k, uint32_t capacity);
 uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */

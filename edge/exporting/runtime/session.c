@@ -205,6 +205,7 @@ edge_status begin_on(edge_model *model, const edge_options *options, bool on_gpu
 {
     const design_config *design = NULL;
     edge_status status;
+    *session = NULL; /* it may be one that has ended, of a race */
     if (!on_gpu && (status = choose_design(model, options->isa, &design, error)))
         return status;
     edge_session counted;

@@ -205,13 +205,14 @@ def _follow(
 
 
 def _failure(remote: Remote, status: int, said: list[str]) -> EngineError:
-    text = "\n".join(each for each in said if each != _UNPACKED)
-    if error := remote.cut(status, text, began=_UNPACKED in said):
+    began, said = _UNPACKED in said, [each for each in said if each not in (_UNPACKED, _MEASURED)]
+    text = "\n".join(said)
+    if error := remote.cut(status, text, began=began):
         return error
     if _FULL.search(text):
         return EngineError(f"{remote} has no room for the kit: its disk is full")
     prefix = f"{PROGRAM}: "
-    own = [each.removeprefix(prefix) for each in said if each.startswith(prefix) and each != _UNPACKED]
+    own = [each.removeprefix(prefix) for each in said if each.startswith(prefix)]
     why = own[-1] if own else last_line(text) or (f"signal {status - 128}" if status > 128 else f"status {status}")
     if status in (128 + 9, 128 + 15):
         why = "its system ended the kit, perhaps for want of memory"

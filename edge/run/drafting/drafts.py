@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge.plan.plan import DRAFT_TEXT
 from edge.types import IntArray
 
-MOST_TOKENS = 1 << 16  # that are looked at; of longer texts, half of the older ones are forgotten
-TEXT_BYTES = 4 * MOST_TOKENS
 DEPTH = 64  # tokens of a match that are told apart from a longer one
 SURE = 8  # tokens of a match that no other place is compared with while it goes on
 _FEW = 8  # places that are compared token by token, the latest of those that are left
@@ -51,14 +50,14 @@ class Drafts:
         return self._tokens[self._first : self._count]
 
     def add(self, tokens: IntArray) -> None:
-        """Tokens, int [n], that follow those before; only the last of them are kept if there are too many."""
-        tokens = tokens[-MOST_TOKENS // 2 :]
-        if self._count + tokens.size > MOST_TOKENS:
-            kept = self._tokens[self._count - MOST_TOKENS // 2 : self._count].copy()
+        """Tokens, int [n], that follow those before. Of a text longer than DRAFT_TEXT, older ones are forgotten."""
+        tokens = tokens[-DRAFT_TEXT // 2 :]
+        if self._count + tokens.size > DRAFT_TEXT:
+            kept = self._tokens[self._count - DRAFT_TEXT // 2 : self._count].copy()
             self._first = max(0, self._first - (self._count - kept.size))
             self._tokens[: kept.size], self._count, self._place = kept, kept.size, -1
         if self._count + tokens.size > self._tokens.size:
-            self._tokens = np.resize(self._tokens, min(MOST_TOKENS, 2 * (self._count + tokens.size)))
+            self._tokens = np.resize(self._tokens, min(DRAFT_TEXT, 2 * (self._count + tokens.size)))
         self._tokens[self._count : self._count + tokens.size] = tokens
         self._count += tokens.size
         follows = tokens.size == 1 and self._place >= 0 and self._tokens[self._place + 1] == tokens[0]

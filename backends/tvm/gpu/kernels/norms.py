@@ -110,7 +110,6 @@ def normalise(name: str, norm: Norm, tokens: int, *, wanted: bool = False) -> Bu
 
     def body(scope: Scope) -> None:
         memory = scope.shared(_THREADS)
-        memory = scope.shared(_THREADS)
         first: Value = i32(0)
         if wanted:
             first = to_int(scope.tables[State.COUNT]) - to_int(scope.tables[State.WANTED])
@@ -129,7 +128,6 @@ def add_normed(name: str, norm: Norm, tokens: int, scale: float = 1.0, rescale: 
     which the sum is multiplied."""
 
     def body(scope: Scope) -> None:
-        memory = scope.shared(_THREADS)
         memory = scope.shared(_THREADS)
         start = let(scope.row * norm.padded)
         statistics = row_statistics(scope, memory, norm, lambda at: [scope.x[start + at]])

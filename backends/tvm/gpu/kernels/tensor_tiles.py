@@ -117,15 +117,11 @@ class _Weights:
 
 
 class _Kernel:
-    def __init__(
-        self, scope: Scope, product: Product, tile: _Tile, band: Band, count: Value, memory: Buffer
-    ) -> None:  # fmt: skip
-        self.scope, self.product, self.tile, self.band, self.count, self.memory = (
-            scope, product, tile, band, count, memory,
-        )  # fmt: skip
-        self.warp, inside = let(quotient(scope.thread, WARP)), let(remainder(scope.thread, WARP))
-        self.inside = inside
-        self.group, self.place = let(quotient(inside, 4)), let(remainder(inside, 4))
+    def __init__(self, scope: Scope, product: Product, tile: _Tile, band: Band, count: Value, memory: Buffer) -> None:
+        self.scope, self.product, self.tile = scope, product, tile
+        self.band, self.count, self.memory = band, count, memory
+        self.warp, self.inside = let(quotient(scope.thread, WARP)), let(remainder(scope.thread, WARP))
+        self.group, self.place = let(quotient(self.inside, 4)), let(remainder(self.inside, 4))
         self.first_row = let(self.warp * (tile.across * _ROWS))  # of this warp, in the band
         self.first_token = let(scope.row * tile.tokens)
         self.slot = let(self.group * _SLOT + _swizzled(self.group, self.place))
@@ -174,15 +170,12 @@ class _Kernel:
             read_scaled(words, factor.matrix, row, part) if is_scaled(block)
             else (read_values(words, factor.matrix, row, part), list[Value]()) for row in rows
         ]  # fmt: skip
-        values = [[[hold(each) for each in row] for row, _ in read]]
+        values = [[hold(each) for each in row] for row, _ in read]
         scales = [list(each) for each in zip(*(each for _, each in read), strict=True)]
-        planes = []
-        highs = [[_packed(row[one], row[other]) for one, other in _PAIRS] for row in values[0]]
-        planes.append(_fragments(highs))
+        planes = [[[_packed(row[one], row[other]) for one, other in _PAIRS] for row in values]]
         if not exact:
-            lows = [_remainders(row, high) for row, high in zip(values[0], highs, strict=True)]
-            planes.append(_fragments(lows))
-        return _Weights(planes, scales)
+            planes.append([_remainders(row, high) for row, high in zip(values, planes[0], strict=True)])
+        return _Weights([_fragments(each) for each in planes], scales)
 
     def _read_inputs(self, part: Value) -> list[tuple[Value, Value]]:
         """This thread's activations of a part: pairs of vectors of 4, for words of pairs."""

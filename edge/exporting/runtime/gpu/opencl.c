@@ -171,6 +171,7 @@ static void add_binary(gpu *g, cl_handle program, kept_file *made)
         made->at += sizeof length + size;
 }
 
+/* What the driver compiles is kept, and that it fails to: a file of the first size alone. */
 static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 {
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
@@ -179,15 +180,15 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
     bool keeps = cache && name_binaries(g, cache, path);
     if (keeps)
         kept_read(path, &kept);
-    if (keeps && !kept.size) /* pages become resident as they are written */
-        made = (kept_file){map_memory(MOST_KEPT), MOST_KEPT, 0};
     uint64_t mapped = kept.size + 32;
-    bool new = false;
+    if (kept.size == sizeof(uint64_t))
+        g->failure = CL_BUILD_PROGRAM_FAILURE;
     for (uint32_t i = 0; i < g->config->kernels && !g->failure; i++) {
         cl_handle program = kept.size ? from_binary(g, &kept) : NULL;
         if (!program) {
+            if (keeps && !i) /* pages become resident as they are written */
+                made = (kept_file){map_memory(MOST_KEPT), MOST_KEPT, 0};
             kept.size = 0; /* neither the others: the driver is another one */
-            new = true;
             program = from_source(g, kernels + i);
             if (program && made.data)
                 add_binary(g, program, &made);
@@ -202,7 +203,9 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
     }
     if (kept.data)
         unmap_memory(kept.data, mapped);
-    if (keeps && new && made.data && !g->failure)
+    if (g->failure == CL_BUILD_PROGRAM_FAILURE)
+        made.at = sizeof(uint64_t);
+    if (made.data && (!g->failure || g->failure == CL_BUILD_PROGRAM_FAILURE))
         kept_write(path, &made);
     if (made.data)
         unmap_memory(made.data, made.size);

@@ -9,6 +9,7 @@ typedef struct cl_object *cl_handle; /* platforms, devices, contexts, queues, bu
 
 enum {
     CL_SUCCESS = 0, CL_OUT_OF_MEMORY_FIRST = -6, CL_OUT_OF_MEMORY_LAST = -4, /* allocation, resources, host memory */
+    CL_BUILD_PROGRAM_FAILURE = -11,
     CL_DEVICE_TYPE_ALL_GPUS = 4 | 8, CL_DEVICE_TYPE_ANY = -1,
     CL_DEVICE_MAX_WORK_GROUP_SIZE = 0x1004, CL_DEVICE_MAX_MEM_ALLOC_SIZE = 0x1010, CL_DEVICE_MEM_BASE_ADDR_ALIGN = 0x1019,
     CL_DEVICE_LOCAL_MEM_SIZE = 0x1023, CL_DEVICE_ENDIAN_LITTLE = 0x1026, CL_DEVICE_AVAILABLE = 0x1027,
