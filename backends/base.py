@@ -17,7 +17,7 @@ from edge.backends.kv_cache import KVCache
 from edge.errors import UnsupportedError
 from edge.formats.blocks import FLOATS
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Core
+from edge.model.cores import Core
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.storage.versions import version_of

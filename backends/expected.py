@@ -12,7 +12,8 @@ import numpy as np
 
 from edge.backends.rope import Rotation, rotate
 from edge.kv.policy import Gaussian
-from edge.model.layers import Attention, Network
+from edge.model.cores import Attention
+from edge.model.layers import Network
 from edge.types import AnyArray, FloatArray
 
 AHEAD = 512  # positions of coming queries, over which their rotation is averaged

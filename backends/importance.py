@@ -11,7 +11,8 @@ import numpy as np
 
 from edge.backends.expected import order_of
 from edge.backends.rope import Rotation
-from edge.model.layers import Attention, Network
+from edge.model.cores import Attention
+from edge.model.layers import Network
 from edge.types import AnyArray, FloatArray, IntArray
 
 _EXTRA = 3  # the two norms' weights, and the bias

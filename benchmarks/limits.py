@@ -90,7 +90,7 @@ import os, resource, sys
 budget, untouched, group, first = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "first"
 resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 from edge.cli import main
-import edge.cli.commands, edge.run.loading, numpy
+import edge.cli.commands, edge.run.starting.loading, numpy
 numpy.ones((300, 300), numpy.float32) @ numpy.ones((300, 300), numpy.float32)
 with open("/proc/self/status") as file:
     fields = dict(line.split(":", 1) for line in file)

@@ -20,7 +20,7 @@ from edge.backends.tvm.engine import NativeEngine
 from edge.cli.terminal.show import table
 from edge.kv.policy import Needs, best_rows
 from edge.quality.perplexity import LOGITS_ROWS, token_loss
-from edge.run.eviction import view_for
+from edge.run.sequences.eviction import view_for
 from edge.types import IntArray
 
 MODEL, DOCUMENTS, CHUNK = "smollm2-135m", ("secI8.html", "secJ3.html"), 64

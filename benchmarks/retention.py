@@ -31,7 +31,7 @@ from edge.options import Options
 from edge.plan.engines import plan_here
 from edge.quality.perplexity import token_loss
 from edge.quality.retrieval import count_right, split_reply
-from edge.run.eviction import view_for
+from edge.run.sequences.eviction import view_for
 from edge.types import FloatArray, IntArray
 
 MODEL, DOCUMENTS = "smollm2-135m", ("secI8.html", "secJ3.html", "secI5.html", "secJ5.html")

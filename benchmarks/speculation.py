@@ -50,8 +50,8 @@ PROMPTS = {
 
 
 def answer(session: Any, prompt: str, tokens: int) -> Any:
-    if session._sequence.speculation:  # or the same answer of the round before would be copied
-        session._sequence.speculation.drafts.clear()
+    if session._sequence.ahead.speculation:  # or the same answer of the round before would be copied
+        session._sequence.ahead.speculation.drafts.clear()
     session.generate(prompt, max_tokens=tokens, ignore_eos=True)
     return session.report
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _FUNCTIONS = {
     "command": "edge.cli.run:run",
     "open + header": "edge.model.model:open_model",
-    "tokenizer": "edge.run.opening:find_tokenizer",
-    "plan": "edge.run.loading:plan_run",
+    "tokenizer": "edge.run.starting.opening:find_tokenizer",
+    "plan": "edge.run.starting.loading:plan_run",
     "load": "edge.run.session:Session.__init__",
     "prompt": "edge.model.model:Model.prompt",
-    "first pass": "edge.run.sequence:TokenSequence.run_prompt",
+    "first pass": "edge.run.sequences.sequence:TokenSequence.run_prompt",
 }
 INTERPRETER, IMPORTS, ARGUMENTS, EXIT = "interpreter", "imports", "arguments", "exit"
 PARTS = (INTERPRETER, IMPORTS, ARGUMENTS, *_FUNCTIONS, EXIT)

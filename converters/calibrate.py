@@ -19,7 +19,8 @@ from edge.backends.reference.experts import activated, choose, of_all, of_shared
 from edge.backends.reference.weights import read_weights
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Block, Core, Experts, PerLayerInput
+from edge.model.cores import Core, Experts, PerLayerInput
+from edge.model.layers import Block
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike

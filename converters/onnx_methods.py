@@ -10,7 +10,7 @@ from edge.backends.onnx.graph.layout import AS_IT_IS, Method
 from edge.converters.quantizers import llm_int8, smoothquant
 from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Dense
+from edge.model.cores import Attention, Dense
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import FloatArray

@@ -25,7 +25,7 @@ from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
 from edge.likelihood import negative_log_likelihoods
-from edge.model.layers import Dense
+from edge.model.cores import Dense
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import AnyArray, FloatArray, IntArray, Progress

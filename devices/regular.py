@@ -1,4 +1,4 @@
-"""Opening regular files only: a FIFO would block its reader, and a device may have no end."""
+"""Opening regular files only, and reading them whole: a FIFO would block its reader, and a device may have no end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import stat
 from io import BufferedReader
 from pathlib import Path
+
+from edge.errors import EdgeError, InputError
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -19,6 +21,18 @@ def read_regular(path: Path, most: int = -1) -> bytes:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size  # read() takes as much memory as it is told to read
         return file.read(size if most < 0 else min(most, size + 1))
+
+
+def read_bounded(path: Path, most: int, what: str, error: type[EdgeError] = InputError) -> bytes:
+    """Read all of a regular file. Raises `error` if that fails, or if the file is too long for `what`: more than `most`
+    bytes."""
+    try:
+        data = read_regular(path, most + 1)
+    except OSError as found:
+        raise error(f"{path}: cannot be read ({found.strerror})") from None
+    if len(data) > most:
+        raise error(f"{path}: too long for {what}")
+    return data
 
 
 def _regular(path: str, flags: int) -> int:

@@ -12,8 +12,8 @@ from edge.converters import coreml
 from edge.devices.output import work_folder
 from edge.errors import EdgeError, speaking
 from edge.formats.gguf import GGUFFile, read_gguf
+from edge.model.cores import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 from edge.model.known import known_models, outline_model
-from edge.model.layers import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from edge.quality.perplexity import perplexity
     from edge.quality.windows import divergence
     from edge.run.conversation import Conversation
-    from edge.run.loading import load
-    from edge.run.opening import open_model
     from edge.run.report import RunReport
     from edge.run.session import Session
+    from edge.run.starting.loading import load
+    from edge.run.starting.opening import open_model
     from edge.sampling import SamplingParams
 
     __version__: str
@@ -60,8 +60,8 @@ _HOMES = {
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
     "check_grammar": "grammar.matcher", "divergence": "quality.windows", "export": "exporting.bundle",
     "export_adapter": "exporting.adapter_file", "fits": "prediction.fits", "forecast": "prediction.forecast",
-    "load": "run.loading", "make_plan": "plan.plan", "models": "inventory", "open_model": "run.opening",
-    "perplexity": "quality.perplexity", "pull": "pulling",
+    "load": "run.starting.loading", "make_plan": "plan.plan", "models": "inventory",
+    "open_model": "run.starting.opening", "perplexity": "quality.perplexity", "pull": "pulling",
     "serve_site": "exporting.serve",
 }  # fmt: skip
 

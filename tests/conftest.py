@@ -302,5 +302,5 @@ def calm() -> Iterator[None]:
         return replace(found, stalled=None) if root == Path("/") else found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edge.run.meters.read_pressure", read)
+        patch.setattr("edge.run.budgets.meters.read_pressure", read)
         yield

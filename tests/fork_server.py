@@ -29,7 +29,8 @@ import_compiler()
 import edge.backends.tvm.cpu.elf, edge.backends.tvm.cpu.generator, edge.backends.tvm.gpu.generator
 """
 COMMAND = """
-import edge.cli.application, edge.cli.commands, edge.cli.run, edge.plan.plan, edge.run.loading, edge.run.session
+import edge.cli.application, edge.cli.commands, edge.cli.run, edge.plan.plan
+import edge.run.session, edge.run.starting.loading
 import rich.console, rich.table
 """
 

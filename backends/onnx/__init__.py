@@ -10,7 +10,7 @@ from edge.backends.counts import FixedSizes, Footprint
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Core
+from edge.model.cores import Core
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import numpy as np
 from edge.backends.reference.context import At, Context
 from edge.backends.reference.functions import rms, sigmoid, soft_cap, softmax
 from edge.model.architectures.angles import temperatures
-from edge.model.layers import Attention
+from edge.model.cores import Attention
 from edge.types import FloatArray
 
 

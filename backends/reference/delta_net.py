@@ -6,7 +6,7 @@ import numpy as np
 
 from edge.backends.reference.context import At, Context
 from edge.backends.reference.functions import convolve, rms, sigmoid, silu, softplus
-from edge.model.layers import DeltaNet
+from edge.model.cores import DeltaNet
 from edge.types import FloatArray
 
 _EPSILON = 1e-6  # of the lengths of queries and keys

@@ -6,7 +6,7 @@ import numpy as np
 
 from edge.backends.reference.context import At, Context
 from edge.backends.reference.functions import ACTIVATIONS
-from edge.model.layers import Dense
+from edge.model.cores import Dense
 from edge.types import FloatArray
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from edge.backends.reference.context import At, Context
 from edge.backends.reference.functions import ACTIVATIONS, sigmoid
-from edge.model.layers import SLOPE, Experts
+from edge.model.cores import SLOPE, Experts
 from edge.types import FloatArray, IntArray
 
 NAMES = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")

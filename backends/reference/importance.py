@@ -19,7 +19,7 @@ from edge.backends.reference.queries import TokenWeights, largest_matrix
 from edge.backends.reference.weights import UNWARNED
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, PerLayerInput
+from edge.model.cores import Attention, PerLayerInput
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray

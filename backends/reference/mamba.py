@@ -6,7 +6,7 @@ import numpy as np
 
 from edge.backends.reference.context import At, Context
 from edge.backends.reference.functions import convolve, rms, silu, softplus
-from edge.model.layers import Mamba
+from edge.model.cores import Mamba
 from edge.types import FloatArray
 
 

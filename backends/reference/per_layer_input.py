@@ -8,7 +8,8 @@ import numpy as np
 
 from edge.backends.reference.context import At, Context
 from edge.backends.reference.functions import gelu
-from edge.model.layers import Network, PerLayerInput
+from edge.model.cores import PerLayerInput
+from edge.model.layers import Network
 from edge.types import FloatArray, IntArray
 
 

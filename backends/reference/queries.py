@@ -15,7 +15,7 @@ from edge.backends.reference.weights import UNWARNED, read_weights
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, PerLayerInput
+from edge.model.cores import Attention, PerLayerInput
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import FloatArray, IntArray

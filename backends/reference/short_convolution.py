@@ -6,7 +6,7 @@ import numpy as np
 
 from edge.backends.reference.context import At, Context
 from edge.backends.reference.functions import convolve
-from edge.model.layers import ShortConvolution
+from edge.model.cores import ShortConvolution
 from edge.types import FloatArray
 
 

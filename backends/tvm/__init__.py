@@ -12,7 +12,7 @@ from edge.backends.counts import ExpertForecast, Footprint, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Core
+from edge.model.cores import Core
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ from edge.backends.tvm.sources import source_hash
 from edge.errors import EngineError, InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
-from edge.model.layers import Attention
+from edge.model.cores import Attention
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray

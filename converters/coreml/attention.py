@@ -5,7 +5,7 @@ from __future__ import annotations
 from coremltools.converters.mil.mil import Builder as mb  # noqa: N813
 
 from edge.converters.coreml.context import Context, Value, mask_name, scaled, soft_cap, table_names
-from edge.model.layers import Attention
+from edge.model.cores import Attention
 
 
 def attention(function: Context, core: Attention, layer: int, x: Value) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from coremltools.converters.mil.mil import Builder as mb  # noqa: N813
 
 from edge.converters.coreml.context import Context, Value
-from edge.model.layers import Dense
+from edge.model.cores import Dense
 
 
 def dense(function: Context, core: Dense, layer: int, x: Value) -> Value:

@@ -29,7 +29,8 @@ from edge.converters.coreml.context import ConstantValues, Context, Value, mask_
 from edge.converters.coreml.dense import dense
 from edge.converters.coreml.sizes import ProgramSizes
 from edge.converters.coreml.weights import Constants
-from edge.model.layers import Attention, Block, Dense, Network
+from edge.model.cores import Attention, Dense
+from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
 
 CHUNK, STEP = "chunk", "step"  # names of the functions

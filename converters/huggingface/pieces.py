@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.devices.regular import read_regular
+from edge.devices.regular import read_bounded
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.json_file import items
 from edge.types import AnyArray
@@ -114,10 +114,7 @@ def _steps(path: Path, said: Any, key: str) -> Iterator[dict[str, Any]]:
 
 def pieces_of_model(path: Path) -> Pieces:
     """Read a `tokenizer.model`. Raises ModelFormatError, UnsupportedError for vocabularies that are not BPE."""
-    try:
-        data = read_regular(path, _MOST_BYTES + 1)
-    except OSError as error:
-        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
+    data = read_bounded(path, _MOST_BYTES, "SentencePiece's pieces", ModelFormatError)
     try:
         return _read_model(path, data)
     except (ValueError, TypeError, AttributeError, IndexError, OverflowError, struct.error):
@@ -128,8 +125,6 @@ def _read_model(path: Path, data: bytes) -> Pieces:
     texts, scores, types = [], [], []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
-    if len(data) > _MOST_BYTES:
-        raise ValueError
     for number, value in _fields(data):
         if number == 1:
             piece = dict(_fields(value))

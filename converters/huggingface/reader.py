@@ -33,7 +33,7 @@ from edge.formats.blocks import FILE_TYPES, FLOATS, UNNAMED_FILE_TYPE
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
-from edge.model.layers import Tensor
+from edge.model.cores import Tensor
 from edge.model.layout import network_of, stored_tensors
 from edge.model.model import make_tokenizer
 from edge.model.reader import read_spec

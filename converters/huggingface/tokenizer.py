@@ -19,7 +19,7 @@ from edge.converters.huggingface.byte_level import byte_level_fields
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.pieces import Pieces, pieces_of_json, pieces_of_model
 from edge.converters.huggingface.word_piece import word_piece_fields, word_piece_roles
-from edge.devices.regular import read_regular
+from edge.devices.regular import read_bounded
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf_writer import Field
 from edge.formats.json_file import items, read_object
@@ -223,13 +223,9 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
-            data = read_regular(path, _MOST_TEMPLATE + 1)
-            text = data.decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return read_bounded(path, _MOST_TEMPLATE, "a chat template", ModelFormatError).decode("utf-8")
+        except UnicodeDecodeError as error:
             raise ModelFormatError(f"{path}: cannot be read ({error})") from None
-        if len(data) > _MOST_TEMPLATE:
-            raise ModelFormatError(f"{path}: larger than {_MOST_TEMPLATE >> 20} MiB")
-        return text
     said = settings.get("chat_template")
     if isinstance(said, list):
         named = {each.get("name"): each.get("template") for each in said if isinstance(each, dict)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edge.devices.output import new_file
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, Npu, Speed
-from edge.devices.regular import read_regular
+from edge.devices.regular import read_bounded
 from edge.errors import InputError
 from edge.values import parse
 
@@ -25,12 +25,7 @@ _LISTS = ("instruction_sets", "sensors", "sources")
 
 def read_profile(path: Path) -> DeviceProfile:
     """Read a profile. Raises a one-line InputError for whatever is wrong with the file."""
-    try:
-        data = read_regular(path, _MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror})") from None
-    if len(data) > _MOST_BYTES:
-        raise InputError(f"{path} is too long for a device's profile")
+    data = read_bounded(path, _MOST_BYTES, "a device's profile")
     try:
         table = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8

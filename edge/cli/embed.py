@@ -42,9 +42,9 @@ def embed(
     from edge.cli.pull import fetch_missing
     from edge.cli.terminal.prompts import read_prompt
     from edge.errors import InputError
-    from edge.run.embedding import check_pooling
-    from edge.run.loading import load
-    from edge.run.opening import open_model
+    from edge.run.sequences.embedding import check_pooling
+    from edge.run.starting.loading import load
+    from edge.run.starting.opening import open_model
 
     pooled = check_pooling(pooling)
     given = texts or "".join(read_prompt([], file)).splitlines()

@@ -57,7 +57,7 @@ def plan(
     from edge.model.catalog import find_local
     from edge.model.model import Model
     from edge.prediction.forecast import forecast
-    from edge.run.opening import find_tokenizer
+    from edge.run.starting.opening import find_tokenizer
 
     contexts = None if at is None else parse_numbers("--at", at)
     offered = None

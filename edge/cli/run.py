@@ -77,9 +77,9 @@ def run(
     from edge.model.spec import check_generates
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
-    from edge.run.loading import load
-    from edge.run.opening import open_model
     from edge.run.reporting import check_complete
+    from edge.run.starting.loading import load
+    from edge.run.starting.opening import open_model
     from edge.storage.making import account
 
     limit, think = check_limit(answer.max_tokens), Think.parse(answer.think)

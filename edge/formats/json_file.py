@@ -8,7 +8,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from edge.devices.regular import read_regular
+from edge.devices.regular import read_bounded
 from edge.errors import InputError, ModelFormatError
 
 _MOST_BYTES = 256 << 20  # the largest tokenizer.json have 35 MB
@@ -55,13 +55,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        data = read_regular(path, _MOST_BYTES + 1)
-    except OSError as error:
-        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > _MOST_BYTES:
-        raise ModelFormatError(f"{path}: larger than {_MOST_BYTES >> 20} MiB: the file is damaged")
-    return data
+    return read_bounded(path, _MOST_BYTES, "JSON of a model: the file is damaged", ModelFormatError)
 
 
 def items(path: Path, said: Mapping[str, Any], key: str) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile
 from edge.formats.gguf_fields import LIMITS, Header
-from edge.model.layers import EXACT
+from edge.model.cores import EXACT
 from edge.model.spec import ModelSpec
 
 _NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these

@@ -13,8 +13,9 @@ from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import USUAL, find_network
+from edge.model.cores import Tensor
 from edge.model.fallback import figure, read_fallback
-from edge.model.layers import Network, Tensor
+from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import FUSED
 

@@ -17,7 +17,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.formats.blocks import block_size
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned
-from edge.model.layers import EXACT, Bits
+from edge.model.cores import EXACT, Bits
 from edge.model.layout import Listed
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_tensors

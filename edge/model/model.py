@@ -254,7 +254,7 @@ def _some(text: str | Iterable[str]) -> Iterator[str]:
 def open_model(model: str | Path, tokenize: Callable[[GGUFFile], TokenizerLike] = make_tokenizer) -> Model:
     """Open MODEL and check it: a GGUF path, a folder or an installed name.
 
-    tokenize: creates its tokenizer; runs use `edge.run.opening.open_model`, which also knows llama.cpp's.
+    tokenize: creates its tokenizer; runs use `edge.run.starting.opening.open_model`, which also knows llama.cpp's.
     Raises InputError, ModelFormatError, UnsupportedError.
     """
     with _uncollected():

@@ -9,7 +9,8 @@ import numpy as np
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Network, Tensor
+from edge.model.cores import Attention, Tensor
+from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray
 

@@ -1,6 +1,6 @@
 """Which engine a plan is for: on the CPU, or on a GPU where that was faster when both were timed.
 
-`edge/run/race.py` times them, once per model and device; the cache folder keeps what it found.
+`edge/run/starting/race.py` times them, once per model and device; the cache folder keeps what it found.
 """
 
 from __future__ import annotations

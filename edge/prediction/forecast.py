@@ -30,7 +30,7 @@ from edge.prediction.npu import is_on_npu
 from edge.prediction.predict import Prediction, Wanted, predict
 from edge.prediction.work import Streaming, streaming_cost
 from edge.run.history import Phase, Run, Setting, earlier_runs
-from edge.run.opening import find_tokenizer, open_model
+from edge.run.starting.opening import find_tokenizer, open_model
 
 _MANY = 16  # tokens of an answer: its speed is known, and this is no fewer than predictions go by
 _PROMPT = 512  # tokens of which prefill is predicted, unless a caller says

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from edge.errors import InputError
+from edge.run.budgets.meters import EnergyMeter
 from edge.run.history import Phase, remember_phase
-from edge.run.meters import EnergyMeter
-from edge.run.sampler import greedy
+from edge.run.sampling.sampler import greedy
 from edge.run.session import Session
 from edge.types import IntArray
 

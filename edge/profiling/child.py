@@ -32,8 +32,8 @@ from edge.profiling.measure import (
 )
 from edge.profiling.memory import Sampler, memory_base
 from edge.profiling.profile import Energy, EngineProfile, PhaseOperators, Settings, Timeline
-from edge.run.opening import open_model
 from edge.run.session import Session
+from edge.run.starting.opening import open_model
 from edge.values import parse
 
 

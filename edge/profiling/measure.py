@@ -26,8 +26,8 @@ from edge.profiling.profile import (
     Sustained,
     Window,
 )
-from edge.run.meters import EnergyMeter
-from edge.run.sampler import greedy
+from edge.run.budgets.meters import EnergyMeter
+from edge.run.sampling.sampler import greedy
 from edge.run.session import Session
 from edge.types import FloatArray, IntArray
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from edge.budget import parse_bytes
 from edge.devices.power.base import Certainty, MeterKind, Scope, certainty
-from edge.devices.regular import read_regular
+from edge.devices.regular import read_bounded
 from edge.errors import InputError
 from edge.model.model import Model
 from edge.options import Options
@@ -435,13 +435,9 @@ class Profile:
 
 def read_profile(path: Path) -> Profile:
     """Read a profile. Raises InputError for a file that is no profile, or one of another schema."""
+    text = read_bounded(path, _MOST_BYTES, "a profile of edge")
     try:
-        text = read_regular(path, _MOST_BYTES + 1)
-        if len(text) > _MOST_BYTES:
-            raise InputError(f"{path}: too long for a profile of edge")
         data = json.loads(text.decode("utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):
         raise InputError(f"{path}: no JSON: give files that edge profile -o FILE.json wrote") from None
     if not isinstance(data, dict) or data.get("kind") != KIND:

@@ -19,8 +19,8 @@ from edge.quality.journal import Journal, are_numbers
 from edge.quality.material import LONGEST_CHUNK, TASK_NAMES, Material, Setup
 from edge.quality.perplexity import LOGITS_ROWS, Advance, Repeated, Streamed, measure_repeats, stream_documents
 from edge.quality.retrieval import Retrieved, recall_compressed, recall_streamed
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 
 FULL = "full"
 _READ_CHUNK = 256  # tokens that run at once where nothing is evicted before all of them are read

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.grammar.grammar import Grammar
-from edge.run.meters import EnergyMeter
+from edge.run.budgets.meters import EnergyMeter
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 

@@ -17,8 +17,8 @@ from edge.backends.kv_cache import end_of
 from edge.errors import InputError
 from edge.run.generation import Generation
 from edge.run.report import Beam, StopReason
-from edge.run.sampler import top_k
-from edge.run.sequence import TokenSequence
+from edge.run.sampling.sampler import top_k
+from edge.run.sequences.sequence import TokenSequence
 from edge.types import AnyArray, FloatArray
 
 

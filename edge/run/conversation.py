@@ -26,11 +26,10 @@ from edge.model.prompt import Prompt
 from edge.model.spec import check_generates
 from edge.model.thinking import Think
 from edge.run.arguments import check_text
+from edge.run.batching.scheduler import Pieces
 from edge.run.report import RunReport, ToolCall
-from edge.run.scheduler import Pieces
-from edge.run.sequence import Mark
+from edge.run.sequences.snapshots import Mark, changed_opening
 from edge.run.session import Session
-from edge.run.snapshots import changed_opening
 from edge.types import IntArray
 
 

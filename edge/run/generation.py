@@ -13,15 +13,15 @@ from edge.errors import InputError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model
 from edge.model.prompt import Prompt
-from edge.run.constraint import Constrained
+from edge.run.budgets.meters import Watch
 from edge.run.logprobs import Logprobs, OnLogprob
-from edge.run.meters import Watch
 from edge.run.report import Beam, Energy, StopReason, Timings, Tokens
 from edge.run.request import Request
-from edge.run.sampler import Sampler
-from edge.run.stop_strings import StopStrings
-from edge.run.thoughts import OnThought, Thinking
-from edge.run.tool_calls import OnCall, ToolCalls, special_marks
+from edge.run.sampling.constraint import Constrained
+from edge.run.sampling.sampler import Sampler
+from edge.run.sampling.stop_strings import StopStrings
+from edge.run.sampling.thoughts import OnThought, Thinking
+from edge.run.sampling.tool_calls import OnCall, ToolCalls, special_marks
 from edge.storage.making import Made
 
 _MOST_AHEAD = 256  # tokens that an engine is asked to run at once

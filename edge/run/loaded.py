@@ -21,10 +21,10 @@ from edge.model.model import Model
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import Plan, plan_with_lora
-from edge.run.draft_model import DraftModel
-from edge.run.meters import EnergyMeter
+from edge.run.budgets.meters import EnergyMeter
+from edge.run.drafting.draft_model import DraftModel
 from edge.run.reclaim import Reclaimer
-from edge.run.sequence import TokenSequence
+from edge.run.sequences.sequence import TokenSequence
 
 
 class Loaded:

@@ -14,8 +14,8 @@ import numpy as np
 from edge.backends.base import NOT_FINITE
 from edge.errors import BudgetError, EngineError, InputError
 from edge.run.report import TokenLogprob
-from edge.run.sampler import top_k
-from edge.run.sequence import TokenSequence
+from edge.run.sampling.sampler import top_k
+from edge.run.sequences.sequence import TokenSequence
 from edge.types import FloatArray, IntArray
 
 OnLogprob = Callable[[TokenLogprob], None]

@@ -15,11 +15,11 @@ from enum import Enum
 
 from edge.model.prompt import Prompt
 from edge.run.beams import search
+from edge.run.budgets.meters import Watch
 from edge.run.generation import Generation
-from edge.run.meters import Watch
 from edge.run.report import StopReason
-from edge.run.sequence import TokenSequence
-from edge.run.snapshots import Outline
+from edge.run.sequences.sequence import TokenSequence
+from edge.run.sequences.snapshots import Outline
 
 OnPrefill = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
 

@@ -17,7 +17,7 @@ from edge.plan.checks import SMALLEST_ROWS, least_rows
 from edge.plan.plan import Plan
 from edge.run.generation import Generation
 from edge.run.report import Action, Given
-from edge.run.sequence import TokenSequence
+from edge.run.sequences.sequence import TokenSequence
 
 ROWS_STEP = 64  # KV rows
 SMALLEST_CHUNK = 16  # tokens

@@ -11,11 +11,11 @@ from edge.devices.memory import memory_use
 from edge.devices.thermal import Zone
 from edge.errors import IncompleteError
 from edge.options import Options
+from edge.run.budgets.meters import Watch
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
-from edge.run.meters import Watch
 from edge.run.report import AdapterUse, ExpertUse, Heat, KVUse, Memory, RunReport
-from edge.run.sequence import TokenSequence
+from edge.run.sequences.sequence import TokenSequence
 from edge.storage.versions import own_versions
 
 _AMPLE = 1.5  # × the expected cost suffices
@@ -43,7 +43,7 @@ def report_of(
         thoughts=run.thinking.report(),
         seed=run.seed,
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
-        drafted=sequence.speculation.report() if sequence.speculation else None,
+        drafted=sequence.ahead.speculation.report() if sequence.ahead.speculation else None,
         tool_calls=run.calls.found if run.calls else (),
         incomplete=run.incomplete,
         beams=run.beams,

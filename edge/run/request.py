@@ -24,9 +24,9 @@ from edge.run.arguments import (
     check_texts,
     check_top,
 )
-from edge.run.governor import RunLimits
-from edge.run.sampler import Processor
-from edge.run.snapshots import Outline, changed_opening
+from edge.run.budgets.governor import RunLimits
+from edge.run.sampling.sampler import Processor
+from edge.run.sequences.snapshots import Outline, changed_opening
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 

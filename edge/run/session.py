@@ -27,21 +27,22 @@ from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_meter, check_prompt, check_top
-from edge.run.batch import Batch
-from edge.run.embedding import check_pooling, embed
+from edge.run.batching.batch import Batch
+from edge.run.batching.scheduler import Scheduler, stepwise
+from edge.run.budgets.meters import EnergyMeter, Watch, find_zone
+from edge.run.budgets.shares import whole_of
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
 from edge.run.logprobs import OnLogprob, score
 from edge.run.loop import OnPrefill, begin, generate
-from edge.run.meters import EnergyMeter, Watch, find_zone
 from edge.run.report import RunReport, StopReason, TokenLogprob
 from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Request, Text, Tools, prompt_of
-from edge.run.sampler import Processor
-from edge.run.scheduler import Scheduler, stepwise
-from edge.run.sequence import Mark, TokenSequence
-from edge.run.shares import whole_of
-from edge.run.tool_calls import OnCall
+from edge.run.sampling.sampler import Processor
+from edge.run.sampling.tool_calls import OnCall
+from edge.run.sequences.embedding import check_pooling, embed
+from edge.run.sequences.sequence import TokenSequence
+from edge.run.sequences.snapshots import Mark
 from edge.sampling import SamplingParams
 from edge.storage.making import Made
 from edge.types import FloatArray, IntArray

@@ -27,8 +27,8 @@ from edge.backends.llamacpp.scores import Scores
 from edge.errors import InputError, UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.model.model import Model, open_model
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.types import FloatArray, IntArray
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")

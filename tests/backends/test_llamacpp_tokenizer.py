@@ -21,8 +21,8 @@ from edge.errors import EdgeError, MissingExtraError, ModelFormatError, Unsuppor
 from edge.formats.gguf import read_gguf
 from edge.inspection import inspect_model
 from edge.model.tokenizer import Tokenizer
-from edge.run.loading import load
-from edge.run.opening import find_tokenizer, open_model
+from edge.run.starting.loading import load
+from edge.run.starting.opening import find_tokenizer, open_model
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")
 

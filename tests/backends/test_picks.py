@@ -29,10 +29,10 @@ from edge.devices.power.base import Reading
 from edge.errors import EngineError
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
-from edge.run.loading import load
-from edge.run.meters import Watch
-from edge.run.sampler import Sampler
+from edge.run.budgets.meters import Watch
+from edge.run.sampling.sampler import Sampler
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 

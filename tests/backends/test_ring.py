@@ -24,8 +24,8 @@ from edge.errors import EngineError, InputError
 from edge.model.model import open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.types import AnyArray, FloatArray, IntArray
 
 MODELS = ("gemma2", "gemma3")

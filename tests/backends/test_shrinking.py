@@ -16,8 +16,8 @@ from edge.backends.kv_cache import CapacityError
 from edge.backends.llamacpp.engine import LlamaCppEngine
 from edge.errors import InputError
 from edge.model.model import Model, open_model
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.types import IntArray
 
 LARGE, SMALL = 600, 240  # rows; llama.cpp allocates 256 at once

@@ -28,7 +28,7 @@ from edge.devices.records import read_records, write_record
 from edge.errors import EdgeError, EngineError, InputError, ModelFormatError, speaking
 from edge.model.model import open_model
 from edge.run.history import append, earlier_runs, history_path, history_size
-from edge.run.sampler import draw, greedy
+from edge.run.sampling.sampler import draw, greedy
 from edge.sampling import SamplingParams
 from edge.storage.versions import edge_version
 

@@ -20,7 +20,7 @@ from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.model.chat_template import ChatTemplate
 from edge.model.messages import Segment
 from edge.model.model import Model, open_model
-from edge.run.opening import open_model as open_for_runs
+from edge.run.starting.opening import open_model as open_for_runs
 
 jinja2 = pytest.importorskip("jinja2")
 sandbox = pytest.importorskip("jinja2.sandbox")

@@ -226,7 +226,7 @@ def test_another_model_goes_on_with_the_conversation(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_loaded_leaves_the_one_before(tmp_path: Path) -> None:
     large = str(GOLDEN / "qwen2.gguf")
     code = (
-        "import edge.run.loading as l; from edge.errors import BudgetError; load = l.load\n"
+        "import edge.run.starting.loading as l; from edge.errors import BudgetError; load = l.load\n"
         "def fail(model, *a, **k):\n"
         "    if 'qwen2' in str(model.path): raise BudgetError('no room')\n"
         "    return load(model, *a, **k)\n"

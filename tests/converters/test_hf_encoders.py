@@ -20,7 +20,7 @@ from edge.converters.quantize import Settings
 from edge.errors import UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.model.model import open_model
-from edge.run.loading import load
+from edge.run.starting.loading import load
 
 ENCODERS = GOLDEN / "encoders"
 POOLING = {"bert": "mean", "bert-cased": "cls"}

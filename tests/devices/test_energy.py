@@ -26,10 +26,10 @@ from edge.devices.power.base import Reading
 from edge.devices.power.guarded import Guarded
 from edge.errors import BudgetError
 from edge.report.run import report_line, report_lines
-from edge.run import meters
-from edge.run.governor import RunLimits
-from edge.run.loading import load
-from edge.run.shares import Ledger, whole_of
+from edge.run.budgets import meters
+from edge.run.budgets.governor import RunLimits
+from edge.run.budgets.shares import Ledger, whole_of
+from edge.run.starting.loading import load
 from edge.storage.making import account
 
 

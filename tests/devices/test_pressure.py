@@ -18,9 +18,9 @@ import edge
 from edge.devices.memory.pressure import Pressure, read_pressure
 from edge.errors import BudgetError, InputError
 from edge.prompt_cache.cache import PromptCache
-from edge.run.governor import MemoryReading, RunLimits, Sample, State, decide
-from edge.run.loading import load
+from edge.run.budgets.governor import MemoryReading, RunLimits, Sample, State, decide
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.types import IntArray
 
 MIB = 1 << 20
@@ -169,8 +169,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(tmp_path, "proc/self/cgroup", "0::/\n")
     write(tmp_path, "proc/meminfo", PLENTY)
     monkeypatch.setenv("EDGE_SENSORS", str(tmp_path))
-    monkeypatch.setattr("edge.run.meters.PRESSURE_S", 0.0)
-    monkeypatch.setattr("edge.run.meters._COST", 0)
+    monkeypatch.setattr("edge.run.budgets.meters.PRESSURE_S", 0.0)
+    monkeypatch.setattr("edge.run.budgets.meters._COST", 0)
     return tmp_path
 
 
@@ -362,15 +362,15 @@ _FALL = """
 import json, os, sys
 from pathlib import Path
 import numpy as np
-import edge.run.meters
+import edge.run.budgets.meters
 from edge.devices.memory import memory_use, release_free_memory
-from edge.run.loading import load
+from edge.run.starting.loading import load
 
 path, backend, root = sys.argv[1:]
 os.environ["EDGE_SENSORS"] = root
 os.environ["EDGE_HISTORY"] = "0"  # whose modules would be counted
-edge.run.meters.PRESSURE_S = 0.0
-edge.run.meters._COST = 0
+edge.run.budgets.meters.PRESSURE_S = 0.0
+edge.run.budgets.meters._COST = 0
 tokens = np.random.default_rng(1).integers(3, 200, 4000).astype(np.int32)
 with load(path, backend=backend, max_kv_size=4096, prefill_step_size=64, threads=1) as session:
     pieces = session.stream(tokens, max_tokens=30, ignore_eos=True)

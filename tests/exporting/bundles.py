@@ -25,8 +25,8 @@ from edge.exporting.enums import Finish, Role
 from edge.exporting.model_file import trusted_source
 from edge.model.model import Model, open_model
 from edge.options import Options
-from edge.run.sampler import Sampler
-from edge.run.sequence import TokenSequence
+from edge.run.sampling.sampler import Sampler
+from edge.run.sequences.sequence import TokenSequence
 from edge.run.session import Session
 from edge.sampling import SamplingParams
 

@@ -28,9 +28,10 @@ from edge.backends.tvm.packing.shape import Shape
 from edge.exporting.model_file import ANGLES, CONFIG, KV_DTYPES, LAYER, POLICIES
 from edge.kv import make_policy, pinned_rows
 from edge.model.architectures.angles import Angles
-from edge.model.layers import Attention, Block
+from edge.model.cores import Attention
+from edge.model.layers import Block
 from edge.model.model import open_model
-from edge.run.sequence import TokenSequence
+from edge.run.sequences.sequence import TokenSequence
 from edge.types import AnyArray, FloatArray, IntArray
 
 _SPEC = open_model(GOLDEN / "llama-gqa-tied.gguf").spec  # of any model: sequences ask it for little

@@ -18,7 +18,7 @@ from runtime_library import RUNTIME, build, load_runtime
 
 from edge.errors import InputError
 from edge.exporting.enums import Finish, Role, Speculate
-from edge.run.speculation import Speculation
+from edge.run.drafting.speculation import Speculation
 
 pytest.importorskip("tvm_ffi")
 if shutil.which("cc") is None:

@@ -1,4 +1,4 @@
-"""The C runtime's budgets: the decisions of edge/run/governor.py, and the readings of edge/run/meters.py."""
+"""The C runtime's budgets: the decisions of governor.py, and the readings of meters.py, in edge/run/budgets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from edge.devices.power.base import Reading
 from edge.devices.power.estimate import Estimate
 from edge.devices.profiles.profile import Power
 from edge.exporting.model_file import CONFIG
-from edge.run import meters
-from edge.run.governor import Cause, Decision, MemoryReading, RunLimits, Sample, State, affordable, decide
-from edge.run.meters import Watch
+from edge.run.budgets import meters
+from edge.run.budgets.governor import Cause, Decision, MemoryReading, RunLimits, Sample, State, affordable, decide
+from edge.run.budgets.meters import Watch
 
 HARNESS = Path(__file__).parent / "runtime" / "watch_harness.c"
 STOPS = {6: "time", 7: "energy", 8: "power", 9: "thermal", 10: "memory"}  # edge_finish

@@ -16,8 +16,8 @@ from runtime_library import load_runtime
 
 from edge.errors import EngineError
 from edge.exporting.structs import OPTIONS
-from edge.run.sampler import Sampler
-from edge.run.stop_strings import StopStrings
+from edge.run.sampling.sampler import Sampler
+from edge.run.sampling.stop_strings import StopStrings
 from edge.sampling import SamplingParams
 from edge.types import FloatArray
 

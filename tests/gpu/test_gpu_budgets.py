@@ -25,7 +25,7 @@ from edge.model.lora_file import parse_lora
 from edge.model.model import open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan, plan_with_lora
-from edge.run.loading import load
+from edge.run.starting.loading import load
 
 MIB = 1 << 20
 ON_WGPU = """

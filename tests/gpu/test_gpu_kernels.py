@@ -18,7 +18,7 @@ from small_models import UNWRITTEN, Small, random_quants, write_small
 
 from edge.errors import UnsupportedError
 from edge.formats.blocks import dequantize
-from edge.model.layers import DeltaNet, Mamba, ShortConvolution
+from edge.model.cores import DeltaNet, Mamba, ShortConvolution
 from edge.model.model import open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray

@@ -18,8 +18,8 @@ from edge.backends.tvm.gpu.engine import GPUEngine
 from edge.backends.tvm.gpu.hosts import Device, host_named, open_device
 from edge.backends.tvm.gpu.program import Kernel, Slice
 from edge.model.model import open_model
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 from edge.types import FloatArray
 

@@ -27,9 +27,9 @@ from edge.backends.tvm.kv.regions import Move
 from edge.backends.tvm.kv.row_formats import decode, encode
 from edge.backends.tvm.packing.shape import Shape
 from edge.kv import POLICY_NAMES
-from edge.model.layers import Attention, Temperature
+from edge.model.cores import Attention, Temperature
 from edge.model.model import Model, open_model
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray
 

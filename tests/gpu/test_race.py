@@ -27,8 +27,8 @@ from edge.plan.plan import make_plan
 from edge.prediction.forecast import forecast
 from edge.prediction.predict import Wanted, predict
 from edge.run.history import Phase, Run, Setting
-from edge.run.loading import load
-from edge.run.race import lap, race
+from edge.run.starting.loading import load
+from edge.run.starting.race import lap, race
 
 PATH = GOLDEN / "llama-gqa-tied.gguf"
 
@@ -70,7 +70,7 @@ def test_a_first_run_times_both_and_later_ones_go_by_it(model: Model, monkeypatc
         assert (found.adapter, found.engine) == (choose_adapter().key, "cpu")
         assert session.plan.backend == ("gpu" if found.is_gpu_faster else "cpu")
         assert session.plan.chosen == found.about()
-    monkeypatch.setattr("edge.run.race.race", forbidden)
+    monkeypatch.setattr("edge.run.starting.race.race", forbidden)
     load(model, max_kv_size=64).close()
     keep_race(model.spec, Race("an older driver", "cpu", cpu=Pace(100, 10), gpu=Pace(50, 20)))
     with pytest.raises(AssertionError, match="it is decided"):  # not any more

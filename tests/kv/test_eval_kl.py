@@ -21,7 +21,7 @@ from edge.likelihood import Compared, compare, negative_log_likelihoods, summari
 from edge.model.model import open_model
 from edge.quality.perplexity import perplexity
 from edge.quality.windows import Windows, divergence, windowed_perplexity
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.types import AnyArray, IntArray
 
 SHAPE, CONTEXT = Small(context=128), 32

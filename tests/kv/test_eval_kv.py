@@ -28,7 +28,7 @@ from edge.quality.perplexity import BETWEEN, SEGMENT, make_repeats, measure_repe
 from edge.quality.retrieval import count_right, digits_of, make_trials, recall_compressed, recall_streamed, split_reply
 from edge.quality.summary import make_rows
 from edge.report.kv import kv_table, reasons_of
-from edge.run.loading import load
+from edge.run.starting.loading import load
 
 TEXT = "".join(f"The {number}th stone lies beside the river, and no one has counted it. " for number in range(400))
 

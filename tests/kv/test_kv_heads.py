@@ -28,9 +28,9 @@ from edge.kv import KVView, make_policy
 from edge.kv.policy import EVERY, Needs
 from edge.model.architectures.angles import find_angles
 from edge.model.model import Model, open_model
-from edge.run.eviction import keep_heads, queries_to_observe, view_for
-from edge.run.loading import load
+from edge.run.sequences.eviction import keep_heads, queries_to_observe, view_for
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.types import AnyArray, FloatArray, IntArray
 
 CHUNK, SINKS = 8, 3

@@ -20,8 +20,8 @@ from edge.kv.policy import KVView
 from edge.model.architectures.angles import find_angles
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_network
-from edge.run.eviction import view_for
-from edge.run.loading import load
+from edge.run.sequences.eviction import view_for
+from edge.run.starting.loading import load
 from edge.types import AnyArray, FloatArray, IntArray
 
 NEEDS = make_policy("kvzap").needs

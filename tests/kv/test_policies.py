@@ -27,8 +27,8 @@ from edge.kv.scissorhands import Scissorhands
 from edge.kv.snapkv import SnapKV
 from edge.kv.tova import TOVA
 from edge.kv.window import Window
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.types import FloatArray, IntArray
 
 STREAMING = ("streaming", "window")  # the same rows for all heads, by age alone

@@ -19,8 +19,8 @@ from edge.kv.policy import KVView, Policy
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.prompt_cache.tree import BLOCK
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.types import FloatArray, IntArray
 
 ENGINES = [

@@ -16,7 +16,7 @@ from edge.backends import backend_names, engine_named
 from edge.backends.base import Engine
 from edge.converters.coreml.writer import planned_files
 from edge.errors import UnsupportedError
-from edge.model.layers import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 
 MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is first of its kind in each
     "qwen3": (Attention, Dense),

@@ -27,7 +27,7 @@ from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.targets import choose_target
 from edge.converters.prune import Pruning, check_pruning
 from edge.errors import BudgetError, ModelFormatError, UnsupportedError
-from edge.model.layers import Experts
+from edge.model.cores import Experts
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan

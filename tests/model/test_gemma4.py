@@ -24,7 +24,7 @@ from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import make_plan
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 
 FILE = GOLDEN / "gemma4.gguf"

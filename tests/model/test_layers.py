@@ -25,7 +25,7 @@ from edge.errors import EngineError, InputError, ModelFormatError, UnsupportedEr
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import make_plan
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 
 FILE = GOLDEN / "qwen35.gguf"

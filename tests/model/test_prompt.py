@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from edge.errors import BudgetError, BusyError, InputError
 from edge.model.model import open_model
 from edge.model.prompt import Prompt
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
@@ -143,7 +143,7 @@ _LONG_PROMPT = """
 import json, sys, time
 import numpy as np
 from edge.devices.memory import memory_use
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.model.model import open_model
 session = load(open_model(sys.argv[1]), backend="reference", max_kv_size=64, prefill_step_size=8, memory="1GiB")
 def text():

@@ -21,9 +21,9 @@ from edge.errors import BudgetError, InputError, ModelFormatError, UnsupportedEr
 from edge.model.chat_template import ChatTemplate
 from edge.model.model import Model, open_model
 from edge.model.thinking import FAMILIES, Think, find_family
-from edge.run.loading import load
+from edge.run.sampling.thoughts import Splitter
 from edge.run.session import Session
-from edge.run.thoughts import Splitter
+from edge.run.starting.loading import load
 
 QWENS_WAY = ["Ċ", "<think>", *"abcdefghij", "</think>", "ĊĊ", *"XYZ", "<|im_end|>"]
 MODES: dict[str, dict[str, Any]] = {

@@ -17,8 +17,8 @@ from edge.inspection import inspect_model
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 
 
 @pytest.fixture(scope="module")

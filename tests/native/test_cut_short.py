@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import GOLDEN, run_child
 
-from edge.run.loading import load
+from edge.run.starting.loading import load
 
 CODE = """
 import json, os, shutil, sys

@@ -28,7 +28,7 @@ from edge.backends.base import Engine, EngineConfig
 from edge.backends.kv_cache import KVState
 from edge.errors import CacheError, InputError, UnsupportedError
 from edge.kv import KVView, make_policy
-from edge.model.layers import Attention
+from edge.model.cores import Attention
 from edge.model.model import Model, open_model
 from edge.storage import cache
 from edge.types import AnyArray, FloatArray, IntArray

@@ -19,7 +19,7 @@ from edge.backends.kv_cache import CapacityError, RewindError
 from edge.errors import InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
-from edge.run.sequence import TokenSequence
+from edge.run.sequences.sequence import TokenSequence
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 
@@ -212,7 +212,7 @@ def test_drafts_are_not_copied_from_what_was_forgotten_or_is_of_another_tenant()
 
 def _copied(sequence: TokenSequence, text: IntArray) -> bool:
     """Whether a draft behind the beginning of a text would be its continuation."""
-    assert sequence.speculation is not None
-    drafts = copy.deepcopy(sequence.speculation.drafts)
+    assert sequence.ahead.speculation is not None
+    drafts = copy.deepcopy(sequence.ahead.speculation.drafts)
     drafts.add(text[:10])
     return drafts.draft(5).tolist() == text[10:15].tolist()

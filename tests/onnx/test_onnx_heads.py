@@ -17,8 +17,8 @@ from edge.backends.onnx.rows import load_rows, store_rows
 from edge.errors import InputError, UnsupportedError
 from edge.kv import make_policy
 from edge.model.model import Model
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.types import AnyArray, IntArray
 
 pytest.importorskip("onnxruntime")

@@ -28,7 +28,7 @@ from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedErro
 from edge.formats.blocks import BLOCK
 from edge.formats.onnx_folder import MANIFEST, METADATA, WEIGHTS
 from edge.model.model import Model, open_model
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.types import AnyArray, FloatArray
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")

@@ -13,7 +13,7 @@ from edge.devices.profiles import HOST
 from edge.profiling.kit.make import MODEL, PROGRAM, make_kit
 from edge.profiling.kit.result import Result, parse_result
 from edge.profiling.profile import Settings
-from edge.run.opening import open_model
+from edge.run.starting.opening import open_model
 
 GOLDEN_MODEL = GOLDEN / "llama-gqa-tied.gguf"
 QUICK = ("--quick", "-p", "32", "-n", "8", "-d", "16,48", "-r", "2", "--max-kv-size", "128")

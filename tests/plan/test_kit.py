@@ -36,7 +36,7 @@ from edge.profiling.profile import read_profile
 from edge.report.document import terminal
 from edge.report.page import render
 from edge.report.profile import profile_report, profile_summary
-from edge.run.opening import open_model
+from edge.run.starting.opening import open_model
 
 
 def test_a_kit_measures_this_machine() -> None:

@@ -25,9 +25,9 @@ from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedErr
 from edge.model import catalog
 from edge.model.catalog import PACKAGED, PackagedModel, find_model
 from edge.options import Options
-from edge.run.governor import RunLimits
-from edge.run.meters import Watch
-from edge.run.stop_strings import StopStrings
+from edge.run.budgets.governor import RunLimits
+from edge.run.budgets.meters import Watch
+from edge.run.sampling.stop_strings import StopStrings
 
 # Budgets
 

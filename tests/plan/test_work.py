@@ -17,8 +17,9 @@ from edge.devices.integer_products import missing
 from edge.devices.probe import measure_ceilings
 from edge.errors import InputError
 from edge.formats.blocks import nbytes
+from edge.model.cores import Attention
 from edge.model.known import known_models, outline_model
-from edge.model.layers import Attention, Block, Network
+from edge.model.layers import Block, Network
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.prediction.work import work_of

@@ -19,14 +19,14 @@ from edge.errors import BudgetError, BusyError, InputError, ModelFormatError
 from edge.model.model import Model, open_model
 from edge.model.prompt import Prompt
 from edge.prompt_cache.cache import PromptCache
-from edge.run.batch import Batch
-from edge.run.loading import load
-from edge.run.order import INTERACTIVE, TITLES, TOOLS, Order
+from edge.run.batching.batch import Batch
+from edge.run.batching.order import INTERACTIVE, TITLES, TOOLS, Order
+from edge.run.batching.slots import Ticket
+from edge.run.budgets.shares import Ledger
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.session import Session
-from edge.run.shares import Ledger
-from edge.run.slots import Ticket
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 

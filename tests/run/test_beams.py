@@ -15,7 +15,7 @@ import edge
 from edge.errors import InputError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
-from edge.run.loading import load
+from edge.run.starting.loading import load
 
 with np.load(GOLDEN / "beams.npz") as found:
     FOUND = dict(found)

@@ -18,8 +18,8 @@ from edge.backends.reference import ReferenceKV
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
 from edge.run.conversation import Conversation
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 

@@ -15,8 +15,8 @@ from edge.backends import engine_named
 from edge.errors import InputError, UnsupportedError
 from edge.options import Options
 from edge.plan.plan import make_plan
-from edge.run import speculation
-from edge.run.speculation import Speculation
+from edge.run.drafting import speculation
+from edge.run.drafting.speculation import Speculation
 from edge.sampling import SamplingParams
 
 LARGE, OTHER = GOLDEN / "llama-gqa-tied.gguf", GOLDEN / "llama-one-layer.gguf"

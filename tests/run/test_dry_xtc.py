@@ -17,7 +17,7 @@ from edge.backends.llamacpp.library import is_installed, library
 from edge.backends.llamacpp.tokenizer import open_vocabulary
 from edge.errors import InputError
 from edge.model.model import open_model
-from edge.run.sampler import DRY_BREAKERS, Sampler, dry, softmax, xtc
+from edge.run.sampling.sampler import DRY_BREAKERS, Sampler, dry, softmax, xtc
 from edge.sampling import SamplingParams, parse_bias
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")

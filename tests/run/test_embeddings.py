@@ -12,7 +12,7 @@ from fork_server import COMMAND, forking
 
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import open_model
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.types import AnyArray
 
 MODEL = "llama-gqa-tied"

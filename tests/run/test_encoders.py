@@ -21,7 +21,7 @@ from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import fields_of, planned_as, write_gguf
 from edge.model.model import Model, open_model
 from edge.run.conversation import Conversation
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.types import AnyArray, IntArray
 
 ENCODERS = GOLDEN / "encoders"

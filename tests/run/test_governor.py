@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edge.run.governor import RunLimits, Sample, State, Stop, affordable, decide
+from edge.run.budgets.governor import RunLimits, Sample, State, Stop, affordable, decide
 
 
 @dataclass

@@ -21,9 +21,9 @@ from edge.errors import IncompleteError, InputError, MissingExtraError
 from edge.grammar.grammar import Grammar
 from edge.grammar.matcher import Matcher
 from edge.model.model import Model, open_model
-from edge.run.loading import load
 from edge.run.request import Request
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.types import FloatArray
 
 pytest.importorskip("llguidance")

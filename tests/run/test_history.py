@@ -33,8 +33,8 @@ from edge.run.history import (
     history_path,
     history_size,
 )
-from edge.run.loading import load
 from edge.run.report import Energy, KVUse, Memory, RunReport, Timings, Tokens
+from edge.run.starting.loading import load
 
 SETTING = Setting("a processor", "0" * 16, "cpu", "f16", 2)
 CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)

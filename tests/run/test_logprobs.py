@@ -11,9 +11,9 @@ from conftest import CAPACITY, CHUNK, open_golden
 
 import edge
 from edge.errors import InputError
-from edge.run.loading import load
 from edge.run.report import TokenLogprob
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.types import AnyArray, FloatArray, IntArray
 
 GOLDEN_MODEL = open_golden("llama-gqa-tied")

@@ -16,8 +16,7 @@ from hypothesis.extra.numpy import arrays
 
 from edge.backends.llamacpp.library import is_installed, library
 from edge.errors import EngineError, InputError, ModelFormatError
-from edge.run.loading import load
-from edge.run.sampler import (
+from edge.run.sampling.sampler import (
     PENALTY_WINDOW,
     Sampler,
     draw,
@@ -29,6 +28,7 @@ from edge.run.sampler import (
     top_k,
     top_p,
 )
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams, choose_sampling
 from edge.types import FloatArray
 

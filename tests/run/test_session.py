@@ -16,9 +16,9 @@ from edge.devices.memory import MemoryUse
 from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
 from edge.model.model import Model, open_model
 from edge.report.run import report_lines
-from edge.run.loading import load
-from edge.run.sampler import Sampler
+from edge.run.sampling.sampler import Sampler
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
 
@@ -63,7 +63,7 @@ class Tape:
         self.logits = np.zeros(0, np.float32)
         self._forward = session.engine.forward
         monkeypatch.setattr(session.engine, "forward", self._record)
-        monkeypatch.setattr(session._sequence, "speculation", None)  # it would run tokens that do not stay
+        monkeypatch.setattr(session._sequence.ahead, "speculation", None)  # it would run tokens that do not stay
 
     def _record(self, tokens: IntArray) -> FloatArray:
         self.tokens += tokens.tolist()
@@ -80,7 +80,7 @@ def report_of(session: Session) -> edge.RunReport:
 
 _BOTH_GREEDY = """
 import json, edge
-from edge.run.sampler import greedy
+from edge.run.sampling.sampler import greedy
 
 model = edge.open_model("smollm2-135m")
 prompt = model.encode_prompt("Explain why the sky is blue.")
@@ -278,7 +278,9 @@ def test_the_time_of_the_budget_is_the_limit(smollm2: Model) -> None:
 def test_memory_beyond_the_budget_ends_a_run(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     budget, readings = 8 << 30, iter([1 << 30, 1 << 30])
     with load(smollm2, max_kv_size=256, threads=1, memory=budget) as session:
-        monkeypatch.setattr("edge.run.meters.memory_use", lambda: MemoryUse(0, next(readings, budget + 1), None, None))
+        monkeypatch.setattr(
+            "edge.run.budgets.meters.memory_use", lambda: MemoryUse(0, next(readings, budget + 1), None, None)
+        )
         session.generate(PROMPT, max_tokens=None, ignore_eos=True)
         assert report_of(session).stop_reason == "memory"
         assert report_of(session).tokens.generated > 1

@@ -24,8 +24,8 @@ from edge.options import Options
 from edge.plan.plan import Plan, make_plan
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 
 STRING = 8
@@ -97,7 +97,7 @@ def test_where_a_snapshot_is_gone_tokens_run_again_from_an_earlier_one(name: str
 
 @pytest.mark.parametrize("name", ["lfm2", "gemma3"])
 def test_a_long_prompt_has_ways_back_into_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.run.sequence.SNAPSHOT_STEP", 64)
+    monkeypatch.setattr("edge.run.sequences.sequence.SNAPSHOT_STEP", 64)
     with open_session(name, "cpu", prefill_step_size=48) as session, open_session(name, "cpu") as other:
         tokens = np.random.default_rng(1).integers(3, 250, 300).astype(np.int32)
         expected = answer(other, tokens)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from edge.errors import InputError
 from edge.options import Options
 from edge.plan.plan import DRAFT_TEXT
-from edge.run.drafts import Drafts
-from edge.run.speculation import Speculation
+from edge.run.drafting.drafts import Drafts
+from edge.run.drafting.speculation import Speculation
 
 MOST = 7
 FEW = st.lists(st.integers(0, 3), min_size=1, max_size=60)

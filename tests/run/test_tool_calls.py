@@ -19,8 +19,8 @@ from edge.errors import InputError
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
-from edge.run.loading import load
 from edge.run.session import Session
+from edge.run.starting.loading import load
 from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")

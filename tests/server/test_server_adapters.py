@@ -12,7 +12,7 @@ from lora_files import write_adapter
 from serving import MODEL, PLAIN, chat, error_of, hub_of, served
 
 from edge.options import Options
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.server.asked import Asked
 from edge.server.events import Piece
 from edge.server.running import make_hub

@@ -13,7 +13,7 @@ from conftest import open_golden
 from serving import HELLO, MODEL, chat, events_of, hub_of, served
 from starlette.testclient import TestClient
 
-from edge.run.loading import load
+from edge.run.starting.loading import load
 
 SEVERAL: dict[str, Any] = {"backend": "cpu", "max_kv_size": 256, "threads": 1, "sequences": 3}
 

@@ -12,7 +12,7 @@ from conftest import open_golden
 from serving import HELLO, MODEL, PLAIN, chat, error_of, events_of, served
 from starlette.testclient import TestClient
 
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 
 SHORT: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}

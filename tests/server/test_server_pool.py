@@ -16,9 +16,9 @@ from starlette.testclient import TestClient
 from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError
 from edge.plan.plan import PlanBytes
-from edge.run.loading import load
+from edge.run.budgets.shares import Ledger as Energy
 from edge.run.request import Request
-from edge.run.shares import Ledger as Energy
+from edge.run.starting.loading import load
 from edge.server.events import Flow, Piece
 from edge.server.models.driver import Hooks, OneAtATime
 from edge.server.models.ledger import Ledger

@@ -396,7 +396,7 @@ def test_an_interrupted_download_goes_on(number: signal.Signals, code: int, hub:
 def test_local_models_need_no_client() -> None:
     heavy = ("huggingface_hub", "urllib.request", "http.client", "edge.pulling")
     check = (
-        "import sys; from edge.run import loading; from edge.model.model import open_model; "
+        "import sys; from edge.run.starting import loading; from edge.model.model import open_model; "
         f"open_model({str(GOLDEN / 'qwen3.gguf')!r}); print([m for m in {heavy} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)

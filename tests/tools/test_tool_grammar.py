@@ -12,7 +12,7 @@ from test_chat import CHATML
 from tool_templates import GEMMA4, GPT_OSS, LFM2, LLAMA32, MISTRAL, QWEN3, QWEN35
 
 from edge.errors import InputError
-from edge.run.loading import load
+from edge.run.starting.loading import load
 from edge.tools.formats import find_format
 
 pytest.importorskip("llguidance")

@@ -8,7 +8,7 @@ from edge.backends.onnx.graph.context import KV_TYPES, Context, mask_name, table
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Type
 from edge.backends.onnx.graph.state import split
-from edge.model.layers import Attention
+from edge.model.cores import Attention
 
 _ROTARY_HEADS = 16  # GroupQueryAttention rotates heads whose size is a multiple of this
 

@@ -34,7 +34,8 @@ from edge.backends.onnx.graph.mamba import mamba
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Type
 from edge.backends.onnx.graph.short_convolution import short_convolution
-from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, Mamba, Network, ShortConvolution
+from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, ShortConvolution
+from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
 
 CORES: dict[type, Callable[..., str]] = {

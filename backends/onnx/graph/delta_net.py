@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.backends.onnx.graph.context import Context
 from edge.backends.onnx.graph.state import convolve, remember, reshape, silu, split, steps
-from edge.model.layers import DeltaNet
+from edge.model.cores import DeltaNet
 
 _EPSILON = 1e-6  # of the lengths of queries and keys
 

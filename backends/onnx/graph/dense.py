@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.backends.onnx.graph.context import Context
 from edge.backends.onnx.graph.nodes import MS
-from edge.model.layers import Dense
+from edge.model.cores import Dense
 
 
 def dense(graph: Context, core: Dense, layer: int, x: str) -> str:

@@ -13,7 +13,7 @@ from edge.backends.onnx.graph.forms import Blocks
 from edge.backends.onnx.graph.nodes import INT8_ACTIVATIONS, MS
 from edge.backends.onnx.graph.state import reshape
 from edge.formats.blocks import BLOCK
-from edge.model.layers import SLOPE, Experts
+from edge.model.cores import SLOPE, Experts
 
 _NEVER = -1e30  # the logit of an expert that is not chosen
 

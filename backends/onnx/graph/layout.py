@@ -15,7 +15,8 @@ from edge.errors import UnsupportedError
 from edge.formats import nf4
 from edge.formats.blocks import BLOCK, FLOATS
 from edge.formats.gguf import GGUFFile, TensorInfo
-from edge.model.layers import Attention, Core, Experts, Network
+from edge.model.cores import Attention, Core, Experts
+from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import FloatArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.backends.onnx.graph.context import Context
 from edge.backends.onnx.graph.state import convolve, remember, reshape, rms, silu, split, steps
-from edge.model.layers import Mamba
+from edge.model.cores import Mamba
 
 
 def mamba(graph: Context, core: Mamba, layer: int, x: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.backends.onnx.graph.context import Context
 from edge.backends.onnx.graph.state import convolve, split
-from edge.model.layers import ShortConvolution
+from edge.model.cores import ShortConvolution
 
 
 def short_convolution(graph: Context, core: ShortConvolution, layer: int, x: str) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from edge.backends.onnx.graph.context import Context
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Type
-from edge.model.layers import DeltaNet, Mamba, Network, ShortConvolution
+from edge.model.cores import DeltaNet, Mamba, ShortConvolution
+from edge.model.layers import Network
 
 
 def state_shapes(network: Network) -> Iterator[tuple[str, tuple[int, ...]]]:

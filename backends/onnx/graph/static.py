@@ -37,7 +37,8 @@ from edge.backends.onnx.graph.proto import Attribute, Type
 from edge.errors import UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.formats.compiled import StaticForm
-from edge.model.layers import Attention, Network
+from edge.model.cores import Attention
+from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 
 _HEADROOM = 1 / 16

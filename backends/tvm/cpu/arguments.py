@@ -13,7 +13,8 @@ from edge.backends.tvm.packing.cores import Sizes, groups_of, kind_of, round_up,
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.backends.tvm.packing.shape import Shape, padded_head
 from edge.backends.tvm.targets import Target
-from edge.model.layers import Attention, Network
+from edge.model.cores import Attention
+from edge.model.layers import Network
 
 LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
 _SEES_ALL = 1 << 30  # a window that no position is beyond

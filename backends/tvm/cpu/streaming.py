@@ -16,7 +16,7 @@ from edge.backends.tvm.cpu.slots import slot_bytes
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE, growth
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place
-from edge.model.layers import Experts
+from edge.model.cores import Experts
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 

@@ -11,7 +11,7 @@ from edge.backends.counts import Footprint, GPUMemory, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Core, Experts
+from edge.model.cores import Attention, Core, Experts
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.shape import Shape
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.layers import Block
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 
@@ -238,7 +239,7 @@ def scratch_sizes(
 
 
 def input_stride(size: int) -> int:
-    """Values from one layer's vector of a token to the next one's (`edge.model.layers.PerLayerInput`)."""
+    """Values from one layer's vector of a token to the next one's (`edge.model.cores.PerLayerInput`)."""
     return _aligned(size)
 
 

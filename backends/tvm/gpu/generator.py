@@ -29,7 +29,7 @@ from edge.backends.tvm.gpu.phases.per_layer_input import make_inputs, per_layer_
 from edge.backends.tvm.gpu.phases.short_convolution import short_convolution
 from edge.backends.tvm.gpu.program import Program, Slice
 from edge.backends.tvm.packing.shape import padded_head
-from edge.model.layers import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 
 CORES: dict[type, Callable[..., None]] = {
     Attention: attention,

@@ -16,7 +16,7 @@ from edge.backends.tvm.gpu.weights import Matrix
 from edge.backends.tvm.kv.row_formats import row_bytes
 from edge.backends.tvm.packing.cores import groups_of
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Experts
+from edge.model.cores import Experts
 from edge.model.spec import ModelSpec
 from edge.types import IntArray
 

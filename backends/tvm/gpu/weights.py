@@ -27,7 +27,7 @@ from edge.backends.tvm.packing.shape import Shape
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
-from edge.model.layers import Tensor as Described
+from edge.model.cores import Tensor as Described
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import AnyArray

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.backends.tvm.packing.shape import padded_head
-from edge.model.layers import Attention
+from edge.model.cores import Attention
 from edge.types import AnyArray, FloatArray
 
 STEPS = 15  # between the least and the greatest of 4 bits

@@ -6,16 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from edge.model.layers import (
-    Attention,
-    Core,
-    DeltaNet,
-    Dense,
-    Experts,
-    Mamba,
-    PerLayerInput,
-    ShortConvolution,
-)
+from edge.model.cores import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 
 LANES = 16
 

@@ -10,7 +10,8 @@ from edge.backends.tvm.packing.cores import groups_of, round_up
 from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Experts, Network, Tensor
+from edge.model.cores import Experts, Tensor
+from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 

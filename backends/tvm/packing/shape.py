@@ -13,19 +13,18 @@ from functools import cached_property
 from edge.backends.checks import check_cores
 from edge.backends.tvm.packing.cores import LANES, Groups, groups_of, round_up, supports
 from edge.errors import UnsupportedError
-from edge.model.layers import (
+from edge.model.cores import (
     UNROTATED,
     Attention,
-    Block,
     Core,
     DeltaNet,
     Mamba,
-    Network,
     OneCore,
     PerLayerInput,
     ShortConvolution,
     Temperature,
 )
+from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
 
 _MOST_BLOCKS = 8  # of different shapes, each of which is compiled

@@ -22,7 +22,7 @@ from edge.converters.huggingface.quantized import Mxfp4
 from edge.converters.huggingface.views import Tensors, View
 from edge.errors import UnsupportedError
 from edge.formats.gguf_writer import Field
-from edge.model.layers import SLOPE
+from edge.model.cores import SLOPE
 
 _EXPERTS = "mlp.experts."
 _DENSE = ("ffn_gate", "ffn_up", "ffn_down", "ffn_norm")

@@ -14,8 +14,8 @@ from edge.options import Options
 
 if TYPE_CHECKING:
     from edge.model.model import Model
+    from edge.run.batching.scheduler import Pieces
     from edge.run.conversation import Conversation
-    from edge.run.scheduler import Pieces
 
 # Reasons for an answer's end that need no explanation.
 _SEEN = ("eos", "stop", "tool_calls", "interrupted", "terminated")
@@ -52,8 +52,8 @@ def chat(
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
     from edge.run.conversation import Conversation
-    from edge.run.loading import load
-    from edge.run.opening import open_model
+    from edge.run.starting.loading import load
+    from edge.run.starting.opening import open_model
 
     known = [] if tools is None else read_tools(tools)
     limit, system, think = check_limit(answer.max_tokens), answer.system, Think.parse(answer.think)

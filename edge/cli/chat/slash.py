@@ -17,9 +17,9 @@ from edge.model.thinking import Think
 from edge.sampling import WHOLE, SamplingParams
 
 if TYPE_CHECKING:
+    from edge.run.batching.scheduler import Pieces
     from edge.run.conversation import Conversation
     from edge.run.loop import OnPrefill
-    from edge.run.scheduler import Pieces
 
 
 @dataclass

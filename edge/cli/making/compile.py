@@ -29,7 +29,7 @@ def compile(
     from edge.cli.targets import check_processor, isa_names
     from edge.devices.profiles import HOST, find_profile
     from edge.errors import InputError, UnsupportedError
-    from edge.run.opening import open_model
+    from edge.run.starting.opening import open_model
 
     if device is None and gpu is None:
         raise InputError("edge compile needs a device: --device NAME for its CPU, or --gpu LANGUAGE for a GPU")

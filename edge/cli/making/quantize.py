@@ -54,7 +54,7 @@ def quantize(
     from edge.formats.blocks import PLAIN
     from edge.formats.gguf import read_gguf
     from edge.plan.checks import check_threads
-    from edge.run.opening import open_model
+    from edge.run.starting.opening import open_model
 
     check_threads(threads)
     texts = calibration or []

@@ -52,8 +52,8 @@ def bench(
     from edge.devices.power import find_meter
     from edge.errors import InputError
     from edge.profiling.bench import make_tests, remember_bench, run_bench
-    from edge.run.loading import load
-    from edge.run.opening import open_model
+    from edge.run.starting.loading import load
+    from edge.run.starting.opening import open_model
 
     tests = make_tests(parse_numbers("-p", prompt), parse_numbers("-n", generate), parse_numbers("-d", depth))
     opened = open_model(model)

@@ -70,8 +70,8 @@ def kl(
     from edge.quality.material import reader_settings
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.windows import divergence
-    from edge.run.loading import load
-    from edge.run.opening import open_model
+    from edge.run.starting.loading import load
+    from edge.run.starting.opening import open_model
 
     assert context is not None
     journal = _journal(output, resume=resume)
@@ -135,8 +135,8 @@ def perplexity(
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.perplexity import perplexity as streamed
     from edge.quality.windows import windowed_perplexity
-    from edge.run.loading import load
-    from edge.run.opening import open_model
+    from edge.run.starting.loading import load
+    from edge.run.starting.opening import open_model
 
     journal = _journal(output, resume=resume)
     if context is None and (second_half or output is not None):

@@ -81,7 +81,7 @@ def kv(
     from edge.report.document import terminal
     from edge.report.kv import kv_report, kv_text, reasons_of
     from edge.report.page import render
-    from edge.run.opening import open_model
+    from edge.run.starting.opening import open_model
 
     opened = open_model(model)
     cells = _cells(opened.spec, policies, kv_memory, max_kv_size, kv_dtype)

@@ -104,7 +104,7 @@ def of(
     """
     from edge.profiling.collect import choose_engines, collect
     from edge.profiling.profile import Settings, recorded
-    from edge.run.opening import open_model
+    from edge.run.starting.opening import open_model
 
     writers = [_writer(path) for path in output or []]
     if read is not None:

@@ -86,7 +86,7 @@ def _tune(
 ) -> Result:  # fmt: skip
     from edge.backends import find_backend
     from edge.errors import UnsupportedError
-    from edge.run.opening import open_model
+    from edge.run.starting.opening import open_model
 
     began = clock.monotonic()
     opened = open_model(name)
@@ -182,7 +182,7 @@ def _explain(name: str, engine: Engine, kv_dtype: str, json: bool) -> None:
     from edge.backends.tvm.gpu.tuning import find_record as find_record_of_gpu
     from edge.backends.tvm.tuning.lookup import find_record
     from edge.devices.records import trials_path
-    from edge.run.opening import open_model
+    from edge.run.starting.opening import open_model
     from edge.tuning.effects import effects, fates
     from edge.tuning.table import read_trials
 

@@ -1,5 +1,5 @@
-/* The conversation: its rows in the KV cache, and its tokens that have not been run. A port of edge/run/sequence.py,
- * of `prefill` in edge/run/loop.py, and of edge/run/reclaim.py. */
+/* The conversation: its rows in the KV cache, and its tokens that have not been run. A port of
+ * edge/run/sequences/sequence.py, of `prefill` in edge/run/loop.py, and of edge/run/reclaim.py. */
 #include <string.h>
 
 #include "session.h"

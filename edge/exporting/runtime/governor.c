@@ -1,5 +1,6 @@
 /* One decision per step, from readings alone: continue, pause, return memory, or stop because a budget is spent. A port of
- * edge/run/governor.py, which explains the rules; the order of operations is the same, so decisions are. NAN is None. */
+ * edge/run/budgets/governor.py, which explains the rules; the order of operations is the same, so decisions are.
+ * NAN is None. */
 #include <math.h>
 
 #include "internal.h"

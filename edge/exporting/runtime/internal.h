@@ -7,7 +7,7 @@
  *     vocabulary.c  tokenizer.c      tables of tokens; text to ids and back
  *     chat.c                         the chat template as data
  *     sampler.c    stops.c           ids from logits; stop strings
- *     governor.c   watch.c           budgets: the decisions of edge/run/governor.py, and its readings
+ *     governor.c   watch.c           budgets: the decisions of edge/run/budgets/governor.py, and its readings
  *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
  *     drafts.c                       the tokens that may come next, and how many of them to verify
  *     pass.c       table.c           threads that run the compiled pass; rows that a pass reads from the file
@@ -208,7 +208,7 @@ typedef struct { SAMPLING_OPTIONS(MEMBER, MEMBER) uint64_t seed; } sampling;
 #undef MEMBER
 void sampler_start(sampler *s, const sampling *params, const int32_t *banned, uint32_t banned_count,
                    const int32_t *more, uint32_t more_count);
-/* The next token of logits [vocab], which it changes; -1 for NaN. As edge/run/sampler.py, token by token. */
+/* The next token of logits [vocab], which it changes; -1 for NaN. As edge/run/sampling/sampler.py, token by token. */
 int32_t sampler_next(sampler *s, float *logits);
 
 typedef struct stops stops;
@@ -233,7 +233,7 @@ void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted); /* the first 
 
 /* ---- governor.c --------------------------------------------------------------------------------------------------- */
 
-/* A port of decide and affordable (edge/run/governor.py); NAN: None. */
+/* A port of decide and affordable (edge/run/budgets/governor.py); NAN: None. */
 typedef struct { double deadline, energy, power, max_temp; } run_limits;
 typedef struct { double needed, spare, priv, limit, available, stalled; } memory_reading;
 typedef struct { double time, joules, celsius; bool has_memory; memory_reading memory; } sample;
@@ -252,7 +252,7 @@ int64_t governor_affordable(const run_limits *limits, const governor_state *stat
 
 /* ---- watch.c ------------------------------------------------------------------------------------------------------- */
 
-typedef struct { /* the budgets of one answer: a port of Watch (edge/run/meters.py) */
+typedef struct { /* the budgets of one answer: a port of Watch (edge/run/budgets/meters.py) */
     run_limits limits;
     governor_state state;
     edge_readings readings;   /* the newest, by the app */

@@ -6,7 +6,7 @@
  * closing a gap rotates the few keys before it forward and raises `base`, so RoPE positions only grow.
  *
  * A fixed state sums up all tokens, and no eviction touches it: see backends/fixed_state.py. It comes back to an earlier
- * length by a snapshot (edge/run/snapshots.py).
+ * length by a snapshot (edge/run/sequences/snapshots.py).
  */
 #include "kv.h"
 

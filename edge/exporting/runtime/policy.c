@@ -1,5 +1,5 @@
 /* Which rows stay when the cache is full: a port of edge/kv/{full,streaming,window,h2o,policy}.py and of shrink and
- * make_room in edge/run/sequence.py.
+ * make_room in edge/run/sequences/sequence.py.
  */
 #include "internal.h"
 

@@ -1,4 +1,4 @@
-/* From logits to the next token: a port of edge/run/sampler.py, and of the parts of NumPy that it draws with
+/* From logits to the next token: a port of edge/run/sampling/sampler.py, and of the parts of NumPy that it draws with
  * (SeedSequence, PCG64, Generator.choice, the pairwise sum), so that equal seeds draw equal tokens. */
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Stop strings in streamed text: nothing of one is shown, whichever way it is split over tokens. A port of
- * edge/run/stop_strings.py. It compares bytes, which in UTF-8 finds the same as comparing characters. */
+ * edge/run/sampling/stop_strings.py. It compares bytes, which in UTF-8 finds the same as comparing characters. */
 #include <string.h>
 
 #include "internal.h"

@@ -1,6 +1,6 @@
-/* Samples for the governor, its pauses, and the joules of an answer: a port of edge/run/meters.py. The sensors are the app's
- * (edge_read). Since it cannot read them while a prompt runs, joules since its last reading are estimated, as those of
- * devices/power/estimate.py. */
+/* Samples for the governor, its pauses, and the joules of an answer: a port of edge/run/budgets/meters.py. The
+ * sensors are the app's (edge_read). Since it cannot read them while a prompt runs, joules since its last reading are
+ * estimated, as those of devices/power/estimate.py. */
 #include <math.h>
 
 #include "internal.h"

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
-from edge.model.layers import Rope, Temperature
+from edge.model.cores import Rope, Temperature
 from edge.types import AnyArray, FloatArray
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_rope
-from edge.model.layers import UNROTATED, Attention, Block, Dense, Network, Pooling, Rope
+from edge.model.cores import UNROTATED, Attention, Dense, Rope
+from edge.model.layers import Block, Network, Pooling
 from edge.model.spec import ModelSpec
 
 POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}

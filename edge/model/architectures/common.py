@@ -7,19 +7,8 @@ from dataclasses import replace
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_fields import Header
-from edge.model.layers import (
-    Activation,
-    Attention,
-    Block,
-    Dense,
-    Experts,
-    Mamba,
-    Network,
-    Norm,
-    Rope,
-    Router,
-    Temperature,
-)
+from edge.model.cores import Activation, Attention, Dense, Experts, Mamba, Rope, Router, Temperature
+from edge.model.layers import Block, Network, Norm
 from edge.model.spec import ModelSpec
 
 _ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")

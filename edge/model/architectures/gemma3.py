@@ -9,7 +9,8 @@ from dataclasses import replace
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import decoder, read_rope, window_but_every
 from edge.model.architectures.gemma2 import query_scale
-from edge.model.layers import Network, Rope
+from edge.model.cores import Rope
+from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 
 _LAYERS_OF_27B = 62

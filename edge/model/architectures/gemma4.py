@@ -11,8 +11,9 @@ from dataclasses import replace
 from edge.errors import UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_rope
+from edge.model.cores import Attention, Dense, PerLayerInput, Rope
 from edge.model.fallback import figure, per_layer
-from edge.model.layers import Attention, Block, Dense, Layer, Network, PerLayerInput, Rope
+from edge.model.layers import Block, Layer, Network
 from edge.model.spec import ModelSpec
 
 

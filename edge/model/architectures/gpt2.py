@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import decoder
-from edge.model.layers import UNROTATED, Network
+from edge.model.cores import UNROTATED
+from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 
 

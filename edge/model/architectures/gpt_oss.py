@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_experts, read_yarn, window_but_every
-from edge.model.layers import Attention, Block, Network
+from edge.model.cores import Attention
+from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
 
 _BIASED = ("attn_q", "attn_k", "attn_v", "attn_output")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import decoder, read_factor
-from edge.model.layers import UNROTATED, Network
+from edge.model.cores import UNROTATED
+from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 
 

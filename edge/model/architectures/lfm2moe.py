@@ -11,7 +11,8 @@ from edge.errors import UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_experts
 from edge.model.architectures.lfm2 import hybrid
-from edge.model.layers import Dense, Network
+from edge.model.cores import Dense
+from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 
 _SIGMOID = 2  # llama.cpp's number

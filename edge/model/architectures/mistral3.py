@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import decoder, read_factor, read_yarn
-from edge.model.layers import Network, Temperature
+from edge.model.cores import Temperature
+from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from edge.errors import UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_mamba
+from edge.model.cores import Attention, Core, Dense
 from edge.model.fallback import per_layer
-from edge.model.layers import Attention, Block, Core, Dense, Network
+from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
 
 

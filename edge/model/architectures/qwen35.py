@@ -11,8 +11,9 @@ from dataclasses import replace
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_kernel, read_rope
+from edge.model.cores import Attention, DeltaNet, Dense, Experts
 from edge.model.fallback import per_layer
-from edge.model.layers import Attention, Block, DeltaNet, Dense, Experts, Network
+from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
 
 

@@ -12,7 +12,7 @@ from edge.backends.tvm import ENGINE as CPU
 from edge.devices.host import flags_of, model_name, notable, processor_of
 from edge.devices.power.base import MeterKind
 from edge.devices.profiles.profile import Power
-from edge.devices.regular import read_regular
+from edge.devices.regular import read_bounded
 from edge.errors import InputError
 from edge.prediction.work import Work
 from edge.profiling.kit.make import KIND as KIT_KIND
@@ -141,13 +141,7 @@ class Result:
 
 def read_result(path: Path) -> Result:
     """Read a result. Raises InputError for another file, and for one of another schema."""
-    try:
-        text = read_regular(path, _MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(text) > _MOST_BYTES:
-        raise InputError(f"{path}: too long for a result of a kit")
-    return parse_result(text, str(path))
+    return parse_result(read_bounded(path, _MOST_BYTES, "a result of a kit"), str(path))
 
 
 def parse_result(text: bytes, where: str) -> Result:

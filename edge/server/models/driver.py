@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edge.model.lora_file import Loras
+from edge.run.batching.scheduler import Pieces
+from edge.run.batching.slots import Ticket
 from edge.run.logprobs import OnLogprob
 from edge.run.report import RunReport
 from edge.run.request import Request
-from edge.run.scheduler import Pieces
+from edge.run.sampling.tool_calls import OnCall
 from edge.run.session import Session
-from edge.run.slots import Ticket
-from edge.run.tool_calls import OnCall
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from edge.model.lora_file import Loras, parse_lora
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.prompt_cache.cache import PromptCache
-from edge.run.loading import open_session
-from edge.run.opening import open_model
+from edge.run.budgets.shares import Ledger as Energy
 from edge.run.report import RunReport
 from edge.run.session import Session
-from edge.run.shares import Ledger as Energy
+from edge.run.starting.loading import open_session
+from edge.run.starting.opening import open_model
 from edge.server.deadline import Deadline
 from edge.server.models.ledger import Ledger
 from edge.server.models.worker import Job, Turns, Worker

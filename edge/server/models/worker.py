@@ -19,10 +19,10 @@ import numpy as np
 from edge.errors import EngineError
 from edge.model.lora_file import Loras
 from edge.prompt_cache.tree import agreement
+from edge.run.budgets.shares import Ledger, Share
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.session import Session
-from edge.run.shares import Ledger, Share
 from edge.server.events import Call, Ended, Flow, Likely, Piece
 from edge.server.guard import where
 from edge.server.models.driver import Driver, Hooks, make_driver

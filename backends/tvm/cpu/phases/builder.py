@@ -26,7 +26,7 @@ from edge.backends.tvm.design import Design, low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, IntegerBlock
 from edge.backends.tvm.packing.cores import Groups, groups_of, round_up
 from edge.backends.tvm.packing.shape import padded_head
-from edge.model import layers
+from edge.model import cores, layers
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class PassBuilder:
         return self.shape.blocks[self._number]
 
     @functools.cached_property
-    def attention(self) -> layers.Attention:
+    def attention(self) -> cores.Attention:
         """The core of a block of attention."""
-        assert isinstance(self.block.core, layers.Attention)
+        assert isinstance(self.block.core, cores.Attention)
         return self.block.core
 
     @functools.cached_property
@@ -383,7 +383,7 @@ class PassBuilder:
         """Of a matrix of the block."""
         return self._tensor(name).columns
 
-    def _tensor(self, name: str) -> layers.Tensor:
+    def _tensor(self, name: str) -> cores.Tensor:
         return next(each for each in self.block.core.tensors(self.shape.hidden) if each.name == name)
 
     def matrix(self, block: str, columns: int, name: str) -> Matrix:

@@ -1,4 +1,4 @@
-"""A gated delta net (`edge.model.layers.DeltaNet`): products; convolution and recurrence, head by head; output.
+"""A gated delta net (`edge.model.cores.DeltaNet`): products; convolution and recurrence, head by head; output.
 
 The recurrence runs token by token, in a chunk, too: the state of a head stays in the second-level cache meanwhile, and
 is written in place. On CPUs this beat the chunked form (github.com/ikawrakow/ik_llama.cpp, pull request 1330).
@@ -31,7 +31,7 @@ from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.convolution import Convolution
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.packing.cores import round_up, state_values
-from edge.model.layers import DeltaNet
+from edge.model.cores import DeltaNet
 
 _EPSILON = 1e-6  # of the lengths of queries and keys
 _AT_ONCE = 4  # vectors of a head's values that stay in registers while its state is read

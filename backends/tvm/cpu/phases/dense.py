@@ -9,7 +9,7 @@ from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.packing.cores import round_up
-from edge.model.layers import Dense
+from edge.model.cores import Dense
 
 
 def gate_up(b: PassBuilder, layer: Value) -> None:

@@ -1,4 +1,4 @@
-"""A mixture of experts (`edge.model.layers.Experts`): router; in a chunk, choice and order; fetch; gate and up; down.
+"""A mixture of experts (`edge.model.cores.Experts`): router; in a chunk, choice and order; fetch; gate and up; down.
 
 Threads divide the rows of every expert, so that all have the same work whichever experts are chosen. A chunk sorts its
 tokens by expert and reads each expert once, for all tokens that have chosen it. What experts add to a token is summed
@@ -44,7 +44,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.packing.cores import RoutedRows, round_up
-from edge.model.layers import SLOPE, Experts
+from edge.model.cores import SLOPE, Experts
 
 _READ = 1 << 16  # bytes; threads divide what is read in multiples of these
 FUNCTIONS = r"""

@@ -1,4 +1,4 @@
-"""Mamba-2 (`edge.model.layers.Mamba`): a product; convolution and recurrence, head by head; gate, norm and output.
+"""Mamba-2 (`edge.model.cores.Mamba`): a product; convolution and recurrence, head by head; gate, norm and output.
 
 The recurrence runs token by token, as in `delta_net.py`. Norms span heads, so they wait for all of them: in a step,
 each thread then makes the whole row for itself, since one row costs less than a barrier.
@@ -27,7 +27,7 @@ from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.convolution import Convolution
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.packing.cores import mamba_row, round_up, state_values
-from edge.model.layers import Mamba
+from edge.model.cores import Mamba
 
 _AT_ONCE = 4  # vectors of a head's values that stay in registers while its state is read
 

@@ -1,4 +1,4 @@
-"""The vectors that a token has for each layer (`edge.model.layers.PerLayerInput`): all of them before the first layer,
+"""The vectors that a token has for each layer (`edge.model.cores.PerLayerInput`): all of them before the first layer,
 then in each layer a gate and its output.
 
 The engine has put the token's row of the table into `layer_inputs`, times √(size / 2).

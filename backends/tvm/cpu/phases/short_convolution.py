@@ -1,4 +1,4 @@
-"""A gated causal convolution (`edge.model.layers.ShortConvolution`): product; convolution by channels; output."""
+"""A gated causal convolution (`edge.model.cores.ShortConvolution`): product; convolution by channels; output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.packing.cores import round_up
-from edge.model.layers import ShortConvolution
+from edge.model.cores import ShortConvolution
 
 
 def products(b: PassBuilder, layer: Value) -> None:

@@ -49,7 +49,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
-from edge.model.layers import Attention
+from edge.model.cores import Attention
 
 NEVER = -1e30  # the score of a row that the query must not see
 _SCORES = 1536  # float32 of shared memory for the scores of a block

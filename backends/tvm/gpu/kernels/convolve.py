@@ -1,4 +1,4 @@
-"""Causal convolutions: the gated one of `edge.model.layers.ShortConvolution`, and those within recurrent cores."""
+"""Causal convolutions: the gated one of `edge.model.cores.ShortConvolution`, and those within recurrent cores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )
 from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.packing.cores import round_up
-from edge.model.layers import ShortConvolution
+from edge.model.cores import ShortConvolution
 
 _THREADS = 64
 

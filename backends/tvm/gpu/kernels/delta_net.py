@@ -1,4 +1,4 @@
-"""The recurrence of `edge.model.layers.DeltaNet`, in three kernels.
+"""The recurrence of `edge.model.cores.DeltaNet`, in three kernels.
 
 `mix` convolves the channels of all tokens at once. `recur` goes from token to token: the columns of a head's state are
 independent, so a workgroup has `COLUMNS` of them, and its threads divide the rows, which stay in registers. `finish`
@@ -45,7 +45,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )
 from edge.backends.tvm.gpu.weights import LayerLayout, Vector
 from edge.backends.tvm.packing.cores import round_up
-from edge.model.layers import DeltaNet
+from edge.model.cores import DeltaNet
 
 COLUMNS = 16  # of a head's state in a workgroup
 _MOST_ROWS = 32  # of a thread, if there are threads enough

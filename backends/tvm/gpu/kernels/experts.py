@@ -1,4 +1,4 @@
-"""Mixtures of experts (`edge.model.layers.Experts`): the choice, and the products of chosen experts, token by token.
+"""Mixtures of experts (`edge.model.cores.Experts`): the choice, and the products of chosen experts, token by token.
 
 A token's experts are in ascending order, and what they add is summed in this order by the threads that have the rows.
 Experts of a layer lie in one or more buffers; a kernel sees one, and skips experts that are elsewhere.
@@ -39,7 +39,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )
 from edge.backends.tvm.gpu.weights import ExpertPiece, Matrix, Vector
 from edge.backends.tvm.packing.blocks import PART
-from edge.model.layers import SLOPE, Experts
+from edge.model.cores import SLOPE, Experts
 
 _THREADS = 64  # that choose a token's experts
 

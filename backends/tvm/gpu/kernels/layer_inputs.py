@@ -1,4 +1,4 @@
-"""The vectors of `edge.model.layers.PerLayerInput`."""
+"""The vectors of `edge.model.cores.PerLayerInput`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recurrence of `edge.model.layers.Mamba`, in three kernels, as in `delta_net.py`.
+"""The recurrence of `edge.model.cores.Mamba`, in three kernels, as in `delta_net.py`.
 
 A row of `channels` has z, the inputs of the convolution, and dt. A row of `convolved` has values, B and C, then each
 head's decay, then each head's Δ. A layer's state is the convolution's last inputs, [kernel − 1, mixed], and the
@@ -35,7 +35,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )
 from edge.backends.tvm.gpu.weights import LayerLayout, Vector
 from edge.backends.tvm.packing.cores import round_up
-from edge.model.layers import Mamba
+from edge.model.cores import Mamba
 
 _THREADS = 64
 

@@ -28,7 +28,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     to_int,
     when,
 )  # fmt: skip
-from edge.model.layers import Attention
+from edge.model.cores import Attention
 
 _BLOCKS = 16  # workgroups for a KV head, which take blocks of rows in turn
 

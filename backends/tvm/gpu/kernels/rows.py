@@ -41,7 +41,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )
 from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.kv.regions import TILE
-from edge.model.layers import Attention
+from edge.model.cores import Attention
 
 _THREADS = 64
 

@@ -8,7 +8,8 @@ from edge.backends.tvm.gpu.kernels.observe import observe
 from edge.backends.tvm.gpu.kernels.products import Epilogue
 from edge.backends.tvm.gpu.kernels.rows import Heads, store_rows
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
-from edge.model.layers import Attention, Block
+from edge.model.cores import Attention
+from edge.model.layers import Block
 
 _ROWS = {"keys4": "keys", "values": "values", "row_scales": "row_scales"}  # buffers by the kernels' names
 

@@ -8,7 +8,8 @@ from edge.backends.tvm.gpu.kernels.delta_net import Recurrence, finish, mix, rec
 from edge.backends.tvm.gpu.kernels.products import Epilogue
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
-from edge.model.layers import Block, DeltaNet
+from edge.model.cores import DeltaNet
+from edge.model.layers import Block
 
 
 def delta_net(made: PassBuilder, core: DeltaNet, block: Block, layer: int) -> None:

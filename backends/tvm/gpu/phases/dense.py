@@ -6,7 +6,8 @@ from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor
 from edge.backends.tvm.gpu.phases.builder import PassBuilder
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
-from edge.model.layers import Block, Dense
+from edge.model.cores import Dense
+from edge.model.layers import Block
 
 
 def dense(made: PassBuilder, core: Dense, block: Block, layer: int) -> None:

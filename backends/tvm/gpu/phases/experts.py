@@ -10,7 +10,8 @@ from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.backends.tvm.packing.cores import round_up
-from edge.model.layers import Block, Experts
+from edge.model.cores import Experts
+from edge.model.layers import Block
 
 
 def experts(made: PassBuilder, core: Experts, block: Block, layer: int) -> None:

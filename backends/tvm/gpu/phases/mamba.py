@@ -8,7 +8,8 @@ from edge.backends.tvm.gpu.kernels.mamba import Scan, finish, mix, scan
 from edge.backends.tvm.gpu.kernels.products import Epilogue
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
-from edge.model.layers import Block, Mamba
+from edge.model.cores import Mamba
+from edge.model.layers import Block
 
 
 def mamba(made: PassBuilder, core: Mamba, block: Block, layer: int) -> None:

@@ -9,7 +9,8 @@ from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
 from edge.backends.tvm.gpu.program import Slice
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
-from edge.model.layers import Block, PerLayerInput
+from edge.model.cores import PerLayerInput
+from edge.model.layers import Block
 
 
 def make_inputs(made: PassBuilder) -> None:

@@ -1,6 +1,7 @@
 /* CPU or GPU, for sessions that leave it open: both are timed, by the rule of edge/plan/engines.py and as
- * edge/run/race.py does it, but for a second at most. The cache folder keeps what was measured, for a bundle on a version of
- * the system: then no driver is loaded for a GPU that is slower. Never both at once: the memory is that of one session. */
+ * edge/run/starting/race.py does it, but for a second at most. The cache folder keeps what was measured, for a bundle on
+ * a version of the system: then no driver is loaded for a GPU that is slower. Never both at once: the memory is that of
+ * one session. */
 #include <math.h>
 #include <string.h>
 #include <sys/utsname.h>

@@ -10,7 +10,7 @@ from edge.backends.base import HiddenEngine
 from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
 from edge.model.layers import Pooling
 from edge.model.tensors import find_network
-from edge.run.sequence import TokenSequence
+from edge.run.sequences.sequence import TokenSequence
 from edge.types import FloatArray, IntArray
 
 

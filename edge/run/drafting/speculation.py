@@ -12,8 +12,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from edge.run.draft_model import DraftModel
-from edge.run.drafts import Drafts
+from edge.run.drafting.draft_model import DraftModel
+from edge.run.drafting.drafts import Drafts
 from edge.run.report import Drafted
 from edge.types import IntArray
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edge.devices.power.base import Reading
-from edge.run.meters import EnergyMeter
+from edge.run.budgets.meters import EnergyMeter
 
 _COST = 50  # the meter is read in 1/50 of the time at most, however many ask …
 _LONGEST_S = 0.05  # … but at least so often

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model
-from edge.run.thoughts import Thinking
+from edge.run.sampling.thoughts import Thinking
 from edge.types import FloatArray
 
 

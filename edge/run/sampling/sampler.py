@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edge.backends.base import NOT_FINITE
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.run.constraint import Constrained
+from edge.run.sampling.constraint import Constrained
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray, IntArray
 

@@ -27,22 +27,22 @@ from edge.model.lora_file import Loras, parse_lora
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.options import Options
+from edge.run.batching.order import INTERACTIVE, Order
+from edge.run.batching.scheduler import Scheduler
+from edge.run.batching.slots import OnEnd, OnPiece, Slot, Ticket, key_of
+from edge.run.budgets.governor import RunLimits
+from edge.run.budgets.meters import EnergyMeter, Watch
+from edge.run.budgets.shares import Ledger, whole_of
 from edge.run.generation import Generation
-from edge.run.governor import RunLimits
 from edge.run.loaded import Loaded
 from edge.run.logprobs import OnLogprob
 from edge.run.loop import Turn, begin, read_ahead, turns
-from edge.run.meters import EnergyMeter, Watch
-from edge.run.order import INTERACTIVE, Order
 from edge.run.report import RunReport, StopReason
 from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Request, Text
-from edge.run.scheduler import Scheduler
-from edge.run.sequence import TokenSequence
-from edge.run.shares import Ledger, whole_of
-from edge.run.slots import OnEnd, OnPiece, Slot, Ticket, key_of
-from edge.run.thoughts import OnThought
-from edge.run.tool_calls import OnCall
+from edge.run.sampling.thoughts import OnThought
+from edge.run.sampling.tool_calls import OnCall
+from edge.run.sequences.sequence import TokenSequence
 from edge.types import IntArray
 
 _CHUNK_S = 0.05  # of a prompt: so long may others wait for their next token

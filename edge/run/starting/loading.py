@@ -16,11 +16,11 @@ from edge.model.model import Model
 from edge.options import Options, takes_options
 from edge.prompt_cache.cache import PromptCache
 from edge.run.arguments import check_meter
+from edge.run.budgets.meters import EnergyMeter
 from edge.run.history import remember_run
-from edge.run.meters import EnergyMeter
-from edge.run.opening import open_model
-from edge.run.race import plan_run
 from edge.run.session import Session, open_sessions
+from edge.run.starting.opening import open_model
+from edge.run.starting.race import plan_run
 from edge.storage.making import account
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from edge.backends.base import Engine
 from edge.backends.kv_cache import RewindError
 from edge.prompt_cache.tree import agreement
-from edge.run.meters import EnergyMeter
+from edge.run.budgets.meters import EnergyMeter
 from edge.types import FloatArray, IntArray
 
 _SINKS = 4  # first tokens of a text that stay when it is longer than the cache

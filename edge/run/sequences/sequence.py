@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -25,29 +23,13 @@ from edge.plan.plan import Plan
 from edge.prompt_cache.cache import SNAPSHOT_STEP, PromptCache
 from edge.prompt_cache.cost import Cost
 from edge.prompt_cache.tree import BLOCK, agreement
-from edge.run.draft_model import DraftModel
-from edge.run.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
-from edge.run.meters import EnergyMeter
-from edge.run.sampler import Sampler
-from edge.run.snapshots import Outline, Snapshots
-from edge.run.speculation import Speculation
+from edge.run.budgets.meters import EnergyMeter
+from edge.run.drafting.ahead import Ahead, Outcome
+from edge.run.drafting.draft_model import DraftModel
+from edge.run.sampling.sampler import Sampler
+from edge.run.sequences.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
+from edge.run.sequences.snapshots import Mark, Outline, Snapshots
 from edge.types import FloatArray, IntArray
-
-_IN_VAIN = 4  # of tokens that the engine chooses, one in so many may be run behind the end of the answer
-_BURST_S = 0.05  # of tokens at once: text still flows, and budgets and callers are heard as soon
-
-Outcome = FloatArray | tuple[IntArray, FloatArray] | int  # all logits, those of the likeliest, or the engine's choice
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A place in a conversation, to which `Session.rewind` goes back; by default its beginning."""
-
-    rows: int = 0
-    evicted: int = 0
-    left: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that have not been run
-    prompts_end: int | None = None
-    end: KVState | None = None  # its tail, if the mark was to hold it
 
 
 class TokenSequence:
@@ -65,7 +47,7 @@ class TokenSequence:
         self.policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
         self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
-        self.speculation = Speculation(plan.config.drafts, draft) if plan.config.drafts else None
+        self.ahead = Ahead(plan.config.drafts, draft)
         self._meter, self._learned = meter, learned
         # Tokens of an answer have the results of passes of their own, however many run at once.
         self._exact = engine.capabilities.verifies and not self.policy.needs.queries
@@ -75,8 +57,7 @@ class TokenSequence:
     def _forget(self) -> None:
         self.prompt = Prompt(())  # the last one, however far it was run; a follow-up first runs the rest of it
         self.pending = list[int]()  # tokens of the answer that have not been run
-        self.ahead = deque[tuple[int, Outcome]]()  # tokens after the next that have been run, and their outcomes
-        self._drafted = 0  # of `ahead` when it was run, if these tokens are not the engine's own choice
+        self.ahead.clear()
         self.ran = 1  # tokens of the answer in the last pass
         self._answered = 0  # tokens of the answer
         self.snapshots.drop(0)
@@ -88,7 +69,6 @@ class TokenSequence:
         self._ends = list[int]()  # rows at which the prompt cache wants the prompt
         self._prompts_end: int | None = None  # how many of `fed` end with a prompt; None while one is run
         self._outcome: Outcome = np.zeros(0, np.float32)  # of the last pass, during a generation
-        self._pace = _BURST_S  # seconds per token that the engine chose
 
     def reset(self, shared: int = 0) -> None:
         """Forget the conversation: empty the KV cache, but for the first rows that the next prompt shares."""
@@ -101,8 +81,7 @@ class TokenSequence:
         """Forget all texts, earlier conversations' too, from which drafts are copied: others must not be able to tell
         them by the time that their answers take."""
         self.reset()
-        if self.speculation:
-            self.speculation.drafts.clear()
+        self.ahead.forget_texts()
 
     def shared(self, tokens: IntArray) -> int:
         """The number of first rows that a prompt, whose first tokens these are, has in common with this sequence."""
@@ -180,14 +159,12 @@ class TokenSequence:
         """The prompt to run now; a follow-up begins with tokens of the conversation that have not been run."""
         if follow_up:
             prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks)
-            if self.speculation:
-                self.speculation.drafts.drop(len(self.pending))  # they run again
-        elif self.speculation:
-            self.speculation.restart(np.array(self.fed, np.int32))
+            self.ahead.drop(len(self.pending))  # they run again
+        else:
+            self.ahead.restart(np.array(self.fed, np.int32))
         self.prompt, self.pending, self._prompts_end, self._outline = prompt, [], None, outline
-        self.ran, self._pace = 1, _BURST_S
-        if self.speculation:
-            self.speculation.begin()
+        self.ran = 1
+        self.ahead.begin()
         return prompt
 
     def pass_size(self, count: int) -> int:
@@ -207,7 +184,7 @@ class TokenSequence:
         tokens = self.prompt.peek(count)
         self._outcome = self.forward(tokens, upcoming=upcoming)
         self.prompt.advance(count)
-        self._note(tokens)
+        self.ahead.note(tokens)
         self._keep_place()
 
     def end_prompt(self) -> None:
@@ -252,29 +229,24 @@ class TokenSequence:
         """Continue with the token that `next_token` returned."""
         self.pending.append(token)
         self._answered += 1
-        self._note(np.array([token], np.int32))
+        self.ahead.note(np.array([token], np.int32))
 
     def insert(self, tokens: list[int]) -> None:
         """Continue with tokens that the model has not chosen."""
         self.settle()
         self.pending += tokens
-        self._note(np.array(tokens, np.int32))
-
-    def _note(self, tokens: IntArray) -> None:
-        """The text goes on with these tokens."""
-        if self.speculation:
-            self.speculation.drafts.add(tokens)
+        self.ahead.note(np.array(tokens, np.int32))
 
     @property
     def was_run(self) -> bool:
         """Whether the pending tokens were run ahead."""
-        return [token for token, _ in islice(self.ahead, len(self.pending))] == self.pending
+        return self.ahead.begins_with(self.pending)
 
     def take_ahead(self) -> bool:
         """Go on behind the pending tokens if they were run ahead; else forget what was run ahead behind those that
         were."""
-        while self.pending and self.ahead and self.ahead[0][0] == self.pending[0]:
-            _, self._outcome = self.ahead.popleft()
+        while self.pending and (outcome := self.ahead.take(self.pending[0])) is not None:
+            self._outcome = outcome
             del self.pending[0]
         if self.pending:
             self.settle()
@@ -296,7 +268,7 @@ class TokenSequence:
         tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
         picks = engine.capabilities.picks
         chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
-        if chooses and (most := min(most_ahead(), 1 + self._answered // _IN_VAIN)):
+        if chooses and (most := most_ahead()):
             self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
         elif picks and 0 < sample.candidates <= engine.most_candidates:
             self._observe(count, upcoming=1)
@@ -308,32 +280,24 @@ class TokenSequence:
             self._verify(tokens, draft)
         else:
             self._outcome = self.forward(tokens, upcoming=1)
-        if self.speculation:
-            self.speculation.time(self.ran, self._drafted, time.perf_counter() - started)
+        self.ahead.time(self.ran, time.perf_counter() - started)
         del self.pending[: self.ran]
 
     def _draft(self, most_ahead: Callable[[], int]) -> IntArray:
         """Tokens that may follow the pending ones, as many as are worth a try. Nothing is evicted for their rows."""
-        count = len(self.pending)
-        if self.speculation is None or count > self.next_pass:
+        count, speculation = len(self.pending), self.ahead.speculation
+        if speculation is None or count > self.next_pass:
             return np.zeros(0, np.int32)
         room = min(most_ahead(), self.engine.kv.free, 1 + self.plan.config.drafts)
-        return self.speculation.propose(room - count, count)
+        return speculation.propose(room - count, count)
 
     def _verify(self, tokens: IntArray, draft: IntArray) -> None:
         """Run pending tokens and a draft, which goes into `ahead`."""
-        count = tokens.size
-        if draft.size:
-            tokens = np.concatenate([tokens, draft])
-        if tokens.size == 1:
+        if tokens.size + draft.size == 1:
             self._outcome = self.forward(tokens, upcoming=1)
             return
-        found = cast(VerifyingEngine, self.engine).verify(tokens)
-        self.ran = min(count, len(found))
-        self._outcome, *others = list[FloatArray](found[self.ran - 1 :])
-        self._drafted = len(others)
-        self.ahead.extend(zip(draft.tolist(), others, strict=False))
-        self._count(tokens[: len(found)])
+        found, self.ran, self._outcome = self.ahead.verify(cast(VerifyingEngine, self.engine), tokens, draft)
+        self._count(np.concatenate([tokens, draft])[:found])
 
     def observe_next(self) -> int:
         """Announce that the next pending token runs in a pass of several sequences. Returns the token."""
@@ -347,31 +311,23 @@ class TokenSequence:
         del self.pending[0]
 
     def _run_greedy(self, token: int, most: int, banned: IntArray) -> int:
-        """`PickingEngine.run_greedy`; returns the first token that it chose, and puts the others into `ahead`."""
-        count = min(most, unobserved(self.policy.needs, self.engine.kv.free), int(_BURST_S / self._pace))
-        started = time.perf_counter()
+        """Let the engine choose tokens; returns the first, and puts the others into `ahead`."""
+        count = min(most, unobserved(self.policy.needs, self.engine.kv.free), self.ahead.burst(self._answered))
         self._observe(1, upcoming=1)
-        first, *others = cast(PickingEngine, self.engine).run_greedy(token, max(1, count), banned).tolist()
-        self.ran = 1 + len(others)
-        self.ahead.extend(zip([first, *others], others, strict=False))
-        self._count(np.array([token, first, *others][:-1], np.int32), passes=self.ran)
-        self._pace = (time.perf_counter() - started) / self.ran
-        return int(first)
+        chosen = self.ahead.choose(cast(PickingEngine, self.engine), token, count, banned)
+        self.ran = len(chosen)
+        self._count(np.array([token, *chosen[:-1]], np.int32), passes=self.ran)
+        return chosen[0]
 
     def settle(self) -> None:
         """Forget the rows of tokens that the answer has not come to."""
-        count = len(self.ahead)
-        if self.speculation and self._drafted:
-            self.speculation.judge(self._drafted, self._drafted - count)
-        self._drafted = 0
-        if count:
-            self.ahead.clear()
+        if count := self.ahead.settle():
             self.engine.kv.truncate(self.engine.kv.length - count)
             del self.fed[-count:]
 
     def settle_choices(self) -> None:
         """Forget the engine's own choices: the next token is not free. Drafts stay, since their logits are known."""
-        if not self._drafted:
+        if not self.ahead.drafted:
             self.settle()
 
     def end(self) -> None:
@@ -461,8 +417,7 @@ class TokenSequence:
             return False
         self.snapshots.drop(rows + 1)
         self.fed, self._prompts_end = self.fed[:rows], mark.prompts_end
-        if self.speculation:
-            self.speculation.restart(np.array(self.fed, np.int32))
+        self.ahead.restart(np.array(self.fed, np.int32))
         self.prompt, self.pending = Prompt([again, mark.left]), []
         return True
 
@@ -507,7 +462,7 @@ class TokenSequence:
         tokens = prompt.peek(kv.capacity)
         reused = self.prompt_cache.restore(kv, tokens, most, self._cost)
         prompt.advance(reused)
-        self._note(tokens[:reused])
+        self.ahead.note(tokens[:reused])
         self.fed = array("i", tokens[:reused].tolist())
         self._keep_place()
         return reused

@@ -13,7 +13,7 @@ from edge.devices.power import sensors_root
 from edge.devices.power.base import Reading
 from edge.devices.thermal import Zone, read_celsius, zones
 from edge.errors import UnsupportedError
-from edge.run.governor import THERMAL_S, MemoryReading, RunLimits, Sample, State, Stop, affordable, decide
+from edge.run.budgets.governor import THERMAL_S, MemoryReading, RunLimits, Sample, State, Stop, affordable, decide
 from edge.run.report import StopReason
 
 _COST = 200  # a reading may take 1/200 of the time: 0.5 %

@@ -1,4 +1,4 @@
-"""Ways back into a sequence: snapshots, and the places of a prompt at which they are taken.
+"""Ways back into a sequence: marks, and snapshots with the places of a prompt at which they are taken.
 
 A cache without a tail (`KVState.tail`) can drop any number of its newest rows. Hybrids and models with sliding windows
 have one: their caches return to the end of rows whose tail was saved, and the rows themselves stay in the cache.
@@ -6,12 +6,25 @@ have one: their caches return to the end of rows whose tail was saved, and the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from edge.backends.kv_cache import KVCache, KVState
 from edge.model.model import Model
 from edge.model.thinking import Think
 from edge.types import IntArray
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a conversation, to which `Session.rewind` goes back; by default its beginning."""
+
+    rows: int = 0
+    evicted: int = 0
+    left: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that have not been run
+    prompts_end: int | None = None
+    end: KVState | None = None  # its tail, if the mark was to hold it
 
 
 class Snapshots:

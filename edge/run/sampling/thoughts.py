@@ -10,7 +10,7 @@ from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.model.thinking import Family, Think
 from edge.model.tokenizer import TokenizerLike
-from edge.run.meters import Watch
+from edge.run.budgets.meters import Watch
 from edge.run.report import Thoughts
 from edge.tools.marks import overlap
 

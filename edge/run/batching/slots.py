@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable
 
 from edge.backends.base import Engine
 from edge.model.lora import Lora
+from edge.run.budgets.shares import Share
 from edge.run.generation import Generation
 from edge.run.loop import Turn, Turns
 from edge.run.report import RunReport
-from edge.run.sequence import TokenSequence
-from edge.run.shares import Share
+from edge.run.sequences.sequence import TokenSequence
 
 OnPiece = Callable[[str], None]
 OnEnd = Callable[[RunReport | Exception], None]

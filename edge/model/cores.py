@@ -1,0 +1,435 @@
+"""The cores of blocks, such as attention, with their tensors and the size of their states.
+
+A core sees normalised rows x. Its last matrix, `output`, multiplies what it returns (see `layers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+Activation = Literal["silu", "gelu", "gelu_erf", "relu2"]
+Router = Literal["softmax", "sigmoid"]
+Bits = Literal["usual", "more", "all"]
+
+EXACT = ("ssm_conv1d", "shortconv.conv")  # matrices that stay in float32, in models without a description, too
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A matrix [rows, columns] or, with 0 columns, a vector of `rows` values.
+
+    name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. experts: their number, where each has a matrix
+    or vector of this shape; 0: one. bits: those that quantizers give it, more than usual or all of them where rounding
+    does harm out of proportion to its bytes. stored: the shape of a vector that has several dimensions in files, in
+    ggml's order.
+    """
+
+    name: str
+    rows: int
+    columns: int = 0
+    experts: int = 0
+    bits: Bits = "usual"
+    stored: tuple[int, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        return self.name in EXACT
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: the first `dim` values of a head are rotated, pair i by position · base^(−2i / dim).
+
+    dim is 0 where nothing is rotated. halves: value i pairs with value i + dim / 2, not with its neighbour.
+
+    scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only; longrope
+    (arXiv:2402.13753) divides by factors from the file, and has others for long texts. Factors named `rope_freqs`
+    (llama3) apply with every scaling. magnitude: a factor of all cosines and sines.
+
+    Of yarn: pairs that rotate more than `beta_fast` times in the original context keep their frequency, those that
+    rotate less than `beta_slow` times are stretched. log_multiplier: by how much its own magnitude is divided again
+    (DeepSeek's `mscale_all_dim`).
+    """
+
+    dim: int
+    base: float
+    halves: bool = False
+    scaling: str = "none"
+    factor: float = 1.0
+    original_context: int = 0  # positions before scaling
+    magnitude: float = 1.0
+    has_long: bool = False  # the file has longrope's factors for texts beyond the original context
+    has_freqs: bool = True  # factors named `rope_freqs` apply, if the file has them
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    log_multiplier: float = 0.0
+
+
+SLOPE = 1.702  # of the sigmoid with which clamped experts approximate GELU
+UNROTATED = Rope(dim=0, base=1.0)  # of layers whose keys have no position (NoPE, arXiv:2305.19466)
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A query at position p is multiplied by 1 + slope · log(1 + ⌊p / period⌋), as in Llama 4.
+
+    p is the position that `KVCache.positions` shows, which decreases when gaps before it are closed. Keys have no
+    temperature, so rows of the cache stay as they are when their positions change.
+    """
+
+    slope: float
+    period: int
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Softmax attention. State: a row of keys and values for each token, those of the last `window` if there is one.
+
+    `attn_q`, `attn_k`, `attn_v` make heads of the normalised rows; a group of query heads shares a KV head. With
+    `rows_of`, there are queries only: they read the rows of an earlier layer, whose KV heads have the same sizes.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float  # of queries
+    rope: Rope = UNROTATED
+    window: int = 0  # positions that a token attends to; 0: all
+    head_norms: bool = False  # of each head's queries and keys, before RoPE
+    biases: tuple[str, ...] = ()  # the matrices that have one
+    score_cap: float = 0.0  # scores become cap · tanh(score / cap); 0: no cap
+    temperature: Temperature | None = None
+    gated: bool = False  # the output is multiplied by the sigmoid of `attn_q_gate` · x
+    sinks: bool = False  # softmax sees one more score in each head, `attn_sinks`, whose share is dropped
+    unit_values: bool = False  # each head's values are divided by their root mean square
+    rows_of: int | None = None  # the layer whose rows are read; None: this one's
+    causal: bool = True  # a token sees those before it; False: all of its text
+
+    output = "attn_output"
+    fixed_values = 0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Matrices that multiply the normalised rows."""
+        own = ("attn_k", "attn_v") if self.rows_of is None else ()
+        return ("attn_q", *own, *(("attn_q_gate",) if self.gated else ()))
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def width(self) -> int:
+        """Values that the core hands to its output projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def row_values(self) -> int:
+        """Values of K and V that a token adds to the cache."""
+        return 2 * self.kv_heads * self.head_dim if self.rows_of is None else 0
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        keys = self.kv_heads * self.head_dim
+        rows = {"attn_q": self.width, "attn_k": keys, "attn_v": keys, "attn_q_gate": self.width}
+        yield from _with_biases((Tensor(name, rows[name], hidden) for name in self.inputs), self.biases)
+        for name in ("attn_q", "attn_k") if self.head_norms else ():
+            if name in self.inputs:
+                yield Tensor(f"{name}_norm", self.head_dim)
+        if self.sinks:
+            yield Tensor("attn_sinks", self.heads)
+        yield from _with_biases([Tensor(self.output, hidden, self.width)], self.biases)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A feed-forward network: activation(gate) · up, or activation(up) without a gate."""
+
+    ffn: int
+    activation: Activation = "silu"  # gelu in its tanh form, gelu_erf exact; relu2 is max(x, 0)²
+    gated: bool = True
+    biases: tuple[str, ...] = ()
+
+    output = "ffn_down"
+    row_values, fixed_values = 0, 0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("ffn_gate", "ffn_up") if self.gated else ("ffn_up",)
+
+    @property
+    def width(self) -> int:
+        return self.ffn
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield from _with_biases((Tensor(name, self.ffn, hidden) for name in self.inputs), self.biases)
+        yield from _with_biases([Tensor(self.output, hidden, self.ffn)], self.biases)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts: feed-forward networks, of which a router chooses `used` for each token. No state.
+
+    With logits r = `ffn_gate_inp` · x, the chosen experts are those of the largest scores, of equal ones the first. A
+    score is the logit or, for a sigmoid router, sigmoid(r) plus `exp_probs_b`, which counts for the choice only. Shares
+    are e^r or sigmoid(r), divided by their sum over the chosen and multiplied by `scale`. (A softmax of all logits that
+    is normalised again over the chosen is the softmax of their logits.)
+
+        y = Σ share_e · down_e(activation(gate_e · x) ⊙ up_e · x)
+
+    With a `clamp`, g = gate_e · x is at most that, u = up_e · x from −clamp to clamp, and activation(g) ⊙ u becomes
+    g · sigmoid(1.702 g) ⊙ (u + 1). biases: of the router and of all experts.
+
+    A shared expert serves every token: its output is multiplied by sigmoid(`ffn_gate_inp_shexp` · x), if that is
+    `shared_gated`, and added.
+    """
+
+    number: int
+    used: int
+    ffn: int  # of each
+    router: Router = "softmax"
+    choice_bias: bool = False  # there is an `exp_probs_b`
+    scale: float = 1.0
+    shared: int = 0  # values between gate and up, and down, of the shared expert; 0: there is none
+    activation: Activation = "silu"
+    clamp: float = 0.0  # 0: none
+    biases: bool = False
+    shared_gated: bool = True
+
+    output, kind = "ffn_down_exps", "mixtures of experts"
+    row_values, fixed_values = 0, 0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("ffn_gate_exps", "ffn_up_exps", *(("ffn_gate_shexp", "ffn_up_shexp") if self.shared else ()))
+
+    @property
+    def routers(self) -> tuple[str, ...]:
+        """The choice of experts, and the weight of each."""
+        return ("ffn_gate_inp", *(("ffn_gate_inp_shexp",) if self.shared_has_share else ()))
+
+    @property
+    def shared_has_share(self) -> bool:
+        """Whether the router states by how much the shared expert's output is multiplied."""
+        return self.shared > 0 and self.shared_gated
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.output, *(("ffn_down_shexp",) if self.shared else ()))
+
+    @property
+    def width(self) -> int:
+        """Values that an expert hands to its output projection, at most."""
+        return max(self.ffn, self.shared)
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        biases = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", self.output) if self.biases else ()
+        yield from _with_biases([Tensor("ffn_gate_inp", self.number, hidden, bits="all")], biases)
+        if self.choice_bias:
+            yield Tensor("exp_probs_b.bias", self.number)
+        for name, rows, columns in (
+            ("ffn_gate_exps", self.ffn, hidden),
+            ("ffn_up_exps", self.ffn, hidden),
+            (self.output, hidden, self.ffn),
+        ):
+            yield from _with_biases([Tensor(name, rows, columns, experts=self.number)], biases)
+        if self.shared_has_share:
+            yield Tensor("ffn_gate_inp_shexp", 1, hidden, bits="all")
+        if self.shared:
+            yield Tensor("ffn_gate_shexp", self.shared, hidden)
+            yield Tensor("ffn_up_shexp", self.shared, hidden)
+            yield Tensor("ffn_down_shexp", hidden, self.shared)
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """A gated delta net (arXiv:2412.06464). State: the last inputs of its convolution, and a matrix for each head.
+
+    For each token: c = SiLU(Σ_j w_j · u_{t−j}), a causal convolution over u = `attn_qkv` · x, gives queries and keys of
+    `key_heads` heads and values of `heads`. Head h uses the key head h mod key_heads. With queries and keys normalised
+    to length 1, q divided by √size, g = exp(a · softplus(α + dt)) and β = sigmoid(`ssm_beta` · x):
+
+        S ← g · S;  S += k ⊗ β (v − Sᵀ k);  o = Sᵀ q
+
+    The output is RMSNorm(o) · SiLU(z), head by head, with z = `attn_gate` · x and α = `ssm_alpha` · x. The file stores
+    a as `ssm_a`, which is negative, and dt as `ssm_dt.bias`.
+    """
+
+    heads: int
+    key_heads: int
+    size: int  # of a query or key
+    value_size: int
+    kernel: int  # tokens that the convolution sees
+
+    inputs = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
+    output, kind = "ssm_out", "gated delta nets"
+    row_values = 0
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.value_size
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution: queries, keys, values."""
+        return 2 * self.key_heads * self.size + self.width
+
+    @property
+    def channels(self) -> int:
+        """Values of a token between the products and the recurrence."""
+        return self.convolved + self.width
+
+    @property
+    def convolved(self) -> int:
+        """Values of a token behind the convolution: its channels, and two gates of each head."""
+        return self.mixed + 2 * self.heads
+
+    @property
+    def fixed_values(self) -> int:
+        """Values of the state, float32."""
+        return (self.kernel - 1) * self.mixed + self.heads * self.size * self.value_size
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("attn_qkv", self.mixed, hidden)
+        yield Tensor("attn_gate", self.width, hidden)
+        yield Tensor("ssm_beta", self.heads, hidden, bits="all")  # errors in what is forgotten add up over a text
+        yield Tensor("ssm_alpha", self.heads, hidden, bits="all")
+        yield Tensor("ssm_conv1d", self.mixed, self.kernel)
+        yield Tensor("ssm_dt.bias", self.heads)
+        yield Tensor("ssm_a", self.heads)
+        yield Tensor("ssm_norm", self.value_size)
+        yield Tensor(self.output, hidden, self.width, bits="more")
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """Mamba-2 (arXiv:2405.21060). State: the last inputs of its convolution, and a matrix for each head.
+
+    `ssm_in` · x gives z, u and dt. A causal convolution over u with a bias, c = SiLU(b + Σ_j w_j · u_{t−j}), gives
+    values x of `heads`, and B and C of `groups`, each of which serves heads / groups heads that follow each other. For
+    each token and head, with Δ = softplus(dt + `ssm_dt.bias`), and a = `ssm_a`, which is negative:
+
+        S ← e^(a·Δ) · S + B ⊗ Δx;  y = Sᵀ C + `ssm_d` · x
+
+    The output is y · SiLU(z), or if it is `normed` the RMSNorm of that in each group, times `ssm_norm`.
+    """
+
+    heads: int
+    groups: int
+    size: int  # of B and C
+    head_dim: int  # of values
+    kernel: int  # tokens that the convolution sees
+    normed: bool = True
+
+    inputs = ("ssm_in",)
+    output, kind = "ssm_out", "Mamba-2"
+    row_values = 0
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution: values, B, C."""
+        return self.width + 2 * self.groups * self.size
+
+    @property
+    def channels(self) -> int:
+        """Values of a token between the product and the recurrence."""
+        return self.width + self.mixed + self.heads
+
+    @property
+    def convolved(self) -> int:
+        """Values of a token behind the convolution: its channels, and two factors of each head."""
+        return self.mixed + 2 * self.heads
+
+    @property
+    def fixed_values(self) -> int:
+        """Values of the state, float32."""
+        return (self.kernel - 1) * self.mixed + self.heads * self.size * self.head_dim
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("ssm_in", self.width + self.mixed + self.heads, hidden)
+        yield Tensor("ssm_conv1d", self.mixed, self.kernel)
+        yield Tensor("ssm_conv1d.bias", self.mixed)
+        yield Tensor("ssm_dt.bias", self.heads)
+        yield Tensor("ssm_a", self.heads, stored=(1, self.heads))
+        yield Tensor("ssm_d", self.heads, stored=(1, self.heads))
+        if self.normed:
+            yield Tensor("ssm_norm", self.width, stored=(self.width // self.groups, self.groups))
+        yield Tensor(self.output, hidden, self.width, bits="more")
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """A gated causal convolution of each channel (LFM2, arXiv:2511.23404). State: its last inputs.
+
+    With (B, C, z) = `shortconv.in_proj` · x and u = B ⊙ z, the output is y_t = C_t ⊙ Σ_j w_j ⊙ u_{t−j}.
+    """
+
+    hidden: int
+    kernel: int  # tokens that the convolution sees
+
+    inputs = ("shortconv.in_proj",)
+    output, kind = "shortconv.out_proj", "short convolutions"
+    row_values = 0
+
+    @property
+    def width(self) -> int:
+        return self.hidden
+
+    @property
+    def channels(self) -> int:
+        """Values of a token between the product and the convolution."""
+        return 3 * self.hidden
+
+    @property
+    def fixed_values(self) -> int:
+        return (self.kernel - 1) * self.hidden
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("shortconv.in_proj", 3 * hidden, hidden)
+        yield Tensor("shortconv.conv", hidden, self.kernel)
+        yield Tensor(self.output, hidden, hidden)
+
+
+@dataclass(frozen=True)
+class PerLayerInput:
+    """A gate on the vector that a token has for this layer (Gemma 3n): gelu(`inp_gate` · x) ⊙ p.
+
+    The vectors p of all layers are made before the first one, from the token t and its embedding x₀:
+
+        p_l = (√size · T[t]_l + RMSNorm(W · x₀ / √hidden)_l) / √2
+
+    with the table T = `per_layer_token_embd`, W = `per_layer_model_proj`, and the weights `per_layer_proj_norm`, the
+    same for all layers.
+    """
+
+    size: int
+
+    inputs = ("inp_gate",)
+    output, kind = "proj", "per-layer embeddings"
+    row_values, fixed_values = 0, 0
+
+    @property
+    def width(self) -> int:
+        return self.size
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("inp_gate", self.size, hidden, bits="more")
+        yield Tensor(self.output, hidden, self.size, bits="more")
+
+
+# In JSON, experts have the fields of Dense, too.
+Core = Attention | Experts | Dense | DeltaNet | Mamba | ShortConvolution | PerLayerInput
+OneCore = TypeVar("OneCore", Attention, Dense, Experts, DeltaNet, Mamba, ShortConvolution, PerLayerInput)
+
+
+def _with_biases(matrices: Iterator[Tensor] | list[Tensor], biases: tuple[str, ...]) -> Iterator[Tensor]:
+    for matrix in matrices:
+        yield matrix
+        if matrix.name in biases:
+            yield Tensor(f"{matrix.name}.bias", matrix.rows, experts=matrix.experts)
