@@ -391,10 +391,27 @@ def test_attention_is_of_rows_that_are_there(dtype: str) -> None:
         np.testing.assert_array_equal(all_keys(engine)[..., :30, :], keys)
 
 
+def test_learned_importance_is_that_of_the_cpu() -> None:
+    """Of rows that are almost as important, either may stay: the CPU's engine rounds activations to 8 bits."""
+    kept = []
+    for backend, place in (("cpu", None), ("gpu", SOME_GPU)):
+        with (
+            on_gpu(place) if place else nullcontext(),
+            load(
+                GOLDEN / "llama-gqa-tied.gguf", backend=backend, kv_dtype="f32", kv_policy="kvzap", max_kv_size=48,
+                threads=1,
+            ) as session,
+        ):  # fmt: skip
+            list(session.stream(some_tokens(90), max_tokens=1, ignore_eos=True, sampling=GREEDY))
+            kv: Any = session.engine.kv
+            kept.append({(*where[:2], int(kv.positions[where])) for where in map(tuple, np.argwhere(kv.positions >= 0))})
+    assert len(kept[0] & kept[1]) > 0.9 * len(kept[0] | kept[1])
+
+
 @pytest.mark.parametrize(
     ("policy", "name"),
     [
-        *((name, "llama-gqa-tied") for name in POLICY_NAMES if name != "full"),
+        *((name, "llama-gqa-tied") for name in POLICY_NAMES if name not in ("full", "kvzap")),
         ("h2o", "qwen35"),
         pytest.param("adakv", "gemma4", marks=pytest.mark.exhaustive),
     ],

@@ -114,7 +114,7 @@ def test_several_passes_lie_in_one_library_and_call_nothing_else(designs: list[D
         seen |= public
     assert len(seen) == 3 * (2 * 7 + 1) - 3 - 3  # step_embed is chunk_embed, and avxvnni has avx2's attention
     undefined = symbols(exported_objects(designs[1:2])[0], "--undefined-only") - OUTSIDE
-    assert undefined == {f"edge_{name}_avx2" for name in ("step_attend", "chunk_attend", "chunk_embed")}
+    assert undefined == {f"edge_{name}_avx2" for name in ("verify_attend", "chunk_attend", "chunk_embed")}
 
 
 class ExportedWorkers:
@@ -217,7 +217,7 @@ def test_only_passes_that_divide_work_alike_share_code(model: Model) -> None:
         designs = exported_designs(layout, "f16", "aarch64", "android", lambda isa: tuned.get(isa, {}))
         return {each.target.name: set(each.shared.values()) for each in designs}
 
-    attention = {f"edge_{name}_neon" for name in ("step_attend", "chunk_attend", "chunk_embed")}
+    attention = {f"edge_{name}_neon" for name in ("verify_attend", "chunk_attend", "chunk_embed")}
     steps = {f"edge_step_{name}_dotprod" for name in ("qkv", "output", "gate_up", "down", "head")}
     assert shared() == {"i8mm": attention | steps, "dotprod": attention, "neon": {"edge_chunk_embed_neon"}}
     tuned = shared(i8mm={"step_block": 16})

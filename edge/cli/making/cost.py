@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from edge.budget import format_bytes
 from edge.cli.terminal.show import note, table
 from edge.errors import EdgeError
-from edge.formats.blocks import bits_per_weight
 
 if TYPE_CHECKING:
     from edge.converters.evaluate import Evaluated
@@ -60,6 +59,8 @@ def show_cost(found: Evaluated, target: Path, bits: float, nbytes: int) -> None:
 
 def show_mixture(mixture: Mixture) -> None:
     """How many tensors of each kind got which type."""
+    from edge.formats.blocks import bits_per_weight
+
     counts = Counter((name.removesuffix(".weight").rpartition(".")[2], kind) for name, kind in mixture.types.items())
     kinds = sorted({kind for _, kind in counts}, key=bits_per_weight)
     roles = dict.fromkeys(role for role, _ in counts)
