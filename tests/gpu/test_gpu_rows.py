@@ -404,7 +404,8 @@ def test_learned_importance_is_that_of_the_cpu() -> None:
         ):  # fmt: skip
             list(session.stream(some_tokens(90), max_tokens=1, ignore_eos=True, sampling=GREEDY))
             kv: Any = session.engine.kv
-            kept.append({(*where[:2], int(kv.positions[where])) for where in map(tuple, np.argwhere(kv.positions >= 0))})
+            places = kv.positions
+            kept.append({(*at[:2], int(places[at])) for at in map(tuple, np.argwhere(places >= 0))})
     assert len(kept[0] & kept[1]) > 0.9 * len(kept[0] | kept[1])
 
 
