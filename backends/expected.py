@@ -5,8 +5,9 @@ They are measured once for a model (reference/queries.py). A cache rotates them 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -30,12 +31,7 @@ class QueryMoments:
     @classmethod
     def of(cls, network: Network, values: AnyArray) -> QueryMoments:
         """From the moments of all layers, one behind the other."""
-        layers, at = {}, 0
-        for layer, core in _cores(network):
-            shape = core.kv_heads, 1 + core.head_dim, core.head_dim
-            count = core.kv_heads * shape[1] * shape[2]
-            layers[layer], at = values[at : at + count].reshape(shape), at + count
-        return cls(network, layers)
+        return cls(network, split_layers(values, _shapes(network)))
 
     def ahead_of(self, position: int, rotation: Rotation, layer: int, head: int) -> Gaussian:
         """The queries of the tokens from `position` on, in an engine with such a rotation and heads of such a size."""
@@ -57,13 +53,27 @@ class QueryMoments:
 
 
 def moments_bytes(network: Network) -> int:
-    return 2 * sum(core.kv_heads * (1 + core.head_dim) * core.head_dim for _, core in _cores(network))
+    return 2 * sum(map(prod, _shapes(network).values()))
 
 
-def _cores(network: Network) -> Iterator[tuple[int, Attention]]:
+def _shapes(network: Network) -> dict[int, tuple[int, ...]]:
+    return {layer: (core.kv_heads, 1 + core.head_dim, core.head_dim) for layer, core in cores_with_rows(network)}
+
+
+def cores_with_rows(network: Network) -> Iterator[tuple[int, Attention]]:
+    """Attention layers that have KV rows of their own."""
     for layer, core in enumerate(network.attention):
         if core is not None and core.row_values:
             yield layer, core
+
+
+def split_layers(values: AnyArray, shapes: Mapping[int, tuple[int, ...]]) -> dict[int, AnyArray]:
+    """Arrays of such shapes by layer, from the values of all, one behind the other."""
+    layers, at = {}, 0
+    for layer, shape in shapes.items():
+        layers[layer] = values[at : at + prod(shape)].reshape(shape)
+        at += prod(shape)
+    return layers
 
 
 def order_of(core: Attention, rotation: Rotation, halves: bool) -> AnyArray:

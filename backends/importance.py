@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
-from edge.backends.expected import order_of
+from edge.backends.expected import cores_with_rows, order_of, split_layers
 from edge.backends.rope import Rotation
 from edge.model.cores import Attention
 from edge.model.layers import Network
@@ -30,12 +31,7 @@ class RowImportance:
     @classmethod
     def of(cls, network: Network, values: AnyArray) -> RowImportance:
         """From the weights of all layers, one behind the other."""
-        layers, at = {}, 0
-        for layer, core in ranked_cores(network):
-            shape = core.kv_heads, core.head_dim + _EXTRA
-            count = shape[0] * shape[1]
-            layers[layer], at = values[at : at + count].reshape(shape), at + count
-        return cls(network, layers)
+        return cls(network, split_layers(values, _shapes(network)))
 
     def predict(
         self, keys: FloatArray, positions: IntArray, norms: FloatArray, rotation: Rotation, layer: int, head: int
@@ -61,10 +57,12 @@ def features(keys: FloatArray, norms: FloatArray) -> FloatArray:
 
 def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
     """Attention layers without a window: the rows that policies evict."""
-    for layer, core in enumerate(network.attention):
-        if core is not None and core.row_values and not core.window:
-            yield layer, core
+    return ((layer, core) for layer, core in cores_with_rows(network) if not core.window)
 
 
 def importance_bytes(network: Network) -> int:
-    return 4 * sum(core.kv_heads * (core.head_dim + _EXTRA) for _, core in ranked_cores(network))
+    return 4 * sum(map(prod, _shapes(network).values()))
+
+
+def _shapes(network: Network) -> dict[int, tuple[int, ...]]:
+    return {layer: (core.kv_heads, core.head_dim + _EXTRA) for layer, core in ranked_cores(network)}
