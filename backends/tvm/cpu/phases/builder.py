@@ -84,7 +84,7 @@ class PassBuilder:
         """number: the block that is built, of `Shape.blocks`; None: a unit outside of layers. wave: of experts."""
         self.design, self.thread, self._number, self.wave = design, thread, number, wave
         self.single, self.apart, self.batch = kind.single, kind.apart, kind.batch
-        self.stepwise, self._forgets = kind.stepwise or kind.single, kind.drafts
+        self.stepwise, self.forgets = kind.stepwise or kind.single, kind.drafts
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
         self._slots = Table.of(design.shape)
         self.dealt = self.target.step_dealt if self.single else self.target.chunk_dealt
@@ -412,7 +412,7 @@ class PassBuilder:
 
     def for_drafts(self, state: Value, count: int) -> Value:
         """Where to change `count` values of a state: where they are, or in the thread's copy if that may be undone."""
-        if not self._forgets:
+        if not self.forgets:
             return state
         copy = let(self.thread * self.at("copied"))
         with when(self._drafts == Job.VERIFIED), loop(i64(0), i64(count // 16)) as part:
@@ -422,20 +422,17 @@ class PassBuilder:
     @contextmanager
     def unless_verified(self) -> Iterator[None]:
         """For what changes states in place."""
-        if not self._forgets:
+        if not self.forgets:
             yield
             return
         with when(self._drafts < Job.VERIFIED):
             yield
 
     @contextmanager
-    def if_applied(self) -> Iterator[bool]:
-        """In an APPLY job; yields whether the pass has such jobs."""
-        if not self._forgets:
-            yield False
-            return
+    def if_applied(self) -> Iterator[None]:
+        """In an APPLY job, of a pass that `forgets`."""
         with when(self._drafts == Job.APPLIED):
-            yield True
+            yield
 
     def inputs_at(self, name: str, layer: Value) -> Value:
         """Where a core with a fixed state has its inputs, "channels" or "steps"; of drafts, the layer keeps them."""

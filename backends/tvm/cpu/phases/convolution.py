@@ -47,10 +47,9 @@ class Convolution:
 
     def apply(self, name: str) -> None:
         """Where drafts are applied, `keep_inputs` in a phase of its own."""
-        with self.b.if_applied() as applies:
-            if applies:
-                with self.b.phase(name, self.layer):
-                    self.keep_inputs()
+        if self.b.forgets:
+            with self.b.if_applied(), self.b.phase(name, self.layer):
+                self.keep_inputs()
 
     def keep_inputs(self) -> None:
         """The last inputs become the state, the thread's share of the channels, unless they are drafts."""
