@@ -190,10 +190,10 @@ def _follow(
         try:
             line = lines.get(timeout=min(1.0, silence))
         except queue.Empty:
-            if not sender.is_alive() and time.monotonic() - heard > silence:
-                raise EngineError(f"{remote} said nothing for {silence:g} s: it was given up") from None
             if sender.is_alive():
                 heard = time.monotonic()
+            elif time.monotonic() - heard > silence:
+                raise EngineError(f"{remote} said nothing for {silence:g} s: it was given up") from None
             continue
         if line is None:
             return said
