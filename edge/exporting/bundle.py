@@ -96,7 +96,7 @@ def export(
     device: its name in `edge devices list`. isas: instruction sets in the library, or their names with commas between
     them (default: all of the machine that the engine has code for). lora_rank: of the largest LoRA adapter that
     sessions have room for (`export_adapter`); 0: none. gpu: with programs and weights for the GPU, of a page by WebGPU,
-    else by OpenCL. force: a bundle that nothing was added to may be replaced. The keywords are options of the plan, as
+    else by OpenCL or webgpu.h. force: a bundle that nothing was added to may be replaced. The keywords are options of the plan, as
     people write them, and go before those of `options`:
 
     OPTIONS
@@ -170,8 +170,8 @@ def prepare(
 def with_gpu(bundle: Bundle, progress: Callable[[float], None] | None = None) -> Bundle:
     """With programs for GPUs. Raises UnsupportedError for what their hosts lack, MissingExtraError without TVM."""
     config = bundle.plan.config
-    language = check_gpu(bundle.profile.system, bundle.model.spec, config)
-    return replace(bundle, gpu=make_programs(bundle.model, language, config, progress))
+    languages = check_gpu(bundle.profile.system, bundle.model.spec, config)
+    return replace(bundle, gpu=make_programs(bundle.model, languages, config, progress))
 
 
 def make_sections(bundle: Bundle) -> dict[Section, bytes]:
@@ -232,7 +232,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
             },
             "lora_rank": plan.config.lora_rank, "peak": plan.predicted_peak,
         },
-        **({"gpu": describe_gpu(bundle.gpu, plan)} if bundle.gpu else {}),
+        **({"gpu": describe_gpu(bundle.gpu, plan, in_page=bundle.gpu_of_page)} if bundle.gpu else {}),
         "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
         **web,
         "versions": own_versions() | CPU.versions(),

@@ -152,6 +152,7 @@ def constants_header() -> str:
         _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
         f"static const uint32_t GPU_NONE = {gpu_programs.NONE}u;",
+        _enum("", (f"GPU_{name.upper()}" for name in gpu_programs.LANGUAGES)),
         _enum("gpu_passes", (f"GPU_{name}" for name in gpu_programs.PASSES)),
         _enum("", (f"GPU_STATE_{name} = {getattr(State, name)}" for name in ("COUNT", "ANGLE", "POSITION", "WANTED"))),
         f'#define ADAPTER_MAGIC "{adapter_file.MAGIC.decode()}"',

@@ -32,7 +32,9 @@ from edge.model.tensors import find_network
 from edge.plan.plan import Plan
 from edge.types import Progress
 
-LANGUAGES = {"linux": "opencl", "android": "opencl", "web": "wgsl"}  # of systems whose bundles have a host
+# Of systems whose bundles have hosts: OpenCL's, and webgpu.h's or a page's. LANGUAGES: in the order of KERNEL.source.
+LANGUAGES = OPENCL, WGSL = ("opencl", "wgsl")
+HOSTS = {"linux": LANGUAGES, "android": LANGUAGES, "web": (WGSL,)}
 HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
 # That an OpenCL driver takes for itself, as pocl 3.1 did (measured): it contains a C compiler. No phone's is known.
 DRIVER_BYTES, DRIVER = 160 << 20, "as pocl 3.1 took, measured; phones' drivers are not known"
@@ -68,8 +70,8 @@ GPU = c_struct(
     staged="<u4",  # rows behind those of an arena, for those that travel
     most_moved="<u4",  # rows that are moved at once
 )  # fmt: skip
-KERNEL = c_struct(  # written: a bit for each of its buffers
-    name="S48", source="<u4", length="<u4", threads=("<u4", (2,)), parts="<u4", written="<u4"
+KERNEL = c_struct(  # source, length: in each of LANGUAGES; 0: not in it. written: a bit for each of its buffers
+    name="S48", source=("<u4", (2,)), length=("<u4", (2,)), threads=("<u4", (2,)), parts="<u4", written="<u4"
 )
 BUFFER = c_struct(size="<u8", weights="<u8", loaded="<u4", reserved="<u4")  # weights: where their content is, if loaded
 PART = c_struct(buffer="<u4", reserved="<u4", offset="<u8", size="<u8")
@@ -87,7 +89,7 @@ STRUCTS = {
 class GPUPrograms:
     """What a bundle has for GPUs. buffers: bytes by name."""
 
-    language: str
+    languages: tuple[str, ...]
     model: Model
     design: Design
     section: bytes
@@ -110,10 +112,10 @@ class GPUPrograms:
         write_weights(out, start, self.model.file, self.model.spec, self.design, self.places)
 
 
-def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> str:
-    """The language of a system's GPUs. Raises UnsupportedError for what their hosts lack."""
-    if system not in LANGUAGES:
-        raise UnsupportedError(f"--gpu is for {', '.join(LANGUAGES)}, not for {system}")
+def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> tuple[str, ...]:
+    """The languages of a system's hosts. Raises UnsupportedError for what their hosts lack."""
+    if system not in HOSTS:
+        raise UnsupportedError(f"--gpu is for {', '.join(HOSTS)}, not for {system}")
     network, in_page = find_network(spec), system == "web"
     shares = any(each and each.rows_of is not None for each in network.attention)
     lacks = {
@@ -126,15 +128,15 @@ def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> str:
     }  # fmt: skip
     if found := next((what for what, lacking in lacks.items() if lacking), None):
         raise UnsupportedError(f"--gpu has no {found}")
-    return LANGUAGES[system]
+    return HOSTS[system]
 
 
-def describe_gpu(gpu: GPUPrograms, plan: Plan) -> dict[str, Any]:
+def describe_gpu(gpu: GPUPrograms, plan: Plan, *, in_page: bool) -> dict[str, Any]:
     """For the manifest. peak: of a process with one session, where GPU and CPU share memory. An app's has the rows of
     one engine, and includes `driver`, which is assumed; a page's has the module's memory and the buffers."""
     sizes, of_cpu = gpu.bytes(), plan.bytes
-    buffers = {"language": gpu.language, "bytes": sizes}
-    if gpu.language == "wgsl":
+    buffers = {"languages": [*gpu.languages], "bytes": sizes}
+    if in_page:
         mapped = mapped_bytes(gpu.model.spec, plan.config)
         return buffers | {"mapped": mapped, "peak": plan.predicted_peak + sum(sizes.values()) + mapped}
     rest = plan.predicted_peak - of_cpu.weights - of_cpu.kv - of_cpu.scratch
@@ -158,11 +160,15 @@ def page_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     return need.weights + need.kv + need.scratch + mapped_bytes(spec, config)
 
 
-def make_programs(model: Model, language: str, config: EngineConfig, progress: Progress | None = None) -> GPUPrograms:
+def make_programs(
+    model: Model, languages: tuple[str, ...], config: EngineConfig, progress: Progress | None = None
+) -> GPUPrograms:
     """Raises UnsupportedError for models without kernels, MissingExtraError without TVM, EngineError if it fails."""
     config = replace(config, threads=1, logits_rows=1, observes=False, tuning={})
-    design = Design.of(model.file, model.spec, config, any_gpu(language))
-    program = program_of(design, progress)
+    designs = [Design.of(model.file, model.spec, config, any_gpu(language)) for language in languages]
+    programs = {each.language: program_of(each, progress) for each in designs}
+    design, program = designs[0], programs[languages[0]]
+    assert all(_without_sources(each) == _without_sources(program) for each in programs.values())
     passes = _passes(program, design)
     arenas, positions = _arenas(model.spec, design, config)
     sizes = design.buffers(positions)
@@ -172,8 +178,13 @@ def make_programs(model: Model, language: str, config: EngineConfig, progress: P
     used = {part.buffer for dispatches in passes.values() for each in dispatches for part in each.slices}
     buffers = {name: round_up(size, 16) for name, size in sizes.items() if name in used}
     places = {name: place for name, place in places_of(design.weights.buffers).items() if name in used}
-    section = _section(program, design, passes, buffers, places, arenas, positions)
-    return GPUPrograms(language, model, design, section, places, buffers)
+    section = _section(programs, design, passes, buffers, places, arenas, positions)
+    return GPUPrograms(languages, model, design, section, places, buffers)
+
+
+def _without_sources(program: Program) -> Program:
+    kernels = {name: replace(kernel, source="") for name, kernel in program.kernels.items()}
+    return replace(program, language="", kernels=kernels)
 
 
 def _passes(program: Program, design: Design) -> dict[str, tuple[Dispatch, ...]]:
@@ -218,9 +229,10 @@ def _arenas(spec: ModelSpec, design: Design, config: EngineConfig) -> tuple[list
 
 
 def _section(
-    program: Program, design: Design, passes: dict[str, tuple[Dispatch, ...]], buffers: dict[str, int],
+    programs: dict[str, Program], design: Design, passes: dict[str, tuple[Dispatch, ...]], buffers: dict[str, int],
     places: dict[str, tuple[int, int]], arenas: list[_Arena], positions: int,
 ) -> bytes:  # fmt: skip
+    program = next(iter(programs.values()))
     kernels = {each.kernel: None for dispatches in passes.values() for each in dispatches}
     kernel_numbers = {name: number for number, name in enumerate(kernels)}
     buffer_numbers = {name: number for number, name in enumerate(buffers)}
@@ -241,12 +253,13 @@ def _section(
     for arena in arenas:
         heads_at.append(len(numbers))
         numbers += arena.heads
-    sources, at = b"", list[tuple[int, int]]()
-    for name in kernels:
-        lines = (line for line in program.kernels[name].source.splitlines() if line.strip())
-        text = "\n".join(line for line in lines if not line.lstrip().startswith("//")).encode() + b"\0"
-        at.append((len(sources), len(text) - 1))
-        sources += text
+    sources, at = b"", dict[tuple[str, str], tuple[int, int]]()
+    for language, each in programs.items():
+        for name in kernels:
+            lines = (line for line in each.kernels[name].source.splitlines() if line.strip())
+            text = "\n".join(line for line in lines if not line.lstrip().startswith("//")).encode() + b"\0"
+            at[name, language] = len(sources), len(text) - 1
+            sources += text
     tables = {
         "buffers": [
             filled(BUFFER, {"size": size, "loaded": name in places, "weights": places.get(name, (0, 0))[0]})
@@ -271,11 +284,13 @@ def _section(
     first = place + len(body)
     made = b"".join(
         filled(KERNEL, {
-            "name": name.encode(), "source": first + start, "length": length, "threads": kernel.threads,
+            "name": name.encode(), "threads": kernel.threads,
+            "source": [first + start for start, _ in places], "length": [length for _, length in places],
             "parts": len(kernel.buffers),
             "written": sum(1 << number for number, each in enumerate(kernel.buffers) if each in kernel.written),
         })
-        for name, (start, length) in zip(kernels, at, strict=True) for kernel in [program.kernels[name]]
+        for name in kernels for kernel in [program.kernels[name]]
+        for places in [[at.get((name, language), (0, 0)) for language in LANGUAGES]]
     )  # fmt: skip
     layout, shape = design.tables, design.shape
     values |= {name: buffer_numbers.get(name, NONE) for name in ("tables", "tokens", "logits", "layer_inputs")}

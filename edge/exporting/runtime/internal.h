@@ -409,12 +409,12 @@ typedef struct {
     edge_status (*open)(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error);
     void (*close)(gpu *g);                                    /* also after `open` has failed */
     bool (*run)(gpu *g, const gpu_input *input, float *logits); /* false: the device has failed, or *cancelled */
-    int32_t (*failure)(const gpu *g);                         /* the driver's code, from the first one on; 0: none */
+    const char *(*failure)(const gpu *g);                     /* the driver's first one, in words; NULL: none */
     uint64_t (*bytes)(const gpu *g);                          /* of the device */
     const char *(*name)(const gpu *g);
 } gpu_host;
 extern const gpu_host *const EDGE_GPU; /* trusted.c; NULL for bundles without, so that libraries have no code */
-extern const gpu_host edge_opencl;
+extern const gpu_host edge_gpu;
 
 /* ---- pass.c --------------------------------------------------------------------------------------------------------- */
 

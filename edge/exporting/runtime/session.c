@@ -8,11 +8,10 @@
 
 edge_status check_gpu(const edge_session *s, edge_error *error)
 {
-    int32_t code = s->gpu ? EDGE_GPU->failure(s->gpu) : 0;
-    if (!code)
+    const char *why = s->gpu ? EDGE_GPU->failure(s->gpu) : NULL;
+    if (!why)
         return EDGE_OK;
-    return edge_fail(error, EDGE_FAILED, "the GPU has failed (OpenCL error %d): end the session, and begin another",
-                     (int64_t)code);
+    return edge_fail(error, EDGE_FAILED, "the GPU has failed (%s): end the session, and begin another", why);
 }
 
 /* What `busy` says of a session. */

@@ -1,6 +1,8 @@
 /* What the files of the GPU pass know of each other:
  *
- *     opencl.c      the device: its library, kernels, buffers; runs the dispatches of section GPU
+ *     gpu_device.c  the device: which driver has it, and what they share
+ *     opencl.c      by OpenCL: its library, kernels, buffers; runs the dispatches of section GPU
+ *     webgpu.c      the same by webgpu.h
  *     gpu_rows.c    KV rows in its memory
  *     gpu_pass.c    tokens in, logits out
  *     gpu_race.c    whether the GPU or the CPU answers sooner
@@ -11,6 +13,7 @@
 
 #include "internal.h"
 #include "opencl.h"
+#include "webgpu_abi.h"
 
 /* Rows of an arena in buffers of the device, in the layout of backends/tvm/gpu/design.py: keys in tiles of 16 rows, by units
  * of 16 bytes, values row by row, and for integers the scales of both. */
@@ -33,14 +36,38 @@ typedef struct {
     float *tile_scales;
 } gpu_arena;
 
+/* After a failure, which `gpu->failure` keeps, a driver does nothing. */
+typedef struct {
+    const char *name; /* of its interface */
+    bool (*load)(gpu *g); /* its library; false: it is not here */
+    /* Finds a device, which then has a name, and makes everything on it. software: one that runs on the CPU will do. */
+    edge_status (*open)(gpu *g, const char *cache, bool software, edge_error *error);
+    void (*close)(gpu *g); /* also after `open` has failed */
+    void (*write)(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait);
+    void (*read)(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size); /* waits for all before */
+    void (*run)(gpu *g, uint32_t first, uint32_t count, uint32_t tokens); /* sends dispatches, by their numbers */
+    void (*wait)(gpu *g);                                                 /* for all that was sent */
+} gpu_driver;
+extern const gpu_driver OPENCL, WEBGPU;
+
 struct gpu {
     const edge_model *model;
     const gpu_config *config;
     const uint8_t *section;
+    const gpu_driver *driver;             /* NULL: none is open */
     opencl cl;
     cl_handle device, context, queue;
-    cl_handle *kernels, *buffers, *parts; /* part: a buffer, or a sub-buffer of its own */
-    int32_t failure;                      /* the first error of the driver; CL_SUCCESS */
+    webgpu wg;
+    WGPUInstance instance;
+    WGPUAdapter adapter;
+    WGPUDevice wg_device;
+    WGPUQueue wg_queue;
+    WGPUBuffer mapped, uniform;           /* what the process reads of buffers; numbers of dispatches */
+    uint64_t copied;                      /* bytes of writes that the library may still hold */
+    void **kernels, **buffers, **parts;   /* part, of OpenCL: a buffer, or a sub-buffer of its own */
+    void **layouts, **groups;             /* of WebGPU: of kernels, and of dispatches */
+    int32_t failure;                      /* the first error of the driver; 0 */
+    char failed_by[96];                   /* in words */
     uint64_t bytes;                       /* of all buffers */
     const volatile int32_t *cancelled;
     uint32_t sent;                        /* dispatches of a chunk that are sent at once */
@@ -54,11 +81,14 @@ struct gpu {
     bool lengthened;
 };
 
-/* opencl.c. After a failure, which `gpu->failure` keeps, they do nothing. */
+/* gpu_device.c */
+/* Keeps the first failure, by its code, not 0, and the first line of text that says something; NULL: the code says it. */
+void gpu_fail(gpu *g, int32_t code, const char *text, size_t length);
+uint64_t largest_buffer(const gpu *g); /* bytes */
+void load_weights(gpu *g, uint32_t number, const gpu_buffer *buffer); /* from the mapped file, of whose pages none stays */
 void gpu_write(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait);
-void gpu_read(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size); /* waits for all before */
+void gpu_read(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size);
 bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens); /* false: *cancelled */
-/* Finds a device and makes everything on it. */
 edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error);
 void gpu_close(gpu *g);
 

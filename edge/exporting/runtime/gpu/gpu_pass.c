@@ -14,6 +14,8 @@ static gpu *layout(arena *from, const edge_model *model)
     made.kernels = take(from, config->kernels * sizeof *made.kernels);
     made.buffers = take(from, config->buffers * sizeof *made.buffers);
     made.parts = take(from, config->parts * sizeof *made.parts);
+    made.layouts = take(from, config->kernels * sizeof *made.layouts);
+    made.groups = take(from, config->dispatches * sizeof *made.groups);
     made.tables = take(from, config->angles * sizeof *made.tables);
     made.angles = take(from, (uint64_t)config->angle_rows * 2 * config->pairs_rotated * sizeof *made.angles);
     made.temperatures = take(from, model->config->chunk * sizeof *made.temperatures);
@@ -127,8 +129,8 @@ static bool run(gpu *g, const gpu_input *input, float *logits)
     return !g->failure;
 }
 
-static int32_t failure(const gpu *g) { return g->failure; }
+static const char *failure(const gpu *g) { return g->failure ? g->failed_by : NULL; }
 static uint64_t bytes(const gpu *g) { return g->bytes; }
 static const char *name(const gpu *g) { return g->name; }
 
-const gpu_host edge_opencl = {begin_faster, layout, rows_of, gpu_open, gpu_close, run, failure, bytes, name};
+const gpu_host edge_gpu = {begin_faster, layout, rows_of, gpu_open, gpu_close, run, failure, bytes, name};

@@ -7,21 +7,21 @@
 #include "gpu.h"
 
 static const char OPTIONS[] = "-cl-std=CL1.2 -cl-mad-enable";
-enum { SLICE = 1 << 20, MOST_PLATFORMS = 8, MOST_DEVICES = 8 };
-static const double SENT_S = 0.02;
+enum { MOST_PLATFORMS = 8, MOST_DEVICES = 8 };
 static const uint64_t LARGEST_ALIGNMENT = 256; /* bytes; parts of buffers begin there */
 
 static bool failed(gpu *g, int32_t code)
 {
-    if (code != CL_SUCCESS && g->failure == CL_SUCCESS)
-        g->failure = code;
+    if (code != CL_SUCCESS)
+        gpu_fail(g, code, NULL, 0);
     return g->failure != CL_SUCCESS;
 }
 
 /* ---- the library and its device ---------------------------------------------------------------------------------- */
 
-static bool load_library(opencl *cl)
+static bool load(gpu *g)
 {
+    opencl *cl = &g->cl;
     static const char *const names[] = {
         "libOpenCL.so.1", "libOpenCL.so", "/vendor/lib64/libOpenCL.so", "/system/vendor/lib64/libOpenCL.so",
     };
@@ -43,15 +43,6 @@ static uint64_t number_of(const gpu *g, cl_handle device, uint32_t which)
 {
     uint64_t value = 0; /* of 4 or 8 bytes */
     return g->cl.clGetDeviceInfo(device, which, sizeof value, &value, NULL) == CL_SUCCESS ? value : 0;
-}
-
-static uint64_t largest_buffer(const gpu *g)
-{
-    const gpu_buffer *buffers = gpu_table(g, g->config->buffers_at);
-    uint64_t largest = 0;
-    for (uint32_t i = 0; i < g->config->buffers; i++)
-        largest = buffers[i].size > largest ? buffers[i].size : largest;
-    return largest;
 }
 
 /* Why a device cannot run the programs; NULL if it can. */
@@ -110,7 +101,7 @@ static bool name_binaries(const gpu *g, const char *folder, char *path)
     uint8_t digest[32];
     hash_start(&h);
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at); /* whose sources end the section, the first one first */
-    hash_add(&h, g->section + kernels->source, g->model->sizes[SECTION_GPU] - kernels->source);
+    hash_add(&h, g->section + kernels->source[GPU_OPENCL], g->model->sizes[SECTION_GPU] - kernels->source[GPU_OPENCL]);
     hash_add(&h, g->name, strlen(g->name));
     g->cl.clGetDeviceInfo(g->device, CL_DRIVER_VERSION, sizeof about - 1, about, NULL);
     hash_add(&h, about, strlen(about));
@@ -143,8 +134,8 @@ static cl_handle from_binary(gpu *g, kept_file *kept)
 
 static cl_handle from_source(gpu *g, const gpu_kernel *kernel)
 {
-    const char *source = (const char *)g->section + kernel->source;
-    size_t length = kernel->length;
+    const char *source = (const char *)g->section + kernel->source[GPU_OPENCL];
+    size_t length = kernel->length[GPU_OPENCL];
     int32_t code;
     cl_handle program = g->cl.clCreateProgramWithSource(g->context, 1, &source, &length, &code);
     if (failed(g, code))
@@ -182,7 +173,7 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
         kept_read(path, &kept);
     uint64_t mapped = kept.size + 32;
     if (kept.size == sizeof(uint64_t))
-        g->failure = CL_BUILD_PROGRAM_FAILURE;
+        failed(g, CL_BUILD_PROGRAM_FAILURE);
     for (uint32_t i = 0; i < g->config->kernels && !g->failure; i++) {
         cl_handle program = kept.size ? from_binary(g, &kept) : NULL;
         if (!program) {
@@ -217,7 +208,7 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 
 /* ---- buffers ------------------------------------------------------------------------------------------------------- */
 
-static void make_buffer(gpu *g, const gpu_buffer *buffer, cl_handle *made)
+static void make_buffer(gpu *g, const gpu_buffer *buffer, void **made)
 {
     static const uint32_t zero = 0;
     int32_t code;
@@ -229,17 +220,6 @@ static void make_buffer(gpu *g, const gpu_buffer *buffer, cl_handle *made)
     /* drivers allocate when a buffer is used */
     if (!failed(g, g->cl.clEnqueueFillBuffer(g->queue, found, &zero, sizeof zero, 0, buffer->size, 0, NULL, NULL)))
         failed(g, g->cl.clFinish(g->queue));
-}
-
-/* From the mapped file, of whose pages none stays. */
-static void load_weights(gpu *g, uint32_t number, const gpu_buffer *buffer)
-{
-    const uint8_t *data = g->model->sections[SECTION_GPU_WEIGHTS] + buffer->weights;
-    for (uint64_t at = 0; at < buffer->size && !g->failure; at += SLICE) {
-        uint64_t size = buffer->size - at < SLICE ? buffer->size - at : SLICE;
-        gpu_write(g, number, at, data + at, size, true);
-        forget_memory(data + at, size);
-    }
 }
 
 static void make_part(gpu *g, uint32_t number, const gpu_part *part)
@@ -272,13 +252,9 @@ static edge_status make_buffers(gpu *g, edge_error *error)
                      "engine to cpu or auto", g->name, (int64_t)g->failure);
 }
 
-edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error)
+static edge_status open_device(gpu *g, const char *cache, bool software, edge_error *error)
 {
-    g->cancelled = cancelled;
-    g->sent = 1;
     int32_t code;
-    if (!load_library(&g->cl))
-        return edge_fail(error, EDGE_UNSUPPORTED, "there is no libOpenCL here: set engine to cpu or auto");
     edge_status status = find_device(g, software, error);
     if (status)
         return status;
@@ -296,7 +272,7 @@ edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile in
     return status ? status : make_buffers(g, error);
 }
 
-void gpu_close(gpu *g)
+static void close_device(gpu *g)
 {
     if (g->queue)
         g->cl.clFinish(g->queue);
@@ -313,20 +289,19 @@ void gpu_close(gpu *g)
         g->cl.clReleaseCommandQueue(g->queue);
     if (g->context)
         g->cl.clReleaseContext(g->context);
+    g->queue = g->context = NULL;
 }
 
 /* ---- work ---------------------------------------------------------------------------------------------------------- */
 
-void gpu_write(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait)
+static void write_buffer(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait)
 {
-    if (!g->failure && size)
-        failed(g, g->cl.clEnqueueWriteBuffer(g->queue, g->buffers[buffer], wait, offset, size, data, 0, NULL, NULL));
+    failed(g, g->cl.clEnqueueWriteBuffer(g->queue, g->buffers[buffer], wait, offset, size, data, 0, NULL, NULL));
 }
 
-void gpu_read(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size)
+static void read_buffer(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size)
 {
-    if (!g->failure && size)
-        failed(g, g->cl.clEnqueueReadBuffer(g->queue, g->buffers[buffer], true, offset, size, data, 0, NULL, NULL));
+    failed(g, g->cl.clEnqueueReadBuffer(g->queue, g->buffers[buffer], true, offset, size, data, 0, NULL, NULL));
 }
 
 static void run_one(gpu *g, const gpu_dispatch_config *each, uint32_t tokens)
@@ -350,25 +325,18 @@ static void run_one(gpu *g, const gpu_dispatch_config *each, uint32_t tokens)
         failed(g, g->cl.clEnqueueNDRangeKernel(g->queue, run, 2, NULL, total, group, 0, NULL, NULL));
 }
 
-/* Of the dispatches of a chunk, as many as take SENT_S are sent at once, since those cannot be taken back. */
-bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens)
+static void run(gpu *g, uint32_t first, uint32_t count, uint32_t tokens)
 {
-    const gpu_pass *own = (const gpu_pass *)gpu_table(g, g->config->passes_at) + which;
-    const gpu_dispatch_config *dispatches = (const gpu_dispatch_config *)gpu_table(g, g->config->dispatches_at) + own->first;
-    for (uint32_t at = 0, end; at < own->count && !g->failure; at = end) {
-        double began = now_seconds();
-        end = which == GPU_CHUNK && own->count - at > g->sent ? at + g->sent : own->count;
-        for (uint32_t i = at; i < end && !g->failure; i++)
-            run_one(g, dispatches + i, tokens);
-        if (g->failure || which != GPU_CHUNK)
-            continue;
-        failed(g, g->cl.clFinish(g->queue));
-        double each = (now_seconds() - began) / (end - at);
-        g->sent = each * 2 * (end - at) < SENT_S ? 2 * (end - at) : each < SENT_S ? (uint32_t)(SENT_S / each) : 1;
-        if (end < own->count && __atomic_load_n(g->cancelled, __ATOMIC_RELAXED))
-            return false;
-    }
+    const gpu_dispatch_config *dispatches = gpu_table(g, g->config->dispatches_at);
+    for (uint32_t i = first; i < first + count && !g->failure; i++)
+        run_one(g, dispatches + i, tokens);
     if (!g->failure)
         failed(g, g->cl.clFlush(g->queue));
-    return true;
 }
+
+static void wait_for_all(gpu *g)
+{
+    failed(g, g->cl.clFinish(g->queue));
+}
+
+const gpu_driver OPENCL = {"OpenCL", load, open_device, close_device, write_buffer, read_buffer, run, wait_for_all};

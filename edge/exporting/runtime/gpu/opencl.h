@@ -5,7 +5,7 @@
 
 #include "internal.h"
 
-typedef struct cl_object *cl_handle; /* platforms, devices, contexts, queues, buffers, programs, kernels */
+typedef void *cl_handle; /* platforms, devices, contexts, queues, buffers, programs, kernels */
 
 enum {
     CL_SUCCESS = 0, CL_OUT_OF_MEMORY_FIRST = -6, CL_OUT_OF_MEMORY_LAST = -4, /* allocation, resources, host memory */

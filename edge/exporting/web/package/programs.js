@@ -19,9 +19,9 @@ const STRUCTS = {
     ["all_heads", "Uint32", 188, 1], ["largest_head", "Uint32", 192, 1], ["input_stride", "Uint32", 196, 1],
     ["halves", "Uint32", 200, 1], ["shared", "Uint32", 204, 1], ["threads", "Uint32", 208, 1],
     ["staged", "Uint32", 212, 1], ["most_moved", "Uint32", 216, 1]],
-  gpu_kernel: [72,
-    ["name", "Text", 0, 48], ["source", "Uint32", 48, 1], ["length", "Uint32", 52, 1], ["threads", "Uint32", 56, 2],
-    ["parts", "Uint32", 64, 1], ["written", "Uint32", 68, 1]],
+  gpu_kernel: [80,
+    ["name", "Text", 0, 48], ["source", "Uint32", 48, 2], ["length", "Uint32", 56, 2], ["threads", "Uint32", 64, 2],
+    ["parts", "Uint32", 72, 1], ["written", "Uint32", 76, 1]],
   gpu_buffer: [24,
     ["size", "BigUint64", 0, 1], ["weights", "BigUint64", 8, 1], ["loaded", "Uint32", 16, 1],
     ["reserved", "Uint32", 20, 1]],
@@ -50,6 +50,7 @@ export const STATE = {
   // end
 };
 
+const WGSL = 1; // among the languages of sources
 const NONE = 0xffffffff; // instead of the number of a buffer
 
 /**
@@ -91,7 +92,7 @@ export function readPrograms(bytes) {
   }));
   return {
     ...head,
-    kernels: kernels.map((each) => ({ ...each, source: text(each.source, each.length) })),
+    kernels: kernels.map((each) => ({ ...each, source: text(each.source[WGSL], each.length[WGSL]) })),
     buffers: table("gpu_buffer", head.buffers_at, head.buffers),
     parts: table("gpu_part", head.parts_at, head.parts),
     passes: Object.fromEntries(passes.map(({ first, count }, each) => [PASSES[each], dispatches.slice(first, first + count)])),
