@@ -18,7 +18,18 @@ pytest.importorskip("tvm_ffi")
 from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
 from edge.backends.tvm.packing.layout import make_layout
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.exporting.library import LIBC, LIBM, SHARED, STATIC, archive, exported, find_toolchain, make_library
+from edge.exporting.library import (
+    GPU,
+    LIBC,
+    LIBDL,
+    LIBM,
+    SHARED,
+    STATIC,
+    archive,
+    exported,
+    find_toolchain,
+    make_library,
+)  # fmt: skip
 from edge.model.model import Model, open_model
 
 TABLES = {
@@ -44,14 +55,17 @@ SYSTEMS = ["linux", "android"]
 PAGE = 16 << 10
 
 
-def make(model: Model, folder: Path, system: str, *isas: str, kv_dtype: str = "f16", **more: str) -> Path:
-    """A library for x86-64 Linux or ARM64 Android."""
+def make(
+    model: Model, folder: Path, system: str, *isas: str, kv_dtype: str = "f16", gpu: bool = False, **more: str
+) -> Path:
+    """A library for x86-64 Linux or ARM64 Android. gpu: with the files of the GPU's pass."""
     machine = {"linux": "x86_64", "android": "aarch64"}[system]
     if shutil.which(f"{machine.replace('_', '-')}-linux-gnu-gcc") is None and platform.machine() != machine:
         pytest.skip(f"no C compiler for {machine}")
     designs = exported_designs(make_layout(model.file, model.spec), kv_dtype, machine, system, isas=isas or None)
     folder.mkdir()
-    make_library(designs, folder, machine, system, tables=TABLES | more)
+    files = sorted(GPU.glob("*.c")) if gpu else []
+    make_library(designs, folder, machine, system, tables=TABLES | more, more=files)
     return folder
 
 
@@ -124,6 +138,19 @@ def test_a_library_for_android_cannot_call_what_bionic_lacks(tmp_path: Path, mad
                 "dotprod",
                 **{"trusted.c": text + "__attribute__((constructor)) static void g(void) { f(); }\n"},
             )
+
+
+@pytest.mark.slow
+def test_the_pass_of_a_gpu_calls_what_bionic_has(tmp_path: Path, made: dict[str, Path]) -> None:
+    """And takes 48 KiB at most."""
+    trusted = TABLES["trusted.c"].replace("EDGE_GPU = NULL", "EDGE_GPU = &edge_gpu")
+    folder = make(open_golden("llama-gqa-tied").model, tmp_path / "gpu", "android", "dotprod", gpu=True, **{
+        "trusted.c": trusted
+    })  # fmt: skip
+    undefined = {line.split()[0].partition("@")[0] for line in ask("nm", "-DPu", folder / SHARED).splitlines()}
+    assert {"dlopen", "dlsym", "uname"} <= undefined <= {*LIBC, *LIBDL, *LIBM}
+    without, size = (path.stat().st_size for path in (made["android"] / SHARED, folder / SHARED))
+    assert without < size <= without + (48 << 10)
 
 
 @pytest.mark.slow
@@ -220,16 +247,16 @@ def test_a_library_for_apple_links_and_calls_public_functions_only(tmp_path: Pat
     designs = exported_designs(make_layout(model.file, model.spec), "f16", "aarch64", "ios")
     (tmp_path / "passes.c").write_text(passes_source(designs))
     (tmp_path / "trusted.c").write_text(TABLES["trusted.c"])
-    sources = [*RUNTIME.glob("*.c"), *tmp_path.glob("*.c"), *exported_objects(designs)]
+    sources = [*RUNTIME.glob("*.c"), *GPU.glob("*.c"), *tmp_path.glob("*.c"), *exported_objects(designs)]
     library = tmp_path / "libedge.dylib"
     ask(
         sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-macos", "-std=c11", *WARNINGS, *includes(),
-        "-Os", "-dynamiclib", *sources, "-o", library,
+        f"-I{GPU}", "-Os", "-dynamiclib", *sources, "-o", library,
     )  # fmt: skip
     called = set(re.findall(r"\b_(\w+)$", ask("llvm-objdump", "--macho", "--bind", "--lazy-bind", library), re.M))
     assert {"mmap", "pthread_create", "dlsym"} <= called
     assert called <= {
-        *LIBC, *LIBM, "dlsym", "sysctlbyname", "arc4random_buf", "getpagesize", "bzero", "__error", "__memcpy_chk",
+        *LIBC, *LIBDL, *LIBM, "sysctlbyname", "arc4random_buf", "getpagesize", "bzero", "__error", "__memcpy_chk",
         "__sincos_stret", "pthread_cond_broadcast", "pthread_cond_init", "pthread_cond_wait", "pthread_mutex_init",
         "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_set_qos_class_self_np",
     }  # fmt: skip
