@@ -32,9 +32,9 @@ from edge.model.tensors import find_network
 from edge.plan.plan import Plan
 from edge.types import Progress
 
-# Of systems whose bundles have hosts: OpenCL's, and webgpu.h's or a page's. LANGUAGES: in the order of KERNEL.source.
+# Of the hosts of systems: OpenCL's, and webgpu.h's or a page's. LANGUAGES: in the order of KERNEL.source.
 LANGUAGES = OPENCL, WGSL = ("opencl", "wgsl")
-HOSTS = {"linux": LANGUAGES, "android": LANGUAGES, "web": (WGSL,)}
+HOSTS = {"linux": LANGUAGES, "android": LANGUAGES, "ios": (WGSL,), "macos": (WGSL,), "web": (WGSL,)}
 HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
 # That an OpenCL driver takes for itself, as pocl 3.1 did (measured): it contains a C compiler. No phone's is known.
 DRIVER_BYTES, DRIVER = 160 << 20, "as pocl 3.1 took, measured; phones' drivers are not known"
@@ -254,9 +254,9 @@ def _section(
         heads_at.append(len(numbers))
         numbers += arena.heads
     sources, at = b"", dict[tuple[str, str], tuple[int, int]]()
-    for language, each in programs.items():
+    for language, made in programs.items():
         for name in kernels:
-            lines = (line for line in each.kernels[name].source.splitlines() if line.strip())
+            lines = (line for line in made.kernels[name].source.splitlines() if line.strip())
             text = "\n".join(line for line in lines if not line.lstrip().startswith("//")).encode() + b"\0"
             at[name, language] = len(sources), len(text) - 1
             sources += text
@@ -282,7 +282,7 @@ def _section(
         values |= {table: len(numbers) if table == "numbers" else len(rows), f"{table}_at": place + len(body)}
         body += data + bytes(-len(data) % 8)
     first = place + len(body)
-    made = b"".join(
+    rows_of_kernels = b"".join(
         filled(KERNEL, {
             "name": name.encode(), "threads": kernel.threads,
             "source": [first + start for start, _ in places], "length": [length for _, length in places],
@@ -315,4 +315,4 @@ def _section(
         "staged": STAGED, "most_moved": MOST_MOVED,
     }  # fmt: skip
     head = filled(GPU, values)
-    return head + bytes(kernels_at - len(head)) + made + body + sources
+    return head + bytes(kernels_at - len(head)) + rows_of_kernels + body + sources

@@ -31,7 +31,7 @@ def write_platform(
     if system == "web":
         return write_site(designs, trusted, folder, tell)
     if system in ("ios", "macos"):
-        return _write_apple(designs, {"trusted.c": trusted}, folder, tell)
+        return _write_apple(designs, {"trusted.c": trusted}, folder, tell, [*GPU.iterdir()] if gpu else [])
     write = _write_android if system == "android" else _write_c
     return write(designs, {"trusted.c": trusted}, folder, tell, sorted(GPU.glob("*.c")) if gpu else [])
 
@@ -70,11 +70,11 @@ def _write_android(
     return assets
 
 
-def _write_apple(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell) -> Path:
+def _write_apple(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]) -> Path:
     """A Swift package, in which Xcode compiles the runtime and assembles the passes: so they fit any of its SDKs."""
     _copy(_HERE / "swift", folder)
     sources = folder / "Sources" / "CEdge"
-    for path in filter(Path.is_file, _RUNTIME.iterdir()):
+    for path in filter(Path.is_file, [*_RUNTIME.iterdir(), *more]):
         _copy(path, sources / "include" if path.name == "edge.h" else sources)
     for name, text in {"passes.c": passes_source(designs), CONSTANTS: constants_header(), **tables}.items():
         (sources / name).write_text(text, encoding="utf-8")

@@ -15,29 +15,23 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bundles import bundle_of, bundle_sources, model_of
-from conftest import CACHE
-from ctypes_bundle import BundleSession, _options, open_bundle
+from ctypes_bundle import _options, open_bundle
+from gpu_sessions import MODEL, PROMPT, ROWS, ask_both, check_long_answer, kernels, sessions
 from runtime_library import RUNTIME, build
 
-import edge
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import host_named
 from edge.errors import EdgeError, EngineError, InputError, UnsupportedError
 from edge.exporting.bundle import export
 from edge.exporting.enums import Engine, Finish, Role
-from edge.run.session import Session
 
 pytest.importorskip("tvm")
 
-MODEL = "llama-gqa-tied"
-ROWS = {"max_kv_size": 96, "prefill_step_size": 16}
-PROMPT = "The quick brown fox jumps over the lazy dog, and what it finds behind it is this:"
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
 
 
@@ -49,35 +43,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("no OpenCL driver")
     monkeypatch.setenv("EDGE_GPU", adapters[0].place)
     monkeypatch.setattr(Tuning, "of", lambda _kind: Tuning())
-
-
-def kernels() -> str:
-    """The folder of what the driver compiles, which tests share."""
-    folder = CACHE / "opencl"
-    folder.mkdir(parents=True, exist_ok=True)
-    return str(folder)
-
-
-@contextmanager
-def sessions(name: str, **options: Any) -> Iterator[tuple[Session, BundleSession]]:
-    with (
-        edge.load(model_of(name), backend="gpu", speculate="off", **options) as python,
-        open_bundle(bundle_of(name, gpu=True, **options)) as bundle,
-        bundle.session(engine=Engine.GPU, cache=kernels()) as exported,
-    ):
-        yield python, exported
-
-
-def ask_both(python: Session, exported: BundleSession, tokens: int, prompt: str = PROMPT, **sampling: Any) -> None:
-    exported.set(max_tokens=tokens, ignore_eos=1, **sampling)
-    _, text, _ = exported.answer(prompt, Role.RAW)
-    expected = python.generate(
-        prompt, max_tokens=tokens, ignore_eos=True, raw=True, sampling=python.model.sampling(**sampling)
-    )
-    assert text == expected
-    use = exported.use()
-    assert (use["rows"], use["capacity"]) == (python.engine.kv.length, python.engine.kv.capacity)
-    exported.rewind()
 
 
 def test_answers_are_those_of_the_gpu_engine_evictions_included() -> None:
@@ -283,31 +248,7 @@ def test_a_prompt_is_cancelled_within_a_chunk(driver_library: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_twenty_thousand_tokens_take_no_more_memory() -> None:
-    """The answer of the CPU, too, with an eviction every few tokens; in a process of its own."""
-    program = (
-        "import json, resource, sys; sys.path[:0] = sys.argv[3:]\n"
-        "from ctypes_bundle import open_bundle\n"
-        "from edge.exporting.enums import Role\n"
-        "with open_bundle(sys.argv[1]) as bundle:\n"
-        "    with bundle.session(engine=2, cache=sys.argv[2], temperature=0.0, ignore_eos=1) as gpu:\n"
-        "        gpu.set(temperature=0.0, ignore_eos=1, max_tokens=20000)\n"
-        "        gpu.append(Role.RAW, 'abc')\n"
-        "        peaks, tokens = [], []\n"
-        "        for piece in gpu.pieces():\n"
-        "            tokens.append(piece.token)\n"
-        "            if len(tokens) in (2000, 20000):\n"
-        "                peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
-        "        use = gpu.use()\n"
-        "    with bundle.session(engine=1, temperature=0.0, ignore_eos=1, max_tokens=20000) as cpu:\n"
-        "        same = cpu.answer('abc', Role.RAW)[0] == tokens\n"
-        "print(json.dumps({'peaks': peaks, 'evicted': use['evicted'], 'rows': use['rows'], 'same': same}))\n"
-    )
-    folder = bundle_of(MODEL, gpu=True, **ROWS)
-    command = [sys.executable, "-c", program, folder, kernels(), str(Path(__file__).parent)]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    first, last = found["peaks"]
-    assert last - first < 16 << 10  # KiB; a row of each token would take 20 MiB, its logits 20 GB
-    assert (found["evicted"] + found["rows"], found["same"]) == (20_000 + 2, True)
+    check_long_answer(os.environ)
 
 
 def test_a_device_that_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
@@ -336,7 +277,7 @@ def test_bundles_without_programs_say_so() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        (MODEL, {"device": "iphone-16"}, "for linux, android, web, not for ios"),
+        (MODEL, {"device": "snapdragon-x-elite"}, "for linux, android, ios, macos, web, not for windows"),
         (MODEL, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose"),
         (MODEL, {"kv_dtype": "int4"}, "no int4 KV rows"),
         (MODEL, {"lora_rank": 8}, "no LoRA adapters"),

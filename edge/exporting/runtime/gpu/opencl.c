@@ -22,11 +22,12 @@ static bool failed(gpu *g, int32_t code)
 static bool load(gpu *g)
 {
     opencl *cl = &g->cl;
+    const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
     static const char *const names[] = {
         "libOpenCL.so.1", "libOpenCL.so", "/vendor/lib64/libOpenCL.so", "/system/vendor/lib64/libOpenCL.so",
     };
     void *library = NULL;
-    for (size_t i = 0; !library && i < sizeof names / sizeof *names; i++)
+    for (size_t i = 0; !library && kernels->length[GPU_OPENCL] && i < sizeof names / sizeof *names; i++)
         library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     if (!library)
         return false;

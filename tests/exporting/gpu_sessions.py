@@ -1,0 +1,83 @@
+"""Conversations with a bundle on a GPU, and the same with edge's own GPU engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bundles import bundle_of, model_of
+from conftest import CACHE
+from ctypes_bundle import BundleSession, open_bundle
+
+import edge
+from edge.exporting.enums import Engine, Role
+from edge.run.session import Session
+
+MODEL = "llama-gqa-tied"
+ROWS = {"max_kv_size": 96, "prefill_step_size": 16}
+PROMPT = "The quick brown fox jumps over the lazy dog, and what it finds behind it is this:"
+
+
+def kernels() -> str:
+    """The folder of what drivers compile, which tests share."""
+    folder = CACHE / "opencl"
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder)
+
+
+@contextmanager
+def sessions(name: str, library: Path | None = None, **options: Any) -> Iterator[tuple[Session, BundleSession]]:
+    """library: instead of the bundle's own."""
+    with (
+        edge.load(model_of(name), backend="gpu", speculate="off", **options) as python,
+        open_bundle(bundle_of(name, gpu=True, **options), library) as bundle,
+        bundle.session(engine=Engine.GPU, cache=kernels()) as exported,
+    ):
+        yield python, exported
+
+
+def ask_both(python: Session, exported: BundleSession, tokens: int, prompt: str = PROMPT, **sampling: Any) -> None:
+    exported.set(max_tokens=tokens, ignore_eos=1, **sampling)
+    _, text, _ = exported.answer(prompt, Role.RAW)
+    expected = python.generate(
+        prompt, max_tokens=tokens, ignore_eos=True, raw=True, sampling=python.model.sampling(**sampling)
+    )
+    assert text == expected
+    use = exported.use()
+    assert (use["rows"], use["capacity"]) == (python.engine.kv.length, python.engine.kv.capacity)
+    exported.rewind()
+
+
+def check_long_answer(environment: Mapping[str, str]) -> None:
+    """Twenty thousand tokens take no more memory, and are the CPU's, with an eviction every few; in a process of its
+    own."""
+    program = (
+        "import json, resource, sys; sys.path[:0] = sys.argv[3:]\n"
+        "from ctypes_bundle import open_bundle\n"
+        "from edge.exporting.enums import Role\n"
+        "with open_bundle(sys.argv[1]) as bundle:\n"
+        "    with bundle.session(engine=2, cache=sys.argv[2], temperature=0.0, ignore_eos=1) as gpu:\n"
+        "        gpu.set(temperature=0.0, ignore_eos=1, max_tokens=20000)\n"
+        "        gpu.append(Role.RAW, 'abc')\n"
+        "        peaks, tokens = [], []\n"
+        "        for piece in gpu.pieces():\n"
+        "            tokens.append(piece.token)\n"
+        "            if len(tokens) in (2000, 20000):\n"
+        "                peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "        use = gpu.use()\n"
+        "    with bundle.session(engine=1, temperature=0.0, ignore_eos=1, max_tokens=20000) as cpu:\n"
+        "        same = cpu.answer('abc', Role.RAW)[0] == tokens\n"
+        "print(json.dumps({'peaks': peaks, 'evicted': use['evicted'], 'rows': use['rows'], 'same': same}))\n"
+    )
+    folder = bundle_of(MODEL, gpu=True, **ROWS)
+    command = [sys.executable, "-c", program, folder, kernels(), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    found = json.loads(done.stdout)
+    first, last = found["peaks"]
+    assert last - first < 16 << 10  # KiB; a row of each token would take 20 MiB, its logits 20 GB
+    assert (found["evicted"] + found["rows"], found["same"]) == (20_000 + 2, True)
