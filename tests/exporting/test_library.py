@@ -51,6 +51,7 @@ int main(void)
     return 0;
 }
 """
+WITH_GPU = TABLES["trusted.c"].replace("EDGE_GPU = NULL", "EDGE_GPU = &edge_gpu")
 SYSTEMS = ["linux", "android"]
 PAGE = 16 << 10
 
@@ -143,10 +144,8 @@ def test_a_library_for_android_cannot_call_what_bionic_lacks(tmp_path: Path, mad
 @pytest.mark.slow
 def test_the_pass_of_a_gpu_calls_what_bionic_has(tmp_path: Path, made: dict[str, Path]) -> None:
     """And takes 48 KiB at most."""
-    trusted = TABLES["trusted.c"].replace("EDGE_GPU = NULL", "EDGE_GPU = &edge_gpu")
-    folder = make(open_golden("llama-gqa-tied").model, tmp_path / "gpu", "android", "dotprod", gpu=True, **{
-        "trusted.c": trusted
-    })  # fmt: skip
+    model, tables = open_golden("llama-gqa-tied").model, {"trusted.c": WITH_GPU}
+    folder = make(model, tmp_path / "gpu", "android", "dotprod", gpu=True, **tables)
     undefined = {line.split()[0].partition("@")[0] for line in ask("nm", "-DPu", folder / SHARED).splitlines()}
     assert {"dlopen", "dlsym", "uname"} <= undefined <= {*LIBC, *LIBDL, *LIBM}
     without, size = (path.stat().st_size for path in (made["android"] / SHARED, folder / SHARED))
@@ -246,7 +245,7 @@ def test_a_library_for_apple_links_and_calls_public_functions_only(tmp_path: Pat
     model = open_golden("llama-gqa-tied").model
     designs = exported_designs(make_layout(model.file, model.spec), "f16", "aarch64", "ios")
     (tmp_path / "passes.c").write_text(passes_source(designs))
-    (tmp_path / "trusted.c").write_text(TABLES["trusted.c"])
+    (tmp_path / "trusted.c").write_text(WITH_GPU)
     sources = [*RUNTIME.glob("*.c"), *GPU.glob("*.c"), *tmp_path.glob("*.c"), *exported_objects(designs)]
     library = tmp_path / "libedge.dylib"
     ask(

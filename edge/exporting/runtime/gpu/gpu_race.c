@@ -15,7 +15,8 @@ typedef struct { double prefill, decode; } pace; /* tokens per second; 0: the en
 
 static double request_seconds(pace p)
 {
-    return p.prefill > 0 && p.decode > 0 ? RACE_PROMPT / p.prefill + RACE_ANSWER / p.decode : HUGE_VAL;
+    double prompt = RACE_PROMPT, answer = RACE_ANSWER;
+    return p.prefill > 0 && p.decode > 0 ? prompt / p.prefill + answer / p.decode : HUGE_VAL;
 }
 
 /* Adds the seconds of a pass. False: it failed, or its logits are no numbers. */

@@ -29,7 +29,7 @@ static WGPUStringView view_of(const char *text, size_t length)
 static bool load(gpu *g)
 {
     static const char *const names[] = {
-        "libwgpu_native.so", "libwebgpu_dawn.so", "libwgpu_native.dylib", "libwebgpu_dawn.dylib",
+        "libwgpu_native.so", "libwebgpu_dawn.so", "@rpath/libwgpu_native.dylib", "@rpath/libwebgpu_dawn.dylib",
     };
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
     void *library = RTLD_DEFAULT;
