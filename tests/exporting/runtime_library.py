@@ -18,6 +18,7 @@ import edge
 from edge.exporting.constants import CONSTANTS, constants_header
 
 RUNTIME = Path(edge.__file__).parent / "exporting" / "runtime"
+PLATFORM = ("platform.c", "posix.c", "linux.c")  # what it takes from Linux
 SANITIZE = "EDGE_TEST_SANITIZE"  # environment variable: builds check addresses and undefined behaviour
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Wshadow", "-Werror")
 
