@@ -49,9 +49,9 @@ void system_forget(void *first, uint64_t size)
 
 void private_bytes(uint64_t *anonymous, uint64_t *swapped)
 {
-    PROCESS_MEMORY_COUNTERS_EX counters = {.cb = sizeof counters};
-    bool told = GetProcessMemoryInfo(GetCurrentProcess(), (PROCESS_MEMORY_COUNTERS *)&counters, sizeof counters);
-    *anonymous = told ? counters.PrivateUsage : 0;
+    PROCESS_MEMORY_COUNTERS counters;
+    bool told = GetProcessMemoryInfo(GetCurrentProcess(), &counters, sizeof counters);
+    *anonymous = told ? counters.PagefileUsage : 0; /* its commit charge, resident or not */
     *swapped = 0;
 }
 
