@@ -107,7 +107,7 @@ def export(
     check_path("folder", folder)
     options, target = Options.of(options, **keywords), Path(folder)
     profile = find_profile(device)
-    _check_target(target, force=force)
+    check_target(target, force=force)
     if isinstance(isas, str):
         isas = [name.strip() for name in isas.split(",")]
     bundle = prepare(
@@ -131,7 +131,7 @@ def export(
         found.check()
         manifest = seal(describe(bundle, found.sha256, made))
         (made / MANIFEST).write_text(manifest_text(manifest), encoding="utf-8")
-        _check_target(target, force=force)  # which may have changed
+        check_target(target, force=force)  # which may have changed
     return manifest
 
 
@@ -289,7 +289,7 @@ def _license(model: Model) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _check_target(folder: Path, *, force: bool) -> None:
+def check_target(folder: Path, *, force: bool) -> None:
     """Raises InputError if the folder is in the way. force: a bundle may be replaced, if nothing was added to it."""
     check_folder(folder, lambda each: _listed(each) is not None, force=force)
     listed = _listed(folder) or set()
