@@ -137,7 +137,8 @@ def app_targets(machine: str, system: str) -> list[Target]:
         raise UnsupportedError(f"no library is made for {system} on {machine}: choose a device with {wanted}")
     foreign = {"mtriple": triple} if triple else {}
     features = ["+reserve-x18"] if machine == "aarch64" else []
-    if system in ("ios", "macos"):  # zeroes vectors as the first of Apple's 64-bit CPUs need it: Xcode's assembler warns of other ways
+    if "-apple-" in foreign.get("mtriple", ""):
+        # Vectors are zeroed as the first of Apple's 64-bit CPUs need it: Xcode's assembler warns of other ways.
         features.append("+zcz-fp-workaround")
     return [
         replace(each, llvm=each.llvm | foreign | {"mattr": [*each.llvm["mattr"], *features], "opt-level": 2})

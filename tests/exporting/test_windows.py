@@ -246,7 +246,7 @@ def test_the_example_answers_as_the_session_does(bundle: Path) -> None:
 def test_what_windows_does_not_have_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BudgetError, match="needs"):
         edge.export(model_of(MODEL), tmp_path / "a", device="windows-x86", memory="2MiB", max_kv_size=64)
-    with pytest.raises(UnsupportedError, match="no library is made for windows on aarch64: choose a device with x86-64"):
+    with pytest.raises(UnsupportedError, match=r"windows on aarch64: choose a device with x86-64$"):
         edge.export(model_of(MODEL), tmp_path / "b", device="snapdragon-x-elite", max_kv_size=64)
     with pytest.raises(UnsupportedError, match=r"--gpu"):
         edge.export(model_of(MODEL), tmp_path / "c", gpu=True, **BUNDLE)

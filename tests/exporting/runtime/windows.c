@@ -138,6 +138,8 @@ static edge_status obey(const char *command, const char *first, const char *seco
 
 int main(void)
 {
+    uint16_t precision = 0x027F; /* of x87: 53 bits, as Windows starts threads; MinGW's programs change it */
+    __asm__ volatile("fldcw %0" : : "m"(precision));
     while (fgets(line, sizeof line, stdin)) {
         const char *words[4];
         for (int i = 0; i < 4; i++)
