@@ -39,7 +39,7 @@ from edge.exporting.adapter_file import adapters_section, check_rank
 from edge.exporting.chat import chat_section
 from edge.exporting.gpu_programs import GPUPrograms, check_gpu, describe_gpu, make_programs
 from edge.exporting.model_file import MODEL, Section, trusted_source, write_model
-from edge.exporting.planning import MACHINES, check_options, plan_bundle, prompt_rows
+from edge.exporting.planning import check_options, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
 from edge.exporting.site import describe_gpu_files, describe_site, write_gpu
 from edge.exporting.vocabulary import tokenizer_sections
@@ -157,9 +157,9 @@ def prepare(
     tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
     in_page = gpu and profile.system == "web"
     plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())), lora_rank, gpu=in_page)
-    machine = MACHINES.get(profile.machine, profile.machine)
     designs = exported_designs(
-        layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas, lora=lora_rank > 0
+        layout, plan.config.kv_dtype, profile.arch, profile.system, _tuning(plan, model, profile), isas,
+        lora=lora_rank > 0,
     )  # fmt: skip
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
     if gpu:

@@ -94,7 +94,7 @@ def make_kit(
     if profile.system not in ("linux", "android"):
         raise UnsupportedError(f"{profile.name} runs {profile.system}: kits are for Linux and Android")
     check_folder(folder, _is_kit, force=force)
-    toolchain = find_toolchain("aarch64" if profile.machine == "arm64" else profile.machine, "linux")
+    toolchain = find_toolchain(profile.arch, "linux")
     isa = choose_target().name if profile.name == HOST else profile.isa
     bundle = prepare(model, profile, settings.options(), isa and [isa])
     kit = describe_kit(bundle, called, settings, quick)
