@@ -19,9 +19,12 @@ from runtime_library import RUNTIME, WARNINGS, includes
 from wine import COMPILER, FLAGS, build_for_windows, command, run
 
 import edge
+from edge.backends.tvm.gpu.design import Tuning
+from edge.backends.tvm.gpu.hosts import host_named
 from edge.errors import BudgetError, InputError, ModelFormatError, UnsupportedError
-from edge.exporting.enums import Finish, Role
+from edge.exporting.enums import Engine, Finish, Role
 from edge.exporting.library import exported, find_toolchain
+from edge.sampling import SamplingParams
 
 pytest.importorskip("tvm_ffi")
 if shutil.which(COMPILER) is None:
@@ -34,6 +37,7 @@ ROWS = {"max_kv_size": 64, "prefill_step_size": 16, "threads": 2}
 BUNDLE = {"device": "windows-x86", "memory": "100MiB", **ROWS}
 BRIEF = "Be brief."
 TEXT = "The quick brown fox jumps over the lazy dog. "
+COLD = {"sampling": SamplingParams(temperature=0)}
 GREEDY = {"max_tokens": 5, "temperature": 0, "ignore_eos": 1}
 
 
@@ -65,8 +69,9 @@ class WindowsSession:
             finally:
                 process.kill()
 
-    def open(self, path: Path) -> None:
-        self.tell("open", windows_path(path).encode().hex())
+    def open(self, path: Path, cache: Path | None = None) -> None:
+        """cache: a folder, for a session on a GPU."""
+        self.tell("open", *(windows_path(each).encode().hex() for each in (path, cache) if each))
 
     def set(self, **options: Any) -> None:
         self.tell("set", bytes(_options(options)).hex())
@@ -94,7 +99,7 @@ class WindowsSession:
 
     def use(self) -> dict[str, Any]:
         found = _Usage.from_buffer_copy(bytes.fromhex(self.tell("use")))
-        return {str(name): getattr(found, name) for name, kind in _Usage._fields_ if kind is not ctypes.c_char_p}
+        return {str(name): getattr(found, name) for name, kind, *_ in _Usage._fields_ if kind is not ctypes.c_char_p}
 
 
 def windows_path(path: Path) -> str:
@@ -218,6 +223,34 @@ def test_a_model_is_a_part_of_a_file_that_a_program_has_opened(program: Path, bu
         assert session.answer("Hi") == plain.answer("Hi")
 
 
+def test_a_gpu_answers_through_opencl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the OpenCL of Linux, to which Wine's passes calls on: what is compiled is kept in a folder, and used again."""
+    pytest.importorskip("pyopencl")
+    monkeypatch.setenv("POCL_WORK_GROUP_METHOD", "loops")  # as Python's host sets it
+    adapters = host_named("opencl").adapters()
+    if not adapters:
+        pytest.skip("no OpenCL driver")
+    monkeypatch.setenv("EDGE_GPU", adapters[0].place)
+    monkeypatch.setattr(Tuning, "of", lambda _kind: Tuning())
+    folder = bundle_of(MODEL, gpu=True, **BUNDLE)
+    program = build_for_windows([PROGRAMS / "windows.c", folder / "edge.lib"], f"-I{folder}")
+    program = shutil.copy(program, folder / "program.exe")
+    cache = tmp_path / "mémoire"
+    cache.mkdir()
+    with edge.load(model_of(MODEL), backend="gpu", speculate="off", **ROWS) as python:
+        expected = python.generate(TEXT * 3, max_tokens=9, ignore_eos=True, raw=True, **COLD)
+    for _ in range(2):
+        with session_of(program) as session:
+            session.open(folder / "model.edge", cache)
+            session.set(max_tokens=9, ignore_eos=1, temperature=0)
+            assert session.answer(TEXT * 3, Role.RAW)[1] == expected
+            use = session.use()
+            assert use["engine"] == Engine.GPU
+            assert use["gpu_bytes"] > use["kv"]
+        (kept,) = cache.iterdir()
+        assert kept.name.startswith("edge-")
+
+
 def test_errors_are_one_line(program: Path, bundle: Path, tmp_path: Path) -> None:
     with session_of(program) as session:
         missing = tmp_path / "né.edge"
@@ -248,8 +281,6 @@ def test_what_windows_does_not_have_is_said(tmp_path: Path, monkeypatch: pytest.
         edge.export(model_of(MODEL), tmp_path / "a", device="windows-x86", memory="2MiB", max_kv_size=64)
     with pytest.raises(UnsupportedError, match=r"windows on aarch64: choose a device with x86-64$"):
         edge.export(model_of(MODEL), tmp_path / "b", device="snapdragon-x-elite", max_kv_size=64)
-    with pytest.raises(UnsupportedError, match=r"--gpu"):
-        edge.export(model_of(MODEL), tmp_path / "c", gpu=True, **BUNDLE)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnsupportedError) as raised:
         find_toolchain("x86_64", "windows")

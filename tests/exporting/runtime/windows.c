@@ -1,7 +1,7 @@
 /* A session of a bundle for a test in another process: a line is a command, and so is its answer. Texts, paths and structs
  * are bytes in hexadecimal.
  *
- *     open PATH    set OPTIONS    append ROLE TEXT    next    rewind TURNS    use    cancel    save PATH    load PATH
+ *     open PATH [CACHE]    set OPTIONS    append ROLE TEXT    next    rewind TURNS    use    cancel    save PATH    load PATH
  *     hold PATH START LENGTH      opens a part of a file by its handle
  */
 #include <stdio.h>
@@ -14,7 +14,7 @@
 static edge_error error = {.size = sizeof error};
 static edge_model *model;
 static edge_session *session;
-static char line[1 << 20];
+static char line[1 << 20], cache[1024];
 static uint8_t bytes[1 << 19];
 
 static size_t read_hex(const char *text)
@@ -47,6 +47,10 @@ static void close_handle(int32_t fd)
 static edge_status begin(const edge_source *source)
 {
     edge_options options = EDGE_OPTIONS;
+    if (*cache) {
+        options.engine = EDGE_ENGINE_GPU;
+        options.cache = cache;
+    }
     edge_status status = edge_open(source, &model, &error);
     return status ? status : edge_begin(model, &options, &session, &error);
 }
@@ -117,6 +121,8 @@ static edge_status obey(const char *command, const char *first, const char *seco
         edge_role role = atoi(first);
         return edge_append(session, role, bytes, role == EDGE_IDS ? count / sizeof(int32_t) : count, &error);
     }
+    if (!strcmp(command, "open") && second)
+        memcpy(cache, bytes, read_hex(second) + 1); /* the GPU is to compute */
     read_hex(first);
     const char *text = (const char *)bytes;
     if (!strcmp(command, "open"))
