@@ -223,6 +223,7 @@ def test_a_model_is_a_part_of_a_file_that_a_program_has_opened(program: Path, bu
         assert session.answer("Hi") == plain.answer("Hi")
 
 
+@pytest.mark.exhaustive
 def test_a_gpu_answers_through_opencl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the OpenCL of Linux, to which Wine's passes calls on: what is compiled is kept in a folder, and used again."""
     pytest.importorskip("pyopencl")

@@ -34,7 +34,7 @@ def export(
         int, o.flag("--lora-rank", help="Room for LoRA adapters up to this rank, which edge export-adapter makes.")
     ] = 0,
     gpu: Annotated[
-        bool, o.flag("--gpu", help="With programs for a GPU, too: WebGPU in pages, OpenCL on Linux and Android.")
+        bool, o.flag("--gpu", help="With programs for a GPU, too: WebGPU in pages, OpenCL elsewhere.")
     ] = False,
     force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
     json: o.Json = False,

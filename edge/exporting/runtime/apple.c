@@ -51,7 +51,7 @@ void private_bytes(uint64_t *anonymous, uint64_t *swapped)
     *anonymous = *swapped = 0;
 }
 
-/* ---- CPUs: there are no masks; threads of unknown importance run on slow cores ------------------------------------- */
+/* ---- CPUs: there are no masks; threads of unknown importance run on slow cores ----------------------------------- */
 
 void system_place_worker(uint64_t cpu_mask)
 {
@@ -81,7 +81,7 @@ uint32_t fastest_cores(void)
 
 #endif
 
-/* ---- sleeping and waking ------------------------------------------------------------------------------------------ */
+/* ---- sleeping and waking ----------------------------------------------------------------------------------------- */
 
 #if defined(__APPLE__) || defined(EDGE_WAIT_ON_ADDRESS) /* which tests it on Linux */
 #define _GNU_SOURCE

@@ -10,7 +10,7 @@
 
 #include "internal.h"
 
-/* ---- the kernel --------------------------------------------------------------------------------------------------- */
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
 enum { SYSTEM_READ = 0, SYSTEM_WRITE = 1, SYSTEM_FUTEX = 202, SYSTEM_RANDOM = 318 };
@@ -104,7 +104,7 @@ void private_bytes(uint64_t *anonymous, uint64_t *swapped)
     *swapped = kilobytes_behind("\nVmSwap:", text, size > 0 ? (size_t)size : 0);
 }
 
-/* ---- CPUs --------------------------------------------------------------------------------------------------------- */
+/* ---- CPUs -------------------------------------------------------------------------------------------------------- */
 
 void system_place_worker(uint64_t cpu_mask)
 {
@@ -179,7 +179,7 @@ uint32_t fastest_cores(void)
     return count ? count : 1;
 }
 
-/* ---- sleeping and waking ------------------------------------------------------------------------------------------ */
+/* ---- sleeping and waking ----------------------------------------------------------------------------------------- */
 
 #ifndef EDGE_WAIT_ON_ADDRESS /* with it, what Apple's systems do is tested on Linux */
 

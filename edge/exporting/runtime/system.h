@@ -55,7 +55,7 @@ int32_t edge_wake(int32_t *word);
 
 uint32_t fastest_cores(void); /* physical ones of the cluster of the highest clock, at least 1 */
 
-/* ---- cpu.c ------------------------------------------------------------------------------------------------------ */
+/* ---- cpu.c ------------------------------------------------------------------------------------------------------- */
 
 bool runs_isa(const char *name); /* avx512vnni, avxvnni, avx2, i8mm, dotprod, neon */
 
@@ -79,7 +79,7 @@ int64_t system_read(int32_t fd, void *to, uint64_t size);            /* the same
 int64_t system_write(int32_t fd, const void *from, uint64_t size);   /* -1 */
 bool system_random(uint64_t *value);
 
-/* ---- for posix.c, of Linux and Apple's systems -------------------------------------------------------------------- */
+/* ---- for posix.c, of Linux and Apple's systems ------------------------------------------------------------------- */
 
 void system_place_worker(uint64_t cpu_mask); /* the calling thread, which has just begun */
 

@@ -38,7 +38,7 @@ void unmap_memory(void *memory, uint64_t size)
 void system_clear(void *first, uint64_t size)
 {
     if (VirtualFree(first, size, MEM_DECOMMIT))
-        while (!VirtualAlloc(first, size, MEM_COMMIT, PAGE_READWRITE)) /* others have just taken the last of the system's */
+        while (!VirtualAlloc(first, size, MEM_COMMIT, PAGE_READWRITE)) /* others have just taken the system's last */
             Sleep(1);
 }
 
@@ -81,7 +81,8 @@ int32_t system_open(const char *path)
     wide_path wide;
     if (!widen(path, &wide))
         return -1;
-    return fd_of(CreateFileW(wide.text, GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_DELETE, NULL, OPEN_EXISTING, 0, NULL));
+    DWORD shared = FILE_SHARE_READ | FILE_SHARE_DELETE;
+    return fd_of(CreateFileW(wide.text, GENERIC_READ, shared, NULL, OPEN_EXISTING, 0, NULL));
 }
 
 int32_t system_create(const char *path)
@@ -279,7 +280,7 @@ uint32_t fastest_cores(void)
     return count ? count : 1;
 }
 
-/* ---- sleeping and waking ------------------------------------------------------------------------------------------ */
+/* ---- sleeping and waking ----------------------------------------------------------------------------------------- */
 
 void prepare_line(int32_t line[LINE])
 {

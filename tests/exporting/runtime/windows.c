@@ -1,8 +1,9 @@
-/* A session of a bundle for a test in another process: a line is a command, and so is its answer. Texts, paths and structs
- * are bytes in hexadecimal.
+/* A session of a bundle for a test in another process: a line is a command, and so is its answer. Texts, paths and
+ * structs are bytes in hexadecimal.
  *
- *     open PATH [CACHE]    set OPTIONS    append ROLE TEXT    next    rewind TURNS    use    cancel    save PATH    load PATH
+ *     open PATH [CACHE]           with CACHE, its session is to run on a GPU
  *     hold PATH START LENGTH      opens a part of a file by its handle
+ *     set OPTIONS    append ROLE TEXT    next    rewind TURNS    use    cancel    save PATH    load PATH
  */
 #include <stdio.h>
 #include <stdlib.h>
