@@ -2,6 +2,7 @@
 #ifdef __APPLE__
 #define _DARWIN_C_SOURCE
 #include <errno.h>
+#include <mach/mach.h>
 #include <pthread.h>
 #include <pthread/qos.h>
 #include <stdlib.h>
@@ -48,7 +49,11 @@ void system_clear(void *first, uint64_t size)
 
 void private_bytes(uint64_t *anonymous, uint64_t *swapped)
 {
-    *anonymous = *swapped = 0;
+    task_vm_info_data_t about;
+    mach_msg_type_number_t count = TASK_VM_INFO_COUNT;
+    bool told = task_info(mach_task_self(), TASK_VM_INFO, (task_info_t)&about, &count) == KERN_SUCCESS;
+    *anonymous = told ? about.internal : 0;
+    *swapped = told ? about.compressed : 0; /* in memory, or in swap space */
 }
 
 /* ---- CPUs: there are no masks; threads of unknown importance run on slow cores ----------------------------------- */
