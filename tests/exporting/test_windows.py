@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import re
 import shutil
 import subprocess
@@ -29,6 +30,8 @@ from edge.sampling import SamplingParams
 pytest.importorskip("tvm_ffi")
 if shutil.which(COMPILER) is None:
     pytest.skip(f"no {COMPILER}", allow_module_level=True)
+if platform.machine() != "x86_64":
+    pytest.skip("Wine runs programs for x86-64 on x86-64", allow_module_level=True)
 
 PROGRAMS = Path(__file__).parent / "runtime"
 SYSTEM = ("platform.c", "windows.c", "cpu.c", "error.c")
