@@ -34,7 +34,7 @@ from edge.types import Progress
 
 # Of the hosts of systems: OpenCL's, and webgpu.h's or a page's. LANGUAGES: in the order of KERNEL.source.
 LANGUAGES = OPENCL, WGSL = ("opencl", "wgsl")
-HOSTS = {"linux": LANGUAGES, "android": LANGUAGES, "ios": (WGSL,), "macos": (WGSL,), "web": (WGSL,)}
+HOSTS = dict.fromkeys(("linux", "android", "windows"), LANGUAGES) | dict.fromkeys(("ios", "macos", "web"), (WGSL,))
 HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
 # That an OpenCL driver takes for itself, as pocl 3.1 did (measured): it contains a C compiler. No phone's is known.
 DRIVER_BYTES, DRIVER = 160 << 20, "as pocl 3.1 took, measured; phones' drivers are not known"

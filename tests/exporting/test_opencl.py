@@ -277,7 +277,6 @@ def test_bundles_without_programs_say_so() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        (MODEL, {"device": "snapdragon-x-elite"}, "for linux, android, ios, macos, web, not for windows"),
         (MODEL, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose"),
         (MODEL, {"kv_dtype": "int4"}, "no int4 KV rows"),
         (MODEL, {"lora_rank": 8}, "no LoRA adapters"),

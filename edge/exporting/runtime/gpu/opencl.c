@@ -1,7 +1,6 @@
 /* A GPU through OpenCL. Sources are compiled by its driver, whose binaries are kept in the app's cache folder.
  *
  * The library is never unloaded: drivers have threads. */
-#include <dlfcn.h>
 #include <string.h>
 
 #include "gpu.h"
@@ -23,17 +22,12 @@ static bool load(gpu *g)
 {
     opencl *cl = &g->cl;
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
-    static const char *const names[] = {
-        "libOpenCL.so.1", "libOpenCL.so", "/vendor/lib64/libOpenCL.so", "/system/vendor/lib64/libOpenCL.so",
-    };
-    void *library = NULL;
-    for (size_t i = 0; !library && kernels->length[GPU_OPENCL] && i < sizeof names / sizeof *names; i++)
-        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    void *library = kernels->length[GPU_OPENCL] ? opencl_library() : NULL;
     if (!library)
         return false;
     bool whole = true;
 #define LOAD(result, name, arguments) \
-    *(void **)&cl->name = dlsym(library, #name); \
+    *(void **)&cl->name = gpu_function(library, #name); \
     whole = whole && cl->name;
     OPENCL_FUNCTIONS(LOAD)
 #undef LOAD

@@ -2,10 +2,6 @@
  * linked or loaded by the app, or found by the names of its file, and never unloaded: drivers have threads.
  *
  * Errors arrive in callbacks, of which none may come after `close`, since the memory of the session then goes. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* RTLD_DEFAULT */
-#endif
-#include <dlfcn.h>
 #include <string.h>
 
 #include "gpu.h"
@@ -28,22 +24,16 @@ static WGPUStringView view_of(const char *text, size_t length)
 
 static bool load(gpu *g)
 {
-    static const char *const names[] = {
-        "libwgpu_native.so", "libwebgpu_dawn.so", "@rpath/libwgpu_native.dylib", "@rpath/libwebgpu_dawn.dylib",
-    };
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
-    void *library = RTLD_DEFAULT;
-    bool here = dlsym(library, "wgpuCreateInstance");
-    for (size_t i = 0; !here && i < sizeof names / sizeof *names; i++)
-        here = (library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL));
-    if (!here || !kernels->length[GPU_WGSL])
+    void *library;
+    if (!kernels->length[GPU_WGSL] || !webgpu_library(&library))
         return false;
     g->wg = (webgpu){0};
-#define LOAD(result, name, arguments) *(void **)&g->wg.name = dlsym(library, #name);
+#define LOAD(result, name, arguments) *(void **)&g->wg.name = gpu_function(library, #name);
     WEBGPU_FUNCTIONS(LOAD)
     LOAD(, wgpuDevicePoll, )
     LOAD(, wgpuGetVersion, )
-    g->wg.wgpuGetInstanceFeatures = dlsym(library, "wgpuGetInstanceFeatures");
+    g->wg.wgpuGetInstanceFeatures = gpu_function(library, "wgpuGetInstanceFeatures");
 #undef LOAD
     return true;
 }
