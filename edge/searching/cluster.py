@@ -42,7 +42,7 @@ def cluster(address: str) -> Iterator[Runner]:
 
         def run(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
             jobs = {client.submit(run_on_worker, asdict(each), pure=False): each for each in trials}
-            for future in as_completed(jobs):
+            for future in as_completed(jobs, loop=client.loop):
                 failed = future.exception()
                 reason = f"the cluster could not run it: {_line(failed)}" if failed else ""
                 yield jobs[future], Outcome(reason=reason) if failed else parse(Outcome, future.result())

@@ -7,7 +7,6 @@ the front, until nothing on it is an estimate. On this device their speed and jo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from edge.run.starting.opening import open_model
 from edge.searching.command import command_of
 from edge.searching.front import front
 from edge.searching.space import KV_DTYPES, POLICIES, Candidate, Space, Weights, plan_all, weights_of
-from edge.searching.trials import Outcome, Quality, Runner, Speed, Trial, recall, remember, run_here
+from edge.searching.trials import Outcome, Quality, Runner, Speed, Trial, full_dtype, recall, remember, run_here
 from edge.types import IntArray
 
 SCHEMA = 1
@@ -78,7 +77,7 @@ def search(
     device: str = HOST,
     types: Sequence[str] | None = None,
     policies: Sequence[str] = POLICIES,
-    kv_dtypes: Sequence[str] = KV_DTYPES,
+    kv_dtypes: Sequence[str] | None = None,
     text: str | Path | None = None,
     tokens: int | None = None,
     scheduler: str | None = None,
@@ -107,7 +106,10 @@ def search(
     name, base = max(opened, key=lambda each: (each[1].spec.parameters, each[1].spec.weight_bytes))
     text_name, content = _read(text)
     ids = _tokens(opened, content, tokens)
-    space = Space(ids.size, None if types is None else tuple(types), tuple(policies), tuple(kv_dtypes))
+    backend = find_backend(options.backend, base.file, base.spec)
+    has = backend.CAPABILITIES.kv_dtypes
+    dtypes = [each for each in KV_DTYPES if each in has] or has[:1] if kv_dtypes is None else kv_dtypes
+    space = Space(ids.size, None if types is None else tuple(types), tuple(policies), tuple(dtypes))
     space.cells()  # checks them
     with cluster_of(scheduler) as runner, work_folder() as folder:
         if profile.name == HOST and profile.bandwidth(1) is None:
@@ -116,11 +118,10 @@ def search(
         weights = [each for model_name, model in opened for each in weights_of(model, model_name, space, folder)]
         planned = plan_all(weights, space, profile, options)
         reference = next(each for each, _ in weights if each.model == name and each.type is None)
-        backend = find_backend(options.backend, base.file, base.spec, space.kv_dtypes[0]).NAME
         cell = Cell(FULL, space.kv_dtypes[0])
-        trial = Trial("quality", reference, reference, cell, tuple(ids.tolist()), backend)
-        search = _Search(trial, space, runner, on_progress)
-        search.measure_alone(each for each, _ in weights)
+        trial = Trial("quality", reference, reference, cell, tuple(ids.tolist()), backend.NAME)
+        search = _Search(trial, runner, on_progress)
+        search.measure_alone(planned.candidates, (each for each, _ in weights))
         goals = _Goals.of(planned.candidates)
         kept = search.measure_front(planned.candidates, goals)
         points = [
@@ -135,7 +136,7 @@ def search(
     return Found(
         device=profile.name,
         points=tuple(sorted(points, key=lambda each: (each.quality.kl, each.candidate.memory))),
-        reference=f"{reference.label}, full f16 cache",
+        reference=f"{reference.label}, full {full_dtype(backend.NAME)} cache",
         text=text_name,
         text_crc32=checksum_of(ids),
         tokens=ids.size,
@@ -219,21 +220,22 @@ _Key = tuple[str, str | None, Cell, int | None]
 class _Search:
     """Trials of a search and their outcomes."""
 
-    def __init__(self, base: Trial, space: Space, runner: Runner, on_progress: OnProgress) -> None:
+    def __init__(self, base: Trial, runner: Runner, on_progress: OnProgress) -> None:
         """base: of the reference, which all trials are variants of."""
-        self._base, self._space, self._runner, self._on_progress = base, space, runner, on_progress
+        self._base, self._runner, self._on_progress = base, runner, on_progress
         self._found: dict[_Key, Outcome] = {}
         self.failed: dict[str, str] = {}
         self.measured = self.remembered = self.peak = 0
 
-    def measure_alone(self, weights: Iterable[Weights]) -> None:
+    def measure_alone(self, candidates: Sequence[Candidate], weights: Iterable[Weights]) -> None:
         """Measure each weight type with a full cache, and each KV dtype and policy with the weights as they are."""
+        own = {each.sha256: each for each in weights if each.type is None}
         trials = []
-        for each in weights:
-            cells = [self._base.cell]
-            if each.type is None:
-                cells += [part for cell in self._space.cells() for part in self._parts(cell)]
-            trials += [replace(self._base, weights=each, cell=cell) for cell in dict.fromkeys(cells)]
+        for each in candidates:
+            at = own[each.weights.sha256]
+            pairs = [(at, self._base.cell), *((at, part) for part in self._parts(each.cell))]
+            trials += [replace(self._base, weights=one, cell=cell)
+                       for one, cell in [*pairs, (each.weights, self._base.cell)]]  # fmt: skip
         self._run(trials, self._runner)
 
     def measure_front(self, candidates: Sequence[Candidate], goals: _Goals) -> list[Candidate]:
@@ -271,10 +273,12 @@ class _Search:
         if (joint := self._found.get((sha256, kind, candidate.cell, None))) is not None:
             return joint.quality.kl if joint.quality else None
         dtype, policy = self._parts(candidate.cell)
-        keys = [(kind, self._base.cell), (None, self._base.cell), (None, dtype), (None, policy)]
-        found = [self._found[sha256, each, cell, None].quality for each, cell in keys]
-        rounded, as_it_is, *parts = [each.kl for each in found if each] if all(found) else [math.nan]
-        return None if math.isnan(rounded) else rounded + sum(max(0.0, each - as_it_is) for each in parts)
+        alone = [(kind, self._base.cell), (None, self._base.cell), (None, dtype), (None, policy)]
+        found = [each for own, cell in alone if (each := self._found[sha256, own, cell, None].quality)]
+        if len(found) < len(alone):
+            return None
+        rounded, as_it_is, *parts = [each.kl for each in found]
+        return rounded + sum(max(0.0, each - as_it_is) for each in parts)
 
     def _parts(self, cell: Cell) -> tuple[Cell, Cell]:
         """A KV setting's dtype alone, and its policy alone."""

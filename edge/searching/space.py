@@ -124,16 +124,18 @@ def plan_all(
     """Plan and predict every candidate. Raises BudgetError, which names the smallest budget that would do, if none
     fits; InputError or UnsupportedError if none can run."""
     found: list[Candidate] = []
+    own: list[int] = []
     refused = Counter[str]()
     needs: list[int] = []
     for (each, file), cell in product(weights, space.cells()):
         spec = read_spec(file)
         try:
-            first = _plan(each, file, spec, cell, space, profile, options)
-            fewer = sorted({1, first.threads // 2} - {0, first.threads})
+            first, interpreter = _plan(each, file, spec, cell, space, profile, options)
+            own.append(interpreter)
             found.append(first)
-            for threads in fewer if options.threads is None else ():
-                found.append(_plan(each, file, spec, cell, space, profile, replace(options, threads=threads)))
+            for threads in sorted({1, first.threads // 2} - {0, first.threads}):
+                fewer = replace(options, threads=threads)
+                found.append(_plan(each, file, spec, cell, space, profile, fewer)[0])
         except BudgetError:
             refused[_MEMORY] += 1
             with suppress(BudgetError):
@@ -142,6 +144,8 @@ def plan_all(
             refused[str(error)] += 1
     if not found:
         _refuse(needs, refused, options)
+    # The same for all: this process, which stands for that of a run, grows as it plans.
+    found = [replace(each, memory=each.memory + min(own)) for each in found]
     fitting = [each for each in found if options.energy is None or each.spent is None or each.spent <= options.energy]
     if not fitting:
         least = min(each.spent for each in found if each.spent is not None)
@@ -157,8 +161,9 @@ def plan_all(
 def _plan(
     weights: Weights, file: GGUFFile, spec: ModelSpec, cell: Cell, space: Space, profile: DeviceProfile,
     options: Options,
-) -> Candidate:  # fmt: skip
-    """Raises BudgetError where weights would be streamed, too: such settings are for who has no other choice."""
+) -> tuple[Candidate, int]:  # fmt: skip
+    """The candidate, without what the interpreter takes, and that. Raises BudgetError where weights would be streamed,
+    too: such settings are for who has no other choice."""
     wanted, rows = _with_cell(options, cell, space)
     middle = min(rows, space.prompt + (space.tokens - space.prompt) // 2)
     found = look_ahead(file, spec, profile, wanted, prompt=space.prompt, contexts=[middle], history=False)
@@ -168,10 +173,10 @@ def _plan(
     tok_s, joules = (decode.tok_s, decode.joules) if decode else (None, None)
     prompt = found.prediction.prompt_joules
     spent = prompt.value + (space.tokens - space.prompt) * joules.value if joules and prompt else None
-    return Candidate(
-        weights, cell, found.plan.config.capacity, found.plan.config.threads, found.plan.backend,
-        found.plan.predicted_peak, tok_s, joules, spent,
-    )  # fmt: skip
+    plan, config = found.plan, found.plan.config
+    memory = plan.bytes.total - plan.bytes.interpreter
+    candidate = Candidate(weights, cell, config.capacity, config.threads, plan.backend, memory, tok_s, joules, spent)
+    return candidate, plan.bytes.interpreter
 
 
 def _with_cell(options: Options, cell: Cell, space: Space) -> tuple[Options, int]:

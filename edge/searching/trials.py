@@ -43,7 +43,7 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class Trial:
-    """One measurement. reference: its predictions, with a full f16 cache, are those to compare with."""
+    """One measurement. reference: its predictions, with a full cache, are those to compare with."""
 
     what: Literal["quality", "speed"]
     reference: Weights
@@ -103,6 +103,12 @@ Runner = Callable[[Sequence[Trial]], Iterator[tuple[Trial, Outcome]]]
 """Runs trials, and yields each with its outcome, in any order."""
 
 
+def full_dtype(backend: str) -> str:
+    """The dtype of the cache that losses are measured against."""
+    has = engine_named(backend).CAPABILITIES.kv_dtypes
+    return "f16" if "f16" in has else has[0]
+
+
 def recall(trial: Trial) -> Outcome | None:
     """What an earlier search found."""
     with suppress(CacheError, OSError, ValueError):
@@ -151,7 +157,7 @@ def _quality(trial: Trial, setup: Setup) -> Outcome:
     bos = base.tokenizer.bos_id if base.tokenizer.add_bos else None
     windows = Windows(np.array(trial.tokens, np.int32), count, bos=bos)
     with (
-        open_cell(replace(setup, model=base), Cell(FULL, "f16"), count) as reference,
+        open_cell(replace(setup, model=base), Cell(FULL, full_dtype(trial.backend)), count) as reference,
         open_cell(setup, trial.cell, count) as session,
     ):
         found = divergence(reference, session, windows)

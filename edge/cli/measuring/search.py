@@ -30,7 +30,9 @@ def search(
         o.flag("--types", help="Types of weights, such as q8_0,q4_0 (default: usual ones smaller than the file)."),
     ] = None,
     policies: Annotated[str, o.flag("--policies", help="KV policies that evict.")] = "streaming,h2o",
-    kv_dtype: Annotated[str, o.flag("--kv-dtype", help="Dtypes of KV rows.")] = "f16,int8,int4",
+    kv_dtype: Annotated[
+        str | None, o.flag("--kv-dtype", help="Dtypes of KV rows (default: f16,int8,int4, if the engine has them).")
+    ] = None,
     text: Annotated[
         Path | None,
         o.flag("--text", help="What losses are measured on (default: prose, code and lists that come with edge)."),
@@ -64,11 +66,12 @@ def search(
 
     if output is not None:
         check_place(output)
+    kinds = None if types is None else split_names(types, "--types")
+    dtypes = None if kv_dtype is None else split_names(kv_dtype, "--kv-dtype")
     with progress(enabled=not quiet) as shown:
         found = find(
-            models, options, device=device, types=None if types is None else split_names(types, "--types"),
-            policies=split_policies(policies), kv_dtypes=split_names(kv_dtype, "--kv-dtype"), text=text, tokens=tokens,
-            scheduler=scheduler, on_progress=lambda label, *of: shown.step(label)(*of),
+            models, options, device=device, types=kinds, policies=split_policies(policies), kv_dtypes=dtypes,
+            text=text, tokens=tokens, scheduler=scheduler, on_progress=lambda label, *of: shown.step(label)(*of),
         )  # fmt: skip
     report, data = search_report(found), search_json(found)
     if output is not None:
