@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from edge.budget import format_bytes, format_joules
@@ -22,22 +22,27 @@ _ROOM = 1.08  # of axes, beyond the outermost mark
 
 def search_report(found: Found) -> Report:
     """The report, for all of its forms."""
-    points, names = found.points, [f"{number}" for number in range(1, len(found.points) + 1)]
-    picks = _picks(points)
-    said = [f"{what}: {number}, {_title(points[number - 1])}." for what, number, _ in picks]
+    points, picks = found.points, _picks(found.points)
     models = " or ".join(dict.fromkeys(each.candidate.weights.model for each in points))
+    tries: dict[int, list[str]] = {}
+    for pick in picks:
+        tries.setdefault(pick.number, []).append(pick.best_at)
+    commands = [[str(number), each.command] for number, each in enumerate(points, start=1)]
     return Report(
         kind="search",
         name=f"{models} on {found.device}",
-        title=f"Settings of {models} on {found.device} that no other surpasses",
+        title=f"Search: {models} on {found.device}",
         about=f"{found.tokens:,} tokens of prompt and answer, losses against {found.reference}",
         limit=f"{len(points)} of {found.fitting} settings",
-        sentences=said,
-        figures=[(what, figure, _title(points[number - 1])) for what, number, figure in picks],
-        advice=[(f"{number}: {_title(each)}", each.command) for number, each in zip(names, points, strict=True)],
+        sentences=[f"Of {found.fitting} settings that fit, no other surpasses these {len(points)} in all figures."],
+        figures=[
+            (each.best_at, each.figure, f"{each.known}; {each.number}: {_title(points[each.number - 1])}")
+            for each in picks
+        ],
+        advice=[(f"{number}: {', '.join(best).lower()}", points[number - 1].command) for number, best in tries.items()],
         sections=[
-            Section("The front", charts=_charts(points), captions=["Colours tell weight types, shapes KV settings."]),
-            Section("All settings of the front", [_table(found)]),
+            Section("The front", [_table(found)], charts=_charts(points), captions=["Colours tell weight types."]),
+            Section("Command lines", [Table(["", "command"], commands, left=2)]),
             Section("Not searched", remarks=[f"{count} settings: {reason}" for reason, count in found.refused]),
             Section("Not measured", remarks=[f"{trial}: {reason}" for trial, reason in found.failed]),
         ],
@@ -52,11 +57,11 @@ def search_json(found: Found) -> dict[str, Any]:
 def _table(found: Found) -> Table:
     rows = []
     for number, each in enumerate(found.points, start=1):
-        candidate, quality = each.candidate, each.quality
+        candidate, quality, figures = each.candidate, each.quality, _figures(each)
         rows.append([
             str(number), candidate.weights.label, _kv(each), str(candidate.threads),
-            f"{quality.kl:.4f} ± {quality.kl_stderr:.4f}", f"{quality.ratio:.3f}", _number(_tok_s(each), rate),
-            _number(_joules(each), format_joules), format_bytes(candidate.memory),
+            f"{figures['kl']} ± {quality.kl_stderr:.4f}", f"{quality.ratio:.3f}", figures["tok_s"],
+            figures["joules"], figures["memory"],
         ])  # fmt: skip
     heads = ["", "weights", "KV cache", "threads", "KL", "perplexity ×", "tok/s", "per token", "memory"]
     return Table(heads, rows, _notes(found), left=3)
@@ -73,33 +78,51 @@ def _notes(found: Found) -> list[str]:
     else:
         sources = [each.source for each in (first.tok_s, first.joules) if each]
         notes.append(f"tok/s in the middle of the answer, and its joules: {', '.join(sources) or 'not predicted'}.")
+        notes += found.basis
     if found.unpredicted:
         notes.append(f"Nothing predicts {' and '.join(found.unpredicted)}: they did not count in the search.")
     notes.append(
-        f"{len(found.points)} of {found.fitting} settings that fit, which no other surpasses in all figures: "
-        f"differences below about {STEP - 1:.0%} count as none. {found.measured} trials, {found.remembered} remembered"
+        f"Differences below about {STEP - 1:.0%} count as none. {found.measured} trials, {found.remembered} remembered"
         + (f"; the largest took {format_bytes(found.trial_peak)} (measured)." if found.trial_peak else ".")
     )
     return notes
 
 
-def _picks(points: Sequence[Point]) -> list[tuple[str, int, str]]:
-    """What each pick is best at, its number, its figure; of equals, that with the least loss."""
+@dataclass(frozen=True)
+class _Pick:
+    """The best point for one figure; of equals, the one with the least loss."""
 
-    def best(worth: Callable[[Point], float | None]) -> int:
-        return min(range(len(points)), key=lambda index: (worth(points[index]) or 0.0, index))
+    best_at: str
+    number: int  # of the point, from 1
+    figure: str
+    known: str  # measured or estimated
 
-    found = [("Least loss", at := best(lambda each: each.quality.kl), f"{points[at].quality.kl:.4f} nats")]
-    if all(_tok_s(each) for each in points):
-        found.append(
-            ("Fastest", at := best(lambda each: -(_tok_s(each) or 0)), f"{_number(_tok_s(points[at]), rate)} tok/s")
-        )
-    if all(_joules(each) for each in points):
-        found.append(("Fewest joules", at := best(_joules), f"{_number(_joules(points[at]), format_joules)} per token"))
-    found.append(
-        ("Least memory", at := best(lambda each: each.candidate.memory), format_bytes(points[at].candidate.memory))
-    )
-    return [(what, index + 1, figure) for what, index, figure in found]
+
+def _picks(points: Sequence[Point]) -> list[_Pick]:
+    found: list[_Pick] = []
+
+    def pick(best_at: str, worth: Callable[[Point], float | None], figure: str, known: str) -> None:
+        worths = [worth(each) for each in points]
+        if all(each is not None for each in worths):
+            at = min(range(len(points)), key=lambda index: (worths[index] or 0.0, index))
+            found.append(_Pick(best_at, at + 1, figure.format(_figures(points[at])), known))
+
+    timed = points[0].speed
+    pick("Least loss", lambda each: each.quality.kl, "{0[kl]} nats", "measured")
+    pick("Fastest", _token_s, "{0[tok_s]} tok/s", "measured" if timed else "estimated")
+    known = certainty(timed.energy_kind) if timed else "estimated"
+    pick("Fewest joules", _joules, "{0[joules]} per token", known)
+    pick("Least memory", lambda each: each.candidate.memory, "{0[memory]}", "estimated")
+    return found
+
+
+def _figures(point: Point) -> dict[str, str]:
+    return {
+        "kl": f"{point.quality.kl:.4f}",
+        "tok_s": _number(_tok_s(point), rate),
+        "joules": _number(_joules(point), format_joules),
+        "memory": format_bytes(point.candidate.memory),
+    }
 
 
 def _charts(points: Sequence[Point]) -> list[Chart | None]:
@@ -151,6 +174,11 @@ def _tok_s(point: Point) -> float | None:
     if point.speed:
         return point.speed.tok_s
     return point.candidate.tok_s.value if point.candidate.tok_s else None
+
+
+def _token_s(point: Point) -> float | None:
+    speed = _tok_s(point)
+    return None if speed is None else 1 / speed
 
 
 def _joules(point: Point) -> float | None:

@@ -62,6 +62,7 @@ class Found:
     tokens: int  # of the text, and of prompt and answer
     fitting: int  # candidates
     refused: tuple[tuple[str, int], ...]  # why others do not fit, and how many
+    basis: tuple[str, ...]  # the device's figures that predictions rest on
     measured: int  # trials of this run
     remembered: int  # trials of earlier runs
     failed: tuple[tuple[str, str], ...]  # trials, and why they found nothing
@@ -142,6 +143,7 @@ def search(
         tokens=ids.size,
         fitting=len(planned.candidates),
         refused=planned.refused,
+        basis=planned.basis,
         measured=search.measured,
         remembered=search.remembered,
         failed=tuple(search.failed.items()),

@@ -25,7 +25,7 @@ from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.candidates import EVICTED_SHARE
-from edge.prediction.forecast import look_ahead
+from edge.prediction.forecast import Outlook, look_ahead
 from edge.prediction.predict import Guess
 from edge.quality.matrix import Cell, make_cells
 from edge.storage.fingerprint import fingerprint
@@ -91,6 +91,7 @@ class Planned:
 
     candidates: tuple[Candidate, ...]
     refused: tuple[tuple[str, int], ...]  # reasons, and how many candidates have each
+    basis: tuple[str, ...]  # the device's figures that predictions rest on
 
 
 def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[tuple[Weights, GGUFFile]]:
@@ -124,14 +125,14 @@ def plan_all(
     """Plan and predict every candidate. Raises BudgetError, which names the smallest budget that would do, if none
     fits; InputError or UnsupportedError if none can run."""
     found: list[Candidate] = []
-    own: list[int] = []
+    plans: list[Outlook] = []
     refused = Counter[str]()
     needs: list[int] = []
     for (each, file), cell in product(weights, space.cells()):
         spec = read_spec(file)
         try:
-            first, interpreter = _plan(each, file, spec, cell, space, profile, options)
-            own.append(interpreter)
+            first, outlook = _plan(each, file, spec, cell, space, profile, options)
+            plans.append(outlook)
             found.append(first)
             for threads in sorted({1, first.threads // 2} - {0, first.threads}):
                 fewer = replace(options, threads=threads)
@@ -145,7 +146,8 @@ def plan_all(
     if not found:
         _refuse(needs, refused, options)
     # The same for all: this process, which stands for that of a run, grows as it plans.
-    found = [replace(each, memory=each.memory + min(own)) for each in found]
+    own = min(each.plan.bytes.interpreter for each in plans)
+    found = [replace(each, memory=each.memory + own) for each in found]
     fitting = [each for each in found if options.energy is None or each.spent is None or each.spent <= options.energy]
     if not fitting:
         least = min(each.spent for each in found if each.spent is not None)
@@ -155,15 +157,17 @@ def plan_all(
             f"--energy {_rounded_up(least):g}J or more, or fewer --tokens"
         )
     refused[_ENERGY] += len(found) - len(fitting)
-    return Planned(tuple(fitting), tuple((+refused).items()))
+    return Planned(tuple(fitting), tuple((+refused).items()), plans[0].prediction.basis)
 
 
 def _plan(
     weights: Weights, file: GGUFFile, spec: ModelSpec, cell: Cell, space: Space, profile: DeviceProfile,
     options: Options,
-) -> tuple[Candidate, int]:  # fmt: skip
-    """The candidate, without what the interpreter takes, and that. Raises BudgetError where weights would be streamed,
-    too: such settings are for who has no other choice."""
+) -> tuple[Candidate, Outlook]:  # fmt: skip
+    """The candidate, without what the interpreter takes, and its plan.
+
+    Raises BudgetError where weights would be streamed, too: such settings are for who has no other choice.
+    """
     wanted, rows = _with_cell(options, cell, space)
     middle = min(rows, space.prompt + (space.tokens - space.prompt) // 2)
     found = look_ahead(file, spec, profile, wanted, prompt=space.prompt, contexts=[middle], history=False)
@@ -176,7 +180,7 @@ def _plan(
     plan, config = found.plan, found.plan.config
     memory = plan.bytes.total - plan.bytes.interpreter
     candidate = Candidate(weights, cell, config.capacity, config.threads, plan.backend, memory, tok_s, joules, spent)
-    return candidate, plan.bytes.interpreter
+    return candidate, found
 
 
 def _with_cell(options: Options, cell: Cell, space: Space) -> tuple[Options, int]:
