@@ -14,6 +14,7 @@ from typing import Any
 
 from edge.errors import InputError, MissingExtraError
 from edge.searching.trials import Outcome, Runner, Trial, run_trial
+from edge.storage.versions import edge_version
 from edge.values import parse
 
 _PATIENCE = 10.0  # seconds for the scheduler to answer, and for a first worker to come
@@ -41,7 +42,7 @@ def cluster(address: str) -> Iterator[Runner]:
             raise InputError(f"--scheduler {address} has no workers: start some with dask worker {address}") from None
 
         def run(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
-            jobs = {client.submit(run_on_worker, asdict(each), pure=False): each for each in trials}
+            jobs = {client.submit(run_on_worker, asdict(each), edge_version(), pure=False): each for each in trials}
             for future in as_completed(jobs, loop=client.loop):
                 failed = future.exception()
                 reason = f"the cluster could not run it: {_line(failed)}" if failed else ""
@@ -50,10 +51,13 @@ def cluster(address: str) -> Iterator[Runner]:
         yield run
 
 
-def run_on_worker(trial: dict[str, Any]) -> dict[str, Any]:
-    """Run a trial on a worker: an Outcome, as a dictionary, since a client may have other classes."""
+def run_on_worker(trial: dict[str, Any], version: str) -> dict[str, Any]:
+    """Run a trial on a worker: an Outcome, as a dictionary, since a client may have other classes. version: of edge,
+    where the search runs."""
     from distributed import get_worker
 
+    if version != edge_version():
+        return asdict(Outcome(reason=f"a worker has edge {edge_version()}, and the search is of edge {version}"))
     worker: Any = get_worker()
     limit = worker.memory_manager.memory_limit
     return asdict(run_trial(parse(Trial, trial), limit // worker.state.nthreads if limit else None))

@@ -18,7 +18,7 @@ from edge.backends.calibration_text import TEXT
 from edge.devices.output import work_folder
 from edge.devices.probe import probe_profile
 from edge.devices.profiles import HOST, find_profile
-from edge.errors import InputError
+from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model
 from edge.options import Options, takes_options
 from edge.quality.material import checksum_of
@@ -98,12 +98,13 @@ def search(
     OPTIONS
 
     Raises BudgetError if nothing fits, InputError for unknown devices and types, texts that are too short, models of
-    different tokens and schedulers that cannot be reached, MissingExtraError without `distributed`.
+    different tokens and schedulers that cannot be reached, UnsupportedError for encoders and models in ONNX,
+    MissingExtraError without `distributed`.
     """
     options = Options.of(options, **keywords)
     profile = find_profile(device)
     named = [models] if isinstance(models, str | Path) else list(models)
-    opened = [(str(name), open_model(name)) for name in dict.fromkeys(named)]
+    opened = [(str(name), _open(name)) for name in dict.fromkeys(named)]
     name, base = max(opened, key=lambda each: (each[1].spec.parameters, each[1].spec.weight_bytes))
     text_name, content = _read(text)
     ids = _tokens(opened, content, tokens)
@@ -159,6 +160,16 @@ def cluster_of(scheduler: str | None) -> Any:
     from edge.searching.cluster import cluster  # here: most searches need no Dask
 
     return cluster(scheduler)
+
+
+def _open(name: str | Path) -> Model:
+    """Raises UnsupportedError for what no weight types can be made of, or has no predictions."""
+    model = open_model(name)
+    if model.file.folder is not None:
+        raise UnsupportedError(f"{name} is a model in ONNX: edge search reads GGUF files")
+    if model.spec.encoder:
+        raise UnsupportedError(f"{name} is an encoder: it predicts no tokens whose loss could be measured")
+    return model
 
 
 def _read(text: str | Path | None) -> tuple[str, str]:

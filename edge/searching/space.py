@@ -101,8 +101,6 @@ def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[
     size = sum(tensor.nbytes for tensor in file.tensors.values())
     path = str(file.path.absolute())
     yield Weights(name, path, sha256, None, model.spec.label, size), file
-    if file.folder is not None:
-        return
     sizes = {size}
     for kind in _types(space):
         planned = quantize_file(file, folder / "none.gguf", kind, dry_run=True)

@@ -17,7 +17,7 @@ def search(
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL...", help="GGUF files or installed models with the same tokens, such as sizes of a family."
+            metavar="MODEL", help="GGUF files or installed models with the same tokens, such as sizes of a family."
         ),
     ],
     device: Annotated[
@@ -41,7 +41,7 @@ def search(
         int | None,
         o.flag(
             "--tokens",
-            min=2,
+            min=32,
             help="Prompt and answer together, and so of the text (default: the text's, at most 1024).",
         ),
     ] = None,
