@@ -24,6 +24,7 @@ def search_report(found: Found) -> Report:
     """The report, for all of its forms."""
     points, picks = found.points, _picks(found.points)
     models = " or ".join(dict.fromkeys(each.candidate.weights.model for each in points))
+    are = "is" if len(points) == 1 else "are"
     tries: dict[int, list[str]] = {}
     for pick in picks:
         tries.setdefault(pick.number, []).append(pick.best_at)
@@ -34,7 +35,7 @@ def search_report(found: Found) -> Report:
         title=f"Search: {models} on {found.device}",
         about=f"{found.tokens:,} tokens of prompt and answer, losses against {found.reference}",
         limit=f"{len(points)} of {found.fitting} settings",
-        sentences=[f"Of {found.fitting} settings that fit, no other surpasses these {len(points)} in all figures."],
+        sentences=[f"{len(points)} of {found.fitting} settings that fit {are} surpassed by no other."],
         figures=[
             (each.best_at, each.figure, f"{each.known}; {each.number}: {_title(points[each.number - 1])}")
             for each in picks
