@@ -34,6 +34,7 @@ typedef struct {
 } gpu_arena;
 
 struct gpu {
+    const gpu_host *host;
     const edge_model *model;
     const gpu_config *config;
     const uint8_t *section;
@@ -58,8 +59,8 @@ struct gpu {
 void gpu_write(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait);
 void gpu_read(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size); /* waits for all before */
 bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens); /* false: *cancelled */
-/* Finds a device and makes everything on it. */
-edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error);
+/* Finds a device and makes everything on it: another one than a GPU only if the app has asked for the engine. */
+edge_status gpu_open(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error);
 void gpu_close(gpu *g);
 
 /* gpu_rows.c */

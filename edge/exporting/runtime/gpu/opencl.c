@@ -272,14 +272,14 @@ static edge_status make_buffers(gpu *g, edge_error *error)
                      "engine to cpu or auto", g->name, (int64_t)g->failure);
 }
 
-edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error)
+edge_status gpu_open(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error)
 {
     g->cancelled = cancelled;
     g->sent = 1;
     int32_t code;
     if (!load_library(&g->cl))
         return edge_fail(error, EDGE_UNSUPPORTED, "there is no libOpenCL here: set engine to cpu or auto");
-    edge_status status = find_device(g, software, error);
+    edge_status status = find_device(g, options->engine == EDGE_ENGINE_GPU, error);
     if (status)
         return status;
     g->cl.clGetDeviceInfo(g->device, CL_DEVICE_NAME, sizeof g->name - 1, g->name, NULL);
@@ -292,7 +292,7 @@ edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile in
     if (g->failure)
         return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot be opened (OpenCL error %d): set engine to cpu or auto",
                          g->name, (int64_t)g->failure);
-    status = make_kernels(g, cache, error);
+    status = make_kernels(g, options->cache, error);
     return status ? status : make_buffers(g, error);
 }
 
