@@ -14,16 +14,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bundles import bundle_of, bundle_sources, model_of
 from ctypes_bundle import BundleSession, open_bundle
 from runtime_library import RUNTIME, build
 
 import edge
+from edge.backends.onnx.providers import find_provider
+from edge.backends.tvm.targets import choose_target
 from edge.errors import EdgeError, EngineError, InputError, ModelFormatError, UnsupportedError
+from edge.exporting import bundle, npu_graphs
 from edge.exporting.bundle import export
 from edge.exporting.enums import Engine, Finish, Role
 from edge.run.session import Session
@@ -298,6 +303,45 @@ def test_sanitizers_find_nothing(name: str) -> None:
     model, parts = bundle_sources(name, npu=True, **ROWS)
     sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "npu").glob("*.c")), *parts]
     run_answers(model.parent, sources, (f"-I{RUNTIME / 'npu'}", "-ldl", *SANITIZED))
+
+
+@pytest.mark.exhaustive
+def test_qnn_as_a_plugin_gives_the_cpus_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Emulated: Qualcomm's library computes as the chip would, by graphs that it compiles here. In a process that has
+    not registered the plugin."""
+    qnn = pytest.importorskip("onnxruntime_qnn")
+    provider, planned = find_provider("qnn").compiling_for(None), bundle.plan_graphs
+    library, options = npu_graphs._PLUGINS["qnn"]
+    chip = {name: provider.options[name] for name in ("soc_model", "htp_arch")}
+    monkeypatch.setitem(npu_graphs._PLUGINS, "qnn", (library, options | chip))
+    monkeypatch.setattr(bundle, "plan_graphs", lambda *a: replace(planned(*a), provider=provider, compiled=False))
+    folder = tmp_path / "bundle"
+    export(model_of(MODEL), folder, isas=[choose_target().name], npu=True, **ROWS)
+    installed = Path(qnn.__file__).parent
+    (graphs_of(folder) / library).symlink_to(installed / library)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(installed))  # where the plugin looks for the chip's library
+    run_answers(folder, [folder / "libedge.so"], (f"-Wl,-rpath,{folder}",))
+
+
+@pytest.mark.exhaustive
+def test_a_phones_bundle_has_contexts_and_no_weights_beside_them(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_qnn")
+    if not shutil.which("aarch64-linux-gnu-gcc"):
+        pytest.skip("no C compiler for aarch64")
+    manifest = export(model_of(MODEL), tmp_path / "bundle", device="galaxy-s24", npu=True, **ROWS)
+    assert manifest["npu"]["provider"] == "QNNExecutionProvider"
+    (folder,) = (path.parent for path in (tmp_path / "bundle").rglob("embed.onnx"))
+    assert (folder.parent / "model.edge").exists()
+    assert {path.name for path in folder.iterdir()} == {
+        "npu.0.bin", "npu.0.0.onnx", "npu.0.1.onnx", "embed.onnx", "npu.data",
+    }  # fmt: skip
+    whole = graphs_of(bundle_of(MODEL, npu=True, **ROWS))
+    assert (folder / "npu.data").stat().st_size < (whole / "npu.data").stat().st_size
+    found = [
+        onnxruntime.InferenceSession(each / "embed.onnx").run(None, {"tokens": np.array([[1, 2, 250]])})
+        for each in (folder, whole)
+    ]
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def run_answers(folder: Path, more: list[Path], flags: tuple[str, ...]) -> str:
