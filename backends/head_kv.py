@@ -12,7 +12,6 @@ from typing import Generic
 import numpy as np
 
 from edge.backends.checks import check_capacity, check_range, check_rows, check_state
-from edge.backends.expected import QueryMoments
 from edge.backends.fixed_state import FixedState
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState, RewindError
@@ -21,7 +20,6 @@ from edge.backends.rope import CacheRope, Rotation
 from edge.backends.row_lists import PinnedKeys, RowLists, rotated_at_once
 from edge.backends.row_store import Store
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.kv.policy import Gaussian
 from edge.types import AnyArray, FloatArray, IntArray
 
 _BASE_BYTES = 8  # a saved state begins with `RowLists.base`: its keys are rotated to position + base
@@ -149,17 +147,6 @@ class HeadKV(Generic[Store]):
             rows, _ = self._rows_of(head)
             own[: rows.size] = self.store.keys(rows, head)
         return keys
-
-    def value_norms(self, layer: int) -> FloatArray:
-        norms = np.zeros((self._kv_heads, self.length), np.float32)
-        for index, own in enumerate(norms):
-            head = layer * self._kv_heads + index
-            rows, _ = self._rows_of(head)
-            own[: rows.size] = self.store.value_norms(rows, head)
-        return norms
-
-    def expected_queries(self, layer: int, moments: QueryMoments) -> Gaussian:
-        return moments.ahead_of(self.next_rope_position, self.rope.rotation, self.layers[layer], self.store.head)
 
     def importance(self, layer: int, learned: RowImportance) -> FloatArray:
         found = np.zeros((self._kv_heads, self.length), np.float32)

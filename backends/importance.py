@@ -10,7 +10,6 @@ from math import prod
 
 import numpy as np
 
-from edge.backends.expected import cores_with_rows, order_of, split_layers
 from edge.backends.rope import Rotation
 from edge.model.cores import Attention
 from edge.model.layers import Network
@@ -31,7 +30,11 @@ class RowImportance:
     @classmethod
     def of(cls, network: Network, values: AnyArray) -> RowImportance:
         """From the weights of all layers, one behind the other."""
-        return cls(network, split_layers(values, _shapes(network)))
+        layers, at = {}, 0
+        for layer, shape in _shapes(network).items():
+            layers[layer] = values[at : at + prod(shape)].reshape(shape)
+            at += prod(shape)
+        return cls(network, layers)
 
     def predict(
         self, keys: FloatArray, positions: IntArray, norms: FloatArray, rotation: Rotation, layer: int, head: int
@@ -43,7 +46,7 @@ class RowImportance:
         core, own = self.network.attention[layer], self.layers[layer][head]
         assert core is not None
         plain = rotation.rotate_cached(keys, -positions, layer)
-        weights = np.concatenate([own[order_of(core, rotation, self.network.halves)], own[core.head_dim :]])
+        weights = np.concatenate([own[_order_of(core, rotation, self.network.halves)], own[core.head_dim :]])
         found = features(plain[:, : core.head_dim], norms) @ weights[:-1] + weights[-1]
         return np.asarray(np.exp(np.minimum(found, np.float32(_LARGEST))), np.float32)
 
@@ -57,12 +60,31 @@ def features(keys: FloatArray, norms: FloatArray) -> FloatArray:
 
 def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
     """Attention layers without a window: the rows that policies evict."""
-    return ((layer, core) for layer, core in cores_with_rows(network) if not core.window)
+    for layer, core in enumerate(network.attention):
+        if core is not None and core.row_values and not core.window:
+            yield layer, core
 
 
 def importance_bytes(network: Network) -> int:
+    """Of all its linear models, which a policy needs that ranks rows."""
     return 4 * sum(map(prod, _shapes(network).values()))
 
 
 def _shapes(network: Network) -> dict[int, tuple[int, ...]]:
     return {layer: (core.kv_heads, core.head_dim + _EXTRA) for layer, core in ranked_cores(network)}
+
+
+def _order_of(core: Attention, rotation: Rotation, halves: bool) -> AnyArray:
+    """For each value of an engine's head, its place in the file's: pairs may lie otherwise; the others keep their
+    order."""
+    head, pairs = core.head_dim, core.rope.dim // 2
+
+    def ends(width: int, *, halves: bool) -> AnyArray:
+        first = np.arange(pairs)
+        return np.concatenate([first, first + width] if halves else [2 * first, 2 * first + 1])
+
+    here, there = ends(rotation.pairs, halves=rotation.halves), ends(pairs, halves=halves)
+    order, every = np.zeros(head, np.intp), np.arange(head)
+    order[here] = there
+    order[np.setdiff1d(every, here)] = np.setdiff1d(every, there)
+    return order

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge.backends.expected import QueryMoments
 from edge.backends.importance import RowImportance
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
-from edge.kv.policy import Gaussian
 from edge.model.spec import ModelSpec
 from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray, IntArray
@@ -160,14 +158,6 @@ class HeadKVCache(KVCache, Protocol):
 
     def keys(self, layer: int) -> FloatArray:
         """A layer's stored keys, float32 [KV heads, length, head]."""
-        ...
-
-    def value_norms(self, layer: int) -> FloatArray:
-        """The norms of a layer's stored values, float32 [KV heads, length]."""
-        ...
-
-    def expected_queries(self, layer: int, moments: QueryMoments) -> Gaussian:
-        """The queries of the coming tokens, rotated as stored keys are."""
         ...
 
     def importance(self, layer: int, learned: RowImportance) -> FloatArray:

@@ -94,8 +94,8 @@ class Reader:
             self._run(text.tokens[-OBSERVED:], observe=bool(made.needs.queries), votes=made.needs.votes)
         if made.evicts and kv.length > rows:
             known = None
-            if made.needs.learns:
-                known = learned.find(self.model.file, self.model.spec, made.needs, self.model.tokenizer.encode(TEXT))
+            if made.needs.ranks:
+                known = learned.find(self.model.file, self.model.spec, self.model.tokenizer.encode(TEXT))
             kept = made.rows_to_keep(view_for(kv, made.needs, kv.capacity - rows, known), rows)
             if isinstance(kept, np.ndarray):
                 kv.keep(kept, close_gaps=made.close_gaps)
@@ -158,7 +158,7 @@ def measured(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--policies", default="streaming,h2o,tova,snapkv,adakv,keydiff,knorm,expected,kvzap")
+    parser.add_argument("--policies", default="streaming,h2o,tova,snapkv,adakv,keydiff,knorm,kvzap")
     parser.add_argument("--kv-dtype", default="f16,int8,int4")
     parser.add_argument("--kv-memory", default="5760KiB")
     parser.add_argument("--length", type=int, default=1400, help="tokens of each text, without its keys")

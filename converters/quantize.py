@@ -6,7 +6,7 @@ errors of earlier ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import prod
@@ -163,12 +163,19 @@ def mix_types(
     kinds: the types to choose from; the first is measured. outside: choose those of the embedding and the head, too.
     Raises InputError if that is impossible.
     """
-    found = mixed.measure(file, spec, calibration, kinds, progress, outside=outside)
     types = plan_types(file, spec, settings)
-    ours = {tensor for stage in found for tensor in stage.tensors}
-    others = sum(blocks.nbytes(types[name], info.elements) for name, info in file.tensors.items() if name not in ours)
-    padding = 32 * len(file.tensors)
-    room = None if nbytes is None else nbytes - others - file.data_offset - padding
+
+    def size_beside(chosen: Collection[str]) -> int:
+        beside = [(types[name], each.elements) for name, each in file.tensors.items() if name not in chosen]
+        return sum(blocks.nbytes(*each) for each in beside) + file.data_offset + 32 * len(file.tensors)  # with padding
+
+    least = mixed.least_bytes(file, spec, kinds, outside=outside)
+    smallest = size_beside(least) + sum(least.values())
+    if nbytes is not None and nbytes < smallest:  # said before minutes of measuring
+        more = smallest - nbytes
+        raise InputError(f"the smallest types make a file of {smallest:,} bytes: allow {more:,} bytes more")
+    found = mixed.measure(file, spec, calibration, kinds, progress, outside=outside)
+    room = None if nbytes is None else nbytes - size_beside({tensor for stage in found for tensor in stage.tensors})
     mixture = mixed.allocate(found, nbytes=room, kl=kl)
     return replace(settings, types={**settings.types, **mixture.types}), mixture
 

@@ -15,13 +15,13 @@ from edge.backends.importance import features, ranked_cores
 from edge.backends.reference.attention import paid
 from edge.backends.reference.context import At
 from edge.backends.reference.engine import ReferenceEngine
-from edge.backends.reference.queries import TokenWeights, largest_matrix
-from edge.backends.reference.weights import UNWARNED
+from edge.backends.reference.weights import UNWARNED, read_weights
 from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Attention, PerLayerInput
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_network, find_tensors
+from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 MOST_TOKENS = 800  # of the text
@@ -45,7 +45,14 @@ def fitting_bytes(file: GGUFFile, spec: ModelSpec) -> int:
     rows = sum(core.row_values for core in network.attention if core)
     scores = max((core.heads for core in network.attention if core), default=0) * _AT_ONCE
     return 4 * (
-        3 * largest_matrix(file, spec) + tokens * (rows + 4 * spec.hidden + 4 * scores) + 4 * _AT_ONCE * spec.ffn
+        3 * _largest_matrix(file, spec) + tokens * (rows + 4 * spec.hidden + 4 * scores) + 4 * _AT_ONCE * spec.ffn
+    )
+
+
+def _largest_matrix(file: GGUFFile, spec: ModelSpec) -> int:
+    """Elements of the largest matrix of a layer."""
+    return max(
+        file.tensors[each.tensor].elements for name, each in find_tensors(file, spec).items() if name.startswith("blk.")
     )
 
 
@@ -57,7 +64,7 @@ def fit(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> list[FloatArray]:
     """
     text = tokens[: min(MOST_TOKENS, spec.context // 2)]
     network, twice = find_network(spec), np.concatenate([text, text])
-    weights = TokenWeights(file, find_tensors(file, spec), twice)
+    weights = _TokenWeights(file, find_tensors(file, spec), twice)
     engine = ReferenceEngine(file, spec, EngineConfig(twice.size, twice.size, "f32", 1), weights)
     engine.kv.announce(twice.size)
     _, positions = engine.kv.reserve(twice.size)
@@ -107,3 +114,21 @@ def _ridge(inputs: AnyArray, targets: AnyArray) -> FloatArray:
     squares = standard.T @ standard + _RIDGE * len(inputs) * np.eye(inputs.shape[1])
     weights = np.linalg.solve(squares, standard.T @ (targets - base)) / spread
     return np.append(weights, base - mean @ weights).astype(np.float32)
+
+
+class _TokenWeights(dict[str, FloatArray]):
+    """Weights of a model for one pass of some tokens: matrices are read whenever they are used, but of the embedding
+    only the tokens' rows, of which each token's has the number in `places`."""
+
+    def __init__(self, file: GGUFFile, sources: dict[str, Source], tokens: IntArray) -> None:
+        self._file, self._sources = file, sources
+        vectors = {name: each for name, each in sources.items() if len(file.tensors[each.tensor].shape) == 1}
+        super().__init__(read_weights(file, vectors))
+        info = file.tensors[sources["token_embd"].tensor]
+        used, places = np.unique(tokens, return_inverse=True)
+        self.places: IntArray = places.astype(np.int32)
+        data = file.tensor_bytes(info).reshape(info.rows, -1)[used]
+        self["token_embd"] = dequantize(data, info.type).reshape(used.size, -1)
+
+    def __missing__(self, name: str) -> FloatArray:
+        return read_weights(self._file, {name: self._sources[name]})[name]

@@ -118,6 +118,18 @@ def measure(
     return found
 
 
+def least_bytes(file: GGUFFile, spec: ModelSpec, types: Sequence[str], *, outside: bool) -> dict[str, int]:
+    """The bytes of each tensor that `measure` may find a stage for, in its smallest type."""
+    bits, found = bits_of(file, spec), {}
+    for name, source in find_tensors(file, spec).items():
+        kinds = _fitting(file, source.tensor, types)
+        within = name.startswith("blk.") and bits.get(source.tensor, "usual") == "usual"
+        if kinds and (within or outside) and len(file.tensors[source.tensor].shape) > 1:
+            elements = file.tensors[source.tensor].elements
+            found[source.tensor] = min(blocks.nbytes(kind, elements) for kind in kinds)
+    return found
+
+
 def allocate(stages: Sequence[Stage], *, nbytes: int | None = None, kl: float | None = None) -> Mixture:
     """Choose types for at most `nbytes` bytes, or for at most a loss of `kl` in as few bytes as possible.
 

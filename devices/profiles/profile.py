@@ -132,6 +132,9 @@ class Bandwidth:
     about: str  # how it was derived
 
 
+_ARCHS = {"AMD64": "x86_64", "arm64": "aarch64"}  # as compilers name what systems call so
+
+
 @dataclass(frozen=True)
 class DeviceProfile:
     """The specification of a device."""
@@ -155,6 +158,11 @@ class DeviceProfile:
     def value(self, name: str) -> float | None:
         """A figure of FIGURES by name; None if unknown."""
         return self.figures[name].value if name in self.figures else None
+
+    @property
+    def arch(self) -> str:
+        """The machine as compilers name it: x86_64, aarch64, wasm32."""
+        return _ARCHS.get(self.machine, self.machine)
 
     @property
     def cores(self) -> int | None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import InputError, UnsupportedError
 
-_MACHINES = {  # the systems' names, and the compilers'; None: no code is generated for it
-    "x86_64": "x86_64", "AMD64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "wasm32": "wasm32",
-    "armv7l": None, "riscv64": None,
-}  # fmt: skip
+_MACHINES = ("x86_64", "AMD64", "aarch64", "arm64", "wasm32", "armv7l", "riscv64")  # as systems name them
 
 
-def isa_names(machine: str) -> list[str]:
+def isa_names(profile: DeviceProfile) -> list[str]:
     """Instruction sets of such a machine for which code can be generated."""
     from edge.backends.tvm.targets import TARGETS
 
-    return [target.name for target in TARGETS if target.machine == _MACHINES.get(machine)]
+    return [target.name for target in TARGETS if target.machine == profile.arch]
 
 
 def own_isa() -> str | None:
@@ -36,7 +33,7 @@ def check_processor(profile: DeviceProfile) -> None:
     said = f"the profile of {profile.name} has the"
     if profile.machine not in _MACHINES:
         raise InputError(f"{said} unknown machine {profile.machine!r}: choose {', '.join(_MACHINES)}")
-    names = isa_names(profile.machine)
+    names = isa_names(profile)
     if profile.isa is not None and profile.isa not in names:
         choice = f"choose {', '.join(names)}" if names else "leave isa out"
         raise InputError(f"{said} isa {profile.isa!r}, which {profile.machine} has not: {choice}")

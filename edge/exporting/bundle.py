@@ -41,7 +41,7 @@ from edge.exporting.chat import chat_section
 from edge.exporting.gpu_programs import GPUPrograms, check_gpu, describe_gpu, make_programs
 from edge.exporting.model_file import MODEL, Section, trusted_source, write_model
 from edge.exporting.npu_graphs import NpuGraphs, describe_npu, plan_graphs
-from edge.exporting.planning import MACHINES, check_options, plan_bundle, prompt_rows
+from edge.exporting.planning import check_options, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
 from edge.exporting.site import describe_gpu_files, describe_site, write_gpu
 from edge.exporting.vocabulary import tokenizer_sections
@@ -112,7 +112,7 @@ def export(
     check_path("folder", folder)
     options, target = Options.of(options, **keywords), Path(folder)
     profile = find_profile(device)
-    _check_target(target, force=force)
+    check_target(target, force=force)
     if isinstance(isas, str):
         isas = [name.strip() for name in isas.split(",")]
     bundle = prepare(
@@ -138,7 +138,7 @@ def export(
         found.check()
         manifest = seal(describe(bundle, found.sha256, made))
         (made / MANIFEST).write_text(manifest_text(manifest), encoding="utf-8")
-        _check_target(target, force=force)  # which may have changed
+        check_target(target, force=force)  # which may have changed
     return manifest
 
 
@@ -164,9 +164,9 @@ def prepare(
     tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
     in_page = gpu and profile.system == "web"
     plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())), lora_rank, gpu=in_page)
-    machine = MACHINES.get(profile.machine, profile.machine)
     designs = exported_designs(
-        layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas, lora=lora_rank > 0
+        layout, plan.config.kv_dtype, profile.arch, profile.system, _tuning(plan, model, profile), isas,
+        lora=lora_rank > 0,
     )  # fmt: skip
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
     if gpu:
@@ -300,7 +300,7 @@ def _license(model: Model) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _check_target(folder: Path, *, force: bool) -> None:
+def check_target(folder: Path, *, force: bool) -> None:
     """Raises InputError if the folder is in the way. force: a bundle may be replaced, if nothing was added to it."""
     check_folder(folder, lambda each: _listed(each) is not None, force=force)
     listed = _listed(folder) or set()

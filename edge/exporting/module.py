@@ -75,6 +75,15 @@ def make_modules(
     return made
 
 
+def make_own_module(source: Path, out: Path) -> None:
+    """Compile a C file to a module with a memory of its own. Raises as `make_modules`."""
+    shared = ("--import-memory", "--shared-memory", "--max-memory", "--export=__stack_pointer")
+    zig, link = find_zig(), [each for each in _LINK if not each.removeprefix("-Wl,").startswith(shared)]
+    with work_folder() as work:
+        run_compiler(zig, *link, *compile_sources(zig, _COMPILE, [source], work), "-o", out)
+    out.chmod(0o644)
+
+
 def initial_pages(module: bytes) -> int:
     """Pages of memory that a module must have from the start: its data, and the first thread's stack."""
     at = 8  # behind the magic number and the version

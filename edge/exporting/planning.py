@@ -32,8 +32,6 @@ _TABLES, _TABLES_BYTES = 33, 64 << 10  # of a token of the vocabulary; measured:
 
 SNAPSHOTS = 3  # of a recurrent state: from the end of the system's text, and from before the last two turns
 
-MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # other names of them
-
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
 
 
@@ -98,7 +96,7 @@ def _plan_bundle(
 def _most_drafts(profile: DeviceProfile) -> int:
     """Of the instruction set that verifies the most at once; 0 for a machine that has no library."""
     try:
-        targets = app_targets(MACHINES.get(profile.machine, profile.machine), profile.system)
+        targets = app_targets(profile.arch, profile.system)
     except UnsupportedError:
         return 0
     return max(each.gemm_tokens for each in targets) - 1

@@ -26,6 +26,7 @@ from edge.plan.plan import Plan
 
 _WEB = Path(__file__).parent / "web"
 CHAT = _WEB / "chat"  # scripts and styles that the page shares with the server's
+HEADERS_FILE = _WEB / "page" / "_headers"
 _PACKAGE, _MODULE = "edge", "edge-{}.wasm"
 _PROGRAMS, _GPU_WEIGHTS = f"{_PACKAGE}/gpu.bin", "model.gpu"
 PIECE = 4 << 20  # bytes of model.edge that are fetched and checked at once
@@ -38,10 +39,15 @@ def write_site(designs: Sequence[Design], trusted: str, folder: Path, tell: Call
     """
     shutil.copytree(_WEB / "page", folder, dirs_exist_ok=True)
     shutil.copytree(CHAT, folder / CHAT.name)
+    write_package(designs, trusted, folder, tell)
+    return folder
+
+
+def write_package(designs: Sequence[Design], trusted: str, folder: Path, tell: Callable[[float], None]) -> None:
+    """Write the JavaScript package and its modules alone. Raises as `write_site`."""
     package = folder / _PACKAGE
     shutil.copytree(_WEB / "package", package)
     make_modules(designs, package, tables={"trusted.c": trusted}, progress=tell)
-    return folder
 
 
 def write_gpu(programs: GPUPrograms, folder: Path) -> None:

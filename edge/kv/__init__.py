@@ -24,7 +24,6 @@ _POLICIES = {
     "fastgen": "FastGen",
     "keydiff": "KeyDiff",
     "knorm": "KNorm",
-    "expected": "ExpectedAttention",
     "kvzap": "KVzap",
 }
 """The class of each, in the file of its name. A run imports its own alone: all of them take 6 ms of its start."""

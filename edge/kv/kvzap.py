@@ -25,7 +25,10 @@ class KVzap(ScoredAndRecent):
     recent: float = 0.1
     floor: float = 0.2  # guaranteed rows of every head, as a share of the mean
     name: ClassVar[str] = "kvzap"
-    needs: ClassVar[Needs] = Needs(keys=True, ranks=True, uneven="head")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(keys=True, ranks=True, uneven="head" if self.floor < 1 else "token")
 
     def score(self, view: KVView) -> FloatArray:
         assert view.importance is not None

@@ -21,14 +21,6 @@ Selection = IntArray | Sequence[IntArray]
 
 
 @dataclass(frozen=True)
-class Gaussian:
-    """The expected distribution of a layer's coming queries, scaled and rotated as scores take them."""
-
-    mean: FloatArray  # [KV heads, head]
-    covariance: FloatArray  # [KV heads, head, head]
-
-
-@dataclass(frozen=True)
 class KVView:
     """The state that a policy sees: the rows in use, oldest first.
 
@@ -40,8 +32,6 @@ class KVView:
     attention: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
     ages: IntArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.int32))  # likewise: tokens since arrival
     keys: Callable[[int], FloatArray] | None = None
-    value_norms: Callable[[int], FloatArray] | None = None  # of a layer's stored values, [KV heads, rows]
-    queries: Callable[[int], Gaussian] | None = None  # of a layer's coming tokens
     importance: Callable[[int], FloatArray] | None = None  # predicted for a layer's rows, [KV heads, rows], above 0
     longest: int = 0  # most rows that one head may keep, where heads may differ
 
@@ -58,14 +48,8 @@ class Needs:
     queries: int = 0  # number of last queries observed before an eviction; EVERY: all that ever ran
     votes: bool = False  # attention counts the queries that paid a row more than average, instead of summing
     keys: bool = False  # stored keys are read
-    expects: bool = False  # coming queries are predicted, and norms of values read; with `keys`
-    ranks: bool = False  # the importance of rows is predicted; with `keys`
+    ranks: bool = False  # the importance of rows is predicted, by what was learned of the model; with `keys`
     uneven: Granularity = "token"  # finest unit with a row count of its own
-
-    @property
-    def learns(self) -> bool:
-        """Whether something must be known of the model beforehand."""
-        return self.expects or self.ranks
 
     @property
     def looks(self) -> bool:

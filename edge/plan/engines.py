@@ -100,10 +100,10 @@ def plan_here(
 
         def first_run(config: EngineConfig) -> int:
             takes, own = engine.first_run(file, spec, config), runs[0].draft_config(config)
-            if learning := [run.policy.needs for run in runs if run.policy.needs.learns]:
+            if any(run.policy.needs.ranks for run in runs):
                 from edge.backends.reference.learned import making_bytes  # here: few runs need it
 
-                takes = max(takes, *(making_bytes(file, spec, needs) for needs in learning))
+                takes = max(takes, making_bytes(file, spec))
             if draft is None or own is None:
                 return takes
             beside = takes + runs[0].draft_bytes(config) if takes else 0  # the model that drafts is loaded first

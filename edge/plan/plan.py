@@ -14,7 +14,7 @@ from typing import Any
 
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import GPUMemory
-from edge.backends.learned import learned_bytes
+from edge.backends.importance import importance_bytes
 from edge.budget import format_bytes
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.devices.power import memory_root
@@ -212,8 +212,8 @@ class _Before:
             block = BLOCK * (need.kv - need.fixed_kv) // config.capacity
             copied = max(block, need.fixed_kv) // config.sequences
             scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * copied
-        if run.policy.needs.learns:
-            scratch += learned_bytes(find_network(run.spec), run.policy.needs)
+        if run.policy.needs.ranks:
+            scratch += importance_bytes(find_network(run.spec))
         weights = config.resident or need.weights
         # Token ids of prompts that are read before they are run.
         scratch += 4 * (config.capacity + config.chunk) * config.sequences

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import replace
 
 from edge.backends.base import Backend
-from edge.backends.learned import learned_bytes
+from edge.backends.importance import importance_bytes
 from edge.budget import format_bytes
 from edge.errors import InputError, UnsupportedError
 from edge.model.spec import ModelSpec
@@ -75,7 +75,7 @@ def _rows_for_bytes(run: Resolved) -> int | None:
     if run.rows is not None:
         raise InputError("--max-kv-size and --kv-memory both say how large the KV cache is: state one")
 
-    tables = learned_bytes(find_network(run.spec), run.policy.needs)
+    tables = importance_bytes(find_network(run.spec)) if run.policy.needs.ranks else 0
 
     def taken(rows: int) -> int:
         return run.backend.footprint(run.spec, run.config(rows)).kv + tables

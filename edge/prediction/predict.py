@@ -388,7 +388,7 @@ def _basis(device: DeviceProfile, plan: Plan, predicted: Sequence[_Line | Guess 
     said += [f"cores do {flops.value / 1e9:.3g} GFLOP/s ({flops.kind})"] if flops else []
     int8_ops = device.int8_ops(device.cores or threads)
     said += [f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else []
-    if device.machine in ("aarch64", "arm64") and device.name != HOST and device.measured_by is None:
+    if device.arch == "aarch64" and device.name != HOST and device.measured_by is None:
         answers, prompts = (f"{low:g} to {high:g} times" for low, high in ON_ARM)
         said.append(
             f"edge was measured on no such device: speeds that others published of their engines on ARM are {answers} "

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from edge.backends.learned import learned_bytes
+from edge.backends.importance import importance_bytes
 from edge.budget import format_bytes
 from edge.errors import EdgeError
 from edge.kv import make_policy
@@ -144,7 +144,7 @@ def _measure(setup: Setup, cell: Cell, task: str, material: Material, advance: A
     try:
         with open_cell(setup, cell, material.longest) as session:
             config = session.plan.config
-            tables = learned_bytes(find_network(session.spec), session.plan.policy.needs)
+            tables = importance_bytes(find_network(session.spec)) if session.plan.policy.needs.ranks else 0
             nbytes = session.engine.kv.nbytes + tables
             cache = Cache(session.plan.kv_policy, config.kv_dtype, config.capacity, nbytes)
             if task == "perplexity":

@@ -8,13 +8,12 @@ from typing import cast
 
 from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, EngineConfig, LoadProgress
 from edge.backends.counts import ExpertCounts
-from edge.backends.learned import Learned
+from edge.backends.importance import RowImportance
 from edge.devices.child import children_peak, room_for_children
 from edge.devices.memory import release_free_memory
 from edge.devices.power import measure_card
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.kv.policy import Needs
 from edge.model.lora import Lora, open_lora
 from edge.model.lora_file import Loras
 from edge.model.model import Model
@@ -43,7 +42,7 @@ class Loaded:
         self.with_children = children_peak()  # bytes that this process and a child held together, at most
         self.draft: DraftModel | None = None
         started = time.perf_counter()
-        self.learned = self._find_learned(plan.policy.needs) if plan.policy.needs.learns else None
+        self.learned = self._find_learned() if plan.policy.needs.ranks else None
         lora = open_lora(options.lora or (), model.file, model.spec)
         if plan.draft and (draft := options.draft_file):
             engine = self._new_engine(draft.file, draft.spec, plan.draft)
@@ -62,13 +61,13 @@ class Loaded:
         if self.draft:
             self.draft.close()
 
-    def _find_learned(self, needs: Needs) -> Learned:
+    def _find_learned(self) -> RowImportance:
         """Made before the model is loaded, once: that takes some seconds."""
         from edge.backends.calibration_text import TEXT  # here: other policies' starts do without
         from edge.backends.reference import learned
 
         file, spec = self.model.file, self.model.spec
-        return learned.stored(file, spec, needs) or learned.find(file, spec, needs, self.model.tokenizer.encode(TEXT))
+        return learned.stored(file, spec) or learned.find(file, spec, self.model.tokenizer.encode(TEXT))
 
     def _new_engine(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None

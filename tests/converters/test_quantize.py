@@ -394,8 +394,12 @@ def test_a_mixture_meets_its_size_and_a_larger_one_is_better(
         assert mixture.kl > 0
         errors.append(np.abs(logits_of(open_model(tmp_path / "m.gguf")) - exact).mean())
     assert errors[1] < 0.7 * errors[0]
-    with pytest.raises(InputError, match=r"allow [0-9,]+ bytes more"):
-        mix_types(model.file, model.spec, settings, tokens, nbytes=1000)
+    steps = list[float]()
+    with pytest.raises(InputError, match=r"allow [0-9,]+ bytes more") as raised:
+        mix_types(model.file, model.spec, settings, tokens, nbytes=1000, progress=steps.append)
+    assert not steps  # nothing was measured first
+    more = int(str(raised.value).split("allow ")[1].split()[0].replace(",", ""))
+    mix_types(model.file, model.spec, settings, tokens, nbytes=1000 + more)
 
 
 def test_what_is_measured_is_the_first_type(family: Callable[[str], Model]) -> None:

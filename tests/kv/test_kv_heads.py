@@ -35,7 +35,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 CHUNK, SINKS = 8, 3
 HEAD_POLICIES = (
-    "h2o", "tova", "scissorhands:window=6", "snapkv:window=5,kernel=3", "keydiff", "knorm", "expected", "kvzap",
+    "h2o", "tova", "scissorhands:window=6", "snapkv:window=5,kernel=3", "keydiff", "knorm", "kvzap",
     "pyramidkv:window=4,slope=6", "adakv:window=4", "fastgen",
 )  # fmt: skip
 EXACT, INT8 = 1e-3, 8e-1  # largest errors of a logit; their standard deviation is 3
@@ -690,7 +690,7 @@ def test_an_eviction_takes_no_more_than_was_counted(
     heads = model.spec.layers * model.spec.kv_heads
     engine.kv.keep_heads([np.arange(60, dtype=np.int32)] * heads)  # type: ignore[attr-defined]
     engine.forward(np.zeros(rows - 60, np.int32))
-    known = learned.find(model.file, model.spec, needs, some_tokens(64)) if needs.learns else None
+    known = learned.find(model.file, model.spec, some_tokens(64)) if needs.ranks else None
     tracemalloc.start()
     try:
         base = tracemalloc.get_traced_memory()[0]

@@ -163,20 +163,18 @@ def test_heads_with_important_rows_keep_more() -> None:
     assert {*many.tolist()} <= {*range(4, 34), 38, 39}
 
 
-@pytest.mark.parametrize("policy", ["kvzap", "expected"])
-def test_what_a_policy_must_know_is_found_once(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = make_policy(policy).needs
+def test_the_importance_of_rows_is_fitted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     model = open_model(GOLDEN / "llama-gqa-tied.gguf")
-    assert learned.making_bytes(model.file, model.spec, needs) > 0
-    first = learned.find(model.file, model.spec, needs, some_tokens(50, 1))
-    again = learned.find(model.file, model.spec, needs, some_tokens(50, 2))
-    assert learned.making_bytes(model.file, model.spec, needs) == 0
+    assert learned.making_bytes(model.file, model.spec) > 0
+    first = learned.find(model.file, model.spec, some_tokens(50, 1))
+    again = learned.find(model.file, model.spec, some_tokens(50, 2))
+    assert learned.making_bytes(model.file, model.spec) == 0
     for layer, values in first.layers.items():
         np.testing.assert_array_equal(values, again.layers[layer])
-    (path,) = (each for each in (tmp_path / "weights").iterdir() if each.suffix in (".importance", ".queries"))
+    (path,) = (each for each in (tmp_path / "weights").iterdir() if each.suffix == ".importance")
     path.write_bytes(path.read_bytes()[:-2])
-    assert learned.stored(model.file, model.spec, needs) is None  # damaged: made again
+    assert learned.stored(model.file, model.spec) is None  # damaged: made again
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35", pytest.param("gemma3", marks=pytest.mark.exhaustive)])
@@ -190,6 +188,16 @@ def test_a_session_evicts_by_it_from_the_first_run_on(name: str) -> None:
         assert session.report.tokens.generated == 40
         lengths = session.engine.kv.head_lengths  # type: ignore[attr-defined]
         assert lengths.size == 1 or np.unique(lengths).size > 1
+
+
+def test_an_engine_whose_heads_have_equally_many_rows() -> None:
+    pytest.importorskip("onnxruntime")
+    path = GOLDEN / "llama-gqa-tied.gguf"
+    with pytest.raises(UnsupportedError, match="for every head"):
+        load(path, backend="onnx", kv_policy="kvzap", max_kv_size=64, threads=1)
+    with load(path, backend="onnx", kv_policy="kvzap:floor=1", max_kv_size=64, threads=1) as session:
+        session.generate(some_tokens(150, 5), max_tokens=40, ignore_eos=True)
+        assert np.unique(session.engine.kv.head_lengths).size == 1  # type: ignore[attr-defined]
 
 
 def test_models_whose_rows_cannot_be_ranked_are_refused() -> None:

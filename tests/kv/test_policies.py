@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from edge.errors import InputError
 from edge.kv import POLICY_NAMES, KVView, make_policy
 from edge.kv.adakv import AdaKV, allocate
-from edge.kv.expected import ExpectedAttention
 from edge.kv.fastgen import FastGen
 from edge.kv.h2o import H2O
 from edge.kv.keydiff import KeyDiff
 from edge.kv.knorm import KNorm
 from edge.kv.kvzap import KVzap
-from edge.kv.policy import Gaussian
 from edge.kv.pyramidkv import PyramidKV, pyramid
 from edge.kv.scissorhands import Scissorhands
 from edge.kv.snapkv import SnapKV
@@ -121,7 +119,6 @@ def test_a_policy_has_the_name_it_is_made_by(name: str) -> None:
         ("h2o:recent=1.5", "from 0 to 1, not 1.5"),
         ("h2o:recent=nan", "from 0 to 1, not nan"),
         ("keydiff:recent=-0.1", "from 0 to 1"),
-        ("expected:floor=2", "floor is a share"),
         ("kvzap:floor=-1", "floor is a share"),
         ("knorm:sinks=1.5", "sinks must be a number, not '1.5'"),
         ("tova:recent=0.5", "has no option 'recent': choose sinks"),
@@ -166,15 +163,12 @@ class Heads:
     ages: IntArray
     keys: FloatArray
     norms: FloatArray
-    mean: FloatArray
-    covariance: FloatArray
     budget: int
 
     @property
     def view(self) -> KVView:
         return KVView(
             int(self.lengths.max()), self.lengths, self.attention, self.ages, lambda layer: self.keys[layer],
-            lambda layer: self.norms[layer], lambda layer: Gaussian(self.mean[layer], self.covariance[layer]),
             lambda layer: self.norms[layer],
         )  # fmt: skip
 
@@ -193,9 +187,7 @@ def heads(draw: st.DrawFn) -> Heads:
     attention = np.where(used, random.integers(0, levels + 1, used.shape) / 7, 0).astype(np.float32)
     ages = np.where(used, np.sort(random.integers(1, 500, used.shape))[..., ::-1], 0).astype(np.int32)
     keys = random.standard_normal((*used.shape, 8)) * used[..., None] * random.integers(0, 3, (*used.shape, 1))
-    spread = random.standard_normal((*lengths.shape, 8, 8)) / 3
-    mean, covariance = random.standard_normal((*lengths.shape, 8)), spread @ spread.swapaxes(-1, -2)
-    numbers = keys, random.random(used.shape) * used, mean, covariance
+    numbers = keys, random.random(used.shape) * used
     return Heads(
         lengths, attention, ages, *(each.astype(np.float32) for each in numbers), draw(st.integers(0, length - 1))
     )
@@ -210,7 +202,6 @@ POLICIES = {
     ),
     "keydiff": st.builds(KeyDiff, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
     "knorm": st.builds(KNorm, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
-    "expected": st.builds(ExpectedAttention, sinks=st.integers(0, 6), recent=st.floats(0, 1), floor=st.floats(0, 1)),
     "kvzap": st.builds(KVzap, sinks=st.integers(0, 6), recent=st.floats(0, 1), floor=st.floats(0, 1)),
     "pyramidkv": st.builds(PyramidKV, sinks=st.integers(0, 6), window=st.integers(1, 12), slope=st.floats(1, 100)),
     "adakv": st.builds(AdaKV, sinks=st.integers(0, 6), window=st.integers(1, 12), floor=st.floats(0, 1)),
@@ -218,14 +209,8 @@ POLICIES = {
 }
 
 
-def naive_scores(
-    policy: Any, attention: FloatArray, ages: IntArray, keys: FloatArray, norms: FloatArray, mean: FloatArray,
-    covariance: FloatArray,
-) -> list[float]:  # fmt: skip
+def naive_scores(policy: Any, attention: FloatArray, ages: IntArray, keys: FloatArray) -> list[float]:
     """Of the rows of one head, as the papers have them."""
-    if policy.name == "expected":
-        weights = [np.exp(float(mean @ key) + float(key @ covariance @ key) / 2) for key in keys.astype(np.float64)]
-        return [(each / sum(weights) + policy.floor) * float(norm) for each, norm in zip(weights, norms, strict=True)]
     if policy.name == "h2o":
         return [float(paid) / int(age) for paid, age in zip(attention, ages, strict=True)]
     if policy.name in ("tova", "scissorhands"):
@@ -263,8 +248,8 @@ def test_heads_keep_sinks_recent_rows_and_the_highest_scores(name: str, data: st
         kept = set(rows.tolist())
         protected = {*range(min(sinks, length)), *range(max(0, length - recent), length)}
         assert protected <= kept
-        of_rows = (each[at][:length] for each in (shown.attention, shown.ages, shown.keys, shown.norms))
-        scores = naive_scores(policy, *of_rows, shown.mean[at], shown.covariance[at])
+        of_rows = (each[at][:length] for each in (shown.attention, shown.ages, shown.keys))
+        scores = naive_scores(policy, *of_rows)
         worst = min((scores[row] for row in kept - protected), default=np.inf)
         best = max((scores[row] for row in set(range(length)) - kept), default=-np.inf)
         assert best <= worst + 1e-5
@@ -358,10 +343,10 @@ def test_small_budgets(name: str, budget: int) -> None:
     random = np.random.default_rng(2)
     lengths, shape = np.full((2, 2), 8, np.int32), (2, 2, 8)
     keys = random.standard_normal((*shape, 4)).astype(np.float32)
-    norms, queries = np.ones(shape, np.float32), Gaussian(np.ones((2, 4), np.float32), np.ones((2, 4, 4), np.float32))
+    norms = np.ones(shape, np.float32)
     view = KVView(
         8, lengths, random.random(shape, np.float32), np.ones(shape, np.int32), lambda layer: keys[layer],
-        lambda layer: norms[layer], lambda layer: queries,
+        lambda layer: norms[layer],
     )  # fmt: skip
     for sinks in (0, 1, 4):
         for rows in make_policy(name, sinks).rows_to_keep(view, budget):

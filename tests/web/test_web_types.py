@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "edge" / "exporting" / "web"
+PROFILING = ROOT / "edge" / "profiling" / "kit" / "page"
 SERVED = ROOT / "edge" / "server" / "page"
 TSC = ROOT / "build" / "typescript" / "node_modules" / ".bin" / "tsc"
 FLAGS = (
@@ -44,6 +45,12 @@ def complaints(folder: Path, *files: str) -> str:
 def test_the_scripts_have_their_types(site: Path) -> None:
     scripts = [f"{part}/{each.name}" for part in ("chat", "edge") for each in sorted((site / part).glob("*.js"))]
     assert complaints(site, "start.js", "page.js", "chats.js", *scripts) == ""
+
+
+def test_the_scripts_of_the_profiling_page_have_their_types(site: Path, tmp_path: Path) -> None:
+    shutil.copytree(site / "edge", tmp_path / "edge")
+    shutil.copytree(PROFILING, tmp_path, dirs_exist_ok=True)
+    assert complaints(tmp_path, "kit.js", "ceiling.js") == ""
 
 
 def test_the_scripts_of_the_served_page_have_their_types(tmp_path: Path) -> None:

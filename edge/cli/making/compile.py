@@ -55,7 +55,7 @@ def compile(
         )
     check_processor(profile)
     if profile.isa is None and profile.name != HOST:
-        names = ", ".join(isa_names(profile.machine)) or f"but none is known of {profile.machine}"
+        names = ", ".join(isa_names(profile)) or f"but none is known of {profile.machine}"
         raise InputError(f"the profile of {profile.name} does not say its isa: add one to it: {names}")
     find_backend("cpu", opened.file, opened.spec)
     from edge.backends.tvm.export import export

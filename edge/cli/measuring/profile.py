@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from edge.profiling.profile import Profile, Settings
 
 _COMPARE = "compare"
-_KIT = "kit:"
+_KIT, _PAGE = "kit:", "web:"
 _CONTEXTS = (128, 512, 1024, 2048, 4096)
 _QUICK_CONTEXTS = (128, 512)
 _LEAST_SUSTAINED_S = 5
@@ -62,14 +63,15 @@ def of(
         str | None,
         o.flag(
             "--on",
-            help="Measure another machine: ssh:user@host[:port], adb[:serial], or kit:DIR to write a folder for it.",
+            help="Measure another machine: ssh:user@host[:port], adb[:serial]; kit:DIR writes a folder for it, "
+            "web:DIR a page for its browser.",
         ),
     ] = None,
     device: Annotated[
         str | None, o.flag("--device", help="With --on kit:DIR, the machine, by its name in edge devices list.")
     ] = None,
     read: Annotated[Path | None, o.flag("--read", help="Report on a kit's result.json instead of measuring.")] = None,
-    force: Annotated[bool, o.flag("--force", help="With --on kit:DIR, replace an older kit.")] = False,
+    force: Annotated[bool, o.flag("--force", help="With --on kit:DIR or web:DIR, replace an older folder.")] = False,
     quick: Annotated[bool, o.flag("--quick", help="Fewer and shorter measurements.")] = False,
     sustained: Annotated[
         str | None,
@@ -132,7 +134,7 @@ def of(
         **recorded(options),
     )
     _check(settings, opened.spec.context)
-    if on is not None and on.startswith(_KIT):
+    if on is not None and on.startswith((_KIT, _PAGE)):
         _write_kit(opened, model, on, device, settings, quick=quick, force=force, json=json, quiet=quiet)
         return
     if on is not None:
@@ -170,10 +172,9 @@ def _show(made: Profile, writers: Sequence[Callable[[Profile], None]], *, json: 
 
 def _check_on(on: str | None, device: str | None, backend: str, *, force: bool) -> None:
     """Raises InputError for options that do not go together."""
-    if on is None or not on.startswith(_KIT):
-        for flag, given in (("--device", device is not None), ("--force", force)):
-            if given:
-                raise InputError(f"{flag} goes with --on kit:DIR")
+    for flag, given, places in (("--device", device is not None, (_KIT,)), ("--force", force, (_KIT, _PAGE))):
+        if given and not (on or "").startswith(places):
+            raise InputError(f"{flag} goes with --on {' or '.join(each + 'DIR' for each in places)}")
     if on is not None:
         from edge.profiling.kit.run import check_place
 
@@ -185,7 +186,8 @@ def _check_on(on: str | None, device: str | None, backend: str, *, force: bool) 
 def _read(path: Path) -> Profile:
     from edge.profiling.kit.result import profile_of, read_result
 
-    return profile_of(read_result(path), "./edge-profile > result.json")
+    result = read_result(path)
+    return profile_of(result, "Measure in the page" if result.in_page else "./edge-profile > result.json")
 
 
 def _write_kit(
@@ -195,19 +197,23 @@ def _write_kit(
     from edge.budget import format_bytes
     from edge.devices.profiles import HOST
     from edge.profiling.kit.make import PROGRAM, make_kit
+    from edge.profiling.kit.page import make_page
 
-    folder = Path(on.removeprefix(_KIT))
+    place, _, name = on.partition(":")
+    folder, in_page = Path(name), place + ":" == _PAGE
     with progress(enabled=not quiet) as shown:
-        kit = make_kit(
-            opened, called, folder, device or HOST, settings, quick=quick, force=force,
+        make = make_page if in_page else partial(make_kit, device=device or HOST)
+        kit = make(
+            opened, called, folder, settings=settings, quick=quick, force=force,
             progress=lambda step, part: shown.step(step)(part, 1.0),
         )  # fmt: skip
     if json:
         print_json({"folder": str(folder), **asdict(kit)})
     elif not quiet:
-        size = format_bytes(sum(each.stat().st_size for each in folder.iterdir()))
+        size = format_bytes(sum(each.stat().st_size for each in folder.rglob("*") if each.is_file()))
+        how = f"open the page of edge serve-site {folder}" if in_page else f"run ./{PROGRAM} > result.json in it"
         print(f"{folder}: {size}, {kit.model.label} for {kit.device} ({', '.join(kit.isas)})")
-        print(f"run ./{PROGRAM} > result.json in it there, then here: edge profile --read result.json")
+        print(f"{how} there, then here: edge profile --read result.json")
 
 
 def _remotely(

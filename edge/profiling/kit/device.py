@@ -19,6 +19,8 @@ def device_of(result: Result, name: str) -> DeviceProfile:
     the device that the kit was made for, if it has one. Raises InputError for a name that no profile can have."""
     if not is_name(name) or name == HOST:
         raise InputError(f"{name!r} cannot be a device's name: letters, digits, - and . only, and not {HOST}")
+    if result.in_page:
+        raise InputError("a page's speeds are those of WebAssembly in its browser: measure the device with a kit")
     kit, ceilings = result.kit, result.ceilings
     source = f"a kit of edge {kit.versions.get('edge', '?')}, {result.date[:10]}"
     base = None

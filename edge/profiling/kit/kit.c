@@ -100,6 +100,7 @@ static void begin(uint32_t threads)
     options.threads = threads;
     options.temperature = 0;
     options.ignore_eos = 1;
+    options.speculate = 1; /* off: several tokens at once would hide what one costs */
     check(edge_begin(model, &options, &session, &error));
 }
 

@@ -94,10 +94,10 @@ def make_kit(
     if profile.system not in ("linux", "android"):
         raise UnsupportedError(f"{profile.name} runs {profile.system}: kits are for Linux and Android")
     check_folder(folder, _is_kit, force=force)
-    toolchain = find_toolchain("aarch64" if profile.machine == "arm64" else profile.machine, "linux")
+    toolchain = find_toolchain(profile.arch, "linux")
     isa = choose_target().name if profile.name == HOST else profile.isa
     bundle = prepare(model, profile, settings.options(), isa and [isa])
-    kit = _describe(bundle, called, settings, quick)
+    kit = describe_kit(bundle, called, settings, quick)
     text = json.dumps(asdict(kit))
     sections, found = make_sections(bundle), fingerprint(model.path)
     with new_folder(folder) as made, work_folder() as work:
@@ -120,7 +120,8 @@ def make_kit(
     return kit
 
 
-def _describe(bundle: Bundle, called: str, settings: Settings, quick: bool) -> Kit:
+def describe_kit(bundle: Bundle, called: str, settings: Settings, quick: bool) -> Kit:
+    """What a bundle will measure. called: the user's name for the model."""
     spec, plan, profile = bundle.model.spec, bundle.plan, bundle.profile
     capacity, notes = plan.config.capacity, list[str]()
     room = f"the cache has {capacity:,} rows"

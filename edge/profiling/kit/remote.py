@@ -30,6 +30,7 @@ OnStep = Callable[[str, float], None]
 _SILENCE_S = 120.0  # a kit says something more often, but for the slowest prompts
 _PROBE_S = 60.0
 _MOST_RESULT = 16 << 20
+_LONGEST_LINE, _MOST_LINES = 1 << 16, 256  # that a machine may say besides its result
 # What the shell says itself: some programs end with status 0 where a connection is lost.
 _UNPACKED, _MEASURED = "edge-profile: unpacked", "edge-profile: measured"
 # GNU's words and BusyBox's
@@ -175,7 +176,7 @@ def _receive(file: IO[bytes], result: list[bytes]) -> None:
 
 def _tell(file: IO[bytes], lines: queue.Queue[str | None]) -> None:
     with suppress(OSError, ValueError):
-        for line in file:
+        while line := file.readline(_LONGEST_LINE):
             lines.put(line.decode(errors="replace").strip())
     lines.put(None)
 
@@ -202,6 +203,7 @@ def _follow(
             on_step(found["what"], float(found["percent"]) / 100)
         elif line:
             said.append(line)
+            del said[_MOST_LINES // 2 : len(said) - _MOST_LINES // 2]  # of too many, those in the middle
 
 
 def _failure(remote: Remote, status: int, said: list[str]) -> EngineError:

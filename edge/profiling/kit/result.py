@@ -42,6 +42,7 @@ from edge.values import Rule, parse
 
 KIND, SCHEMA = "edge kit result", 1
 _ANYWHERE = ("edge quantize ", "edge run ")  # advice that does not measure the machine where edge is
+WASM = "wasm32"  # the machine of pages
 _MOST_BYTES = 16 << 20  # a result of an hour has less than a tenth
 
 _Rate = Annotated[float, Rule("a rate", lambda number: 1 < number < 1e18)]
@@ -66,7 +67,7 @@ class _Window:
     seconds: float
     joules: float
     cpu_s: float
-    others: float
+    others: float | None
     celsius: float | None
     hertz: float | None
     per_token: Spread
@@ -99,7 +100,7 @@ class Result:
     prompts: int
     tokens: int
     answering_s: float
-    others: float
+    others: float | None  # of all cores' time; None: a page cannot know
     prompt_joules: float
     prompt_cpu_s: float  # core-seconds
     answer_joules: float
@@ -112,7 +113,7 @@ class Result:
     sustained: _Sustained | None
     energy: str | None  # the sensor of joules; None: there is none
     peak: int
-    peak_anonymous: int
+    peak_anonymous: int | None
     peak_swap: int
     sensor: str
     trip: float | None
@@ -133,6 +134,10 @@ class Result:
     @property
     def android(self) -> bool:
         return self.system.startswith("Android ")
+
+    @property
+    def in_page(self) -> bool:
+        return self.machine == WASM
 
     @property
     def date(self) -> str:
@@ -284,8 +289,18 @@ def _engine(result: Result) -> EngineProfile:
         operators_reason="a kit has no instruments in its passes",
         by_threads=result.by_threads,
         sustained=_sustained(result.sustained, spend, kit.decode),
-        notes=[*kit.notes, f"measured by a kit of edge {kit.versions.get('edge', '?')} ({result.isa}), without Python"],
+        notes=[*kit.notes, _how(result)],
     )  # fmt: skip
+
+
+def _how(result: Result) -> str:
+    edge = f"edge {result.kit.versions.get('edge', '?')} ({result.isa})"
+    if not result.in_page:
+        return f"measured by a kit of {edge}, without Python"
+    return (
+        f"measured in a page, by WebAssembly of {edge}: an app is faster. The peak is the engine's memory, without the "
+        "browser's; the first load has the download"
+    )
 
 
 @dataclass(frozen=True)

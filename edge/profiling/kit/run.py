@@ -12,7 +12,7 @@ from edge.profiling.kit.result import Result, parse_result
 from edge.profiling.kit.ssh import Address
 from edge.profiling.profile import Settings
 
-_PLACES = "write kit:DIR, ssh:user@host or adb"
+_PLACES = "write kit:DIR, web:DIR, ssh:user@host or adb"
 
 
 def check_place(place: str) -> None:
@@ -22,7 +22,7 @@ def check_place(place: str) -> None:
         Address.of(rest)
     elif kind == "adb" and place != "adb":
         check_serial(rest)
-    elif place != "adb" and (kind != "kit" or not rest):
+    elif place != "adb" and (kind not in ("kit", "web") or not rest):
         raise InputError(f"--on {place} is unknown: {_PLACES}")
 
 

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from edge.backends.expected import QueryMoments
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import HeadKVCache, KVCache
-from edge.backends.learned import Learned
 from edge.kv.policy import EVERY, KVView, Needs
 from edge.types import IntArray
 
 
-def view_for(kv: KVCache, needs: Needs, incoming: int = 0, learned: Learned | None = None) -> KVView:
+def view_for(kv: KVCache, needs: Needs, incoming: int = 0, learned: RowImportance | None = None) -> KVView:
     """The rows in use, before an eviction that leaves room for `incoming` more, with what the policy needs. learned:
     of the model, if the policy must know it."""
     if not needs.looks:
@@ -27,13 +25,8 @@ def view_for(kv: KVCache, needs: Needs, incoming: int = 0, learned: Learned | No
         keys=heads.keys if needs.keys else None,
         longest=heads.longest - incoming,
     )
-    if needs.expects:
-        assert isinstance(learned, QueryMoments)
-        view = replace(
-            view, value_norms=heads.value_norms, queries=lambda layer: heads.expected_queries(layer, learned)
-        )
     if needs.ranks:
-        assert isinstance(learned, RowImportance)
+        assert learned is not None
         view = replace(view, importance=lambda layer: heads.importance(layer, learned))
     return replace(view, attention=heads.attention) if needs.queries else view
 

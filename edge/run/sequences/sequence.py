@@ -11,8 +11,8 @@ from typing import cast
 import numpy as np
 
 from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, VerifyingEngine
+from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState, RewindError, end_of
-from edge.backends.learned import Learned
 from edge.errors import InputError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
@@ -38,7 +38,7 @@ class TokenSequence:
 
     def __init__(
         self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter,
-        draft: DraftModel | None = None, learned: Learned | None = None,
+        draft: DraftModel | None = None, learned: RowImportance | None = None,
     ) -> None:  # fmt: skip
         """lora: the adapters that the engine runs. meter: counts the bytes that passes read. draft: drafts tokens.
         learned: of the model, for a policy that must know it."""

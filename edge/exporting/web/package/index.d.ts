@@ -61,8 +61,8 @@ export interface SamplingOptions {
 
 export interface StreamOptions extends SamplingOptions {
   signal?: AbortSignal;
-  /** Default: "user". "raw": without the chat template. */
-  role?: "user" | "raw";
+  /** Default: "user". "raw": without the chat template. "ids": an Int32Array of token ids instead of a text. */
+  role?: "user" | "raw" | "ids";
 }
 
 export interface Info {
@@ -133,9 +133,9 @@ export class Session {
   /** Of the last answer, or of the one that runs; null before the first. */
   readonly report: Report | null;
   /** The answer, piece by piece. Leaving the loop early cancels it, as `signal` does; then the loop ends as usual. */
-  stream(text: string, options?: StreamOptions): AsyncIterableIterator<string>;
+  stream(text: string | Int32Array, options?: StreamOptions): AsyncIterableIterator<string>;
   /** A whole answer. */
-  ask(text: string, options?: StreamOptions): Promise<string>;
+  ask(text: string | Int32Array, options?: StreamOptions): Promise<string>;
   /** Text before the first turn. */
   system(text: string): Promise<void>;
   /** An answer of an earlier conversation. */

@@ -73,7 +73,7 @@ export class Session {
     this.report = null;
   }
 
-  /** @param {string} text @param {any} [options] */
+  /** @param {string | Int32Array} text @param {any} [options] */
   async *stream(text, { signal, role = "user", ...options } = {}) {
     this.#claim();
     /** @type {string[]} */
@@ -108,7 +108,7 @@ export class Session {
     }
   }
 
-  /** @param {string} text @param {any} [options] */
+  /** @param {string | Int32Array} text @param {any} [options] */
   async ask(text, options) {
     let answer = "";
     for await (const piece of this.stream(text, options)) answer += piece;

@@ -267,12 +267,14 @@ export class Engine {
     this.exports.web_end();
   }
 
-  /** @param {keyof typeof ROLES} role @param {string} text */
+  /** @param {keyof typeof ROLES} role @param {string | Int32Array} text of the role ids, token ids */
   async append(role, text) {
-    const bytes = new TextEncoder().encode(text);
+    const isText = typeof text === "string";
+    if (isText === (role === "ids")) throw new EdgeError("bad-argument", "the role ids goes with an Int32Array, the others with a text");
+    const bytes = isText ? new TextEncoder().encode(text) : new Uint8Array(text.buffer, text.byteOffset, text.byteLength);
     const [address, size] = this.#take(bytes);
     try {
-      this.#check(await this.exports.web_append(ROLES[role], address, bytes.length));
+      this.#check(await this.exports.web_append(ROLES[role], address, isText ? bytes.length : text.length));
     } finally {
       this.exports.web_give(address, size);
     }

@@ -76,7 +76,7 @@ const calls = {
     cancelled = true;
   },
 
-  /** @param {{text: string, role: any, options: any}} request @param {(event: any) => void} tell */
+  /** @param {{text: string | Int32Array, role: any, options: any}} request @param {(event: any) => void} tell */
   async answer({ text, role, options }, tell) {
     cancelled = false;
     engine.set(options);
