@@ -167,6 +167,9 @@ $(VENV)/.dev: $(VENV)/.run
 	@{ command -v qemu-aarch64-static && command -v aarch64-linux-gnu-gcc; } >/dev/null \
 		|| $(call debian,qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross) \
 		|| $(call without,qemu-aarch64-static and aarch64-linux-gnu-gcc the tests of ARM code are skipped)
+	@{ command -v x86_64-w64-mingw32-gcc && { command -v wine64 || test -x /usr/lib/wine/wine64; }; } >/dev/null \
+		|| $(call debian,gcc-mingw-w64-x86-64 wine64) \
+		|| $(call without,MinGW and wine64 (200 MB) the tests of libraries for Windows are skipped)
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
 		|| $(call debian,chromium) || $(call without,chromium the tests that open reports in a browser are skipped)
 	@ls /usr/share/vulkan/icd.d/*.json >/dev/null 2>&1 || [ "$$(uname)" != Linux ] \

@@ -91,7 +91,8 @@ class CPU(Backend):
         from edge.backends.tvm.packing.layout import make_layout
 
         if system not in ("linux", "android", "ios", "web"):
-            how = "runs on macos in exported apps only" if system == "macos" else f"does not run on {system} yet"
+            in_apps = system in ("macos", "windows")
+            how = f"runs on {system} in exported apps only" if in_apps else f"does not run on {system} yet"
             raise UnsupportedError(f"the cpu engine {how}: use --backend=llamacpp")
         make_layout(file, spec)
 

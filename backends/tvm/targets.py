@@ -96,6 +96,13 @@ TARGETS = (
 )
 
 
+# The only machine of a system that libraries are made for, and LLVM's name of both.
+_SYSTEMS = {
+    "ios": ("aarch64", "aarch64-apple-ios"), "macos": ("aarch64", "aarch64-apple-ios"),
+    "windows": ("x86_64", "x86_64-pc-windows-gnu"),
+}  # fmt: skip
+
+
 def choose_target(name: str | None = None) -> Target:
     """The target called `name`, else EDGE_ISA, else this CPU's best.
 
@@ -122,15 +129,19 @@ def app_targets(machine: str, system: str) -> list[Target]:
     belongs to Android and to Apple's systems. LLVM's level 2 makes code that is a tenth smaller and as fast. Raises
     UnsupportedError for other machines.
     """
+    only, triple = _SYSTEMS.get(system, (machine, None))
     found = [target for target in TARGETS if target.machine == machine and target.name != "generic"]
-    if not found or (system in ("ios", "macos") and machine != "aarch64"):
-        raise UnsupportedError(f"no library is made for {system} on {machine}: choose a device with ARM64 or x86-64")
-    apple = {"mtriple": "aarch64-apple-ios"} if system in ("ios", "macos") else {}
+    if not found or machine != only:
+        machines = {"aarch64": "ARM64", "x86_64": "x86-64"}
+        wanted = machines[only] if only != machine else " or ".join(machines.values())
+        raise UnsupportedError(f"no library is made for {system} on {machine}: choose a device with {wanted}")
+    foreign = {"mtriple": triple} if triple else {}
     features = ["+reserve-x18"] if machine == "aarch64" else []
-    if apple:  # zeroes vectors as the first of Apple's 64-bit CPUs need it: Xcode's assembler warns of other ways
+    if "-apple-" in foreign.get("mtriple", ""):
+        # Vectors are zeroed as the first of Apple's 64-bit CPUs need it: Xcode's assembler warns of other ways.
         features.append("+zcz-fp-workaround")
     return [
-        replace(each, llvm=each.llvm | apple | {"mattr": [*each.llvm["mattr"], *features], "opt-level": 2})
+        replace(each, llvm=each.llvm | foreign | {"mattr": [*each.llvm["mattr"], *features], "opt-level": 2})
         for each in found
     ]
 

@@ -1,6 +1,6 @@
 """A model as a bundle for apps: the C library that runs it, model.edge, and what a platform needs besides.
 
-    edge.h, libedge.a, libedge.so   of C; Android and iOS have layouts of their own
+    edge.h, libedge.a, libedge.so   of C; Windows has edge.dll, edge.lib; Android and iOS have layouts of their own
     model.edge                      weights, tokenizer, chat template and plan
     npu/                            graphs for ONNX Runtime (npu_graphs.py)
     manifest.json                   plan, versions, licences, and the hash of every file; written last

@@ -32,7 +32,8 @@ from edge.model.tensors import find_network
 from edge.plan.plan import Plan
 from edge.types import Progress
 
-LANGUAGES = {"linux": "opencl", "android": "opencl", "web": "wgsl"}  # of systems whose bundles have a host
+# Of systems whose bundles have a host.
+LANGUAGES = {"linux": "opencl", "android": "opencl", "windows": "opencl", "web": "wgsl"}
 HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
 # That an OpenCL driver takes for itself, as pocl 3.1 did (measured): it contains a C compiler. No phone's is known.
 DRIVER_BYTES, DRIVER = 160 << 20, "as pocl 3.1 took, measured; phones' drivers are not known"

@@ -1,4 +1,5 @@
-"""The C library of a bundle: the runtime and the compiled passes as libedge.a and libedge.so, made by a C compiler.
+"""The C library of a bundle: the runtime and the compiled passes as libedge.a and libedge.so, made by a C compiler; for
+Windows as edge.dll with edge.lib.
 
 For Android no NDK is needed: the runtime calls only functions whose ABI is the same in glibc and bionic, so any Linux
 compiler for the machine does. It links against stubs of libc.so and libm.so that have these functions and no others.
@@ -29,6 +30,7 @@ from edge.storage import cache
 from edge.types import Progress
 
 STATIC, SHARED = "libedge.a", "libedge.so"
+DLL, IMPORTS = "edge.dll", "edge.lib"  # of Windows: linkers of GNU and of Microsoft find edge.lib
 RUNTIME = Path(__file__).parent / "runtime"
 GPU, NPU = RUNTIME / "gpu", RUNTIME / "npu"  # of bundles with a pass for GPUs, for NPUs
 
@@ -63,7 +65,15 @@ _LINK = (
 )  # fmt: skip
 
 
+# Without a date, and an address that follows from the path. Windows has the other libraries that it needs.
+_LINK_DLL = (
+    "-shared", "-s", "-static-libgcc", "-Wl,--gc-sections", "-Wl,--no-insert-timestamp", "-Wl,--image-base=0x180000000",
+)  # fmt: skip
+
 _GNU_LINK = ("-Wl,-z,noseparate-code",)  # as LLVM's linker does anyway: fewer segments, and less padding between them
+
+
+_MINGW = "w64-mingw32"  # how its compilers name the system
 
 
 @dataclass(frozen=True)
@@ -80,20 +90,25 @@ class Toolchain:
         return "android" in self.target
 
     def compiles_for(self, machine: str, system: str) -> bool:
-        return self.target.startswith(machine) and "linux" in self.target and (system == "android" or not self.bionic)
+        found = _MINGW if system == "windows" else "linux"
+        return self.target.startswith(machine) and found in self.target and (system == "android" or not self.bionic)
 
 
 def find_toolchain(machine: str, system: str) -> Toolchain:
-    """A C compiler for Linux or Android on x86_64 or aarch64: $CC, the NDK's, this machine's, a cross compiler, or zig.
+    """A C compiler for Linux or Android on x86_64 or aarch64: $CC, the NDK's, this machine's, a cross compiler, or zig;
+    for Windows $CC or MinGW.
 
     Raises UnsupportedError if none is found, with what to install, and InputError if $CC names none.
     """
-    if system not in ("linux", "android"):
+    if system not in ("linux", "android", "windows"):
         raise UnsupportedError(f"a library for {system} is built there, from the sources in the bundle")
     for command in _compilers(machine, system):
         toolchain = _ask(command) if shutil.which(command[0]) else None
         if toolchain is not None and toolchain.compiles_for(machine, system):
             return toolchain
+    if system == "windows":
+        package = f"gcc-mingw-w64-{machine.replace('_', '-')}"
+        raise UnsupportedError(f"no C compiler for Windows: apt-get install {package}, or set CC to one of MinGW")
     package = "gcc" if machine == platform.machine() else f"gcc-{machine.replace('_', '-')}-linux-gnu"
     raise UnsupportedError(
         f"no C compiler for {machine}: apt-get install {package}, pip install ziglang, or set CC"
@@ -105,7 +120,7 @@ def make_library(
     designs: Sequence[Design], folder: Path, machine: str, system: str, *, tables: Mapping[str, str] | None = None,
     more: Sequence[Path] = (), exports: Sequence[str] = (), progress: Progress | None = None,
 ) -> None:  # fmt: skip
-    """Write libedge.a and libedge.so into the folder.
+    """Write libedge.a and libedge.so, or edge.dll and edge.lib, into the folder.
 
     tables: names and texts of C files that belong to this bundle, such as trusted.c. more: further C files, such as a
     binding's, whose folders are searched for headers. exports: functions of theirs that the shared library has beside
@@ -123,6 +138,14 @@ def make_library(
             f"{{ global: {' '.join(f'{each};' for each in (*exported(), *exports))} local: *; }};\n"
         )
         made = compile_sources(toolchain, (*_COMPILE, *_MACHINE[machine]), [work / name for name in tables], work)
+        if system == "windows":
+            runtime = _runtime_object(toolchain, machine, more)
+            (work / "edge.def").write_text("\n".join(["EXPORTS", *exported(), *exports, ""]))
+            run_compiler(
+                toolchain, *_LINK_DLL, runtime, *made, *objects, work / "edge.def", "-lsynchronization",
+                f"-Wl,--out-implib,{folder / IMPORTS}", "-o", folder / DLL,
+            )  # fmt: skip
+            return
         _join(toolchain, [_runtime_object(toolchain, machine, more), *made, *objects], work / "edge.o")
         (folder / STATIC).write_bytes(archive("edge.o", (work / "edge.o").read_bytes(), [*exported(), *exports]))
         link: list[str | Path] = [
@@ -163,6 +186,9 @@ def archive(name: str, member: bytes, symbols: Sequence[str]) -> bytes:
 def _compilers(machine: str, system: str) -> Iterator[list[str]]:
     if own := os.environ.get("CC", "").strip():
         yield _named(own)
+    if system == "windows":
+        yield [f"{machine}-{_MINGW}-gcc"]
+        return
     ndk = os.environ.get("ANDROID_NDK_HOME")
     if ndk and system == "android":
         for host in sorted(Path(ndk, "toolchains", "llvm", "prebuilt").glob("*")):

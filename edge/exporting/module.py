@@ -25,7 +25,7 @@ PAGE = 65536  # bytes, in which WebAssembly counts memory
 MOST_PAGES = 65535  # whose size in bytes is a number of 32 bits
 
 _SOURCES = Path(__file__).parent / "web" / "c"
-_NATIVE = ("platform.c", "cpu.c")  # of the runtime; _SOURCES has its own platform.c
+NATIVE = ("platform.c", "posix.c", "cpu.c")  # of the runtime; _SOURCES has its own platform.c
 
 _FEATURES = "-mcpu=generic+simd128+atomics+bulk_memory+nontrapping_fptoint+sign_ext"
 # WASI for its headers alone. Floating-point operations stay apart, as in NumPy.
@@ -124,7 +124,7 @@ def _number(module: bytes, at: int) -> tuple[int, int]:
 
 def _runtime_objects(zig: Toolchain, folder: Path) -> list[Path]:
     """All of the runtime but the tables as object files, from the cache."""
-    sources = [each for each in sorted(RUNTIME.glob("*.c")) if each.name not in _NATIVE] + sorted(_SOURCES.glob("*.c"))
+    sources = [each for each in sorted(RUNTIME.glob("*.c")) if each.name not in NATIVE] + sorted(_SOURCES.glob("*.c"))
     digest = hashlib.sha256(repr((zig.version, _COMPILE, constants_header())).encode())
     for path in (*sorted(RUNTIME.glob("*.h")), *sorted(_SOURCES.glob("*.h")), *sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

@@ -33,7 +33,7 @@ def write_platform(
         return write_site(designs, trusted, folder, tell)
     if system in ("ios", "macos"):
         return _write_apple(designs, {"trusted.c": trusted}, folder, tell)
-    write = _write_android if system == "android" else _write_c
+    write = {"android": _write_android, "windows": _write_windows}.get(system, _write_c)
     more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ())]
     return write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
 
@@ -43,6 +43,16 @@ def _write_c(designs: Sequence[Design], tables: dict[str, str], folder: Path, te
     make_library(designs, folder, designs[0].target.machine, "linux", tables=tables, more=more, progress=tell)
     _copy(_RUNTIME / "edge.h", folder)
     _copy(_HERE / "c", folder)
+    return folder
+
+
+def _write_windows(
+    designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]
+) -> Path:
+    """edge.h, the DLL and its import library beside the example of C."""
+    make_library(designs, folder, designs[0].target.machine, "windows", tables=tables, more=more, progress=tell)
+    for path in (_RUNTIME / "edge.h", _HERE / "c" / "example.c", _HERE / "windows"):
+        _copy(path, folder)
     return folder
 
 

@@ -56,6 +56,7 @@ CLASSES = {
     "generic-arm64": "memory, decoding, prompts",
     "generic-x86": "memory, decoding, prompts",
     "web": "decoding, prompts",
+    "windows-x86": "memory, decoding, prompts",
 }
 
 

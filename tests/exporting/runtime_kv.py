@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 from conftest import GOLDEN
-from runtime_library import load_runtime
+from runtime_library import PLATFORM, load_runtime
 
 from edge.backends.base import EngineConfig
 from edge.backends.fixed_state import FixedState
@@ -37,7 +37,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 _SPEC = open_model(GOLDEN / "llama-gqa-tied.gguf").spec  # of any model: sequences ask it for little
 SINKS = 4  # of the plan; others are pinned in the session
 HARNESS = Path(__file__).parent / "runtime" / "kv_harness.c"
-SOURCES = ("rows.c", "kv.c", "kv_keys.c", "kv_state.c", "policy.c", "model.c", "error.c", "platform.c")
+SOURCES = ("rows.c", "kv.c", "kv_keys.c", "kv_state.c", "policy.c", "model.c", "error.c", *PLATFORM)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import edge
 from edge.exporting.constants import CONSTANTS, constants_header
 
 RUNTIME = Path(edge.__file__).parent / "exporting" / "runtime"
+PLATFORM = ("platform.c", "posix.c", "linux.c")  # what it takes from Linux
 SANITIZE = "EDGE_TEST_SANITIZE"  # environment variable: builds check addresses and undefined behaviour
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Wshadow", "-Werror")
 
@@ -41,7 +42,10 @@ def load_runtime(*sources: str | Path, flags: Sequence[str] = ()) -> ctypes.CDLL
     return ctypes.CDLL(str(build(sources, ("-shared", "-fPIC", *flags), ".so")))
 
 
-def build(sources: Sequence[str | Path], flags: Sequence[str] = (), suffix: str = "", compiler: str = "cc") -> Path:
+def build(
+    sources: Sequence[str | Path], flags: Sequence[str] = (), suffix: str = "", compiler: str = "cc",
+    libraries: Sequence[str] = ("-lm", "-lpthread"),
+) -> Path:  # fmt: skip
     """A library or a program in the tests' cache folder, built if sources have changed. Skips without a compiler."""
     if shutil.which(compiler) is None:
         pytest.skip(f"no C compiler {compiler}")
@@ -55,7 +59,6 @@ def build(sources: Sequence[str | Path], flags: Sequence[str] = (), suffix: str 
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         made = out.with_name(f"{out.name}.{os.getpid()}")
-        libraries = ["-lm", "-lpthread"]
         subprocess.run([*command, *map(str, paths), "-o", str(made), *libraries], check=True)
         made.rename(out)
     return out

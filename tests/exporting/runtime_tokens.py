@@ -7,14 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from runtime_library import load_runtime
+from runtime_library import PLATFORM, load_runtime
 
 from edge.exporting.vocabulary import tokenizer_sections
 from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray
 
 HARNESS = Path(__file__).parent / "runtime" / "tokens_harness.c"
-SOURCES = (HARNESS, "tokenizer.c", "vocabulary.c", "words.c", "utf8.c", "error.c", "platform.c")
+SOURCES = (HARNESS, "tokenizer.c", "vocabulary.c", "words.c", "utf8.c", "error.c", *PLATFORM)
 
 
 @lru_cache

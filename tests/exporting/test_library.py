@@ -231,5 +231,5 @@ def test_a_library_for_apple_links_and_calls_public_functions_only(tmp_path: Pat
     assert called <= {
         *LIBC, *LIBM, "dlsym", "sysctlbyname", "arc4random_buf", "getpagesize", "bzero", "__error", "__memcpy_chk",
         "__sincos_stret", "pthread_cond_broadcast", "pthread_cond_init", "pthread_cond_wait", "pthread_mutex_init",
-        "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_set_qos_class_self_np",
+        "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_set_qos_class_self_np", "task_info", "mach_task_self_",
     }  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import GOLDEN
-from runtime_library import load_runtime
+from runtime_library import PLATFORM, load_runtime
 
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.packing.layout import make_layout
@@ -71,7 +71,7 @@ class _Error(ctypes.Structure):
 
 def open_in_c(path: Path, offset: int = 0) -> str:
     """What model_map says of a file, or of its part behind `offset`; nothing if it is fine."""
-    library = load_runtime("error.c", "model.c", "platform.c", "cpu.c")
+    library = load_runtime("error.c", "model.c", *PLATFORM, "cpu.c")
     source = _Source(ctypes.sizeof(_Source), str(path).encode(), -1, offset)
     error = _Error(ctypes.sizeof(_Error))
     opened = ctypes.create_string_buffer(4096)

@@ -336,7 +336,7 @@ def test_bundles_without_programs_say_so() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        (MODEL, {"device": "iphone-16"}, "for linux, android, web, not for ios"),
+        (MODEL, {"device": "iphone-16"}, "for linux, android, windows, web, not for ios"),
         (MODEL, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose"),
         (MODEL, {"kv_dtype": "int4"}, "no int4 KV rows"),
         (MODEL, {"lora_rank": 8}, "no LoRA adapters"),

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_library import build, load_runtime
+from runtime_library import PLATFORM, build, load_runtime
 
 from edge.backends.tvm.targets import TARGETS, _cpu_flags
 from edge.devices.host import usable_cores
 
 BARRIER = Path(__file__).parent / "runtime" / "barrier.c"
-PARTS = ("platform.c", "cpu.c", "error.c")
+PARTS = (*PLATFORM, "cpu.c", "error.c")
 ON_ADDRESS = "-DEDGE_WAIT_ON_ADDRESS"  # as on Apple's systems
 ADDRESSES = """
 #include <linux/futex.h>
@@ -228,6 +228,7 @@ def test_fast_cores_of_arm_are_those_of_the_fastest_cluster(tmp_path: Path) -> N
 def test_threads_wait_for_each_other(tmp_path: Path, waiting: str, checked: str) -> None:
     more: list[str | Path] = []
     flags = [] if waiting == "futex" else [ON_ADDRESS]
+    more += [] if waiting == "futex" else ["apple.c"]
     if waiting == "address":
         more.append(tmp_path / "addresses.c")
         (tmp_path / "addresses.c").write_text(ADDRESSES)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN
 from ctypes_bundle import open_bundle
-from runtime_library import build
+from runtime_library import PLATFORM, build
 from small_models import Small, write_small
 
 from edge import export
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 HARNESS = Path(__file__).parent / "runtime" / "pass_harness.c"
 SOURCES = (
-    "pass.c", "platform.c", "cpu.c", "error.c", "model.c", "rows.c", "kv.c", "kv_keys.c", "kv_state.c", "table.c",
+    "pass.c", *PLATFORM, "cpu.c", "error.c", "model.c", "rows.c", "kv.c", "kv_keys.c", "kv_state.c", "table.c",
 )  # fmt: skip
 ARM_COMPILER = "aarch64-linux-gnu-gcc"
 CHUNK = 16

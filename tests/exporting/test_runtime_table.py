@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runtime_library import load_runtime
+from runtime_library import PLATFORM, load_runtime
 from small_models import random_bytes
 
 from edge.exporting.model_file import TABLE_TYPES
@@ -30,7 +30,7 @@ def test_rows_are_those_of_gguf(kind: str, size: int, tmp_path: Path) -> None:
     expected = dequantize(raw.reshape(VOCAB, -1)[tokens], kind).reshape(len(tokens), layers, size)
     expected = expected * np.float32(math.sqrt(size / 2))
     found = np.full((len(tokens), layers, -(-size // 16) * 16), -7, np.float32)
-    c = load_runtime("table.c", "rows.c", "platform.c", "cpu.c", "error.c", HARNESS)
+    c = load_runtime("table.c", "rows.c", *PLATFORM, "cpu.c", "error.c", HARNESS)
     c.read_table.restype = ctypes.c_bool
 
     def read(path: Path) -> bool:

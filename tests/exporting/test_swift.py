@@ -82,9 +82,12 @@ def sources(c_target: Path) -> list[Path]:
 @ZIG
 @pytest.mark.exhaustive
 def test_the_c_target_builds_for_macos(c_target: Path, tmp_path: Path) -> None:
-    """Without warnings, and nothing is left undefined."""
-    out = tmp_path / "libedge.dylib"
-    clang(tmp_path, "-Wall", "-Werror", f"-I{c_target / 'include'}", "-shared", *sources(c_target), "-o", out)
+    """As a C library, by its README's command, without warnings, and nothing is left undefined."""
+    kit, out = c_target.parents[1], tmp_path / "libedge.dylib"
+    (words,) = re.findall(r"^cc (.*) -o libedge\.dylib$", (kit / "README.md").read_text(encoding="utf-8"), re.M)
+    _, option, files, include = words.split()
+    assert (option, {*kit.glob(files)}) == ("-shared", {*sources(c_target)})
+    clang(tmp_path, "-Wall", "-Werror", f"-I{kit / include[2:]}", option, *sorted(kit.glob(files)), "-o", out)
     assert out.read_bytes()[:8] == bytes.fromhex("cffaedfe0c000001")  # Mach-O, ARM64
 
 

@@ -359,7 +359,7 @@ def test_free_memory_is_what_the_governor_will_read(tmp_path: Path) -> None:
     ("device", "engine", "why"),
     [
         ("macbook-air-m3", "llamacpp", "llamacpp is assumed: the cpu engine runs on macos in exported apps only"),
-        ("snapdragon-x-elite", "llamacpp", "llamacpp is assumed: the cpu engine does not run on windows yet"),
+        ("snapdragon-x-elite", "llamacpp", "llamacpp is assumed: the cpu engine runs on windows in exported apps only"),
         ("iphone-16", "cpu", "cpu is assumed, in an app that edge export makes"),
         ("pixel-9", "cpu", "cpu is assumed, in an app that edge export makes"),
         ("raspberry-pi-5", "cpu", ""),

@@ -27,7 +27,7 @@ from edge.exporting.bundle import make_sections, prepare
 from edge.exporting.enums import Finish, Role
 from edge.exporting.library import compile_sources
 from edge.exporting.model_file import trusted_source
-from edge.exporting.module import PAGE, find_zig, initial_pages, make_modules
+from edge.exporting.module import NATIVE, PAGE, find_zig, initial_pages, make_modules
 from edge.options import Options
 
 pytestmark = [
@@ -298,7 +298,7 @@ def test_without_zig_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_runtime_compiles_for_32_bits_without_warnings(tmp_path: Path) -> None:
     web = RUNTIME.parent / "web" / "c"
-    sources = [each for each in RUNTIME.glob("*.c") if each.name not in ("platform.c", "cpu.c")]
+    sources = [each for each in RUNTIME.glob("*.c") if each.name not in NATIVE]
     target = ("-target", "wasm32-wasi", "-mcpu=generic+simd128+atomics+bulk_memory", "-std=c11", *WARNINGS)
     compile_sources(find_zig(), target, [*sources, *web.glob("*.c")], tmp_path)  # a warning is an error
 

@@ -63,7 +63,7 @@ def compile_object(entries: Mapping[str, Any], functions: Mapping[str, Any], tar
     with work_folder() as folder:
         path = folder / f"pass.{'s' if target.is_apple else 'o'}"
         compiled.write_to_file(str(path), path.suffix[1:])
-        return _cleaned(path.read_text()).encode() if target.is_apple else _renamed(path.read_bytes())
+        return _cleaned(path.read_text()).encode() if target.is_apple else _unexported(_renamed(path.read_bytes()))
 
 
 # TVM adds functions that convert float16 to every file, under the compiler library's names but with another calling
@@ -71,10 +71,15 @@ def compile_object(entries: Mapping[str, Any], functions: Mapping[str, Any], tar
 _CONVERSIONS = {b"__truncsfhf2": b"tvm_truncsf2", b"__extendhfsf2": b"tvm_extendsf2"}
 
 
-def _renamed(elf: bytes) -> bytes:
+def _renamed(object_file: bytes) -> bytes:
     for name, other in _CONVERSIONS.items():
-        elf = elf.replace(b"\0%b\0" % name, b"\0%b\0" % other)
-    return elf
+        object_file = object_file.replace(b"\0%b\0" % name, b"\0%b\0" % other)
+    return object_file
+
+
+def _unexported(object_file: bytes) -> bytes:
+    """Without what TVM tells linkers for Windows: that a DLL shall have each of the functions."""
+    return re.sub(rb"[ \0]-export:edge_\w+", lambda found: b" " * len(found[0]), object_file)
 
 
 def _cleaned(assembly: str) -> str:

@@ -34,7 +34,7 @@ def export(
         int, o.flag("--lora-rank", help="Room for LoRA adapters up to this rank, which edge export-adapter makes.")
     ] = 0,
     gpu: Annotated[
-        bool, o.flag("--gpu", help="With programs for a GPU, too: WebGPU in pages, OpenCL on Linux and Android.")
+        bool, o.flag("--gpu", help="With programs for a GPU, too: WebGPU in pages, OpenCL elsewhere.")
     ] = False,
     npu: Annotated[
         bool,
@@ -47,7 +47,8 @@ def export(
     """Export a model for apps: a C library without Python, the model as one mapped file, an example, and a README.
 
     For Android the folder is a library module in Kotlin, for iOS a Swift package, for web a site with a chat page and a
-    JavaScript package, else it is for C and C++. Of the KV policies, apps have streaming, window, full and h2o.
+    JavaScript package, else it is for C and C++, for Windows with a DLL. Of the KV policies, apps have streaming,
+    window, full and h2o.
     """
     from edge.exporting.bundle import MANIFEST
     from edge.exporting.bundle import export as make

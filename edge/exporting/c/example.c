@@ -1,4 +1,4 @@
-/* A chat in a terminal: cc example.c -I. libedge.a -lm -lpthread -o chat && ./chat
+/* A chat in a terminal: see README.md for how to build it.
  *
  *     chat [MODEL] [-p PROMPT] [-n TOKENS] [-s SYSTEM]
  *
@@ -9,6 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifdef _WIN32
+#include <windows.h>
+#include <shellapi.h>
+#endif
 
 #include "edge.h"
 
@@ -60,12 +65,34 @@ static const char *beside(const char *program) /* the path of model.edge */
 {
     static char path[4096];
     const char *end = strrchr(program, '/');
+#ifdef _WIN32
+    end = strrchr(program, '\\') > end ? strrchr(program, '\\') : end;
+#endif
     snprintf(path, sizeof path, "%.*smodel.edge", end ? (int)(end - program + 1) : 0, program);
     return path;
 }
 
+#ifdef _WIN32
+static char **in_utf8(int *count) /* the words of the command line, which main has in some other encoding */
+{
+    wchar_t **wide = CommandLineToArgvW(GetCommandLineW(), count);
+    char **words = calloc((size_t)*count + 1, sizeof *words);
+    for (int i = 0; words && i < *count; i++) {
+        int size = WideCharToMultiByte(CP_UTF8, 0, wide[i], -1, NULL, 0, NULL, NULL);
+        words[i] = malloc((size_t)size);
+        WideCharToMultiByte(CP_UTF8, 0, wide[i], -1, words[i], size, NULL, NULL);
+    }
+    SetConsoleCP(CP_UTF8);
+    SetConsoleOutputCP(CP_UTF8);
+    return words;
+}
+#endif
+
 int main(int count, char **words)
 {
+#ifdef _WIN32
+    words = in_utf8(&count);
+#endif
     edge_source source = {.size = sizeof source, .path = beside(words[0]), .fd = -1};
     edge_options options = EDGE_OPTIONS;
     const char *prompt = NULL, *system = NULL;

@@ -1,16 +1,11 @@
-/* What the CPU can do, and how many of its cores are fast. */
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <sched.h>
+/* What the CPU can do. */
 #include <string.h>
-#include <unistd.h>
-#if defined(__APPLE__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__APPLE__)
 #include <sys/sysctl.h>
 #else
 #include <sys/auxv.h>
-#endif
-#if defined(__x86_64__)
-#include <cpuid.h>
 #endif
 
 #include "internal.h"
@@ -98,76 +93,3 @@ bool runs_isa(const char *name)
             return isa_features() >> i & 1;
     return false;
 }
-
-/* ---- cores ------------------------------------------------------------------------------------------------------- */
-
-#ifdef __APPLE__
-
-uint32_t fastest_cores(void)
-{
-    int32_t count = 0;
-    size_t size = sizeof count;
-    if (sysctlbyname("hw.perflevel0.physicalcpu", &count, &size, NULL, 0) || count < 1)
-        count = 1;
-    return (uint32_t)count;
-}
-
-#else
-
-#ifndef CPUS /* tests have others */
-#define CPUS "/sys/devices/system/cpu/cpu"
-#endif
-enum { MOST_CPUS = 1024 };
-typedef struct { uint64_t bits[MOST_CPUS / 64]; } cpu_bits;
-
-/* The first number in a file about a CPU; `otherwise` if there is none. */
-static uint32_t cpu_number(uint32_t cpu, const char *file, uint32_t otherwise)
-{
-    char path[256] = CPUS, text[16] = "";
-    size_t at = strlen(path);
-    for (uint32_t digit = cpu < 10 ? 1 : cpu < 100 ? 10 : cpu < 1000 ? 100 : 1000; digit; digit /= 10)
-        path[at++] = (char)('0' + cpu / digit % 10);
-    memcpy(path + at, file, strlen(file) + 1);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return otherwise;
-    int64_t length = read_fd(fd, text, sizeof text - 1);
-    close(fd);
-    if (length < 1 || text[0] < '0' || text[0] > '9')
-        return otherwise;
-    uint32_t number = 0;
-    for (const char *digit = text; *digit >= '0' && *digit <= '9' && number < 100000000; digit++)
-        number = number * 10 + (uint32_t)(*digit - '0');
-    return number;
-}
-
-/* Physical cores that this process may run on; on ARM those of the highest clock, since the others would be waited for.
- * Elsewhere clocks differ between cores that are alike. */
-uint32_t fastest_cores(void)
-{
-#if defined(__aarch64__)
-    const char *clock = "/cpufreq/cpuinfo_max_freq";
-#else
-    const char *clock = "/none";
-#endif
-    cpu_bits allowed = {{0}}, cores = {{0}};
-    sched_getaffinity(0, sizeof allowed, (cpu_set_t *)&allowed);
-    uint32_t best = 0, count = 0;
-    for (uint32_t cpu = 0; cpu < MOST_CPUS; cpu++) {
-        if (!(allowed.bits[cpu / 64] >> cpu % 64 & 1))
-            continue;
-        uint32_t speed = cpu_number(cpu, clock, 0), core = cpu_number(cpu, "/topology/thread_siblings_list", cpu);
-        if (speed < best || core >= MOST_CPUS)
-            continue;
-        if (speed > best) {
-            best = speed;
-            cores = (cpu_bits){{0}};
-            count = 0;
-        }
-        count += !(cores.bits[core / 64] >> core % 64 & 1);
-        cores.bits[core / 64] |= 1ull << core % 64;
-    }
-    return count ? count : 1;
-}
-
-#endif

@@ -61,7 +61,7 @@ typedef struct {
 typedef struct { /* where model.edge is: a path, or an open file, such as an asset of an app */
     uint32_t size;
     const char *path; /* NULL: fd */
-    int32_t fd;
+    int32_t fd; /* here and in edge_stream, on Windows a handle */
     uint64_t offset, length; /* of the file within fd; 0, 0: all of it */
 } edge_source;
 

@@ -1,6 +1,6 @@
 /* What the files of the runtime know of each other, from the ground up:
  *
- *     platform.c   cpu.c             memory, files, clocks and threads of the system; instruction sets and cores
+ *     system.h     cpu.c             memory, files, clocks and threads of the system; instruction sets
  *     error.c                        messages
  *     model.c      hash.c            model.edge: sections, checked once
  *     utf8.c       words.c           characters; words, as pre-tokenizers cut them
@@ -29,6 +29,7 @@
 
 #include "constants.h"
 #include "edge.h"
+#include "system.h"
 
 #ifdef __clang__ /* in packages that others compile; GCC has -ffp-contract=off, and warns of this */
 #pragma STDC FP_CONTRACT OFF /* products and sums round apart, as NumPy's do */
@@ -50,48 +51,6 @@ typedef struct { uint32_t state[8]; uint64_t length; uint8_t block[64]; } hasher
 void hash_start(hasher *h);
 void hash_add(hasher *h, const void *data, uint64_t size);
 void hash_end(hasher *h, uint8_t digest[32]);
-
-/* ---- platform.c ------------------------------------------------------------------------------------------------ */
-
-/* Without malloc, stdio, errno and thread-local variables, whose ABIs differ between C libraries. */
-void *map_memory(uint64_t size);                   /* zeros, whose pages become resident when they are written; NULL */
-void unmap_memory(void *memory, uint64_t size);
-void release_memory(void *memory, size_t size);   /* whole pages become zeros and are given back */
-void forget_memory(const void *memory, size_t size); /* whole pages of a mapped file are given back until next read */
-/* fd: of the file, its own; end: where `data` ends in it. */
-typedef struct { const uint8_t *data; uint64_t size; void *base; size_t mapped; int32_t fd; uint64_t end; } mapping;
-edge_status map_file(const edge_source *source, mapping *file, edge_error *error);
-bool file_is_whole(const mapping *file);          /* false: it was cut short; reading what is gone ends the process */
-bool read_file(const mapping *file, uint64_t at, void *to, uint64_t size); /* without mapping; false: it was cut short */
-void unmap_file(mapping *file);
-int64_t read_fd(int32_t fd, void *to, uint64_t size);      /* bytes, less than `size` at the end of a file; -1 */
-int64_t write_fd(int32_t fd, const void *from, uint64_t size);
-enum { LONGEST_PATH = 1024 };
-bool replace_file(const char *path, const void *data, uint64_t size); /* whole, or not at all; false: not */
-double now_seconds(void);                         /* monotonic */
-double cpu_seconds(void);                         /* of this process */
-void sleep_seconds(double seconds);
-uint64_t random_seed(void);
-int64_t process_id(void);
-/* Bytes of the process that no file backs: in memory, and in swap space. 0 where the system does not tell. */
-void private_bytes(uint64_t *anonymous, uint64_t *swapped);
-typedef struct { uint64_t handle; void *(*work)(void *); void *argument; uint64_t cpu_mask; } worker; /* stays put */
-bool start_worker(worker *thread, void *(*work)(void *), void *argument, uint64_t cpu_mask); /* mask 0: any CPU */
-void join_worker(worker *thread);
-/* Binds the calling thread to CPUs; false: it is where it was. Otherwise `unbind_thread` takes it back there. */
-typedef struct { uint64_t bits[16]; } cpu_binding;
-bool bind_thread(uint64_t cpu_mask, cpu_binding *before);
-void unbind_thread(const cpu_binding *before);
-/* Called by compiled passes: sleep while *word == value (may return early), and wake all who sleep there. The word is the
- * first of a line that was zero and prepared. */
-void prepare_line(int32_t line[LINE]);
-int32_t edge_doze(int32_t *word, int32_t value);
-int32_t edge_wake(int32_t *word);
-
-/* ---- cpu.c ------------------------------------------------------------------------------------------------------ */
-
-uint32_t fastest_cores(void);                     /* of the cluster of the highest clock, at least 1 */
-bool runs_isa(const char *name);                  /* avx512vnni, avxvnni, avx2, i8mm, dotprod, neon */
 
 /* ---- an arena --------------------------------------------------------------------------------------------------- */
 

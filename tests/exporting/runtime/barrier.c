@@ -1,4 +1,4 @@
-/* Threads that meet as compiled passes do (backends/tvm/cpu/kernels/threads.py), with the waiting functions of platform.c.
+/* Threads that meet as compiled passes do (backends/tvm/cpu/kernels/threads.py), with the waiting functions of the system.
  *
  *     barrier THREADS ROUNDS
  *

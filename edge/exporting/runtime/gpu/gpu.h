@@ -5,6 +5,7 @@
  *     gpu_pass.c    tokens in, logits out
  *     gpu_race.c    whether the GPU or the CPU answers sooner
  *     gpu_cache.c   files in the app's cache folder
+ *     gpu_system.c  the driver's library, and the system's version
  */
 #ifndef EDGE_GPU_H
 #define EDGE_GPU_H
@@ -77,6 +78,11 @@ typedef struct { uint8_t *data; uint64_t size, at; } kept_file;
 bool kept_path(const char *folder, const uint8_t digest[32], const char *suffix, char *path); /* [LONGEST_PATH] */
 void kept_read(const char *path, kept_file *kept); /* size 0: there is none, or it is damaged */
 void kept_write(const char *path, kept_file *made);
+
+/* gpu_system.c */
+void *gpu_library(void); /* of OpenCL; NULL: there is none */
+void *gpu_function(void *library, const char *name);
+bool hash_system(hasher *h); /* adds its version; false: it does not tell */
 
 /* gpu_pass.c */
 static inline const void *gpu_table(const gpu *g, uint32_t at)

@@ -4,7 +4,6 @@
  * one session. */
 #include <math.h>
 #include <string.h>
-#include <sys/utsname.h>
 
 #include "gpu.h"
 #include "session.h"
@@ -81,15 +80,12 @@ static pace race(edge_session *s)
 /* Of the file that keeps what was measured: for these sections of the bundle, instruction set, threads, and system. */
 static bool name_record(const edge_options *options, char *path)
 {
-    struct utsname about;
     hasher h;
     uint8_t digest[32];
-    if (!options->cache || uname(&about))
-        return false;
     hash_start(&h);
     hash_add(&h, EDGE_TRUSTED, sizeof EDGE_TRUSTED);
-    hash_add(&h, about.release, strlen(about.release));
-    hash_add(&h, about.version, strlen(about.version));
+    if (!options->cache || !hash_system(&h))
+        return false;
     if (options->isa)
         hash_add(&h, options->isa, strlen(options->isa));
     hash_add(&h, &options->threads, sizeof options->threads);

@@ -1,7 +1,6 @@
 /* A GPU through OpenCL. Sources are compiled by its driver, whose binaries are kept in the app's cache folder.
  *
  * The library is never unloaded: drivers have threads. */
-#include <dlfcn.h>
 #include <string.h>
 
 #include "gpu.h"
@@ -22,17 +21,12 @@ static bool failed(gpu *g, int32_t code)
 
 static bool load_library(opencl *cl)
 {
-    static const char *const names[] = {
-        "libOpenCL.so.1", "libOpenCL.so", "/vendor/lib64/libOpenCL.so", "/system/vendor/lib64/libOpenCL.so",
-    };
-    void *library = NULL;
-    for (size_t i = 0; !library && i < sizeof names / sizeof *names; i++)
-        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    void *library = gpu_library();
     if (!library)
         return false;
     bool whole = true;
 #define LOAD(result, name, arguments) \
-    *(void **)&cl->name = dlsym(library, #name); \
+    *(void **)&cl->name = gpu_function(library, #name); \
     whole = whole && cl->name;
     OPENCL_FUNCTIONS(LOAD)
 #undef LOAD

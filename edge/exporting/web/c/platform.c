@@ -1,4 +1,4 @@
-/* Memory, clocks and threads of a WebAssembly module, in place of runtime/platform.c and cpu.c.
+/* Memory, clocks and threads of a WebAssembly module, in place of those of runtime/system.h.
  *
  * Memory only grows, up to the bound that the host gave it, so freed blocks are kept and used again. Threads are workers
  * of the host, which park in web_thread until start_worker has work for one of them. What map_file maps lies in memory

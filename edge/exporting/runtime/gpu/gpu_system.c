@@ -1,0 +1,68 @@
+/* What the GPU pass takes from the system: libraries of drivers, and its version, of which drivers are a part. */
+#include <string.h>
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
+#include <dlfcn.h>
+#include <sys/utsname.h>
+#endif
+
+#include "gpu.h"
+
+#ifdef _WIN32
+
+void *gpu_library(void)
+{
+    return LoadLibraryExA("OpenCL.dll", NULL, LOAD_LIBRARY_SEARCH_SYSTEM32);
+}
+
+void *gpu_function(void *library, const char *name)
+{
+    FARPROC found = GetProcAddress(library, name);
+    void *function;
+    memcpy(&function, &found, sizeof function);
+    return function;
+}
+
+bool hash_system(hasher *h)
+{
+    RTL_OSVERSIONINFOW about = {.dwOSVersionInfoSize = sizeof about};
+    LONG(WINAPI *ask)(RTL_OSVERSIONINFOW *); /* GetVersionEx says what the program was made for */
+    void *function = gpu_function(GetModuleHandleA("ntdll.dll"), "RtlGetVersion");
+    memcpy(&ask, &function, sizeof ask);
+    if (!ask || ask(&about))
+        return false;
+    hash_add(h, &about, sizeof about);
+    return true;
+}
+
+#else
+
+void *gpu_library(void)
+{
+    static const char *const names[] = {
+        "libOpenCL.so.1", "libOpenCL.so", "/vendor/lib64/libOpenCL.so", "/system/vendor/lib64/libOpenCL.so",
+    };
+    void *library = NULL;
+    for (size_t i = 0; !library && i < sizeof names / sizeof *names; i++)
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
+void *gpu_function(void *library, const char *name)
+{
+    return dlsym(library, name);
+}
+
+bool hash_system(hasher *h)
+{
+    struct utsname about;
+    if (uname(&about))
+        return false;
+    hash_add(h, about.release, strlen(about.release));
+    hash_add(h, about.version, strlen(about.version));
+    return true;
+}
+
+#endif
