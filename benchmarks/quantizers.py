@@ -1,11 +1,12 @@
 """The loss of quality of every quantizer on the same model, on text that none of them has seen.
 
     python benchmarks/quantizers.py [--methods best-iq4_nl,llama.cpp-iq4_nl] [--tokens 51200] [--calibration 16384]
-        [--domains python,french]
+        [--texts own] [--domains python,french] [--original]
 
 The model is SmolLM2's twin (twin.py) in F16; only matrices within layers are rounded, embedding and head stay F16.
-Calibration documents differ from those of the measurement. llama.cpp runs all files, in sequences of 512 tokens.
-Files are kept in the cache folder and made again with --again.
+With --original it is SmolLM2 itself in Q4_1, whose loss is that of rounding again. Calibrated on the text that comes
+with edge (own), documents of one book (book), or both in equal shares; none is measured on. llama.cpp runs all files,
+in sequences of 512 tokens. Files are kept in the cache folder and made again with --again.
 
 Mixtures concern whole files, the embedding too: `llama.cpp-q3_k_m` is llama-quantize's, `mixed-q3_k_m` has types that
 edge chose for a file of at most that size. llama.cpp rounds both, with the same importance matrix.
@@ -34,7 +35,7 @@ from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import read_weights
 from edge.cli.terminal.show import table
-from edge.converters.calibrate import SEQUENCE, collect, column_importance
+from edge.converters.calibrate import OWN_TEXT, SEQUENCE, calibration_tokens, collect, column_importance
 from edge.converters.ggml import quantize_with_llamacpp
 from edge.converters.quantize import Settings, mix_types, plan_types, quantize_gguf
 from edge.converters.quantizers.ggml_rows import quantize_rows
@@ -69,7 +70,15 @@ THEIRS = {"llama.cpp-q4_0": "Q4_0", "llama.cpp-iq4_nl": "IQ4_NL", "llama.cpp-q4_
 MIXED_BITS = 5.0
 
 
-def calibration(model: Model, count: int) -> IntArray:
+def calibration(model: Model, count: int, texts: str) -> IntArray:
+    """At most `count` tokens of these texts: own, book, or both in equal shares."""
+    own = np.zeros(0, np.int32)
+    if texts != "book":
+        own = calibration_tokens(model.tokenizer, [OWN_TEXT], count if texts == "own" else count // 2)
+    return own if texts == "own" else np.concatenate([_book(model, count - own.size), own])
+
+
+def _book(model: Model, count: int) -> IntArray:
     """The same number of tokens of each document, in complete sequences."""
     share = max(1, count // len(CALIBRATION) // SEQUENCE) * SEQUENCE
     texts = [model.encode_prompt(long_text(each).read_text(encoding="utf-8"), raw=True) for each in CALIBRATION]
@@ -200,6 +209,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=15360, help="measured on, in equal shares of the domains")
     parser.add_argument("--domains", default=",".join(HELD_OUT), help="some of them, with commas")
     parser.add_argument("--calibration", type=int, default=16384, help="tokens")
+    parser.add_argument("--texts", choices=("own", "book", "both"), default="own", help="to calibrate on")
+    parser.add_argument("--original", action="store_true", help="the model itself instead of its twin")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="make files again")
     parser.add_argument("--model", default="smollm2-135m")
@@ -207,12 +218,14 @@ def main() -> None:
     options = parser.parse_args()
     original = edge.open_model(options.model)
     source = options.cache / f"{original.spec.name or 'model'}.twin.gguf".replace(" ", "-").replace("/", "-")
-    if not source.exists():
+    if not source.exists() and not options.original:
         write_twin(original, source)
-    model, paths = open_model(source), {}
-    tokens, fresh = calibration(model, options.calibration), multiprocessing.get_context("spawn")
+    stem, paths = source.with_suffix(".original" if options.original else ""), {}
+    model = original if options.original else open_model(source)
+    source = model.file.path
+    tokens, fresh = calibration(model, options.calibration, options.texts), multiprocessing.get_context("spawn")
     for name in options.methods.split(","):
-        paths[name] = source.with_suffix(f".{name}-{options.calibration}.gguf")
+        paths[name] = stem.with_name(f"{stem.name}.{name}-{options.texts}-{options.calibration}.gguf")
         if options.again or not paths[name].exists():
             print(f"making {name} ...", flush=True)
             child = fresh.Process(target=make, args=(name, source, paths[name], tokens))
@@ -225,7 +238,7 @@ def main() -> None:
     for package in domains:
         sequences = held_out(model, package, options.tokens // len(domains))
         found = measure(source, paths, sequences, options.threads)
-        print(f"\n## {package}: {sequences.size:,} tokens, {options.calibration:,} to calibrate on\n")
+        print(f"\n## {package}: {sequences.size:,} tokens, {tokens.size:,} to calibrate on ({options.texts})\n")
         print(table(heads, [row(name, paths[name], each) for name, each in found.items()], left=1))
 
 

@@ -26,6 +26,8 @@ from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
 from edge.types import AnyArray, FloatArray, IntArray, Progress
 
+OWN_TEXT = Path(__file__).with_name("calibration.txt")  # written for edge; read by default
+TOKENS = 16384  # by default
 SEQUENCE = 512  # tokens that see each other
 LEAST = 128  # tokens, below which statistics say nothing
 _CHARACTERS_PER_TOKEN = 16  # more than any text has: the rest is not tokenized

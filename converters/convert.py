@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.converters.calibrate import collect
+from edge.converters.calibrate import OWN_TEXT, TOKENS, calibration_tokens, collect
 from edge.converters.coreml import writer as coreml
 from edge.converters.coreml.sizes import USUAL, Sizes
 from edge.converters.evaluate import Evaluated, evaluate
@@ -92,15 +92,10 @@ class Conversion:
         return self.size is not None or self.kl is not None
 
     @property
-    def calibrated(self) -> str | None:
-        """The option that requires a calibration text, or None."""
-        if self.pruning:
-            return "pruning"
-        if self.settings and self.settings.method in CALIBRATED:
-            return self.settings.method
-        if self.mixes:
-            return "a mixture of types"
-        return self.onnx_method if self.onnx_method in NEED_STATISTICS else None
+    def calibrated(self) -> bool:
+        """Whether a calibration text is used."""
+        by_method = self.settings is not None and self.settings.method in CALIBRATED
+        return self.pruning is not None or by_method or self.mixes or self.onnx_method in NEED_STATISTICS
 
 
 @dataclass
@@ -160,7 +155,8 @@ def convert(
     """Write `target`, atomically.
 
     source: a GGUF file, a Hugging Face folder, or an installed model. tokens: the calibration text, for the methods
-    that need one. Raises InputError, ModelFormatError, UnsupportedError, MissingExtraError.
+    that need one; by default OWN_TEXT, but not for pruning. Raises InputError, ModelFormatError, UnsupportedError,
+    MissingExtraError.
     """
     path = find_source(source)
     _check(path, target, wanted, tokens, force)
@@ -171,7 +167,7 @@ def convert(
             with _timed(report, "merging", steps) as progress:
                 merge_gguf(file, work / "merged.gguf", lora, progress)
             file = read_gguf(work / "merged.gguf")
-        ids = None if tokens is None else tokens(make_tokenizer(file))
+        ids = (tokens or own_tokens)(make_tokenizer(file)) if wanted.calibrated else None
         if wanted.pruning and ids is not None:
             file = _prune(file, work, wanted, ids, report, steps)
         if wanted.settings:
@@ -185,6 +181,11 @@ def convert(
     report.files = {target.name: target.stat().st_size} if target.is_file() else coreml.file_sizes(target)
     report.peak = memory_use().peak
     return report
+
+
+def own_tokens(tokenizer: TokenizerLike) -> IntArray:
+    """OWN_TEXT's tokens, int32 [n]."""
+    return calibration_tokens(tokenizer, [OWN_TEXT], TOKENS)
 
 
 def preview(
@@ -244,10 +245,8 @@ def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, 
         if wanted.to != "onnx":
             raise InputError(f"--npu compiles a folder in ONNX, not {wanted.to}: use --to onnx")
         check_target(wanted.npu)
-    if tokens is None and wanted.calibrated:
-        raise InputError(
-            f"{wanted.calibrated} goes by what a text makes of the model: state one with --calibration FILE"
-        )
+    if tokens is None and wanted.pruning:
+        raise InputError("pruning goes by what a text makes of the model: state one with --calibration FILE")
 
 
 def _read(path: Path, work: Path, wanted: Conversion, report: Report, steps: Steps) -> GGUFFile:

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from edge.backends.llamacpp.library import is_installed
+from edge.converters.plain import plan_plain, write_plain
 from edge.devices.child import run_child
 from edge.devices.output import new_file, work_folder
 from edge.errors import EngineError, InputError, MissingExtraError, ModelFormatError
-from edge.formats.blocks import FILE_TYPES, FLOATS, TYPE_IDS
+from edge.formats.blocks import FILE_TYPES, FLOATS, PLAIN, TYPE_IDS
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Planned
 from edge.model.reader import read_spec
@@ -56,6 +57,29 @@ def find_ftype(name: str) -> str:
     if name.upper() not in FTYPES:
         raise InputError(f"there is no type {name!r}: choose {', '.join(FTYPES)}")
     return name.upper()
+
+
+def quantize_file(
+    file: GGUFFile,
+    target: Path,
+    kind: str,
+    *,
+    pure: bool = False,
+    importance: Mapping[str, FloatArray] | None = None,
+    threads: int | None = None,
+    dry_run: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> list[Planned]:
+    """Write `file` in a type of FTYPES, atomically: plain types by edge itself, others, and all with an importance
+    matrix, by llama.cpp. Arguments, result and errors as for `quantize_with_llamacpp` and `write_plain`."""
+    if kind not in PLAIN or importance:
+        return quantize_with_llamacpp(
+            file.path, target, kind, pure=pure, threads=threads, dry_run=dry_run, importance=importance,
+            progress=progress,
+        )  # fmt: skip
+    if dry_run:
+        return plan_plain(file, kind, pure=pure)
+    return write_plain(file, target, kind, pure=pure, progress=progress)
 
 
 def quantize_with_llamacpp(

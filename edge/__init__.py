@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
     from edge.sampling import SamplingParams
+    from edge.searching.search import search
 
     __version__: str
 
@@ -62,14 +63,15 @@ _HOMES = {
     "export_adapter": "exporting.adapter_file", "fits": "prediction.fits", "forecast": "prediction.forecast",
     "load": "run.starting.loading", "make_plan": "plan.plan", "models": "inventory",
     "open_model": "run.starting.opening", "perplexity": "quality.perplexity", "pull": "pulling",
-    "serve_site": "exporting.serve",
+    "search": "searching.search", "serve_site": "exporting.serve",
 }  # fmt: skip
 
 __all__ = [
     "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "Grammar", "IncompleteError",
     "InputError", "MissingExtraError", "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport",
     "SamplingParams", "Session", "UnsupportedError", "check_grammar", "divergence", "export", "export_adapter", "fits",
-    "forecast", "load", "make_plan", "models", "open_model", "perplexity", "pull", "serve_site",
+    "forecast", "load", "make_plan", "models", "open_model", "perplexity", "pull", "search",
+    "serve_site",
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from edge.errors import speaking
 _COMMANDS = {
     "run": "run:run", "chat": "chat.command:chat", "serve": "serve:serve", "embed": "embed:embed", "pull": "pull:pull",
     "plan": "plan:plan", "bench": "measuring.bench:bench", "tune": "measuring.tune:tune",
+    "search": "measuring.search:search",
     "compile": "making.compile:compile", "export": "making.export:export",
     "export-adapter": "making.export_adapter:export_adapter", "serve-site": "making.serve_site:serve_site",
     "convert": "making.convert:convert", "quantize": "making.quantize:quantize", "inspect": "inspect:inspect",

@@ -89,10 +89,11 @@ def forecast(
 
 def look_ahead(
     file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, options: Options, *, prompt: int | None = None,
-    contexts: Sequence[int] | None = None, began: float | None = None, outline: bool = False,
+    contexts: Sequence[int] | None = None, began: float | None = None, outline: bool = False, history: bool = True,
 ) -> Outlook:  # fmt: skip
     """Like `forecast`, for an open file. began: process time at which preparations began. outline: `file` is a header
-    without vocabulary and weights: the tokenizer's memory is estimated, and the cost of streaming unknown."""
+    without vocabulary and weights: the tokenizer's memory is estimated, and the cost of streaming unknown. history:
+    earlier runs on this device count; without, settings that ran and those that did not are predicted alike."""
     open_lora(options.lora or (), file, spec)  # checks them
     if prompt is not None:
         options = replace(options, expected_prompt=prompt)
@@ -120,7 +121,8 @@ def look_ahead(
     streaming = streaming and replace(streaming, experts=experts)
     added = streaming.added_s if streaming else 0.0
     play = None if use is not None else play_use(plan, profile)  # an NPU's driver has memory of its own kinds
-    return Outlook(plan, streaming, _predict(spec, plan, profile, wanted, prepared, added), use, play)
+    prediction = _predict(spec, plan, profile, wanted, prepared, added, history=history)
+    return Outlook(plan, streaming, prediction, use, play)
 
 
 def _open(model: str | Path, options: Options, device: str) -> Model:
@@ -133,13 +135,15 @@ def _open(model: str | Path, options: Options, device: str) -> Model:
 
 
 def _predict(
-    spec: ModelSpec, plan: Plan, profile: DeviceProfile, wanted: Wanted, prepared: float, streaming_s: float | None
-) -> Prediction:
+    spec: ModelSpec, plan: Plan, profile: DeviceProfile, wanted: Wanted, prepared: float, streaming_s: float | None, *,
+    history: bool,
+) -> Prediction:  # fmt: skip
     """Predict, on this device with earlier runs and the meter that runs would have, elsewhere from the profile
     alone."""
     if profile.name != HOST:
         return predict(spec, plan, profile, wanted, _measured_runs(spec, plan, profile), streaming_s=streaming_s)
-    runs, meter = earlier_runs(Setting.of(spec, plan.backend, plan.config)), find_meter().read()
+    runs = earlier_runs(Setting.of(spec, plan.backend, plan.config)) if history else []
+    meter = find_meter().read()
     if meter.kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
         profile = replace(profile, figures={k: v for k, v in profile.figures.items() if k != "core_watts"})
         return predict(spec, plan, profile, wanted, runs, None, streaming_s, meter.source)

@@ -36,6 +36,7 @@ class Setup:
     chunk: int | None = None  # tokens of a pass; None: by the cell's plan, up to LONGEST_CHUNK
     sinks: int = DEFAULT_SINKS
     threads: int | None = None
+    memory: int | None = None  # most bytes of the process
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,7 @@ def _retrieval(
 def open_cell(setup: Setup, cell: Cell, tokens: int) -> Session:
     """Open a session with the cell's cache, for texts of up to `tokens` tokens."""
     options = Options(
+        memory=setup.memory,
         backend=setup.backend,
         kv_policy=cell.policy,
         sinks=setup.sinks,

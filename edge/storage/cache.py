@@ -33,7 +33,9 @@ from edge.storage.completion import complete, is_whole, make_temporary, read_com
 from edge.storage.lock import file_lock
 from edge.storage.making import making
 
-EntryKind = Literal["models", "weights", "kernels", "hashes", "tokenizers", "trials", "headers", "races", "traces"]
+EntryKind = Literal[
+    "models", "weights", "kernels", "hashes", "tokenizers", "trials", "headers", "races", "traces", "searches"
+]
 ENTRY_KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 
 _LIMIT = "16GiB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import unicodedata
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from conftest import GOLDEN, load_engine, open_golden
 from test_cli import edge, edge_json
 
+from edge.backends.calibration_text import TEXT as JUDGED
 from edge.converters import convert as c
+from edge.converters.calibrate import OWN_TEXT
 from edge.converters.convert import Conversion, convert, preview
 from edge.converters.prune import Pruning
 from edge.converters.quantize import Settings
@@ -74,6 +77,8 @@ def test_around_all_formats_and_back_nothing_is_lost(tmp_path: Path) -> None:
         ("--type", "q4_0", "--calibration"),
         ("--target-size", "150KiB", "--method", "rtn", "--calibration"),
         ("--type", "q8_0", "--method", "importance", "--calibration"),
+        ("--type", "iq4_nl", "--method", "best"),
+        ("--target-size", "150KiB"),
     ],
     ids=" ".join,
 )
@@ -114,6 +119,17 @@ def test_quantized_checkpoints_stay_in_four_bits_unless_more_is_wanted(tmp_path:
     )
     assert kept in ("Q4_0", "Q4_1", "F16")  # F16: inputs out of order
     assert again == "Q8_0"
+
+
+def test_the_own_text_is_none_that_anything_is_judged_by() -> None:
+    def phrases(text: str) -> set[tuple[str, ...]]:
+        words = text.split()
+        return {tuple(words[at : at + 4]) for at in range(len(words) - 3)}
+
+    own = OWN_TEXT.read_text(encoding="utf-8")
+    assert not phrases(own) & phrases(JUDGED)
+    scripts = {unicodedata.name(each).split()[0] for each in own if each.isalpha()}
+    assert scripts >= {"LATIN", "GREEK", "CYRILLIC", "ARABIC", "DEVANAGARI", "HANGUL", "CJK"}
 
 
 def test_pruning_says_what_it_took(tmp_path: Path, text: Path) -> None:
@@ -170,14 +186,12 @@ def test_a_dry_run_of_pruning_knows_the_shapes(tmp_path: Path, text: Path) -> No
         (("{source}", "t.gguf", "--method", "awq"), "state the --type"),
         (("{source}", "t.gguf", "--method", "nf4"), "use --to onnx"),
         (("{source}", "t", "--method", "nf4", "--type", "q4_0"), "leave --type q4_0 out"),
-        (("{source}", "t.gguf", "--type", "q4_0", "--method", "gptq"), "state one with --calibration"),
-        (("{source}", "t", "--method", "smoothquant"), "state one with --calibration"),
         (("{source}", "t.gguf", "--prune-layers", "1"), "state one with --calibration"),
         (("{source}", "t.gguf", "--repair", "3"), "state --prune-layers"),
         (("{source}", "t.gguf", "--calibration", "{there}"), "of no use here"),
         (("{source}", "t.gguf", "--type", "q4_0", "--calibration", "no.txt"), "no.txt: no such file"),
         (("{source}", "t.gguf", "--type", "q4_0", "--group-size", "33"), "multiple of 32"),
-        (("{source}", "t.gguf", "--type", "q4_0", "--calibration", "{short}"), "128 tokens"),
+        (("{source}", "t.gguf", "--prune-layers", "1", "--calibration", "{short}"), "128 tokens"),
         (("{source}", "t.gguf", "--type", "q4_0", "--calibration", "{nothing}"), "is empty"),
         (("{damaged}", "t.gguf", "--type", "q4_0"), "truncated"),
     ],

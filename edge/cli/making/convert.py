@@ -39,8 +39,8 @@ def convert(
         str | None,
         o.flag(
             "--method",
-            help="rtn, hqq; with --calibration importance, awq, gptq, best (default: best with a text, else rtn). "
-            "For ONNX also nf4, w8a8, and with --calibration smoothquant, llm-int8.",
+            help="rtn, hqq; by a calibration text importance, awq, gptq, best (default: best with --calibration, else "
+            "rtn). For ONNX also nf4, w8a8, and by a text smoothquant, llm-int8.",
         ),
     ] = None,
     group_size: Annotated[
@@ -54,21 +54,22 @@ def convert(
         ),
     ] = None,
     calibration: Annotated[
-        list[Path] | None, o.flag("--calibration", metavar="FILE", help="A text to calibrate with; may be repeated.")
+        list[Path] | None,
+        o.flag(
+            "--calibration",
+            metavar="FILE",
+            help="A text to calibrate with, beside the one that comes with edge; may be repeated. Pruning needs one.",
+        ),
     ] = None,
     calibration_tokens: Annotated[
         int, o.flag("--calibration-tokens", min=128, help="Tokens to use, in equal shares from all texts.")
     ] = 16384,
     target_size: Annotated[
-        str | None,
-        o.flag("--target-size", help="With --calibration: mix types to reach at most this size, such as 70MiB."),
+        str | None, o.flag("--target-size", help="Mix types to reach at most this size, such as 70MiB.")
     ] = None,
     target_kl: Annotated[
         float | None,
-        o.flag(
-            "--target-kl",
-            help="With --calibration: mix types to lose at most this many nats (estimated), such as 0.05.",
-        ),
+        o.flag("--target-kl", help="Mix types to lose at most this many nats (estimated), such as 0.05."),
     ] = None,
     lora: Annotated[
         str | None,
@@ -107,8 +108,8 @@ def convert(
     """Convert a model: Hugging Face folder or GGUF in; GGUF, ONNX, Core ML or Hugging Face folder out."""
     from edge.budget import parse_bytes
     from edge.converters import convert as c
+    from edge.converters.calibrate import OWN_TEXT, check_texts
     from edge.converters.calibrate import calibration_tokens as read_tokens
-    from edge.converters.calibrate import check_texts
     from edge.converters.coreml.sizes import USUAL, Sizes
     from edge.converters.onnx_methods import METHODS as ONNX_METHODS
     from edge.converters.prune import Pruning
@@ -150,6 +151,7 @@ def convert(
     check_texts(texts)
     if texts and not wanted.calibrated:
         raise InputError("--calibration is of no use here: state --type, a --method that goes by it, or pruning")
+    read = texts if wanted.pruning else [*texts, OWN_TEXT]  # pruned is what the user's own texts do without
     if dry_run:
         _show_preview(target, *c.preview(source, target, wanted), json=json, quiet=quiet)
         return
@@ -161,7 +163,7 @@ def convert(
 
         report = c.convert(
             source, target, wanted, force=force, steps=step,
-            tokens=(lambda tokenizer: read_tokens(tokenizer, texts, calibration_tokens)) if texts else None,
+            tokens=(lambda tokenizer: read_tokens(tokenizer, read, calibration_tokens)) if read else None,
         )  # fmt: skip
     if json:
         print_json({**asdict(report), "target": str(target), "written": True} | cost_json(report.evaluated, target))

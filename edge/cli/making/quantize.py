@@ -47,11 +47,9 @@ def quantize(
     from edge.converters.calibrate import calibration_tokens as read_tokens
     from edge.converters.calibrate import check_texts, column_importance
     from edge.converters.evaluate import evaluate
-    from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_with_llamacpp
+    from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_file
     from edge.converters.outcome import again_notes, notes_on, type_counts
-    from edge.converters.plain import plan_plain, write_plain
     from edge.devices.output import check_file
-    from edge.formats.blocks import PLAIN
     from edge.formats.gguf import read_gguf
     from edge.plan.checks import check_threads
     from edge.run.starting.opening import open_model
@@ -83,15 +81,10 @@ def quantize(
             ids = read_tokens(opened.tokenizer, texts, calibration_tokens)
             importance = column_importance(file, opened.spec, ids, lambda part: reading(part, 1.0))
         bar = shown.step(f"quantizing {opened.name} to {kind}")
-        if kind not in PLAIN or importance:
-            tensors = quantize_with_llamacpp(
-                file.path, target, kind, pure=pure, threads=threads, dry_run=dry_run, importance=importance,
-                progress=lambda part: bar(part, 1.0),
-            )  # fmt: skip
-        elif dry_run:
-            tensors = plan_plain(file, kind, pure=pure)
-        else:
-            tensors = write_plain(file, target, kind, pure=pure, progress=lambda part: bar(part, 1.0))
+        tensors = quantize_file(
+            file, target, kind, pure=pure, importance=importance, threads=threads, dry_run=dry_run,
+            progress=lambda part: bar(part, 1.0),
+        )  # fmt: skip
         found, unknown = None, ""
         if not dry_run and not no_eval and (json or not quiet):
             comparing = shown.step("evaluating")

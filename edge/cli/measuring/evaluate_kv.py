@@ -90,7 +90,7 @@ def kv(
     context = opened.spec.context
     amounts = Amounts(tokens or min(Amounts.tokens, context), trials, length or min(Amounts.length, context), seed)
     documents = _read(text, setup)
-    wanted = possible_tasks(context) if tasks is None else _split(tasks, "--tasks")
+    wanted = possible_tasks(context) if tasks is None else split_names(tasks, "--tasks")
     material = make_material(setup, documents, amounts, wanted)
     settings = settings_of(setup, documents, amounts)
     journal = open_journal(None if output is None else Path(f"{output}.jsonl"), settings, resume=resume)
@@ -125,25 +125,26 @@ def _cells(
 
     if kv_memory is not None and max_kv_size is not None:
         raise InputError("--max-kv-size and --kv-memory both say how large the KV cache is: state one")
-    names = list(POLICY_NAMES) if policies is None else _split_policies(policies)
-    dtypes: Sequence[str | None] = [None] if kv_dtype is None else _split(kv_dtype, "--kv-dtype")
+    names = list(POLICY_NAMES) if policies is None else split_policies(policies)
+    dtypes: Sequence[str | None] = [None] if kv_dtype is None else split_names(kv_dtype, "--kv-dtype")
     if max_kv_size is None:
         sizes = kv_memory or str(_BYTES * spec.kv_values_per_row)
-        return make_cells(names, dtypes, [parse_bytes(each, "--kv-memory") for each in _split(sizes, "--kv-memory")])
+        counts = [parse_bytes(each, "--kv-memory") for each in split_names(sizes, "--kv-memory")]
+        return make_cells(names, dtypes, counts)
     return make_cells(names, dtypes, parse_numbers("--max-kv-size", max_kv_size, 1), in_rows=True)
 
 
-def _split(text: str, flag: str) -> list[str]:
+def split_names(text: str, flag: str) -> list[str]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise InputError(f"{flag} wants names with commas between, not {text!r}")
     return parts
 
 
-def _split_policies(text: str) -> list[str]:
+def split_policies(text: str) -> list[str]:
     """`h2o,snapkv:window=16,kernel=5` has two: what follows a comma and has a `=` but no `:` is still an option."""
     names: list[str] = []
-    for part in _split(text, "--policies"):
+    for part in split_names(text, "--policies"):
         if names and "=" in part and ":" not in part:
             names[-1] += f",{part}"
         else:

@@ -1,0 +1,67 @@
+"""Trials on a Dask cluster, whose workers have the models in the same places.
+
+A worker that dies takes no trial along: the scheduler gives its trials to the others. Workers run trials in processes
+of their own, within their share of the worker's memory limit, and keep what they convert in their own cache folders.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from edge.errors import InputError, MissingExtraError
+from edge.searching.trials import Outcome, Runner, Trial, run_trial
+from edge.storage.versions import edge_version
+from edge.values import parse
+
+_PATIENCE = 10.0  # seconds for the scheduler to answer, and for a first worker to come
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[Runner]:
+    """Yield what runs trials on the cluster of a scheduler, such as tcp://10.0.0.1:8786.
+
+    Raises MissingExtraError without `distributed`, InputError for a scheduler that cannot be reached or has no workers.
+    """
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise MissingExtraError("distributed", "search") from None
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what fails is an error here, in one line
+    try:
+        client = Client(address, timeout=_PATIENCE, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"--scheduler {address}: no Dask scheduler answers there ({_line(error)})") from None
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=_PATIENCE)
+        except TimeoutError:
+            raise InputError(f"--scheduler {address} has no workers: start some with dask worker {address}") from None
+
+        def run(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
+            jobs = {client.submit(run_on_worker, asdict(each), edge_version(), pure=False): each for each in trials}
+            for future in as_completed(jobs, loop=client.loop):
+                failed = future.exception()
+                reason = f"the cluster could not run it: {_line(failed)}" if failed else ""
+                yield jobs[future], Outcome(reason=reason) if failed else parse(Outcome, future.result())
+
+        yield run
+
+
+def run_on_worker(trial: dict[str, Any], version: str) -> dict[str, Any]:
+    """Run a trial on a worker: an Outcome, as a dictionary, since a client may have other classes. version: of edge,
+    where the search runs."""
+    from distributed import get_worker
+
+    if version != edge_version():
+        return asdict(Outcome(reason=f"a worker has edge {edge_version()}, and the search is of edge {version}"))
+    worker: Any = get_worker()
+    limit = worker.memory_manager.memory_limit
+    return asdict(run_trial(parse(Trial, trial), limit // worker.state.nthreads if limit else None))
+
+
+def _line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

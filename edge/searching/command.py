@@ -1,0 +1,39 @@
+"""The command line of a setting: converts the model if need be, then runs or exports it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import PurePath
+
+from edge.devices.profiles.profile import DeviceProfile
+from edge.options import AUTO, Options
+from edge.quality.matrix import FULL
+from edge.searching.space import Candidate
+
+_IN_APPS = ("android", "ios", "web")  # systems on which no Python runs: models are exported
+
+
+def command_of(candidate: Candidate, profile: DeviceProfile, options: Options, tokens: int) -> str:
+    """For a shell. options: those of the search. tokens: rows of a full cache, which hold prompt and answer."""
+    weights, cell, steps, model = candidate.weights, candidate.cell, [], candidate.weights.model
+    if weights.type is not None:
+        kind = weights.type.lower()
+        made = f"{PurePath(model).name.removesuffix('.gguf').replace(':', '-')}-{kind}.gguf"
+        steps, model = [["edge", "quantize", model, made, kind]], made
+    exported = profile.system in _IN_APPS
+    settings = ["--kv-policy", cell.policy, "--max-kv-size", str(tokens if cell.policy == FULL else candidate.rows)]
+    settings += ["--kv-dtype", cell.kv_dtype] if cell.kv_dtype else []
+    settings += ["--threads", str(candidate.threads)]
+    settings += ["--memory", _bytes(options.memory)] if options.memory else []
+    if exported:
+        steps.append(["edge", "export", model, "--device", profile.name, "-o", "bundle", *settings])
+    else:
+        settings += ["--energy", f"{options.energy:g}J"] if options.energy else []
+        settings += ["--backend", options.backend] if options.backend != AUTO else []
+        steps.append(["edge", "run", model, *settings])
+    return " && ".join(shlex.join(each) for each in steps)
+
+
+def _bytes(count: int) -> str:
+    """As people write it, where that is exact."""
+    return f"{count >> 20}MiB" if count % (1 << 20) == 0 else str(count)

@@ -1,0 +1,40 @@
+"""The Pareto front, up to differences that do not matter.
+
+Figures that lie in the same box of a logarithmic grid count as equal, which keeps a front of several goals short
+without losing a region of it (Laumanns, Thiele, Deb, Zitzler 2002, doi:10.1162/106365602760234108).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+STEP = 1.05  # ratio of a box's bounds: figures within 5 % may count as equal
+
+
+def box_of(costs: Sequence[float]) -> tuple[int, ...]:
+    """The box of some costs, all of them positive."""
+    return tuple(math.floor(math.log(each) / math.log(STEP)) for each in costs)
+
+
+def front(points: Sequence[T], costs: Callable[[T], Sequence[float]]) -> list[T]:
+    """The points that no other surpasses, in their order; of those in the same box, the one with the least costs.
+
+    costs: of a point, positive numbers of which less is better, in order of importance.
+    """
+    best: dict[tuple[int, ...], tuple[Sequence[float], int]] = {}
+    for index, point in enumerate(points):
+        found = costs(point)
+        box = box_of(found)
+        if box not in best or tuple(found) < tuple(best[box][0]):
+            best[box] = (found, index)
+    kept = [index for box, (_, index) in best.items() if not any(_surpasses(other, box) for other in best)]
+    return [points[index] for index in sorted(kept)]
+
+
+def _surpasses(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether a box is nowhere worse than another one, which is not the same."""
+    return one != other and all(a <= b for a, b in zip(one, other, strict=True))

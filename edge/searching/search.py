@@ -1,0 +1,329 @@
+"""The search: predict all candidates, then measure until every setting on the front has been measured.
+
+Speed, joules and bytes are predicted by plans. Losses are first measured one by one: of each weight type, KV dtype and
+KV policy alone. Their sums estimate those of all candidates. Those on the front are then measured jointly, which moves
+the front, until nothing on it is an estimate. On this device their speed and joules are measured last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edge.backends import find_backend
+from edge.backends.calibration_text import TEXT
+from edge.devices.output import work_folder
+from edge.devices.probe import probe_profile
+from edge.devices.profiles import HOST, find_profile
+from edge.errors import InputError, UnsupportedError
+from edge.model.model import Model
+from edge.options import Options, takes_options
+from edge.quality.material import checksum_of
+from edge.quality.matrix import FULL, Cell
+from edge.run.starting.opening import open_model
+from edge.searching.command import command_of
+from edge.searching.front import front
+from edge.searching.space import KV_DTYPES, POLICIES, Candidate, Space, Weights, plan_all, weights_of
+from edge.searching.trials import Outcome, Quality, Runner, Speed, Trial, full_dtype, recall, remember, run_here
+from edge.types import IntArray
+
+SCHEMA = 1
+_TOKENS = 1024  # unless stated, and if the text has as many
+_LEAST_TOKENS = 64
+_SAME_KL = 1e-3  # nats: less is nothing that a text of this length could tell
+_PROBE_S = 4.0
+
+OnProgress = Callable[[str, int, int], None]
+"""The trial in progress, trials that are done, trials known to be needed."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting on the front. Its candidate's figures are predicted."""
+
+    candidate: Candidate
+    quality: Quality  # measured on the search's text, all settings together
+    speed: Speed | None  # measured on this device; None: predicted alone
+    command: str  # for a shell
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found."""
+
+    device: str
+    points: tuple[Point, ...]  # the front, the smallest loss first
+    reference: str  # that losses are measured against, with a full f16 cache
+    text: str  # its name
+    text_crc32: int
+    tokens: int  # of the text, and of prompt and answer
+    fitting: int  # candidates
+    refused: tuple[tuple[str, int], ...]  # why others do not fit, and how many
+    basis: tuple[str, ...]  # the device's figures that predictions rest on
+    measured: int  # trials of this run
+    remembered: int  # trials of earlier runs
+    failed: tuple[tuple[str, str], ...]  # trials, and why they found nothing
+    unpredicted: tuple[str, ...]  # goals that nothing predicts, which did not count
+    trial_peak: int  # the largest of all trials' processes, bytes
+
+
+@takes_options
+def search(
+    models: str | Path | Sequence[str | Path],
+    options: Options | None = None,
+    *,
+    device: str = HOST,
+    types: Sequence[str] | None = None,
+    policies: Sequence[str] = POLICIES,
+    kv_dtypes: Sequence[str] | None = None,
+    text: str | Path | None = None,
+    tokens: int | None = None,
+    scheduler: str | None = None,
+    on_progress: OnProgress = lambda label, done, total: None,
+    **keywords: Any,
+) -> Found:
+    """Find the settings of models that no other surpasses in loss, speed, joules and memory.
+
+    models: GGUF files or installed names, of the same tokens; losses are measured against the largest. device: its name
+    in `edge devices list`. types: as llama-quantize names them (default: usual ones that are smaller than the file).
+    text: what losses are measured on, or a file of it (default: prose, code and lists that come with edge). tokens: of
+    prompt and answer together, and of the text (default: those of the text, at most 1,024). scheduler: the address of a
+    Dask scheduler, whose workers measure losses. energy: joules that prompt and answer may take. on_progress: told the
+    trial, how many are done, and of how many. The keywords are options, as people write them, and take precedence over
+    `options`:
+
+    OPTIONS
+
+    Raises BudgetError if nothing fits, InputError for unknown devices and types, texts that are too short, models of
+    different tokens and schedulers that cannot be reached, UnsupportedError for encoders and models in ONNX,
+    MissingExtraError without `distributed`.
+    """
+    options = Options.of(options, **keywords)
+    profile = find_profile(device)
+    named = [models] if isinstance(models, str | Path) else list(models)
+    opened = [(str(name), _open(name)) for name in dict.fromkeys(named)]
+    name, base = max(opened, key=lambda each: (each[1].spec.parameters, each[1].spec.weight_bytes))
+    text_name, content = _read(text)
+    ids = _tokens(opened, content, tokens)
+    backend = find_backend(options.backend, base.file, base.spec)
+    has = backend.CAPABILITIES.kv_dtypes
+    dtypes = [each for each in KV_DTYPES if each in has] or has[:1] if kv_dtypes is None else kv_dtypes
+    space = Space(ids.size, None if types is None else tuple(types), tuple(policies), tuple(dtypes))
+    space.cells()  # checks them
+    with cluster_of(scheduler) as runner, work_folder() as folder:
+        if profile.name == HOST and profile.bandwidth(1) is None:
+            on_progress("this device's memory and arithmetic", 0, 1)
+            profile = probe_profile(_PROBE_S)
+        weights = [each for model_name, model in opened for each in weights_of(model, model_name, space, folder)]
+        planned = plan_all(weights, space, profile, options)
+        reference = next(each for each, _ in weights if each.model == name and each.type is None)
+        cell = Cell(FULL, space.kv_dtypes[0])
+        trial = Trial("quality", reference, reference, cell, tuple(ids.tolist()), backend.NAME)
+        search = _Search(trial, runner, on_progress)
+        search.measure_alone(planned.candidates, (each for each, _ in weights))
+        goals = _Goals.of(planned.candidates)
+        kept = search.measure_front(planned.candidates, goals)
+        points = [
+            Point(each, quality, None, command_of(each, profile, options, space.tokens))
+            for each in kept
+            if (quality := search.quality(each))
+        ]
+        if profile.name == HOST:
+            points = search.time_here(points)
+    if not points:
+        raise InputError(f"nothing could be measured: {'; '.join(dict.fromkeys(search.failed.values()))}")
+    return Found(
+        device=profile.name,
+        points=tuple(sorted(points, key=lambda each: (each.quality.kl, each.candidate.memory))),
+        reference=f"{reference.label}, full {full_dtype(backend.NAME)} cache",
+        text=text_name,
+        text_crc32=checksum_of(ids),
+        tokens=ids.size,
+        fitting=len(planned.candidates),
+        refused=planned.refused,
+        basis=planned.basis,
+        measured=search.measured,
+        remembered=search.remembered,
+        failed=tuple(search.failed.items()),
+        unpredicted=goals.unpredicted,
+        trial_peak=search.peak,
+    )
+
+
+def cluster_of(scheduler: str | None) -> Any:
+    """A context with the Runner of a cluster, or with that of this machine."""
+    if scheduler is None:
+        return nullcontext(run_here)
+    from edge.searching.cluster import cluster  # here: most searches need no Dask
+
+    return cluster(scheduler)
+
+
+def _open(name: str | Path) -> Model:
+    """Raises UnsupportedError for what no weight types can be made of, or has no predictions."""
+    model = open_model(name)
+    if model.file.folder is not None:
+        raise UnsupportedError(f"{name} is a model in ONNX: edge search reads GGUF files")
+    if model.spec.encoder:
+        raise UnsupportedError(f"{name} is an encoder: it predicts no tokens whose loss could be measured")
+    return model
+
+
+def _read(text: str | Path | None) -> tuple[str, str]:
+    """A text's name and content. Raises InputError."""
+    if not isinstance(text, Path):
+        return ("prose, code and lists that come with edge", TEXT) if text is None else ("a text", text)
+    try:
+        return text.name, text.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"{text} cannot be read ({error.strerror})") from None
+
+
+def _tokens(opened: Sequence[tuple[str, Model]], text: str, wanted: int | None) -> IntArray:
+    """The text's tokens, int32 [n], the same for all models. Raises InputError."""
+    context = min(model.spec.context for _, model in opened)
+    if wanted is not None and wanted > context:
+        raise InputError(f"--tokens must be at most {context}, which is what the model knows positions for")
+    found = [model.encode_text(text, most=wanted or min(_TOKENS, context)) for _, model in opened]
+    (first, model), ids = opened[0], found[0]
+    for (other, theirs), their_ids in zip(opened[1:], found[1:], strict=True):
+        if theirs.spec.vocab != model.spec.vocab or their_ids.tolist() != ids.tolist():
+            raise InputError(f"{first} and {other} have different vocabularies: their losses cannot be compared")
+    if ids.size < (wanted or _LEAST_TOKENS):
+        raise InputError(
+            f"the text has {ids.size} tokens of {wanted or _LEAST_TOKENS}: give a longer one with --text, or fewer "
+            f"with --tokens"
+        )
+    return ids
+
+
+@dataclass(frozen=True)
+class _Goals:
+    """What counts beside loss and memory: where plans predict it for every candidate."""
+
+    speed: bool
+    joules: bool
+
+    @classmethod
+    def of(cls, candidates: Iterable[Candidate]) -> _Goals:
+        found = list(candidates)
+        return cls(all(each.tok_s for each in found), all(each.joules for each in found))
+
+    @property
+    def unpredicted(self) -> tuple[str, ...]:
+        return tuple(name for name, known in (("speed", self.speed), ("joules", self.joules)) if not known)
+
+    def costs(self, candidate: Candidate, kl: float) -> tuple[float, ...]:
+        """In order of importance, as `front` takes them."""
+        found = [kl + _SAME_KL, float(candidate.memory)]
+        if self.speed and candidate.tok_s:
+            found.append(1 / candidate.tok_s.value)
+        if self.joules and candidate.joules:
+            found.append(candidate.joules.value)
+        return tuple(found)
+
+
+_Key = tuple[str, str | None, Cell, int | None]
+"""What tells trials of a search apart: file and type of the weights, KV setting, threads (None for losses)."""
+
+
+class _Search:
+    """Trials of a search and their outcomes."""
+
+    def __init__(self, base: Trial, runner: Runner, on_progress: OnProgress) -> None:
+        """base: of the reference, which all trials are variants of."""
+        self._base, self._runner, self._on_progress = base, runner, on_progress
+        self._found: dict[_Key, Outcome] = {}
+        self.failed: dict[str, str] = {}
+        self.measured = self.remembered = self.peak = 0
+
+    def measure_alone(self, candidates: Sequence[Candidate], weights: Iterable[Weights]) -> None:
+        """Measure each weight type with a full cache, and each KV dtype and policy with the weights as they are."""
+        own = {each.sha256: each for each in weights if each.type is None}
+        trials = []
+        for each in candidates:
+            at = own[each.weights.sha256]
+            pairs = [(at, self._base.cell), *((at, part) for part in self._parts(each.cell))]
+            trials += [replace(self._base, weights=one, cell=cell)
+                       for one, cell in [*pairs, (each.weights, self._base.cell)]]  # fmt: skip
+        self._run(trials, self._runner)
+
+    def measure_front(self, candidates: Sequence[Candidate], goals: _Goals) -> list[Candidate]:
+        """Measure jointly what is on the front, until all of it has been measured."""
+        while True:
+            costs = {each: goals.costs(each, loss) for each in candidates if (loss := self._loss(each)) is not None}
+            kept = front(list(costs), costs.__getitem__)
+            trials = [replace(self._base, weights=each.weights, cell=each.cell) for each in kept]
+            missing = [each for each in trials if _key(each) not in self._found]
+            if not missing:
+                return kept
+            self._run(missing, self._runner)
+
+    def time_here(self, points: Sequence[Point]) -> list[Point]:
+        """Measure speed and joules of points on this machine, and leave out what the others then surpass."""
+        trials = [
+            replace(self._base, what="speed", weights=at.weights, cell=at.cell, threads=at.threads)
+            for at in (each.candidate for each in points)
+        ]
+        self._run(trials, run_here)
+        timed = [
+            replace(each, speed=speed)
+            for trial, each in zip(trials, points, strict=True)
+            if (speed := self._found[_key(trial)].speed)
+        ]
+        return front(timed, _measured_costs)
+
+    def quality(self, candidate: Candidate) -> Quality | None:
+        """As measured jointly."""
+        return self._found[candidate.weights.sha256, candidate.weights.type, candidate.cell, None].quality
+
+    def _loss(self, candidate: Candidate) -> float | None:
+        """KL as measured, or the sum of what was measured one by one; None: a trial of it failed."""
+        sha256, kind = candidate.weights.sha256, candidate.weights.type
+        if (joint := self._found.get((sha256, kind, candidate.cell, None))) is not None:
+            return joint.quality.kl if joint.quality else None
+        dtype, policy = self._parts(candidate.cell)
+        alone = [(kind, self._base.cell), (None, self._base.cell), (None, dtype), (None, policy)]
+        found = [each for own, cell in alone if (each := self._found[sha256, own, cell, None].quality)]
+        if len(found) < len(alone):
+            return None
+        rounded, as_it_is, *parts = [each.kl for each in found]
+        return rounded + sum(max(0.0, each - as_it_is) for each in parts)
+
+    def _parts(self, cell: Cell) -> tuple[Cell, Cell]:
+        """A KV setting's dtype alone, and its policy alone."""
+        return Cell(FULL, cell.kv_dtype), replace(cell, kv_dtype=self._base.cell.kv_dtype)
+
+    def _run(self, trials: Sequence[Trial], runner: Runner) -> None:
+        """Run trials that have no outcome yet, unless an earlier search has."""
+        wanted = [each for key, each in {_key(each): each for each in trials}.items() if key not in self._found]
+        missing = []
+        for trial in wanted:
+            if known := recall(trial):
+                self._found[_key(trial)] = known
+                self.remembered += 1
+            else:
+                missing.append(trial)
+        if missing:
+            self._on_progress(missing[0].label, 0, len(missing))
+        for done, (trial, outcome) in enumerate(runner(missing), start=1):
+            remember(trial, outcome)
+            self._found[_key(trial)] = outcome
+            self.measured += 1
+            self.peak = max(self.peak, outcome.peak)
+            if outcome.reason:
+                self.failed[trial.label] = outcome.reason
+            self._on_progress(trial.label, done, len(missing))
+
+
+def _key(trial: Trial) -> _Key:
+    return trial.weights.sha256, trial.weights.type, trial.cell, trial.threads
+
+
+def _measured_costs(point: Point) -> tuple[float, ...]:
+    assert point.speed is not None
+    costs = (point.quality.kl + _SAME_KL, float(point.candidate.memory), 1 / point.speed.tok_s)
+    return (*costs, point.speed.joules) if point.speed.joules > 0 else costs

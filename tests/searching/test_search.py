@@ -1,0 +1,311 @@
+"""`edge search`: the front, what is measured and what is remembered, its errors, and trials on a Dask cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cli import edge, edge_json
+
+from edge.backends.calibration_text import TEXT
+from edge.converters.ggml import quantize_file
+from edge.devices.profiles import find_profile
+from edge.errors import BudgetError, EdgeError, InputError
+from edge.model.model import open_model
+from edge.options import Options
+from edge.quality.windows import Windows, divergence
+from edge.report.page import render
+from edge.report.search import search_json, search_report
+from edge.searching import search as searching
+from edge.searching.command import command_of
+from edge.searching.front import STEP, box_of, front
+from edge.searching.search import search
+from edge.searching.space import Space, plan_all, weights_of
+from edge.searching.trials import Outcome, Trial, answer, run_trial
+from edge.values import parse
+
+TINY = GOLDEN / "llama-gqa-tied.gguf"
+# Only where no interpreter counts, as on phones, the bytes of so small a model matter.
+SMALL = {"device": "pixel-9", "backend": "reference", "types": ["q8_0", "q4_0"], "policies": ["streaming"],
+         "tokens": 96}  # fmt: skip
+
+COSTS = st.lists(st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3), max_size=40)
+
+
+@given(COSTS)
+def test_no_point_of_the_front_is_surpassed_and_none_is_lost(points: list[list[float]]) -> None:
+    kept = front(points, lambda each: each)
+    boxes = [box_of(each) for each in kept]
+    for each in map(box_of, points):
+        assert any(all(a <= b for a, b in zip(box, each, strict=True)) for box in boxes)
+        assert not any(each != box and all(a <= b for a, b in zip(each, box, strict=True)) for box in boxes)
+    assert len(set(boxes)) == len(boxes)
+
+
+@given(COSTS)
+def test_the_front_is_within_a_step_of_every_point(points: list[list[float]]) -> None:
+    """By the figures themselves, which know nothing of boxes."""
+    kept = front(points, lambda each: each)
+    for each in points:
+        assert any(all(a <= STEP * b * (1 + 1e-9) for a, b in zip(one, each, strict=True)) for one in kept)
+
+
+class Here:
+    """Runs trials in this process, and counts them. most: of them; then comes a Ctrl-C."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.ran: list[Trial] = []
+        self._most = most
+
+    def __call__(self, trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
+        for trial in trials:
+            if len(self.ran) == self._most:
+                raise KeyboardInterrupt
+            self.ran.append(trial)
+            try:
+                found = answer({"trial": json.loads(json.dumps(asdict(trial))), "memory": None})
+                yield trial, parse(Outcome, found)
+            except EdgeError as error:
+                yield trial, Outcome(reason=str(error))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    """With a cache folder of its own: nothing is remembered."""
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    return use(Here(), monkeypatch)
+
+
+def use(runner: Here, monkeypatch: pytest.MonkeyPatch) -> Here:
+    monkeypatch.setattr(searching, "cluster_of", lambda scheduler: nullcontext(runner))
+    monkeypatch.setattr(searching, "run_here", runner)
+    return runner
+
+
+def test_losses_are_those_of_converted_models(here: Here, tmp_path: Path) -> None:
+    search(TINY, **SMALL)
+    (trial,) = [each for each in here.ran if (each.weights.type, each.cell.policy) == ("Q4_0", "full")]
+    first, made = open_model(TINY), tmp_path / "made.gguf"
+    quantize_file(first.file, made, "Q4_0")
+    sizes = {"capacity": 96, "chunk": 64, "logits_rows": 64}
+    engines = [load_engine(each, "reference", "f32", **sizes) for each in (first, open_model(made))]
+    ids = first.tokenizer.encode(TEXT)[:96]
+    bos = first.tokenizer.bos_id if first.tokenizer.add_bos else None
+    expected = divergence(engines[0], engines[1], Windows(ids, 96, bos=bos))
+    found = run_trial(trial).quality
+    assert found
+    assert found.tokens == expected.tokens == 95
+    np.testing.assert_allclose([found.kl, found.ratio], [expected.kl_mean, expected.ratio], rtol=1e-4)
+
+
+def test_every_point_is_measured_and_the_front_holds(here: Here) -> None:
+    found = search(TINY, **SMALL)
+    measured = {(each.weights.type, each.cell) for each in here.ran if each.what == "quality"}
+    for point in found.points:
+        assert (point.candidate.weights.type, point.candidate.cell) in measured
+        assert point.candidate.tok_s
+        assert point.candidate.joules
+        assert "estimated" in point.candidate.tok_s.source
+    figures = [
+        (each.quality.kl, each.candidate.memory, -each.candidate.tok_s.value, each.candidate.joules.value)  # type: ignore[union-attr]
+        for each in found.points
+    ]
+    for one in figures:
+        assert not any(other != one and all(a <= b for a, b in zip(other, one, strict=True)) for other in figures)
+    first = found.points[0]
+    assert (first.candidate.weights.type, first.quality.kl) == (None, 0.0)
+    assert len(found.points) < found.fitting
+
+
+def test_an_interrupted_search_measures_nothing_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = use(Here(most=3), monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        search(TINY, **SMALL)
+    rest = use(Here(), monkeypatch)
+    resumed = search(TINY, **SMALL)
+    assert resumed.remembered == len(interrupted.ran) == 3
+    assert resumed.measured == len(rest.ran) > 0
+    assert not {each.key() for each in interrupted.ran} & {each.key() for each in rest.ran}
+    again = use(Here(), monkeypatch)
+    points = search(TINY, **SMALL).points
+    assert [(each.command, each.quality) for each in points] == [
+        (each.command, each.quality) for each in resumed.points
+    ]
+    assert again.ran == []
+    assert search(TINY, **{**SMALL, "tokens": 112}).measured > 0  # another text is another measurement
+
+
+def test_failed_trials_are_named_and_not_remembered(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
+        for trial in trials:
+            yield (trial, Outcome(reason="the disk burns")) if trial.weights.type else next(here([trial]))
+
+    monkeypatch.setattr(searching, "cluster_of", lambda scheduler: nullcontext(broken))
+    found = search(TINY, **SMALL)
+    assert {reason for _, reason in found.failed} == {"the disk burns"}
+    assert {point.candidate.weights.type for point in found.points} == {None}
+    use(here, monkeypatch)
+    assert search(TINY, **SMALL).failed == ()
+
+
+def test_speed_is_measured_on_this_device(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "_PROBE_S", 0.2)
+    found = search(TINY, **{**SMALL, "device": "host", "types": [], "policies": ["full"]})
+    timed = [each for each in here.ran if each.what == "speed"]
+    assert {(each.cell, each.threads) for each in timed} >= {
+        (each.candidate.cell, each.candidate.threads) for each in found.points
+    }
+    for point in found.points:
+        assert point.speed
+        assert point.speed.tok_s > 0
+    assert "measured here" in render(".md", search_report(found), {})
+
+
+def test_a_size_of_a_family_is_measured_against_the_largest(here: Here, tmp_path: Path) -> None:
+    small = tmp_path / "small.gguf"
+    quantize_file(open_model(TINY).file, small, "Q8_0")
+    found = search([small, TINY], **{**SMALL, "types": []})
+    assert {each.reference.path for each in here.ran} == {str(TINY)}
+    by_model = {point.candidate.weights.model: point.quality.kl for point in reversed(found.points)}
+    assert by_model[str(TINY)] == 0 < by_model[str(small)]
+    with pytest.raises(InputError, match="different vocabularies"):
+        search([TINY, GOLDEN / "spm.gguf"], **SMALL)
+
+
+def test_the_smallest_budget_that_is_named_fits(here: Here, tmp_path: Path) -> None:
+    profile, model = find_profile("pixel-9"), open_model(TINY)  # for whose apps this process's memory counts nothing
+    space = Space(96, (), ("streaming",), ("f32",))
+    weights = list(weights_of(model, "tiny", space, tmp_path))
+    tight = Options(memory=1 << 20, backend="reference")
+    with pytest.raises(BudgetError, match="the smallest that fits is --memory") as refused:
+        plan_all(weights, space, profile, tight)
+    assert refused.value.smallest
+    fitting = plan_all(weights, space, profile, replace(tight, memory=refused.value.smallest))
+    assert fitting.candidates
+    with pytest.raises(BudgetError, match=r"state --energy [\d.e-]+J") as refused:
+        plan_all(weights, space, profile, Options(energy=1e-9, backend="reference"))
+    named = float(re.search(r"--energy ([\d.e-]+)J", str(refused.value))[1])  # type: ignore[index]
+    assert plan_all(weights, space, profile, Options(energy=named, backend="reference")).candidates
+
+
+def test_reports_name_every_command(here: Here, tmp_path: Path) -> None:
+    found = search(TINY, **SMALL)
+    page = render(".html", search_report(found), search_json(found))
+    text = render(".md", search_report(found), search_json(found))
+    data = json.loads(render(".json", search_report(found), search_json(found)))
+    assert [each["command"] for each in data["points"]] == [each.command for each in found.points]
+    assert page.count('class="mark"') == 3 * len(found.points)
+    for point in found.points:
+        assert point.command in text
+
+
+def test_the_command_line_of_a_setting_runs(tmp_path: Path) -> None:
+    profile, space = find_profile("raspberry-pi-5"), Space(96, ("q4_0",), ("streaming",), ("f32",))
+    options = Options(memory=2 << 30, energy=1000.0, backend="reference")
+    weights = list(weights_of(open_model(TINY), str(TINY), space, tmp_path))
+    (last,) = [each for each in plan_all(weights, space, profile, options).candidates
+               if each.weights.type and each.rows == 16 and each.threads == 1]  # fmt: skip
+    made, _, ran = command_of(last, profile, options, 96).partition(" && ")
+    assert made == f"edge quantize {TINY} llama-gqa-tied-q4_0.gguf q4_0"
+    quantize_file(open_model(TINY).file, tmp_path / "made.gguf", "Q4_0")  # as edge quantize does
+    words = shlex.split(ran)
+    assert words[:3] == ["edge", "run", "llama-gqa-tied-q4_0.gguf"]
+    assert {"--memory", "2048MiB", "--energy", "1000J", "--kv-policy", "streaming"} <= set(words)
+    done = edge("run", str(tmp_path / "made.gguf"), "a", "-n", "2", "--raw", *words[3:])
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_runs_trials_in_processes_of_their_own(tmp_path: Path) -> None:
+    page = tmp_path / "front.html"
+    flags = ["--device", "pixel-9", "--backend", "reference", "--policies", "full", "--types", "q4_0"]
+    flags += ["--tokens", "96"]
+    found = edge_json("search", str(TINY), *flags, "-o", str(page), "--json", EDGE_CACHE=str(tmp_path / "cache"))
+    assert found["measured"] == 2
+    assert found["trial_peak"] > 10 << 20
+    assert found["points"][0]["quality"]["kl"] == 0.0
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_trial_stays_within_its_memory(here: Here) -> None:
+    search(TINY, **{**SMALL, "policies": ["full"], "types": []})
+    assert "budget is 2.0 MiB" in run_trial(here.ran[0], 2 << 20).reason
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        (["--device", "pixel-99"], 2, "unknown device 'pixel-99'"),
+        (["--types", "q9"], 2, "there is no type 'q9'"),
+        (["--policies", "best"], 2, "best"),
+        (["--tokens", "100000"], 2, "--tokens must be at most"),
+        (["--memory", "2MiB"], 3, "the smallest that fits is --memory"),
+        (["--text", "/none.txt"], 2, "/none.txt cannot be read"),
+        (["-o", "front.pdf"], 2, "what kind of report"),
+    ],
+)
+def test_errors_are_a_line(flags: list[str], status: int, said: str) -> None:
+    usual = ["--backend", "reference", "--device", "raspberry-pi-5", "--types", "q8_0"]
+    done = edge("search", str(TINY), *usual, *flags)
+    assert done.returncode == status
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
+
+
+def test_models_and_texts_that_cannot_be_searched_are_a_line(tmp_path: Path) -> None:
+    (tmp_path / "damaged.gguf").write_bytes(TINY.read_bytes()[:1000])
+    (tmp_path / "short.txt").write_text("short", encoding="utf-8")
+    for flags, said in (
+        ([str(tmp_path / "damaged.gguf")], "damaged.gguf"),
+        ([str(TINY), "--text", str(tmp_path / "short.txt")], "give a longer one with --text"),
+        ([str(GOLDEN / "encoders" / "bert-cased.gguf")], "is an encoder"),
+    ):
+        done = edge("search", *flags)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+        assert said in done.stderr
+
+
+def test_a_cluster_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
+    with pytest.raises(EdgeError, match=r"pip install 'edge-runtime\[search\]'"):
+        search(TINY, scheduler="tcp://127.0.0.1:9", **SMALL)
+
+
+@pytest.mark.exhaustive
+def test_a_worker_that_dies_loses_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers in processes of their own, one of which is killed while it runs a trial."""
+    distributed = pytest.importorskip("distributed")  # the extra search
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(InputError, match="no Dask scheduler answers there"):
+        search(TINY, scheduler="tcp://127.0.0.1:9", **SMALL)
+    killed = list[int]()
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit="2GiB"
+    ) as cluster:
+
+        def kill_one(label: str, done: int, total: int) -> None:
+            if done == 1 and not killed:
+                killed.append(next(iter(cluster.workers.values())).pid)
+                os.kill(killed[0], signal.SIGKILL)
+
+        found = search(TINY, scheduler=cluster.scheduler_address, on_progress=kill_one, **SMALL)
+    assert killed
+    assert found.failed == ()
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "other"))
+    use(Here(), monkeypatch)
+    alone = search(TINY, **SMALL)
+    assert [each.command for each in found.points] == [each.command for each in alone.points]
+    for ours, theirs in zip(found.points, alone.points, strict=True):
+        assert ours.quality.kl == pytest.approx(theirs.quality.kl, rel=1e-6)
