@@ -2,6 +2,7 @@
 
     edge.h, libedge.a, libedge.so   of C; Windows has edge.dll, edge.lib; Android and iOS have layouts of their own
     model.edge                      weights, tokenizer, chat template and plan
+    npu/                            graphs for ONNX Runtime (npu_graphs.py)
     manifest.json                   plan, versions, licences, and the hash of every file; written last
 
 The same inputs give the same bytes.
@@ -39,6 +40,7 @@ from edge.exporting.adapter_file import adapters_section, check_rank
 from edge.exporting.chat import chat_section
 from edge.exporting.gpu_programs import GPUPrograms, check_gpu, describe_gpu, make_programs
 from edge.exporting.model_file import MODEL, Section, trusted_source, write_model
+from edge.exporting.npu_graphs import NpuGraphs, describe_npu, plan_graphs
 from edge.exporting.planning import check_options, plan_bundle, prompt_rows
 from edge.exporting.platforms import write_platform
 from edge.exporting.site import describe_gpu_files, describe_site, write_gpu
@@ -71,6 +73,7 @@ class Bundle:
     designs: list[Design]
     tables: dict[Section, bytes]
     gpu: GPUPrograms | None = None
+    npu: NpuGraphs | None = None
 
     @property
     def gpu_of_page(self) -> bool:
@@ -87,6 +90,7 @@ def export(
     isas: str | Sequence[str] | None = None,
     lora_rank: int = 0,
     gpu: bool = False,
+    npu: bool = False,
     force: bool = False,
     progress: Progress | None = None,
     **keywords: Any,
@@ -96,8 +100,9 @@ def export(
     device: its name in `edge devices list`. isas: instruction sets in the library, or their names with commas between
     them (default: all of the machine that the engine has code for). lora_rank: of the largest LoRA adapter that
     sessions have room for (`export_adapter`); 0: none. gpu: with programs and weights for the GPU, of a page by WebGPU,
-    else by OpenCL or webgpu.h. force: a bundle that nothing was added to may be replaced. The keywords are options of
-    the plan, as people write them, and go before those of `options`:
+    else by OpenCL or webgpu.h. npu: with graphs for the device's NPU, or for ONNX Runtime on its CPU. force: a bundle
+    that nothing was added to may be replaced. The keywords are options of the plan, as people write them, and go before
+    those of `options`:
 
     OPTIONS
 
@@ -111,7 +116,7 @@ def export(
     if isinstance(isas, str):
         isas = [name.strip() for name in isas.split(",")]
     bundle = prepare(
-        model if isinstance(model, Model) else open_model(model), profile, options, isas, lora_rank, gpu=gpu
+        model if isinstance(model, Model) else open_model(model), profile, options, isas, lora_rank, gpu=gpu, npu=npu
     )
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
     if gpu:
@@ -120,10 +125,12 @@ def export(
     with new_folder(target) as made:
         place = write_platform(
             bundle.designs, profile.system, trusted_source(sections, gpu_of_page=bundle.gpu_of_page), made,
-            partial(tell, "compiling"), gpu=bundle.gpu is not None,
+            partial(tell, "compiling"), gpu=bundle.gpu is not None, npu=bundle.npu is not None,
         )  # fmt: skip
         if bundle.gpu and bundle.gpu_of_page:
             write_gpu(bundle.gpu, made)
+        if bundle.npu:
+            bundle.npu.write(place, partial(tell, "making graphs"))
         write_model(
             place / MODEL, sections, bytes.fromhex(found.sha256), file, bundle.layout,
             partial(tell, "packing weights"), None if bundle.gpu_of_page else bundle.gpu,
@@ -137,7 +144,7 @@ def export(
 
 def prepare(
     model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None = None, lora_rank: int = 0, *,
-    gpu: bool = False,
+    gpu: bool = False, npu: bool = False,
 ) -> Bundle:  # fmt: skip
     """Plan a bundle; nothing is compiled or written. Raises as `export`."""
     check_options(options)
@@ -164,7 +171,8 @@ def prepare(
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
     if gpu:
         check_gpu(profile.system, model.spec, plan.config)
-    return Bundle(model, profile, layout, plan, pinned, designs, tables)
+    graphs = plan_graphs(model, profile, plan.config) if npu else None
+    return Bundle(model, profile, layout, plan, pinned, designs, tables, npu=graphs)
 
 
 def with_gpu(bundle: Bundle, progress: Callable[[float], None] | None = None) -> Bundle:
@@ -195,6 +203,8 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
         sections[Section.ADAPTERS] = adapters_section(layout, config.lora_rank, exact=config.kv_dtype == "f32")
     if bundle.gpu and not bundle.gpu_of_page:
         sections[Section.GPU] = bundle.gpu.section
+    if bundle.npu:
+        sections[Section.NPU] = bundle.npu.section()
     if FORMATS[config.kv_dtype].transformed:
         sections[Section.NORMALS] = model_file.normals_section(_normals(bundle))
     return sections
@@ -233,6 +243,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
             "lora_rank": plan.config.lora_rank, "peak": plan.predicted_peak,
         },
         **({"gpu": describe_gpu(bundle.gpu, plan, in_page=bundle.gpu_of_page)} if bundle.gpu else {}),
+        **({"npu": describe_npu(bundle.npu, plan)} if bundle.npu else {}),
         "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
         **web,
         "versions": own_versions() | CPU.versions(),

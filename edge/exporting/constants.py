@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends import ring, row_lists
+from edge.backends.onnx.graph.static import HIDDEN
 from edge.backends.tvm.adapters import padded_rank
 from edge.backends.tvm.cpu.arguments import LINE, Job
 from edge.backends.tvm.gpu.design import State
@@ -20,7 +21,7 @@ from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS
-from edge.exporting import adapter_file, chat, gpu_programs, model_file, vocabulary, words
+from edge.exporting import adapter_file, chat, gpu_programs, model_file, npu_graphs, vocabulary, words
 from edge.exporting.model_file import Section
 from edge.exporting.planning import SNAPSHOTS
 from edge.exporting.structs import LONGEST_STOP, MOST_STOPS, range_tables
@@ -108,6 +109,7 @@ _INTEGERS = {
 }
 _DOUBLES = {
     "MOST_SCALE": MAX_SCALE,
+    "NPU_HIDDEN": HIDDEN,
     "CREDIT_S": governor.CREDIT_S,
     "SHORTEST_PAUSE_S": governor.SHORTEST_PAUSE_S,
     "LONGEST_PAUSE_S": governor.LONGEST_PAUSE_S,
@@ -133,6 +135,7 @@ _DOUBLES = {
     "OUTLIER_TIME": speculation.OUTLIER,
 }
 _STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
+_STRUCTS |= npu_graphs.STRUCTS
 _STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
 _TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 

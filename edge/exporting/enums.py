@@ -34,7 +34,7 @@ class Trim(IntEnum):
 
 
 class Engine(IntEnum):
-    AUTO, CPU, GPU = range(3)
+    AUTO, CPU, GPU, NPU = range(4)
 
 
 class Speculate(IntEnum):
@@ -60,8 +60,9 @@ ABOUT: dict[type[IntEnum], dict[int, str]] = {
     },
     Finish: {},
     Engine: {
-        Engine.AUTO: "The one that is faster, timed when the first session begins; a GPU needs edge_options.cache.",
+        Engine.AUTO: "CPU or GPU: the faster, timed when the first session begins; a GPU needs edge_options.cache.",
         Engine.GPU: "Where the bundle has programs for it (edge export --gpu), and the device runs them.",
+        Engine.NPU: "Where the bundle has graphs for it (edge export --npu), and the app brings ONNX Runtime.",
     },
     Speculate: {
         Speculate.AUTO: "Where drafts pay, on the CPU. Not with h2o or room for adapters.",

@@ -32,7 +32,7 @@ from edge.types import Progress
 STATIC, SHARED = "libedge.a", "libedge.so"
 DLL, IMPORTS = "edge.dll", "edge.lib"  # of Windows: linkers of GNU and of Microsoft find edge.lib
 RUNTIME = Path(__file__).parent / "runtime"
-GPU = RUNTIME / "gpu"  # of bundles with a pass for GPUs
+GPU, NPU = RUNTIME / "gpu", RUNTIME / "npu"  # of bundles with a pass for GPUs, for NPUs
 
 # The outside functions that a library may call on Android: their arguments and results are numbers and pointers, and
 # mean the same in glibc's headers and in bionic's. (sysconf's do not.)

@@ -49,11 +49,12 @@ class Section(IntEnum):
     """The content of a section; in C, SECTION_CONFIG and so on."""
 
     CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS, TABLE, ADAPTERS = range(1, 13)
-    GPU, GPU_WEIGHTS = 13, 14
+    GPU, GPU_WEIGHTS, NPU = 13, 14, 15
 
 
 _TRUSTED = (
     Section.CONFIG, Section.LAYERS, Section.DESIGNS, Section.ANGLES, Section.NORMALS, Section.ADAPTERS, Section.GPU,
+    Section.NPU,
 )  # fmt: skip
 
 POLICIES = ("full", "streaming", "window", "h2o")  # in the order of POLICY_FULL …
@@ -225,13 +226,14 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
     gpu = "&edge_gpu" if Section.GPU in sections else "NULL"
+    npu = "&edge_onnxruntime" if Section.NPU in sections else "NULL"
     digest = hashlib.sha256(b"".join(sections.get(each, b"") for each in _TRUSTED)).digest()
     numbers = ", ".join(map(str, digest))
     return (
         "/* The model.edge that this library is for. Written by edge export. */\n"
         f'#include "internal.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
         f"table_reader *const EDGE_TABLE = {reader};\nadapter_reader *const EDGE_ADAPTERS = {adapters};\n"
-        f"const gpu_host *const EDGE_GPU = {gpu};\n"
+        f"const gpu_host *const EDGE_GPU = {gpu}, *const EDGE_NPU = {npu};\n"
         f"device_run *const EDGE_DEVICE = {'run_on_page' if gpu_of_page else 'NULL'};\n"
     )
 

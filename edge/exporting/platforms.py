@@ -10,7 +10,7 @@ from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.exporting.bindings import copy_source
 from edge.exporting.constants import CONSTANTS, constants_header
-from edge.exporting.library import GPU, SHARED, make_library
+from edge.exporting.library import GPU, NPU, SHARED, make_library
 from edge.exporting.site import write_site
 
 _HERE = Path(__file__).parent
@@ -21,11 +21,12 @@ Tell = Callable[[float], None]
 
 
 def write_platform(
-    designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, gpu: bool = False
-) -> Path:
+    designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, gpu: bool = False,
+    npu: bool = False,
+) -> Path:  # fmt: skip
     """Write the files of a system. Returns the folder, in `folder`, where model.edge belongs.
 
-    trusted: trusted.c. gpu: the library has the pass of GPUs. tell: is called with the share that is done.
+    trusted: trusted.c. gpu, npu: the library has the pass of these. tell: is called with the share that is done.
     Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a C compiler.
     """
     if system == "web":
@@ -33,7 +34,8 @@ def write_platform(
     if system in ("ios", "macos"):
         return _write_apple(designs, {"trusted.c": trusted}, folder, tell, [*GPU.iterdir()] if gpu else [])
     write = {"android": _write_android, "windows": _write_windows}.get(system, _write_c)
-    return write(designs, {"trusted.c": trusted}, folder, tell, sorted(GPU.glob("*.c")) if gpu else [])
+    more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ())]
+    return write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
 
 
 def _write_c(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]) -> Path:

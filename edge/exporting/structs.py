@@ -102,12 +102,17 @@ OPTIONS = [
         "throttles; held by pauses.", without=("web",),
     ),
     Field(
-        "engine", "uint32", "What computes: 0 the faster one, 1 the CPU, 2 the GPU; read when a session begins only.",
+        "engine", "uint32", "What computes: 0 the faster of CPU and GPU, 1 the CPU, 2 the GPU, 3 the NPU; read when a "
+        "session begins only.",
         without=("web",),
     ),
     Field(
         "cache", "text", "A folder for what the GPU's driver compiles, and for which engine was faster; read when a "
         "session begins only.", "every session compiles, and engine 0 is the CPU", without=("web",),
+    ),
+    Field(
+        "npu", "text", "The bundle's folder npu, for engine 3; read when a session begins only.", "none",
+        without=("web",),
     ),
 ]  # fmt: skip
 READINGS = [
@@ -165,11 +170,17 @@ USAGE = [
     Field("joules", "double", "Of the last answer and its prompt, as are the seconds."),
     Field("seconds", "double"),
     Field("measured", "flag", "Whether the app read the joules; otherwise they are estimated."),
-    Field("engine", "uint32", "What computes: 1 the CPU, 2 the GPU.", without=("web",)),
+    Field("engine", "uint32", "What computes: 1 the CPU, 2 the GPU, 3 the NPU.", without=("web",)),
     Field("engine_why", "text", "Why engine 0 has become that, as measured; empty: the app chose.", without=("web",)),
-    Field("gpu", "text", "Name of the GPU; empty: none computes.", without=("web",)),
     Field(
-        "gpu_bytes", "uint64", "Bytes of the GPU's buffers; of the process, where they share memory.", without=("web",)
+        "gpu", "text", "Name of the GPU, or of what runs the NPU's graphs; empty: the CPU computes.", without=("web",)
+    ),
+    Field(
+        "gpu_bytes",
+        "uint64",
+        "Bytes of the GPU's buffers; of the process, where they share memory. Of an NPU: of rows, "
+        "inputs and outputs, in the process.",
+        without=("web",),
     ),
 ]
 STRUCTS = {"Options": OPTIONS, "Readings": READINGS, "ModelInfo": MODEL_INFO, "Usage": USAGE}

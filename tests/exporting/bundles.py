@@ -49,13 +49,16 @@ def bundle_of(name: str, **options: Any) -> Path:
 
 
 @lru_cache
-def bundle_sources(name: str, *, lora_rank: int = 0, gpu: bool = False, **options: Any) -> tuple[Path, list[Path]]:
+def bundle_sources(
+    name: str, *, lora_rank: int = 0, gpu: bool = False, npu: bool = False, **options: Any
+) -> tuple[Path, list[Path]]:  # fmt: skip
     """model.edge, and what belongs to it besides the runtime, which is to be built otherwise: tables and objects."""
     chosen, isas = Options().updated(**options), [choose_target().name]
-    bundle = prepare(model_of(name), find_profile(HOST), chosen, isas, lora_rank)
+    bundle = prepare(model_of(name), find_profile(HOST), chosen, isas, lora_rank, npu=npu)
     if gpu:
         bundle = with_gpu(bundle)
     more: dict[str, Any] = ({"lora_rank": lora_rank} if lora_rank else {}) | ({"gpu": True} if gpu else {})
+    more |= {"npu": True} if npu else {}
     folder = bundle_of(name, **options, **more)
     tables = {"trusted.c": trusted_source(make_sections(bundle)), "passes.c": passes_source(bundle.designs)}
     for title, text in tables.items():

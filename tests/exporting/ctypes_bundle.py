@@ -255,7 +255,7 @@ def _options(chosen: dict[str, Any]) -> _Options:
         chosen["seeded"] = 1
     if stops := [stop.encode() if isinstance(stop, str) else stop for stop in chosen.pop("stop", ())]:
         options.stop, options.stop_count = (c_char_p * len(stops))(*stops), len(stops)
-    for name in ("isa", "cache"):
+    for name in ("isa", "cache", "npu"):
         if isinstance(chosen.get(name), str):
             chosen[name] = chosen[name].encode()
     for name, value in chosen.items():

@@ -39,10 +39,10 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
         "capacity=256, threads=4, chat=true, weights=5000000000, kv=6, scratch=7, loraRank=8)"
     ]
     # echo.c shows options in place of figures: threads, top_k, max_tokens, cpu_mask, seed, temperature to
-    # repeat_penalty, bytes of the last stop text; speculate; time to headroom in one sum; engine and cache.
+    # repeat_penalty, bytes of the last stop text; speculate; time to headroom in one sum; engine, cache and npu.
     memory, drafts = f"anonymous={5 << 32}, swapped=7", "drafted=1, accepted=0"
     measured = "joules=3002001.0, seconds=9321.0, measured=true"
-    gpu = "engine=2, engineWhy=timed 😀, gpu=files/ä, gpuBytes=8)"
+    gpu = "engine=2, engineWhy=timed 😀, gpu=files/ä, gpuBytes=208)"
     options = "Usage(rows=3, capacity=7, threads=9, weights=1099511627776, kv=-1, scratch=527750, lora=0, file=6"
     assert echo["unread"] == [
         f"{options}, {memory}, tokens=0, evicted=0, {drafts}, joules=0.0, seconds=9321.0, measured=false, {gpu}"

@@ -35,7 +35,7 @@ from edge.model.model import Model, open_model
 TABLES = {
     "trusted.c": '#include "internal.h"\n'
     "const uint8_t EDGE_TRUSTED[32] = {0};\ntable_reader *const EDGE_TABLE = NULL;\n"
-    "adapter_reader *const EDGE_ADAPTERS = NULL;\nconst gpu_host *const EDGE_GPU = NULL;\n"
+    "adapter_reader *const EDGE_ADAPTERS = NULL;\nconst gpu_host *const EDGE_GPU = NULL, *const EDGE_NPU = NULL;\n"
     "device_run *const EDGE_DEVICE = NULL;\n"
 }
 OPENING = r"""

@@ -270,8 +270,8 @@ def test_bundles_without_programs_say_so() -> None:
     with open_bundle(bundle_of(MODEL, **ROWS)) as bundle:
         with pytest.raises(UnsupportedError, match="export it with --gpu"):
             bundle.session(engine=Engine.GPU)
-        with pytest.raises(InputError, match="3 is not an edge_engine"):
-            bundle.session(engine=3)
+        with pytest.raises(InputError, match="4 is not an edge_engine"):
+            bundle.session(engine=4)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_sanitizers_find_nothing(name: str) -> None:
     program = Path(__file__).parent / "runtime" / "gpu_answers.c"
     built = build([program, *sources, *parts], (f"-I{RUNTIME / 'gpu'}", "-ldl", *SANITIZED))
     done = subprocess.run(
-        [built, model, kernels(), "100"], capture_output=True, text=True, timeout=900, check=False,
-        env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"},  # drivers keep memory until the process ends
+        [built, model, str(int(Engine.GPU)), kernels(), "100"], capture_output=True, text=True, timeout=900,
+        check=False, env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"},  # drivers keep memory until the process ends
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]

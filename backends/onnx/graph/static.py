@@ -99,6 +99,18 @@ def make_context_graph(
     return graph.serialized()
 
 
+def make_embedding_graph(layout: Layout, spec: ModelSpec, network: Network, data: str) -> bytes:
+    """Serialize a graph from `tokens` int64 [1, n], with learned positions also `positions` int64 [1, n], to the input
+    `x` of the first shard. Any number of tokens; for a host that does not read the matrix itself."""
+    graph = Builder(layout, spec, network, "f32", False, data)
+    graph.input("tokens", Type.INT64, 1, "n")
+    if network.learned_positions:
+        graph.input("positions", Type.INT64, 1, "n")
+    graph.output("x", Type.FLOAT, 1, "n", spec.hidden)
+    graph.node("Mul", graph.embed(), graph.number(residual_factor(network)), output="x")
+    return graph.serialized()
+
+
 class _Static(Builder):
     cores = CORES | {Attention: static_attention}
 

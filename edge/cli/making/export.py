@@ -36,6 +36,10 @@ def export(
     gpu: Annotated[
         bool, o.flag("--gpu", help="With programs for a GPU, too: WebGPU in pages, OpenCL and webgpu.h in apps.")
     ] = False,
+    npu: Annotated[
+        bool,
+        o.flag("--npu", help="With graphs for ONNX Runtime, too: for the NPU of --device, or its CPU."),
+    ] = False,
     force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -51,7 +55,7 @@ def export(
 
     with progress(enabled=not quiet) as shown:
         manifest = make(
-            model, output, options, device=device, isas=isa, lora_rank=lora_rank, gpu=gpu, force=force,
+            model, output, options, device=device, isas=isa, lora_rank=lora_rank, gpu=gpu, npu=npu, force=force,
             progress=lambda step, part: shown.step(step)(part, 1.0),
         )  # fmt: skip
     if json:
@@ -75,4 +79,9 @@ def export(
             f"peak {format_bytes(found['peak'])} (estimated"
             + (f", of which {format_bytes(driver['bytes'])} for the driver, {driver['source']}" if driver else "")
             + ")"
+        )
+    if found := manifest.get("npu"):
+        print(
+            f"On an NPU ({found['provider']}): {found['rows']} KV rows, chunks of {found['chunk']}; "
+            f"peak {format_bytes(found['peak'])} (estimated: {found['source']})"
         )

@@ -89,9 +89,10 @@ typedef struct { /* strings belong to the model */
 typedef int32_t edge_engine;
 enum {
     /* generated: Engine */
-    EDGE_ENGINE_AUTO = 0, /* The one that is faster, timed when the first session begins; a GPU needs edge_options.cache. */
+    EDGE_ENGINE_AUTO = 0, /* CPU or GPU: the faster, timed when the first session begins; a GPU needs edge_options.cache. */
     EDGE_ENGINE_CPU = 1,
     EDGE_ENGINE_GPU = 2, /* Where the bundle has programs for it (edge export --gpu), and the device runs them. */
+    EDGE_ENGINE_NPU = 3, /* Where the bundle has graphs for it (edge export --npu), and the app brings ONNX Runtime. */
     /* end */
 };
 
@@ -135,14 +136,16 @@ typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to th
     /* Thermal headroom that may be used up, by readings, as Android counts: 1 is where the system throttles; held by
      * pauses. 0: no limit. */
     double headroom;
-    uint32_t engine; /* What computes: 0 the faster one, 1 the CPU, 2 the GPU; read when a session begins only. */
+    /* What computes: 0 the faster of CPU and GPU, 1 the CPU, 2 the GPU, 3 the NPU; read when a session begins only. */
+    uint32_t engine;
     /* A folder for what the GPU's driver compiles, and for which engine was faster; read when a session begins only.
      * NULL: every session compiles, and engine 0 is the CPU. */
     const char *cache;
+    const char *npu; /* The bundle's folder npu, for engine 3; read when a session begins only. NULL: none. */
     /* end */
 } edge_options;
 /* generated: EDGE_OPTIONS */
-#define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, NULL}
+#define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, NULL}
 /* end */
 
 typedef struct { /* what the app measures; less than 0: not read */
@@ -208,10 +211,12 @@ typedef struct {
     double joules; /* Of the last answer and its prompt, as are the seconds. */
     double seconds;
     uint32_t measured; /* Whether the app read the joules; otherwise they are estimated. */
-    uint32_t engine; /* What computes: 1 the CPU, 2 the GPU. */
+    uint32_t engine; /* What computes: 1 the CPU, 2 the GPU, 3 the NPU. */
     const char *engine_why; /* Why engine 0 has become that, as measured; empty: the app chose. */
-    const char *gpu; /* Name of the GPU; empty: none computes. */
-    uint64_t gpu_bytes; /* Bytes of the GPU's buffers; of the process, where they share memory. */
+    const char *gpu; /* Name of the GPU, or of what runs the NPU's graphs; empty: the CPU computes. */
+    /* Bytes of the GPU's buffers; of the process, where they share memory. Of an NPU: of rows, inputs and outputs, in
+     * the process. */
+    uint64_t gpu_bytes;
     /* end */
 } edge_usage;
 

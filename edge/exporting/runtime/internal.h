@@ -11,7 +11,7 @@
  *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
  *     drafts.c                       the tokens that may come next, and how many of them to verify
  *     pass.c       table.c           threads that run the compiled pass; rows that a pass reads from the file
- *     gpu/                           the pass on a GPU, in bundles that have one
+ *     gpu/         npu/              the pass on a GPU, on an NPU, in bundles that have one
  *     context.c  turns.c             the conversation and its tokens; the loop of answers
  *     state.c      adapter.c         saved conversations; LoRA adapters
  *     open.c     session.c           the functions of edge.h: of models, of sessions
@@ -79,6 +79,7 @@ static inline void *take(arena *from, uint64_t size)
  * Section NORMALS: float[layers * kv_heads * head] of reflections, if kv_dtype is int4.
  * Section TABLE, the last: a row of layers * layer_inputs values for each token, in blocks of GGUF; see table.c.
  * Section ADAPTERS: an adapters_config, and an `adapted` for each matrix that may have an adapter.
+ * Section NPU: an npu_config, and its npu_options; see npu/.
  * Section GPU: a gpu_config, its tables and sources (edge/exporting/gpu_programs.py); GPU_WEIGHTS: the content of buffers.
  * Section STRINGS: of name, license, policy, kv_dtype, each ends with \0. */
 
@@ -348,9 +349,9 @@ uint32_t policy_shrink(policy *p, kv *k, uint32_t budget);
 /* Evicts until `count` more fit, as Context.make_room. False if it may not evict and they do not fit. */
 bool policy_make_room(policy *p, kv *k, uint32_t count, uint64_t *evicted);
 
-/* ---- gpu/: the pass on a GPU --------------------------------------------------------------------------------------- */
+/* ---- gpu/, npu/: the pass on a GPU or an NPU ------------------------------------------------------------------------ */
 
-typedef struct gpu gpu; /* a device with the programs, weights and rows of a session */
+typedef struct gpu gpu; /* a device with the programs, weights and rows of a session; first its gpu_host; each host has its own */
 typedef struct {
     const int32_t *tokens;
     uint32_t count;
@@ -360,20 +361,25 @@ typedef struct {
     const float *inputs;                         /* as a table_reader writes them; NULL: the model has no table */
 } gpu_input;
 typedef struct {
-    /* A session with the engine that answers sooner: both are timed, once. */
+    edge_engine engine;
+    const char *called;                                       /* in messages */
+    /* A session with the engine that answers sooner: both are timed, once. NULL for an NPU. */
     edge_status (*begin_faster)(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);
     gpu *(*layout)(arena *from, const edge_model *model);
     rows_device *(*rows)(gpu *g, bool rings, uint32_t count); /* an arena of so many rows */
-    /* cache: a folder for what drivers compile, or NULL. software: a device that runs on the CPU will do. */
-    edge_status (*open)(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error);
+    edge_status (*open)(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error);
     void (*close)(gpu *g);                                    /* also after `open` has failed */
     bool (*run)(gpu *g, const gpu_input *input, float *logits); /* false: the device has failed, or *cancelled */
     const char *(*failure)(const gpu *g);                     /* the driver's first one, in words; NULL: none */
     uint64_t (*bytes)(const gpu *g);                          /* of the device */
     const char *(*name)(const gpu *g);
 } gpu_host;
-extern const gpu_host *const EDGE_GPU; /* trusted.c; NULL for bundles without, so that libraries have no code */
-extern const gpu_host edge_gpu;
+extern const gpu_host *const EDGE_GPU, *const EDGE_NPU; /* trusted.c; NULL for bundles without: libraries have no code */
+extern const gpu_host edge_gpu, edge_onnxruntime;
+static inline const gpu_host *host_of(const gpu *g)
+{
+    return *(const gpu_host *const *)g;
+}
 
 /* ---- pass.c --------------------------------------------------------------------------------------------------------- */
 
@@ -442,7 +448,7 @@ TABLE_TYPES(TABLE_READER)
 typedef edge_status adapter_reader(edge_session *session, const edge_stream *adapter, double scale, edge_error *error);
 extern adapter_reader *const EDGE_ADAPTERS; /* trusted.c; NULL for models without room, so that libraries have no code */
 adapter_reader read_adapter;
-/* SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, ADAPTERS and GPU, one behind the other: trusted.c, from
+/* SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, ADAPTERS, GPU and NPU, one behind the other: trusted.c, from
  * export. */
 extern const uint8_t EDGE_TRUSTED[32];
 

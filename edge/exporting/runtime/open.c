@@ -8,7 +8,7 @@ static edge_status check_trusted(const edge_model *model, edge_error *error)
 {
     static const enum section_kind trusted[] = {
         SECTION_CONFIG, SECTION_LAYERS, SECTION_DESIGNS, SECTION_ANGLES, SECTION_NORMALS,
-        SECTION_ADAPTERS, SECTION_GPU,
+        SECTION_ADAPTERS, SECTION_GPU, SECTION_NPU,
     };
     hasher h;
     hash_start(&h);

@@ -259,7 +259,7 @@ static bool run_on_gpu(pass *p, const int32_t *tokens, uint32_t count)
     kv_prepare(p->rows, count);
     gpu_input input = {tokens, count, kv_next_position(p->rows), kv_next_rope_position(p->rows), kv_lengthened(p->rows),
                        p->cache.starts, p->cache.lengths, p->cache.positions, EDGE_TABLE ? p->floats : NULL};
-    if (!EDGE_GPU->run(p->on_gpu, &input, p->logits))
+    if (!host_of(p->on_gpu)->run(p->on_gpu, &input, p->logits))
         return false;
     kv_appended(p->rows, count);
     return true;

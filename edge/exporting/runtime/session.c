@@ -8,10 +8,11 @@
 
 edge_status check_gpu(const edge_session *s, edge_error *error)
 {
-    const char *why = s->gpu ? EDGE_GPU->failure(s->gpu) : NULL;
+    const char *why = s->gpu ? host_of(s->gpu)->failure(s->gpu) : NULL;
     if (!why)
         return EDGE_OK;
-    return edge_fail(error, EDGE_FAILED, "the GPU has failed (%s): end the session, and begin another", why);
+    return edge_fail(error, EDGE_FAILED, "%s has failed (%s): end the session, and begin another", host_of(s->gpu)->called,
+                     why);
 }
 
 /* What `busy` says of a session. */
@@ -89,7 +90,7 @@ static edge_status check_options(const edge_model *model, const edge_options *op
         return edge_fail(error, EDGE_BAD_ARGUMENT, "stop must be at most %d texts", (int64_t)MOST_STOPS);
     if (options->speculate > EDGE_SPECULATE_OFF)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_speculate", (int64_t)options->speculate);
-    if (options->engine > EDGE_ENGINE_GPU)
+    if (options->engine > EDGE_ENGINE_NPU)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_engine", (int64_t)options->engine);
     return check_ranges(options, error);
 }
@@ -119,7 +120,7 @@ static edge_status take_options(edge_session *s, const edge_options *options, ed
     memcpy(&s->next_options, options, sizeof s->next_options);
     s->next_options.stop = NULL; /* copied, and the app's own may go */
     s->next_options.isa = NULL;
-    s->next_options.cache = NULL;
+    s->next_options.cache = s->next_options.npu = NULL;
     return EDGE_OK;
 }
 
@@ -160,8 +161,8 @@ static edge_status choose_design(const edge_model *model, const char *isa, const
                      isa ? " for " : "", isa ? isa : "");
 }
 
-/* design: NULL for a GPU. */
-static void lay_out(arena *from, edge_session *s, edge_model *model, const design_config *design)
+/* design: of the CPU; or NULL, and the host of a device. */
+static void lay_out(arena *from, edge_session *s, edge_model *model, const design_config *design, const gpu_host *host)
 {
     const edge_config *config = model->config;
     s->tokenizer = tokenizer_layout(from, model);
@@ -172,10 +173,10 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->ids = take(from, s->room * sizeof *s->ids);
     s->run_ids = take(from, (config->states || config->ringed ? config->capacity : 0) * sizeof *s->run_ids);
     s->system = take(from, config->capacity * sizeof *s->system);
-    s->gpu = design ? NULL : EDGE_GPU->layout(from, model);
+    s->gpu = host ? host->layout(from, model) : NULL;
     s->rows = kv_layout(from, model, !design);
     for (uint32_t i = 0; s->gpu && i < 2; i++)
-        kv_attach(s->rows, i, EDGE_GPU->rows(s->gpu, i, kv_arena(s->rows, i)));
+        kv_attach(s->rows, i, host->rows(s->gpu, i, kv_arena(s->rows, i)));
     s->policy = policy_layout(from, model);
     s->drafts = design && config->drafts ? drafts_layout(from) : NULL;
     s->pass = pass_layout(from, model, design, s->rows, s->gpu);
@@ -192,31 +193,36 @@ edge_status edge_begin(edge_model *model, const edge_options *options, edge_sess
     if ((status = model_is_whole(model, error)) || (status = check_options(model, options, error)))
         return status;
     bool programs = EDGE_GPU && model->sizes[SECTION_GPU], on_gpu = options->engine == EDGE_ENGINE_GPU;
+    if (options->engine == EDGE_ENGINE_NPU && !(EDGE_NPU && model->sizes[SECTION_NPU]))
+        return edge_fail(error, EDGE_UNSUPPORTED, "the bundle has no graphs for an NPU: export it with --npu, or set engine "
+                         "to cpu or auto");
     if (on_gpu && !programs)
         return edge_fail(error, EDGE_UNSUPPORTED, "the bundle has no programs for a GPU: export it with --gpu, or set engine "
                          "to cpu or auto");
     if (programs && options->engine == EDGE_ENGINE_AUTO)
         return EDGE_GPU->begin_faster(model, options, session, error);
-    return begin_on(model, options, on_gpu, session, error);
+    const gpu_host *host = on_gpu ? EDGE_GPU : options->engine == EDGE_ENGINE_NPU ? EDGE_NPU : NULL;
+    return begin_on(model, options, host, session, error);
 }
 
-edge_status begin_on(edge_model *model, const edge_options *options, bool on_gpu, edge_session **session, edge_error *error)
+edge_status begin_on(edge_model *model, const edge_options *options, const gpu_host *host, edge_session **session,
+                     edge_error *error)
 {
     const design_config *design = NULL;
     edge_status status;
     *session = NULL; /* it may be one that has ended, of a race */
-    if (!on_gpu && (status = choose_design(model, options->isa, &design, error)))
+    if (!host && (status = choose_design(model, options->isa, &design, error)))
         return status;
     edge_session counted;
     arena count = {NULL, 0};
     take(&count, sizeof counted);
-    lay_out(&count, &counted, model, design);
+    lay_out(&count, &counted, model, design, host);
     arena memory = {map_memory(count.used), 0};
     if (!memory.memory)
         return edge_fail(error, EDGE_NO_MEMORY, "a session needs %d KiB: end others, or export with fewer KV rows",
                          (int64_t)(count.used >> 10));
     edge_session *s = take(&memory, sizeof *s);
-    lay_out(&memory, s, model, design);
+    lay_out(&memory, s, model, design, host);
     s->model = model;
     s->process = process_id();
     s->turn = TURN_NEW;
@@ -226,11 +232,11 @@ edge_status begin_on(edge_model *model, const edge_options *options, bool on_gpu
     s->needed = (double)model->config->peak;
     s->readings = (edge_readings)EDGE_READINGS;
     context_reset(s);
-    if ((s->gpu && (status = EDGE_GPU->open(s->gpu, options->cache, options->engine == EDGE_ENGINE_GPU, &s->cancelled, error)))
+    if ((s->gpu && (status = host->open(s->gpu, options, &s->cancelled, error)))
         || (status = take_options(s, options, error))) {
         pass_stop(s->pass);
         if (s->gpu)
-            EDGE_GPU->close(s->gpu);
+            host->close(s->gpu);
         unmap_memory(s->memory, s->size);
         return status;
     }
@@ -247,7 +253,7 @@ void edge_end(edge_session *s)
     if (s->process == process_id()) { /* a forked child would wait for threads that it has not */
         pass_stop(s->pass);
         if (s->gpu)
-            EDGE_GPU->close(s->gpu);
+            host_of(s->gpu)->close(s->gpu);
     }
     unmap_memory(s->memory, s->size);
     __atomic_fetch_sub(&model->sessions, 1, __ATOMIC_RELEASE);
@@ -317,10 +323,10 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .joules = s->started ? watch_joules(&s->watch) : s->joules,
         .seconds = s->started ? now_seconds() - s->watch.started : s->seconds,
         .measured = s->watch.measured,
-        .engine = s->gpu ? EDGE_ENGINE_GPU : EDGE_ENGINE_CPU,
+        .engine = s->gpu ? host_of(s->gpu)->engine : EDGE_ENGINE_CPU,
         .engine_why = s->why,
-        .gpu = s->gpu ? EDGE_GPU->name(s->gpu) : "",
-        .gpu_bytes = s->gpu ? EDGE_GPU->bytes(s->gpu) : 0,
+        .gpu = s->gpu ? host_of(s->gpu)->name(s->gpu) : "",
+        .gpu_bytes = s->gpu ? host_of(s->gpu)->bytes(s->gpu) : 0,
     };
     return leave(s, EDGE_OK);
 }

@@ -42,7 +42,7 @@ struct edge_session {
     kv *rows;
     policy *policy;
     pass *pass;
-    gpu *gpu;                 /* NULL: the CPU computes */
+    gpu *gpu;                 /* or NPU; NULL: the CPU computes */
     drafts *drafts;           /* NULL: the bundle has no room for any */
     int32_t draft[MOST_DRAFTS + 1]; /* tokens of the last pass: the one that was generated, and `drafted` behind it */
     uint32_t drafted, ahead;  /* those of them that the answer has not come to */
@@ -87,7 +87,8 @@ edge_status enter_answer(edge_session *s, edge_error *error); /* the same, and r
 edge_status leave(edge_session *s, edge_status status);
 edge_status check_gpu(const edge_session *s, edge_error *error); /* whether its device still works */
 /* The rest of edge_begin, once the engine is known. */
-edge_status begin_on(edge_model *model, const edge_options *options, bool on_gpu, edge_session **session, edge_error *error);
+edge_status begin_on(edge_model *model, const edge_options *options, const gpu_host *host, edge_session **session,
+                     edge_error *error); /* host: NULL for the CPU */
 /* Refuses lengths that no text has, such as (size_t)-1. size: of one of `count`, in bytes. */
 edge_status check_length(size_t count, size_t size, edge_error *error);
 

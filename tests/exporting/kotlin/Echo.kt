@@ -35,7 +35,7 @@ private fun values(model: EdgeModel) {
     val options = EdgeOptions(
         threads = 3, cpuMask = 1L shl 40, isa = "avx2", temperature = 0.5, topK = 7, topP = 0.25, minP = 0.125,
         repeatPenalty = 1.5, seed = -1, maxTokens = 9, speculate = 1, stop = listOf("a", "ä😀"), time = 1.0,
-        energy = 2.0, power = 3.0, maxTemp = 4.0, headroom = 0.5, engine = 2, cache = "files/ä",
+        energy = 2.0, power = 3.0, maxTemp = 4.0, headroom = 0.5, engine = 2, cache = "files/ä", npu = "ö",
     )
     val sensors = Sensors { Readings(1.0, 2.0, 3.0, 1 shl 30) }
     model.session(options, sensors).use { session ->

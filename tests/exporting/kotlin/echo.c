@@ -13,7 +13,7 @@ struct edge_model { atomic_int sessions; };
 struct edge_session {
     edge_model *model;
     edge_options options;
-    char stops[16][132], cache[64];
+    char stops[16][132], cache[64], npu[64];
     edge_readings readings;
     atomic_int inside, cancelled, ended;
     char text[1 << 20];
@@ -79,6 +79,7 @@ edge_status edge_set(edge_session *session, const edge_options *options, edge_er
         strcpy(session->stops[i], options->stop[i]);
     }
     strncpy(session->cache, options->cache ? options->cache : "", sizeof session->cache - 1);
+    strncpy(session->npu, options->npu ? options->npu : "", sizeof session->npu - 1);
     session->options = *options;
     return EDGE_OK;
 }
@@ -215,7 +216,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         session->readings.joules + session->readings.celsius * 1000 + session->readings.headroom * 1e6,
         o->time + o->energy * 10 + o->power * 100 + o->max_temp * 1000 + o->headroom * 1e4,
         session->readings.available == 1 << 30, o->engine, "timed 😀", session->cache,
-        strlen(session->cache)};
+        strlen(session->cache) + 100 * strlen(session->npu)};
     return EDGE_OK;
 }
 

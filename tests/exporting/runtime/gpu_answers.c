@@ -1,4 +1,4 @@
-/* `gpu_answers model.edge CACHE COUNT`: a conversation of three turns on the GPU and the same on the CPU, where the third
+/* `gpu_answers model.edge ENGINE FOLDER COUNT`: a conversation of three turns on the GPU or the NPU, and the same on the CPU, where the third
  * follows a saved state that the other engine goes on with. Fails if their greedy tokens differ. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,11 +17,11 @@ static void must(edge_status status)
     }
 }
 
-static edge_session *begin(edge_model *model, edge_engine engine, const char *cache)
+static edge_session *begin(edge_model *model, edge_engine engine, const char *folder)
 {
     edge_options options = EDGE_OPTIONS;
     options.engine = (uint32_t)engine;
-    options.cache = cache;
+    options.cache = options.npu = folder;
     options.temperature = 0;
     options.ignore_eos = 1;
     edge_session *session;
@@ -57,14 +57,14 @@ static edge_stream saved(edge_session *session)
 
 int main(int arguments, char **values)
 {
-    if (arguments != 4)
+    if (arguments != 5)
         return 2;
     edge_source source = {.size = sizeof source, .path = values[1], .fd = -1};
-    uint32_t count = (uint32_t)atoi(values[3]);
+    uint32_t engine = (uint32_t)atoi(values[2]), count = (uint32_t)atoi(values[4]);
     edge_model *model;
     static int32_t tokens[2][3][MOST_TOKENS_HERE];
     must(edge_open(&source, &model, &error));
-    edge_session *sessions[] = {begin(model, EDGE_ENGINE_GPU, values[2]), begin(model, EDGE_ENGINE_CPU, NULL)};
+    edge_session *sessions[] = {begin(model, (edge_engine)engine, values[3]), begin(model, EDGE_ENGINE_CPU, NULL)};
     for (uint32_t turn = 0; turn < 2; turn++)
         for (int each = 0; each < 2; each++)
             if (answer(sessions[each], turn, count, tokens[each][turn]) != count)
@@ -77,7 +77,7 @@ int main(int arguments, char **values)
             return 3;
     edge_usage usage = {.size = sizeof usage};
     must(edge_use(sessions[0], &usage, &error));
-    if (usage.engine != EDGE_ENGINE_GPU || !usage.gpu[0] || !usage.gpu_bytes)
+    if (usage.engine != engine || !usage.gpu[0] || !usage.gpu_bytes)
         return 4;
     printf("%u %u %llu\n", (unsigned)usage.rows, (unsigned)usage.evicted, (unsigned long long)usage.gpu_bytes);
     for (int each = 0; each < 2; each++) {

@@ -90,7 +90,7 @@ static jbyteArray read_text(JNIEnv *env, jclass class, jlong address)
 
 typedef struct { /* edge_options with room for its texts; too long ones are cut where the runtime still refuses them */
     edge_options options;
-    char isa[MAX_NAME + 1], cache[MAX_PATH + 1], stop[MOST_STOPS + 1][LONGEST_STOP + 2];
+    char isa[MAX_NAME + 1], cache[MAX_PATH + 1], npu[MAX_PATH + 1], stop[MOST_STOPS + 1][LONGEST_STOP + 2];
     const char *stop_pointers[MOST_STOPS + 1];
 } option_texts;
 
@@ -102,8 +102,8 @@ static void copy_text(JNIEnv *env, jbyteArray bytes, char *to, jsize most)
     to[length] = 0;
 }
 
-static void read_options(JNIEnv *env, jbyteArray options, jbyteArray isa, jbyteArray cache, jobjectArray stop,
-                         option_texts *to)
+static void read_options(JNIEnv *env, jbyteArray options, jbyteArray isa, jbyteArray cache, jbyteArray npu,
+                         jobjectArray stop, option_texts *to)
 {
     (*env)->GetByteArrayRegion(env, options, 0, sizeof to->options, (jbyte *)&to->options);
     jsize count = (*env)->GetArrayLength(env, stop);
@@ -120,18 +120,21 @@ static void read_options(JNIEnv *env, jbyteArray options, jbyteArray isa, jbyteA
     if (cache)
         copy_text(env, cache, to->cache, MAX_PATH);
     to->options.cache = cache ? to->cache : NULL;
+    if (npu)
+        copy_text(env, npu, to->npu, MAX_PATH);
+    to->options.npu = npu ? to->npu : NULL;
     to->options.stop = to->stop_pointers;
     to->options.stop_count = (uint32_t)count;
 }
 
 static jlong begin_session(JNIEnv *env, jclass class, jlong model, jbyteArray options, jbyteArray isa,
-                           jbyteArray cache, jobjectArray stop)
+                           jbyteArray cache, jbyteArray npu, jobjectArray stop)
 {
     (void)class;
     edge_error error = {.size = sizeof error};
     edge_session *session = NULL;
     option_texts texts;
-    read_options(env, options, isa, cache, stop, &texts);
+    read_options(env, options, isa, cache, npu, stop, &texts);
     if (edge_begin(model_of(model), &texts.options, &session, &error) < 0)
         raise_error(env, &error);
     return (jlong)(intptr_t)session;
@@ -143,7 +146,7 @@ static void set_options(JNIEnv *env, jclass class, jlong session, jbyteArray opt
     (void)class;
     edge_error error = {.size = sizeof error};
     option_texts texts;
-    read_options(env, options, isa, NULL, stop, &texts);
+    read_options(env, options, isa, NULL, NULL, stop, &texts);
     if (edge_set(session_of(session), &texts.options, &error) < 0)
         raise_error(env, &error);
 }
@@ -326,7 +329,7 @@ static const JNINativeMethod METHODS[] = {
     METHOD("close", "(J)V", close_model),
     METHOD("info", "(J[B)V", read_info),
     METHOD("text", "(J)[B", read_text),
-    METHOD("begin", "(J[B[B[B[[B)J", begin_session),
+    METHOD("begin", "(J[B[B[B[B[[B)J", begin_session),
     METHOD("set", "(J[B[B[[B)V", set_options),
     METHOD("read", "(J[B)V", read_sensors),
     METHOD("end", "(J)V", end_session),

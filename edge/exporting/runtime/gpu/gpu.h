@@ -52,6 +52,7 @@ typedef struct {
 extern const gpu_driver OPENCL, WEBGPU;
 
 struct gpu {
+    const gpu_host *host;
     const edge_model *model;
     const gpu_config *config;
     const uint8_t *section;
@@ -90,7 +91,8 @@ void load_weights(gpu *g, uint32_t number, const gpu_buffer *buffer); /* from th
 void gpu_write(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait);
 void gpu_read(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size);
 bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens); /* false: *cancelled */
-edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error);
+/* Another device than a GPU only if the app has asked for the engine. */
+edge_status gpu_open(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error);
 void gpu_close(gpu *g);
 
 /* gpu_rows.c */

@@ -73,9 +73,9 @@ static void close_driver(gpu *g)
 }
 
 /* GPUs before devices that run on the CPU. Whose device could not be opened is not asked for another one. */
-edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile int32_t *cancelled, edge_error *error)
+edge_status gpu_open(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error)
 {
-    bool tried[DRIVERS_COUNT] = {false}, had_device = false;
+    bool software = options->engine == EDGE_ENGINE_GPU, tried[DRIVERS_COUNT] = {false}, had_device = false;
     edge_status why = EDGE_OK;
     edge_error last = {.size = sizeof last};
     g->cancelled = cancelled;
@@ -85,7 +85,7 @@ edge_status gpu_open(gpu *g, const char *cache, bool software, const volatile in
             if (tried[i] || !DRIVERS[i]->load(g))
                 continue;
             g->driver = DRIVERS[i];
-            edge_status status = g->driver->open(g, cache, any, &last);
+            edge_status status = g->driver->open(g, options->cache, any, &last);
             if (!status)
                 return EDGE_OK;
             tried[i] = g->name[0];

@@ -10,7 +10,7 @@ static gpu *layout(arena *from, const edge_model *model)
 {
     const gpu_config *config = (const gpu_config *)model->sections[SECTION_GPU];
     gpu *g = take(from, sizeof *g);
-    gpu made = {.model = model, .config = config, .section = model->sections[SECTION_GPU]};
+    gpu made = {.host = &edge_gpu, .model = model, .config = config, .section = model->sections[SECTION_GPU]};
     made.kernels = take(from, config->kernels * sizeof *made.kernels);
     made.buffers = take(from, config->buffers * sizeof *made.buffers);
     made.parts = take(from, config->parts * sizeof *made.parts);
@@ -133,4 +133,6 @@ static const char *failure(const gpu *g) { return g->failure ? g->failed_by : NU
 static uint64_t bytes(const gpu *g) { return g->bytes; }
 static const char *name(const gpu *g) { return g->name; }
 
-const gpu_host edge_gpu = {begin_faster, layout, rows_of, gpu_open, gpu_close, run, failure, bytes, name};
+const gpu_host edge_gpu = {
+    EDGE_ENGINE_GPU, "the GPU", begin_faster, layout, rows_of, gpu_open, gpu_close, run, failure, bytes, name,
+};

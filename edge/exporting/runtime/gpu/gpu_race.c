@@ -138,7 +138,7 @@ static void tell(edge_session *s, const pace paces[2])
 static edge_status begin_on_cpu(edge_model *model, const edge_options *options, const char *why, edge_session **session,
                                 edge_error *error)
 {
-    edge_status status = begin_on(model, options, false, session, error);
+    edge_status status = begin_on(model, options, NULL, session, error);
     for (size_t i = 0; !status && why[i] && why[i] != ':' && i + 1 < sizeof (*session)->why; i++)
         (*session)->why[i] = why[i];
     return status;
@@ -153,14 +153,14 @@ edge_status begin_faster(edge_model *model, const edge_options *options, edge_se
         return begin_on_cpu(model, options, "no cache folder is set, which would keep what a race measures", session, error);
     bool known = read_record(path, paces);
     if (!known) {
-        if (begin_on(model, options, true, session, &unable))
+        if (begin_on(model, options, EDGE_GPU, session, &unable))
             return begin_on_cpu(model, options, unable.message, session, error);
         paces[1] = race(*session);
         edge_end(*session);
     }
     edge_status status = EDGE_OK;
     if (!known || !gpu_is_faster(paces)) {
-        if ((status = begin_on(model, options, false, session, error)))
+        if ((status = begin_on(model, options, NULL, session, error)))
             return status;
         if (!known) {
             paces[0] = race(*session);
@@ -170,7 +170,7 @@ edge_status begin_faster(edge_model *model, const edge_options *options, edge_se
     if (gpu_is_faster(paces)) {
         if (!known)
             edge_end(*session);
-        if (begin_on(model, options, true, session, &unable))
+        if (begin_on(model, options, EDGE_GPU, session, &unable))
             return begin_on_cpu(model, options, unable.message, session, error);
     }
     tell(*session, paces);

@@ -11,16 +11,19 @@ public struct EdgeOptions: Sendable {
         let texts = stop.map { strdup($0) }
         let isaText = isa.flatMap { strdup($0) }
         let cacheText = cache.flatMap { strdup($0) }
+        let npuText = npu.flatMap { strdup($0) }
         defer {
             texts.forEach { free($0) }
             free(isaText)
             free(cacheText)
+            free(npuText)
         }
         return try texts.map { UnsafePointer<CChar>($0) }.withUnsafeBufferPointer { pointers in
             var native = edge_options()
             native.size = UInt32(MemoryLayout<edge_options>.size)
             native.isa = UnsafePointer<CChar>(isaText)
             native.cache = UnsafePointer<CChar>(cacheText)
+            native.npu = UnsafePointer<CChar>(npuText)
             native.stop = pointers.baseAddress
             native.stop_count = UInt32(pointers.count)
             // generated: OptionsNative

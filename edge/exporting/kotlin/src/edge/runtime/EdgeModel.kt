@@ -26,7 +26,9 @@ class EdgeModel private constructor(private var handle: Long) : Closeable {
     @JvmOverloads
     fun session(options: EdgeOptions = EdgeOptions(), sensors: Sensors? = null): EdgeSession = synchronized(sessions) {
         check(handle != 0L) { "the model is closed" }
-        val native = Native.begin(handle, options.bytes(), options.isaBytes(), options.cacheBytes(), options.stopBytes())
+        val native = Native.begin(
+            handle, options.bytes(), options.isaBytes(), options.cacheBytes(), options.npuBytes(), options.stopBytes(),
+        )
         EdgeSession(this, native, sensors).also { sessions += it }
     }
 

@@ -20,6 +20,8 @@ data class EdgeOptions(
 
     internal fun cacheBytes() = cache?.encodeToByteArray()
 
+    internal fun npuBytes() = npu?.encodeToByteArray()
+
     internal fun stopBytes() = Array(stop.size) { stop[it].encodeToByteArray() }
 }
 

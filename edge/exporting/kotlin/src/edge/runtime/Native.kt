@@ -15,7 +15,8 @@ internal object Native {
     @JvmStatic external fun text(address: Long): ByteArray
 
     @JvmStatic external fun begin(
-        model: Long, options: ByteArray, isa: ByteArray?, cache: ByteArray?, stop: Array<ByteArray>,
+        model: Long, options: ByteArray, isa: ByteArray?, cache: ByteArray?, npu: ByteArray?,
+        stop: Array<ByteArray>,
     ): Long
     @JvmStatic external fun set(session: Long, options: ByteArray, isa: ByteArray?, stop: Array<ByteArray>)
     @JvmStatic external fun read(session: Long, readings: ByteArray)
