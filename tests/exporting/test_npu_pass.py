@@ -158,7 +158,7 @@ def _of_a_chunk(path: Path) -> None:
         ("npu.0.0.onnx", Path.unlink, ModelFormatError, "cannot load npu.0.0.onnx (.*): copy the bundle's folder npu"),
         ("npu.0.1.onnx", _cut, ModelFormatError, "cannot load npu.0.1.onnx (.*): copy the bundle's folder npu"),
         ("npu.data", Path.unlink, ModelFormatError, "cannot load embed.onnx (.*): copy the bundle's folder npu"),
-        ("npu.0.1.onnx", _of_a_chunk, EngineError, r"ONNX Runtime has failed \(error 2\): end the session"),
+        ("npu.0.1.onnx", _of_a_chunk, EngineError, r"ONNX Runtime has failed \(.*invalid dimensions.*\): end"),
     ],
 )
 def test_damaged_graphs_are_an_error(
