@@ -66,7 +66,7 @@ def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
 
 
 def importance_bytes(network: Network) -> int:
-    """Of all its linear models, which a policy needs that ranks rows."""
+    """The size of all its linear models, which policies that rank rows need."""
     return 4 * sum(map(prod, _shapes(network).values()))
 
 

@@ -30,6 +30,8 @@ MODULE_BYTES, _SAMPLER_BYTES = 10 << 20, 12
 
 _TABLES, _TABLES_BYTES = 33, 64 << 10  # of a token of the vocabulary; measured: 23 of SmolLM2, 33 of Gemma 3; the rest
 
+APP_SYSTEMS = ("web", "android", "ios")  # on which no Python runs: models are exported
+
 SNAPSHOTS = 3  # of a recurrent state: from the end of the system's text, and from before the last two turns
 
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
@@ -60,10 +62,10 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     None for systems that run models without an export, and for options and models of other engines on a phone.
     Raises what `plan_bundle` raises; for pages also UnsupportedError and InputError for what no export can have.
     """
-    if profile.system not in ("web", "android", "ios"):
+    if profile.system not in APP_SYSTEMS:
         return None
     try:
-        check_options(replace(options, time=None, energy=None, power=None, max_temp=None))  # an app states them
+        check_settings(options)
         backend_elsewhere(CPU.NAME, file, spec, profile.system)
         check_cores("C runtime of apps", spec, app_cores)
     except (UnsupportedError, InputError):
@@ -132,6 +134,11 @@ def check_options(options: Options) -> None:
     ):  # fmt: skip
         if value is not None:
             raise UnsupportedError(f"an exported model cannot have {flag}: leave it out")
+
+
+def check_settings(options: Options) -> None:
+    """As `check_options`, of options without the limits that an app states for each answer."""
+    check_options(replace(options, time=None, energy=None, power=None, max_temp=None))
 
 
 def check_engine(options: Options) -> None:

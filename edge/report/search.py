@@ -13,10 +13,8 @@ from edge.report.chart import Axis, Chart, colour
 from edge.report.document import NONE, Report, Section, Table
 from edge.report.figures import rate
 from edge.searching.front import STEP
-from edge.searching.search import SCHEMA, Found, Point
+from edge.searching.search import SAME_KL, SCHEMA, Found, Point
 
-_SHAPES = ("circle", "square", "diamond", "triangle", "block")
-_LEAST_KL = 1e-3  # smaller losses are drawn there: the axis is logarithmic
 _ROOM = 1.08  # of axes, beyond the outermost mark
 
 
@@ -44,7 +42,9 @@ def search_report(found: Found) -> Report:
         sections=[
             Section("The front", [_table(found)], charts=_charts(points), captions=["Colours tell weight types."]),
             Section("Command lines", [Table(["", "command"], commands, left=2)]),
-            Section("Not searched", remarks=[f"{count} settings: {reason}" for reason, count in found.refused]),
+            Section(
+                "Not searched", remarks=[f"{count} of weights × KV caches: {reason}" for reason, count in found.refused]
+            ),
             Section("Not measured", remarks=[f"{trial}: {reason}" for trial, reason in found.failed]),
         ],
     )
@@ -139,17 +139,15 @@ def _chart(points: Sequence[Point], title: str, label: str, figure: Callable[[Po
     across = [figure(each) for each in points]
     if not all(across):
         return None
-    shown = [(each or 0.0, max(_LEAST_KL, point.quality.kl)) for each, point in zip(across, points, strict=True)]
+    shown = [(each or 0.0, max(SAME_KL, point.quality.kl)) for each, point in zip(across, points, strict=True)]
     xs, ys = zip(*shown, strict=True)
     x = Axis(min(xs) / _ROOM, max(xs) * _ROOM, label)
     y = Axis(min(ys) / _ROOM, max(ys) * _ROOM, log=True, ticks=_decades(min(ys), max(ys)))
     chart = Chart(f"{title}: KL in nats, by {label}", f"{title}: KL, nats", x, y)
     types = list(dict.fromkeys(each.candidate.weights.label for each in points))
-    caches = list(dict.fromkeys(_kv(each) for each in points))
     for number, (each, (at, loss)) in enumerate(zip(points, shown, strict=True), start=1):
         paint = colour(types.index(each.candidate.weights.label))
-        shape = _SHAPES[caches.index(_kv(each)) % len(_SHAPES)]
-        chart.mark(at, loss, paint, shape, f"{number}: {_title(each)}: KL {each.quality.kl:.4f}, {at:.4g} {label}")
+        chart.mark(at, loss, paint, "circle", f"{number}: {_title(each)}: KL {each.quality.kl:.4f}, {at:.4g} {label}")
     for number, name in enumerate(types):
         chart.key(name, colour(number))
     return chart
@@ -168,7 +166,7 @@ def _title(point: Point) -> str:
 def _kv(point: Point) -> str:
     cell = point.candidate.cell
     rows = "" if cell.policy == FULL else f", {point.candidate.rows:,} rows"
-    return f"{cell.policy} {cell.kv_dtype}{rows}"
+    return " ".join(part for part in (cell.policy, cell.kv_dtype) if part) + rows
 
 
 def _tok_s(point: Point) -> float | None:
@@ -184,7 +182,7 @@ def _token_s(point: Point) -> float | None:
 
 def _joules(point: Point) -> float | None:
     if point.speed:
-        return point.speed.joules
+        return point.speed.joules or None
     return point.candidate.joules.value if point.candidate.joules else None
 
 

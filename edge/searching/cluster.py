@@ -1,13 +1,15 @@
 """Trials on a Dask cluster, whose workers have the models in the same places.
 
-A worker that dies takes no trial along: the scheduler gives its trials to the others. Workers run trials in processes
+The trials of a worker that dies go to the others. Workers run trials in processes
 of their own, within their share of the worker's memory limit, and keep what they convert in their own cache folders.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -30,25 +32,41 @@ def cluster(address: str) -> Iterator[Runner]:
         from distributed import Client, as_completed
     except ImportError:
         raise MissingExtraError("distributed", "search") from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what fails is an error here, in one line
-    try:
-        client = Client(address, timeout=_PATIENCE, set_as_default=False)
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"--scheduler {address}: no Dask scheduler answers there ({_line(error)})") from None
-    with client:
+    with _silent(logging.getLogger("distributed")):  # what fails is an error here, in one line
         try:
-            client.wait_for_workers(1, timeout=_PATIENCE)
-        except TimeoutError:
-            raise InputError(f"--scheduler {address} has no workers: start some with dask worker {address}") from None
+            client = Client(address, timeout=_PATIENCE, set_as_default=False)
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"--scheduler {address}: no Dask scheduler answers there ({_line(error)})") from None
+        with client:
+            try:
+                client.wait_for_workers(1, timeout=_PATIENCE)
+            except (TimeoutError, asyncio.TimeoutError):  # which are one from Python 3.11 on
+                raise InputError(f"--scheduler {address} has no workers: start some: dask worker {address}") from None
 
-        def run(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
-            jobs = {client.submit(run_on_worker, asdict(each), edge_version(), pure=False): each for each in trials}
-            for future in as_completed(jobs, loop=client.loop):
-                failed = future.exception()
-                reason = f"the cluster could not run it: {_line(failed)}" if failed else ""
-                yield jobs[future], Outcome(reason=reason) if failed else parse(Outcome, future.result())
+            def run(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
+                version = edge_version()
+                jobs = {client.submit(run_on_worker, asdict(each), version, pure=False): each for each in trials}
+                for future in as_completed(jobs, loop=client.loop):
+                    yield jobs[future], _outcome(future)
 
-        yield run
+            yield run
+
+
+@contextmanager
+def _silent(log: logging.Logger) -> Iterator[None]:
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _outcome(future: Any) -> Outcome:
+    try:
+        return parse(Outcome, future.result())
+    except (Exception, CancelledError) as error:  # cancelled: the scheduler is gone
+        return Outcome(reason=f"the cluster could not run it: {_line(error)}")
 
 
 def run_on_worker(trial: dict[str, Any], version: str) -> dict[str, Any]:

@@ -6,11 +6,10 @@ import shlex
 from pathlib import PurePath
 
 from edge.devices.profiles.profile import DeviceProfile
+from edge.exporting.planning import APP_SYSTEMS
 from edge.options import AUTO, Options
 from edge.quality.matrix import FULL
 from edge.searching.space import Candidate
-
-_IN_APPS = ("android", "ios", "web")  # systems on which no Python runs: models are exported
 
 
 def command_of(candidate: Candidate, profile: DeviceProfile, options: Options, tokens: int) -> str:
@@ -20,7 +19,7 @@ def command_of(candidate: Candidate, profile: DeviceProfile, options: Options, t
         kind = weights.type.lower()
         made = f"{PurePath(model).name.removesuffix('.gguf').replace(':', '-')}-{kind}.gguf"
         steps, model = [["edge", "quantize", model, made, kind]], made
-    exported = profile.system in _IN_APPS
+    exported = profile.system in APP_SYSTEMS
     settings = ["--kv-policy", cell.policy, "--max-kv-size", str(tokens if cell.policy == FULL else candidate.rows)]
     settings += ["--kv-dtype", cell.kv_dtype] if cell.kv_dtype else []
     settings += ["--threads", str(candidate.threads)]

@@ -33,7 +33,7 @@ from edge.types import IntArray
 SCHEMA = 1
 _TOKENS = 1024  # unless stated, and if the text has as many
 _LEAST_TOKENS = 64
-_SAME_KL = 1e-3  # nats: less is nothing that a text of this length could tell
+SAME_KL = 1e-3  # nats: smaller losses count as this one, since a text of this length could not tell them apart
 _PROBE_S = 4.0
 
 OnProgress = Callable[[str, int, int], None]
@@ -104,6 +104,8 @@ def search(
     options = Options.of(options, **keywords)
     profile = find_profile(device)
     named = [models] if isinstance(models, str | Path) else list(models)
+    if not named or (kv_dtypes is not None and not kv_dtypes):
+        raise InputError(f"no {'KV dtype' if named else 'model'} is named: name one at least")
     opened = [(str(name), _open(name)) for name in dict.fromkeys(named)]
     name, base = max(opened, key=lambda each: (each[1].spec.parameters, each[1].spec.weight_bytes))
     text_name, content = _read(text)
@@ -118,6 +120,8 @@ def search(
             on_progress("this device's memory and arithmetic", 0, 1)
             profile = probe_profile(_PROBE_S)
         weights = [each for model_name, model in opened for each in weights_of(model, model_name, space, folder)]
+        if len(opened) > 1:  # which may have the same label
+            weights = [(replace(each, label=f"{each.model}: {each.label}"), file) for each, file in weights]
         planned = plan_all(weights, space, profile, options)
         reference = next(each for each, _ in weights if each.model == name and each.type is None)
         cell = Cell(FULL, space.kv_dtypes[0])
@@ -218,7 +222,7 @@ class _Goals:
 
     def costs(self, candidate: Candidate, kl: float) -> tuple[float, ...]:
         """In order of importance, as `front` takes them."""
-        found = [kl + _SAME_KL, float(candidate.memory)]
+        found = [max(kl, SAME_KL), float(candidate.memory)]
         if self.speed and candidate.tok_s:
             found.append(1 / candidate.tok_s.value)
         if self.joules and candidate.joules:
@@ -274,7 +278,8 @@ class _Search:
             for trial, each in zip(trials, points, strict=True)
             if (speed := self._found[_key(trial)].speed)
         ]
-        return front(timed, _measured_costs)
+        joules = all(each.speed and each.speed.joules > 0 for each in timed)  # some counters tick rarely
+        return front(timed, lambda each: _measured_costs(each, joules=joules))
 
     def quality(self, candidate: Candidate) -> Quality | None:
         """As measured jointly."""
@@ -316,14 +321,14 @@ class _Search:
             self.peak = max(self.peak, outcome.peak)
             if outcome.reason:
                 self.failed[trial.label] = outcome.reason
-            self._on_progress(trial.label, done, len(missing))
+            self._on_progress(missing[min(done, len(missing) - 1)].label, done, len(missing))
 
 
 def _key(trial: Trial) -> _Key:
     return trial.weights.sha256, trial.weights.type, trial.cell, trial.threads
 
 
-def _measured_costs(point: Point) -> tuple[float, ...]:
+def _measured_costs(point: Point, *, joules: bool) -> tuple[float, ...]:
     assert point.speed is not None
-    costs = (point.quality.kl + _SAME_KL, float(point.candidate.memory), 1 / point.speed.tok_s)
-    return (*costs, point.speed.joules) if point.speed.joules > 0 else costs
+    costs = (max(point.quality.kl, SAME_KL), float(point.candidate.memory), 1 / point.speed.tok_s)
+    return (*costs, point.speed.joules) if joules else costs

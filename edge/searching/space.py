@@ -17,6 +17,7 @@ from edge.converters.ggml import find_ftype, quantize_file
 from edge.converters.plain import fields_as
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.exporting.planning import APP_SYSTEMS, check_settings
 from edge.formats.blocks import PLAIN
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import write_outline
@@ -101,14 +102,14 @@ def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[
     size = sum(tensor.nbytes for tensor in file.tensors.values())
     path = str(file.path.absolute())
     yield Weights(name, path, sha256, None, model.spec.label, size), file
-    sizes = {size}
+    known = set[tuple[tuple[str, str], ...]]()
     for kind in _types(space):
         planned = quantize_file(file, folder / "none.gguf", kind, dry_run=True)
-        size = sum(each.nbytes for each in planned)
-        if size < max(sizes) and size not in sizes:
-            sizes.add(size)
+        smaller, types = sum(each.nbytes for each in planned), tuple((each.name, each.type) for each in planned)
+        if smaller < size and types not in known:
+            known.add(types)
             outline = write_outline(folder / f"{sha256[:16]}-{kind}.gguf", fields_as(file, kind), planned)
-            yield Weights(name, path, sha256, kind, f"{model.spec.label} → {kind}", size), outline
+            yield Weights(name, path, sha256, kind, f"{model.spec.label} → {kind}", smaller), outline
 
 
 def _types(space: Space) -> list[str]:
@@ -142,19 +143,22 @@ def plan_all(
         except (InputError, UnsupportedError) as error:
             refused[str(error)] += 1
     if not found:
-        _refuse(needs, refused, options)
+        _refuse(needs, refused, profile, options)
     # The same for all: this process, which stands for that of a run, grows as it plans.
     own = min(each.plan.bytes.interpreter for each in plans)
     found = [replace(each, memory=each.memory + own) for each in found]
-    fitting = [each for each in found if options.energy is None or each.spent is None or each.spent <= options.energy]
+    fitting = [each for each in found if options.energy is None or (each.spent or math.inf) <= options.energy]
     if not fitting:
-        least = min(each.spent for each in found if each.spent is not None)
+        least = min(each.spent or math.inf for each in found)
+        if least == math.inf:
+            raise InputError(f"nothing predicts the joules of {profile.name}: leave --energy out")
         raise BudgetError(
             f"no candidate answers within {format_joules(options.energy or 0.0)}: {space.prompt} tokens of prompt and "
             f"{space.tokens - space.prompt} of answer take {format_joules(least)} at least (estimated): state "
             f"--energy {_rounded_up(least):g}J or more, or fewer --tokens"
         )
-    refused[_ENERGY] += len(found) - len(fitting)
+    before, after = ({(each.weights, each.cell) for each in some} for some in (found, fitting))
+    refused[_ENERGY] += len(before - after)
     return Planned(tuple(fitting), tuple((+refused).items()), plans[0].prediction.basis)
 
 
@@ -164,9 +168,12 @@ def _plan(
 ) -> tuple[Candidate, Outlook]:  # fmt: skip
     """The candidate, without what the interpreter takes, and its plan.
 
-    Raises BudgetError where weights would be streamed, too: such settings are for who has no other choice.
+    Raises BudgetError where weights would be streamed, too: such settings are for those who have no other choice; and
+    UnsupportedError and InputError for what an app on the device cannot have.
     """
     wanted, rows = _with_cell(options, cell, space)
+    if profile.system in APP_SYSTEMS:
+        check_settings(wanted)
     middle = min(rows, space.prompt + (space.tokens - space.prompt) // 2)
     found = look_ahead(file, spec, profile, wanted, prompt=space.prompt, contexts=[middle], history=False)
     if found.plan.config.resident:
@@ -192,16 +199,23 @@ def _need(file: GGUFFile, spec: ModelSpec, cell: Cell, space: Space, profile: De
     """Bytes in which all weights stay in memory, with the shortest chunks. Raises BudgetError."""
     wanted, _ = _with_cell(replace(options, memory=None, prefill_step_size=_GRAIN // EVICTED_SHARE), cell, space)
     plan = look_ahead(file, spec, profile, wanted, prompt=space.prompt, contexts=[1], history=False).plan
+    if plan.config.resident:
+        raise BudgetError("the device's memory is too small")
     return plan.bytes.total + plan.bytes.reserve
 
 
-def _refuse(needs: Sequence[int], refused: Counter[str], options: Options) -> NoReturn:
-    if needs:
+def _refuse(needs: Sequence[int], refused: Counter[str], profile: DeviceProfile, options: Options) -> NoReturn:
+    if needs and options.memory is not None:
         least = -(-min(needs) >> 20) << 20
         raise BudgetError(
-            f"no candidate fits {format_bytes(options.memory or 0)} with all weights in memory: the smallest that fits "
-            f"is --memory {least >> 20}MiB",
+            f"no candidate fits {format_bytes(options.memory)} with all weights in memory: the smallest that fits is "
+            f"--memory {least >> 20}MiB",
             smallest=least,
+        )
+    if refused[_MEMORY]:
+        raise BudgetError(
+            f"no candidate fits the memory of {profile.name} with all weights in it: take a smaller model, or fewer "
+            "--tokens"
         )
     raise InputError(f"no candidate can run: {'; '.join(refused)}")
 

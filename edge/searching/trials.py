@@ -56,14 +56,16 @@ class Trial:
     @property
     def label(self) -> str:
         cell = " ".join(part for part in (self.cell.policy, self.cell.kv_dtype, self.cell.size) if part)
-        return f"{self.weights.label}, {cell}: {self.what}"
+        threads = f", {self.threads} threads" if self.threads else ""
+        return f"{self.weights.label}, {cell}{threads}: {self.what}"
 
     def key(self) -> str:
         """A hash of all that the result depends on."""
         weights, versions = self.weights, engine_named(self.backend).versions()
+        here = [processor().name, find_meter().source] if self.what == "speed" else []
         of = [
             _SCHEMA, self.what, self.reference.sha256, weights.sha256, weights.type, asdict(self.cell), self.tokens,
-            self.backend, self.threads, own_versions(), versions, processor().name if self.what == "speed" else "",
+            self.backend, self.threads, own_versions(), versions, here,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(of).encode()).hexdigest()
 

@@ -12,8 +12,9 @@ const WORK = { read: () => exports.read(memory, bytes, 0), floats: () => exports
 addEventListener("message", ({ data: { module, pages, work, seconds } }) => {
   if (module) {
     ({ exports } = new WebAssembly.Instance(module));
-    memory = exports.take(pages);
-    bytes = memory ? pages * PAGE : 0;
+    while (!(memory = exports.take(pages)) && pages > 16) pages >>= 1; // phones may have less
+    if (!memory) throw new Error("no memory");
+    bytes = pages * PAGE;
     new Uint8Array(exports.memory.buffer, memory, bytes).fill(1);
     postMessage(bytes);
     return;

@@ -8,6 +8,7 @@ const WARM_UP = 32;
 const WARM_UP_ANSWER = 4;
 const LEAST_TOKENS = 4;
 const THREADS_PROMPT = 128;
+const THREADS_S = 2; // of answers with fewer threads
 const WINDOWS = 5; // of a long run, at least
 const WINDOW_S = 60;
 const MARGIN = 1.3; // longer contexts are slower than those measured so far
@@ -147,7 +148,7 @@ async function byThreads() {
     await open(count);
     await run(ids.slice(0, Math.min(WARM_UP, prompt)), WARM_UP_ANSWER);
     await session.rewind();
-    const { first, times } = await run(ids.slice(0, prompt), kit.settings.answer);
+    const { first, times } = await run(ids.slice(0, prompt), kit.settings.answer, THREADS_S);
     found.push({ threads: count, prefill: first / prompt, decode: spread(times) });
   }
   await open();
@@ -161,8 +162,7 @@ async function sustained() {
   const windows = [];
   mark("sustained");
   const started = seconds();
-  await session.rewind();
-  let { times } = await run(ids.slice(0, kit.prompt), 1);
+  const most = Math.max(1, session.info.capacity - kit.prompt - 2);
   for (let start; (start = seconds() - started) < whole - length / 2; ) {
     /** @type {number[]} */
     const kept = [];
@@ -170,7 +170,7 @@ async function sustained() {
     while (!kept.length || seconds() - started < start + length) {
       say(`sustained, ${Math.round(seconds() - started)} of ${whole} s`, 0.7 + (0.25 * (seconds() - started)) / whole);
       await session.rewind(); // an answer to the same prompt, which is not counted
-      ({ times } = await run(ids.slice(0, kit.prompt), session.info.capacity - kit.prompt - 2, start + length - (seconds() - started)));
+      const { times } = await run(ids.slice(0, kit.prompt), most, start + length - (seconds() - started));
       kept.push(...times);
       spent += times.reduce((sum, each) => sum + each, 0);
     }
@@ -250,7 +250,7 @@ function show(found) {
     Answers: rate(found.token.p50), Prompts: rate(found.ttft.p50 / kit.prompt),
     "First token": `${found.ttft.p50.toPrecision(3)} s after a prompt of ${kit.prompt} tokens`,
     Load: `${found.load_s.toPrecision(3)} s`, Memory: `${Math.ceil(peak / 2 ** 20)} MiB`,
-    Threads: `${threads}${session.info.isolated ? "" : " (this page is not isolated: serve it over HTTPS, with the headers of README.md)"}`,
+    Threads: `${threads}${session.info.isolated ? "" : " (this page is not isolated: serve it over HTTPS, with the headers in _headers)"}`,
   };
   for (const [name, value] of Object.entries(figures)) {
     part("figures").append(Object.assign(document.createElement("dt"), { textContent: name }));
@@ -262,14 +262,14 @@ function show(found) {
 
 part("measure").addEventListener("click", async () => {
   part("measure").disabled = true;
+  const lock = await /** @type {any} */ (navigator).wakeLock?.request("screen").catch(() => null); // or a phone sleeps
   try {
-    const lock = await /** @type {any} */ (navigator).wakeLock?.request("screen").catch(() => null); // or a phone sleeps
-    const found = await measure();
-    await lock?.release();
-    show(found);
+    show(await measure());
     say("Measured. Nothing has left this device: save the result, and give it to edge profile --read.", 1);
   } catch (error) {
-    say(/** @type {any} */ (error).message, 0);
+    say(`${/** @type {any} */ (error).message}. Reload the page to try again.`, 0);
+  } finally {
+    await lock?.release();
   }
 });
 
