@@ -62,7 +62,7 @@ class Trial:
     def key(self) -> str:
         """A hash of all that the result depends on."""
         weights, versions = self.weights, engine_named(self.backend).versions()
-        here = [processor().name, find_meter().source] if self.what == "speed" else []
+        here = [processor().name, find_meter().read().source] if self.what == "speed" else []
         of = [
             _SCHEMA, self.what, self.reference.sha256, weights.sha256, weights.type, asdict(self.cell), self.tokens,
             self.backend, self.threads, own_versions(), versions, here,
