@@ -38,7 +38,7 @@ from edge.values import parse
 
 TINY = GOLDEN / "llama-gqa-tied.gguf"
 # Only where no interpreter counts, as on phones, the bytes of so small a model matter.
-SMALL = {"device": "pixel-9", "backend": "reference", "types": ["q8_0", "q4_0"], "policies": ["streaming"],
+SMALL = {"device": "raspberry-pi-5", "backend": "reference", "types": ["q8_0", "q4_0"], "policies": ["streaming"],
          "tokens": 96}  # fmt: skip
 
 COSTS = st.lists(st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3), max_size=40)
@@ -178,8 +178,9 @@ def test_a_size_of_a_family_is_measured_against_the_largest(here: Here, tmp_path
     quantize_file(open_model(TINY).file, small, "Q8_0")
     found = search([small, TINY], **{**SMALL, "types": []})
     assert {each.reference.path for each in here.ran} == {str(TINY)}
-    by_model = {point.candidate.weights.model: point.quality.kl for point in reversed(found.points)}
-    assert by_model[str(TINY)] == 0 < by_model[str(small)]
+    assert {each.weights.path for each in here.ran} == {str(TINY), str(small)}
+    assert found.points[0].candidate.weights.model == str(TINY)
+    assert found.points[0].quality.kl == 0
     with pytest.raises(InputError, match="different vocabularies"):
         search([TINY, GOLDEN / "spm.gguf"], **SMALL)
 
@@ -188,16 +189,34 @@ def test_the_smallest_budget_that_is_named_fits(here: Here, tmp_path: Path) -> N
     profile, model = find_profile("pixel-9"), open_model(TINY)  # for whose apps this process's memory counts nothing
     space = Space(96, (), ("streaming",), ("f32",))
     weights = list(weights_of(model, "tiny", space, tmp_path))
-    tight = Options(memory=1 << 20, backend="reference")
+    tight = Options(memory=1 << 20, backend="cpu")
     with pytest.raises(BudgetError, match="the smallest that fits is --memory") as refused:
         plan_all(weights, space, profile, tight)
     assert refused.value.smallest
     fitting = plan_all(weights, space, profile, replace(tight, memory=refused.value.smallest))
     assert fitting.candidates
     with pytest.raises(BudgetError, match=r"state --energy [\d.e-]+J") as refused:
-        plan_all(weights, space, profile, Options(energy=1e-9, backend="reference"))
+        plan_all(weights, space, profile, Options(energy=1e-9, backend="cpu"))
     named = float(re.search(r"--energy ([\d.e-]+)J", str(refused.value))[1])  # type: ignore[index]
-    assert plan_all(weights, space, profile, Options(energy=named, backend="reference")).candidates
+    assert plan_all(weights, space, profile, Options(energy=named, backend="cpu")).candidates
+
+
+def test_apps_have_neither_other_engines_nor_every_policy(tmp_path: Path) -> None:
+    space = Space(96, (), ("snapkv",), ("f16",))
+    weights, phone = list(weights_of(open_model(TINY), "tiny", space, tmp_path)), find_profile("pixel-9")
+    found = plan_all(weights, space, phone, Options())
+    assert {each.cell.policy for each in found.candidates} == {"full"}
+    assert any("no KV policy snapkv" in reason for reason, _ in found.refused)
+    with pytest.raises(InputError, match="edge export compiles with the cpu engine"):
+        plan_all(weights, space, phone, Options(backend="reference"))
+
+
+def test_a_budget_of_joules_that_nothing_predicts_is_refused(tmp_path: Path) -> None:
+    space = Space(96, (), (), ("f32",))
+    weights = list(weights_of(open_model(TINY), "tiny", space, tmp_path))
+    unknown = replace(find_profile("raspberry-pi-5"), figures={})
+    with pytest.raises(InputError, match="leave --energy out"):
+        plan_all(weights, space, unknown, Options(backend="reference", energy=1.0, memory=1 << 30))
 
 
 def test_reports_name_every_command(here: Here, tmp_path: Path) -> None:
@@ -229,7 +248,7 @@ def test_the_command_line_of_a_setting_runs(tmp_path: Path) -> None:
 
 def test_the_command_runs_trials_in_processes_of_their_own(tmp_path: Path) -> None:
     page = tmp_path / "front.html"
-    flags = ["--device", "pixel-9", "--backend", "reference", "--policies", "full", "--types", "q4_0"]
+    flags = ["--device", "raspberry-pi-5", "--backend", "reference", "--policies", "full", "--types", "q4_0"]
     flags += ["--tokens", "96"]
     found = edge_json("search", str(TINY), *flags, "-o", str(page), "--json", EDGE_CACHE=str(tmp_path / "cache"))
     assert found["measured"] == 2
