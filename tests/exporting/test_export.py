@@ -67,6 +67,15 @@ def test_the_command_shows_all_files_unless_it_is_told_to_be_quiet(tmp_path: Pat
     assert (quiet.exit_code, quiet.output) == (0, "")
 
 
+def test_the_command_says_what_a_gpu_and_an_npu_take(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    arguments = ["export", str(GGUF), "--max-kv-size", "64", "--isa", ISA, "--gpu", "--npu", "-o", str(tmp_path / "a")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0
+    assert "\nOn a GPU (opencl, wgsl): " in done.stdout
+    assert "\nThrough ONNX Runtime (CPUExecutionProvider): 64 KV rows, " in done.stdout
+
+
 def test_the_same_inputs_give_the_same_bytes(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, _ = made
     again = export(GGUF, tmp_path / "again", max_kv_size=64, isas=[ISA])

@@ -74,7 +74,7 @@ def export(
     if found := manifest.get("gpu"):
         sizes, driver = found["bytes"], found.get("driver")
         print(
-            f"On a GPU ({found['language']}): {format_bytes(sum(sizes.values()))} of buffers, of which "
+            f"On a GPU ({', '.join(found['languages'])}): {format_bytes(sum(sizes.values()))} of buffers, of which "
             f"{format_bytes(sizes['weights'])} weights and {format_bytes(sizes['kv'])} KV rows; "
             f"peak {format_bytes(found['peak'])} (estimated"
             + (f", of which {format_bytes(driver['bytes'])} for the driver, {driver['source']}" if driver else "")
@@ -82,6 +82,6 @@ def export(
         )
     if found := manifest.get("npu"):
         print(
-            f"On an NPU ({found['provider']}): {found['rows']} KV rows, chunks of {found['chunk']}; "
+            f"Through ONNX Runtime ({found['provider']}): {found['rows']} KV rows, chunks of {found['chunk']}; "
             f"peak {format_bytes(found['peak'])} (estimated: {found['source']})"
         )
