@@ -70,7 +70,7 @@ GPU = c_struct(
     staged="<u4",  # rows behind those of an arena, for those that travel
     most_moved="<u4",  # rows that are moved at once
 )  # fmt: skip
-KERNEL = c_struct(  # source, length: in each of LANGUAGES; 0: not in it. written: a bit for each of its buffers
+KERNEL = c_struct(  # source, length: in each of LANGUAGES; length 0: not in it. written: a bit for each of its buffers
     name="S48", source=("<u4", (2,)), length=("<u4", (2,)), threads=("<u4", (2,)), parts="<u4", written="<u4"
 )
 BUFFER = c_struct(size="<u8", weights="<u8", loaded="<u4", reserved="<u4")  # weights: where their content is, if loaded

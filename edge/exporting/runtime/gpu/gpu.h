@@ -65,6 +65,7 @@ struct gpu {
     WGPUDevice wg_device;
     WGPUQueue wg_queue;
     WGPUBuffer mapped, uniform;           /* what the process reads of buffers; numbers of dispatches */
+    volatile bool answered;               /* the last request to the library of webgpu.h */
     uint64_t copied;                      /* bytes of writes that the library may still hold */
     void **kernels, **buffers, **parts;   /* part, of OpenCL: a buffer, or a sub-buffer of its own */
     void **layouts, **groups;             /* of WebGPU: of kernels, and of dispatches */

@@ -56,15 +56,15 @@ static edge_status check_version(const gpu *g, edge_error *error)
                      "or auto", (int64_t)version, (int64_t)WEBGPU_NATIVE);
 }
 
-/* Lets the library call back until *done. */
-static void await(gpu *g, const volatile bool *done)
+/* Lets the library call back until the request is answered, which after a failure may be later, when `g` is closed. */
+static void await(gpu *g)
 {
     double began = now_seconds();
-    while (!*done && !g->failure) {
+    while (!g->answered && !g->failure) {
         if (g->wg_device && g->wg.wgpuDevicePoll)
             g->wg.wgpuDevicePoll(g->wg_device, true, NULL);
         g->wg.wgpuInstanceProcessEvents(g->instance);
-        if (*done || g->failure)
+        if (g->answered || g->failure)
             break;
         if (now_seconds() - began > PATIENCE_S)
             gpu_fail(g, LATE, "the GPU does not answer", 23);
@@ -72,21 +72,23 @@ static void await(gpu *g, const volatile bool *done)
     }
 }
 
-static void on_adapter(WGPURequestAdapterStatus status, WGPUAdapter adapter, WGPUStringView said, void *to, void *done)
-{
-    (void)said;
-    *(WGPUAdapter *)to = status == WGPURequestAdapterStatus_Success ? adapter : NULL;
-    *(volatile bool *)done = true;
-}
-
-static void on_device(WGPURequestDeviceStatus status, WGPUDevice device, WGPUStringView said, void *data, void *done)
+static void on_adapter(WGPURequestAdapterStatus status, WGPUAdapter adapter, WGPUStringView said, void *data, void *unused)
 {
     gpu *g = data;
+    (void)said, (void)unused;
+    g->adapter = status == WGPURequestAdapterStatus_Success ? adapter : NULL;
+    g->answered = true;
+}
+
+static void on_device(WGPURequestDeviceStatus status, WGPUDevice device, WGPUStringView said, void *data, void *unused)
+{
+    gpu *g = data;
+    (void)unused;
     if (status == WGPURequestDeviceStatus_Success)
         g->wg_device = device;
     else
         gpu_fail(g, REFUSED, said.data, said.length);
-    *(volatile bool *)done = true;
+    g->answered = true;
 }
 
 static void on_error(const WGPUDevice *device, WGPUErrorType type, WGPUStringView said, void *data, void *unused)
@@ -156,27 +158,27 @@ static edge_status find_adapter(gpu *g, bool software, WGPULimits *limits, edge_
     static const WGPUBackendType systems[] = {WGPUBackendType_Vulkan, WGPUBackendType_Metal, WGPUBackendType_D3D12};
     const char *why = NULL;
     for (size_t i = 0; i < sizeof systems / sizeof *systems; i++) {
-        volatile bool done = false;
         WGPURequestAdapterOptions wanted = {
             .powerPreference = WGPUPowerPreference_HighPerformance, .forceFallbackAdapter = software,
             .backendType = systems[i],
         };
         WGPURequestAdapterCallbackInfo back = {
-            .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_adapter, .userdata1 = &g->adapter,
-            .userdata2 = (void *)&done,
+            .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_adapter, .userdata1 = g,
         };
+        g->answered = false;
         g->wg.wgpuInstanceRequestAdapter(g->instance, &wanted, back);
-        await(g, &done);
+        await(g);
+        if (g->failure)
+            break; /* the answer may still come */
         if (!g->adapter)
             continue;
         *limits = (WGPULimits){0};
-        const char *here = !software && is_software(g) ? "it is software" :
+        bool on_cpu = is_software(g);
+        const char *here = on_cpu && !software ? "it is software" :
                            g->wg.wgpuAdapterGetLimits(g->adapter, limits) != WGPUStatus_Success ? "it has no limits" :
                            unfit(g, limits);
-        if (!here) {
-            is_software(g);
+        if (!here)
             return EDGE_OK;
-        }
         why = here;
         g->wg.wgpuAdapterRelease(g->adapter);
         g->adapter = NULL;
@@ -190,17 +192,17 @@ static edge_status find_adapter(gpu *g, bool software, WGPULimits *limits, edge_
 
 static void make_device(gpu *g, const WGPULimits *limits)
 {
-    volatile bool done = false;
     WGPUDeviceDescriptor wanted = {
         .requiredLimits = limits,
         .deviceLostCallbackInfo = {.mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_loss, .userdata1 = g},
         .uncapturedErrorCallbackInfo = {.callback = on_error, .userdata1 = g},
     };
     WGPURequestDeviceCallbackInfo back = {
-        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_device, .userdata1 = g, .userdata2 = (void *)&done,
+        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_device, .userdata1 = g,
     };
+    g->answered = false;
     g->wg.wgpuAdapterRequestDevice(g->adapter, &wanted, back);
-    await(g, &done);
+    await(g);
     if (g->wg_device)
         g->wg_queue = g->wg.wgpuDeviceGetQueue(g->wg_device);
 }
@@ -387,30 +389,34 @@ static void close_device(gpu *g)
 
 /* ---- work ---------------------------------------------------------------------------------------------------------- */
 
-static void on_mapped(WGPUMapAsyncStatus status, WGPUStringView said, void *data, void *done)
+static void on_mapped(WGPUMapAsyncStatus status, WGPUStringView said, void *data, void *unused)
 {
+    gpu *g = data;
+    (void)unused;
     if (status != WGPUMapAsyncStatus_Success)
-        gpu_fail(data, REFUSED, said.data, said.length);
-    *(volatile bool *)done = true;
+        gpu_fail(g, REFUSED, said.data, said.length);
+    g->answered = true;
 }
 
-static void on_done(WGPUQueueWorkDoneStatus status, WGPUStringView said, void *data, void *done)
+static void on_done(WGPUQueueWorkDoneStatus status, WGPUStringView said, void *data, void *unused)
 {
+    gpu *g = data;
+    (void)unused;
     if (status != WGPUQueueWorkDoneStatus_Success)
-        gpu_fail(data, REFUSED, said.data, said.length);
-    *(volatile bool *)done = true;
+        gpu_fail(g, REFUSED, said.data, said.length);
+    g->answered = true;
 }
 
 static void wait_for_all(gpu *g)
 {
-    volatile bool done = false;
     WGPUQueueWorkDoneCallbackInfo back = {
-        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_done, .userdata1 = g, .userdata2 = (void *)&done,
+        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_done, .userdata1 = g,
     };
     if (g->failure)
         return;
+    g->answered = false;
     g->wg.wgpuQueueOnSubmittedWorkDone(g->wg_queue, back);
-    await(g, &done);
+    await(g);
     g->copied = 0;
 }
 
@@ -428,17 +434,17 @@ static void submit(gpu *g, WGPUCommandEncoder encoder)
 /* A part that fits into `mapped`. */
 static void read_part(gpu *g, WGPUBuffer buffer, uint64_t offset, void *data, uint64_t size)
 {
-    volatile bool done = false;
     WGPUBufferMapCallbackInfo back = {
-        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_mapped, .userdata1 = g, .userdata2 = (void *)&done,
+        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_mapped, .userdata1 = g,
     };
     WGPUCommandEncoder encoder = g->wg.wgpuDeviceCreateCommandEncoder(g->wg_device, NULL);
     g->wg.wgpuCommandEncoderCopyBufferToBuffer(encoder, buffer, offset, g->mapped, 0, size);
     submit(g, encoder);
     if (g->failure)
         return;
+    g->answered = false;
     g->wg.wgpuBufferMapAsync(g->mapped, WGPUMapMode_Read, 0, size, back);
-    await(g, &done);
+    await(g);
     const void *found = g->failure ? NULL : g->wg.wgpuBufferGetConstMappedRange(g->mapped, 0, size);
     if (!found) {
         gpu_fail(g, REFUSED, "a buffer cannot be read", 23);

@@ -45,8 +45,8 @@ static bool refused(gpu *g, ort_handle status, char said[160])
     for (size_t at = 0; at + 1 < sizeof line && message[at]; at++)
         line[at] = (char)(message[at] == '\n' || message[at] == '\r' ? ' ' : message[at]);
     if (!g->failure) {
-        g->failure = g->ort.GetErrorCode(status);
         memcpy(g->failed_by, line, sizeof line);
+        g->failure = g->ort.GetErrorCode(status); /* last: whoever sees it reads the message */
     }
     if (said)
         memcpy(said, line, sizeof line);
@@ -111,11 +111,11 @@ static edge_status add_provider(gpu *g, ort_handle options, const char *folder, 
     for (size_t i = 0; i < count; i++)
         names[i] = pairs[i].name, values[i] = pairs[i].value;
     ort_handle device = find_device(g, said);
-    if (!device) { /* no other session has registered the plugin */
+    if (!device) { /* no other session has registered the plugin, or does so at this moment: then ours is refused */
         bool is_beside = join(folder, config->library, beside) && dlopen(beside, RTLD_NOW | RTLD_LOCAL);
         const char *library = is_beside ? beside : config->library;
-        if (!refused(g, g->ort.RegisterExecutionProviderLibrary(g->env, config->provider, library), said))
-            device = find_device(g, said);
+        refused(g, g->ort.RegisterExecutionProviderLibrary(g->env, config->provider, library), said);
+        device = find_device(g, said);
     }
     if (!device || refused(g, g->ort.SessionOptionsAppendExecutionProvider_V2(options, g->env, &device, 1, names, values, count),
                            said))
@@ -138,7 +138,8 @@ static edge_status make_options(gpu *g, const edge_options *chosen, bool plain, 
         || (!plain && refused(g, g->ort.AddSessionConfigEntry(*options, "session.disable_cpu_ep_fallback", "1"), NULL))
         || (!plain && refused(g, g->ort.AddSessionConfigEntry(*options, "ep.share_ep_contexts", "1"), NULL));
     if (failed)
-        return edge_fail(error, EDGE_UNSUPPORTED, "ONNX Runtime refuses its options: bring another version of it");
+        return edge_fail(error, EDGE_UNSUPPORTED, "ONNX Runtime refuses its options (%s): bring another version of it",
+                         g->failed_by);
     return plain ? EDGE_OK : add_provider(g, *options, chosen->npu, error);
 }
 
@@ -304,7 +305,8 @@ edge_status npu_open(gpu *g, const edge_options *options, const volatile int32_t
         || refused(g, g->ort.CreateCpuMemoryInfo(ORT_ARENA, ORT_DEFAULT_MEMORY, &g->memory), NULL)
         || refused(g, g->ort.GetAllocatorWithDefaultOptions(&g->allocator), NULL)
         || !add_tensors(g, NPU_CHUNK) || !add_tensors(g, NPU_STEP))
-        return edge_fail(error, EDGE_NO_MEMORY, "ONNX Runtime cannot begin (error %d): end other sessions", (int64_t)g->failure);
+        return edge_fail(error, EDGE_NO_MEMORY, "ONNX Runtime cannot begin (%s): end other sessions",
+                         g->failure ? g->failed_by : "memory is short");
     status = make_options(g, options, true, &plain, error);
     if (!status && g->config->provider[0])
         status = make_options(g, options, false, &own, error);
