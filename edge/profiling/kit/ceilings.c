@@ -21,10 +21,10 @@ bool runs_isa(const char *name); /* of the runtime */
 enum { MOST_THREADS = 256, CHAINS = 10, BATCH = 100000 };
 static const uint64_t BUFFER = 256u << 20; /* bytes that are read, more than most caches have */
 
-typedef uint64_t words8 __attribute__((vector_size(64), aligned(64)));
+typedef uint64_t words __attribute__((vector_size(16), aligned(16)));
 typedef double (*job)(uint64_t first, uint64_t length); /* returns the bytes or operations that it did */
 
-static words8 *buffer;
+static words *buffer;
 static volatile uint64_t sink;
 
 typedef struct {
@@ -72,13 +72,12 @@ static double rate_of(job work, uint32_t threads, double seconds, uint64_t size)
 
 static double read_part(uint64_t first, uint64_t length)
 {
-    words8 sums[4] = {{0}, {0}, {0}, {0}};
-    const words8 *at = buffer + first;
-    for (uint64_t i = 0; i + 4 <= length; i += 4)
-        for (int j = 0; j < 4; j++)
-            sums[j] ^= at[i + j];
-    sums[0] ^= sums[1] ^ sums[2] ^ sums[3];
-    sink = sums[0][0] ^ sums[0][7];
+    words a = {0}, b = a, c = a, d = a; /* registers, as below */
+    const words *at = buffer + first, *end = at + length / 4 * 4;
+    for (; at < end; at += 4)
+        a ^= at[0], b ^= at[1], c ^= at[2], d ^= at[3];
+    a ^= b ^ c ^ d;
+    sink = a[0] ^ a[1];
     return (double)(length / 4 * 4) * sizeof *at;
 }
 
@@ -94,39 +93,37 @@ double read_bandwidth(uint32_t threads, double seconds)
     return rate;
 }
 
-/* A function that multiplies and adds in CHAINS registers at once: enough to hide the latency of one. */
+/* A function that multiplies and adds in CHAINS registers at once: enough to hide the latency of one. They are variables
+ * of their own, since GCC keeps an array in memory. */
 #define FOR(features) __attribute__((target(features)))
-#define SPIN(name, isa, type, start, step, operations) \
+#define STEP(x, next) x = next(x); __asm__ volatile("" : KEEP(x));
+#define SPIN(name, isa, type, start, next, operations) \
     isa static double name(uint64_t first, uint64_t length) \
     { \
         (void)first, (void)length; \
-        type chains[CHAINS]; \
-        for (int j = 0; j < CHAINS; j++) \
-            chains[j] = start; \
-        for (int i = 0; i < BATCH; i++) { \
-            _Pragma("GCC unroll 10") for (int j = 0; j < CHAINS; j++) { \
-                step; \
-                __asm__ volatile("" : KEEP(chains[j])); \
-            } \
+        type a = start, b = a, c = a, d = a, e = a, f = a, g = a, h = a, i = a, j = a; \
+        for (int round = 0; round < BATCH; round++) { \
+            STEP(a, next) STEP(b, next) STEP(c, next) STEP(d, next) STEP(e, next) \
+            STEP(f, next) STEP(g, next) STEP(h, next) STEP(i, next) STEP(j, next) \
         } \
         return (double)BATCH * CHAINS * (operations); \
     }
 
 #if defined(__x86_64__)
 #define KEEP(value) "+v"(value)
-SPIN(floats_sse, , __m128, _mm_set1_ps(1),
-     chains[j] = _mm_add_ps(_mm_mul_ps(chains[j], _mm_set1_ps(0.5f)), _mm_set1_ps(1)), 8)
-SPIN(floats_avx2, FOR("avx2,fma"), __m256, _mm256_set1_ps(1),
-     chains[j] = _mm256_fmadd_ps(chains[j], _mm256_set1_ps(0.5f), _mm256_set1_ps(1)), 16)
-SPIN(floats_avx512, FOR("avx512f"), __m512, _mm512_set1_ps(1),
-     chains[j] = _mm512_fmadd_ps(chains[j], _mm512_set1_ps(0.5f), _mm512_set1_ps(1)), 32)
-SPIN(bytes_avx2, FOR("avx2"), __m256i, _mm256_set1_epi32(1),
-     chains[j] = _mm256_add_epi32(chains[j], _mm256_madd_epi16(_mm256_maddubs_epi16(chains[j], _mm256_set1_epi8(1)),
-                                                               _mm256_set1_epi16(1))), 64)
-SPIN(bytes_avxvnni, FOR("avx2,avxvnni"), __m256i, _mm256_set1_epi32(1),
-     chains[j] = _mm256_dpbusd_avx_epi32(chains[j], _mm256_set1_epi8(1), _mm256_set1_epi8(2)), 64)
-SPIN(bytes_avx512, FOR("avx512f,avx512vnni"), __m512i, _mm512_set1_epi32(1),
-     chains[j] = _mm512_dpbusd_epi32(chains[j], _mm512_set1_epi8(1), _mm512_set1_epi8(2)), 128)
+#define FLOATS_SSE(x) _mm_add_ps(_mm_mul_ps(x, _mm_set1_ps(0.5f)), _mm_set1_ps(1))
+#define FLOATS_AVX2(x) _mm256_fmadd_ps(x, _mm256_set1_ps(0.5f), _mm256_set1_ps(1))
+#define FLOATS_AVX512(x) _mm512_fmadd_ps(x, _mm512_set1_ps(0.5f), _mm512_set1_ps(1))
+#define BYTES_AVX2(x) \
+    _mm256_add_epi32(x, _mm256_madd_epi16(_mm256_maddubs_epi16(x, _mm256_set1_epi8(1)), _mm256_set1_epi16(1)))
+#define BYTES_AVXVNNI(x) _mm256_dpbusd_avx_epi32(x, _mm256_set1_epi8(1), _mm256_set1_epi8(2))
+#define BYTES_AVX512(x) _mm512_dpbusd_epi32(x, _mm512_set1_epi8(1), _mm512_set1_epi8(2))
+SPIN(floats_sse, , __m128, _mm_set1_ps(1), FLOATS_SSE, 8)
+SPIN(floats_avx2, FOR("avx2,fma"), __m256, _mm256_set1_ps(1), FLOATS_AVX2, 16)
+SPIN(floats_avx512, FOR("avx512f"), __m512, _mm512_set1_ps(1), FLOATS_AVX512, 32)
+SPIN(bytes_avx2, FOR("avx2"), __m256i, _mm256_set1_epi32(1), BYTES_AVX2, 64)
+SPIN(bytes_avxvnni, FOR("avx2,avxvnni"), __m256i, _mm256_set1_epi32(1), BYTES_AVXVNNI, 64)
+SPIN(bytes_avx512, FOR("avx512f,avx512vnni"), __m512i, _mm512_set1_epi32(1), BYTES_AVX512, 128)
 
 static job float_job(void)
 {
@@ -141,11 +138,12 @@ static job byte_job(void)
 }
 #elif defined(__aarch64__)
 #define KEEP(value) "+w"(value)
-SPIN(floats_neon, , float32x4_t, vdupq_n_f32(1), chains[j] = vfmaq_f32(vdupq_n_f32(1), chains[j], vdupq_n_f32(0.5f)), 8)
-SPIN(bytes_dotprod, FOR("arch=armv8.2-a+dotprod"), int32x4_t, vdupq_n_s32(1),
-     chains[j] = vdotq_s32(chains[j], vdupq_n_s8(1), vdupq_n_s8(1)), 32)
-SPIN(bytes_i8mm, FOR("arch=armv8.2-a+i8mm"), int32x4_t, vdupq_n_s32(1),
-     chains[j] = vmmlaq_s32(chains[j], vdupq_n_s8(1), vdupq_n_s8(1)), 64)
+#define FLOATS_NEON(x) vfmaq_f32(vdupq_n_f32(1), x, vdupq_n_f32(0.5f))
+#define BYTES_DOTPROD(x) vdotq_s32(x, vdupq_n_s8(1), vdupq_n_s8(1))
+#define BYTES_I8MM(x) vmmlaq_s32(x, vdupq_n_s8(1), vdupq_n_s8(1))
+SPIN(floats_neon, , float32x4_t, vdupq_n_f32(1), FLOATS_NEON, 8)
+SPIN(bytes_dotprod, FOR("arch=armv8.2-a+dotprod"), int32x4_t, vdupq_n_s32(1), BYTES_DOTPROD, 32)
+SPIN(bytes_i8mm, FOR("arch=armv8.2-a+i8mm"), int32x4_t, vdupq_n_s32(1), BYTES_I8MM, 64)
 
 static job float_job(void)
 {
