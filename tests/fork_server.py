@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import secrets
 import select
 import signal
 import socket
@@ -44,23 +45,24 @@ with socket.socket(socket.AF_UNIX) as server:
     code = int(server.recv(8) or 1)
 os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 """
-_SERVERS: dict[str, subprocess.Popen[bytes]] = {}  # by what they have run
+_SERVERS: dict[str, tuple[subprocess.Popen[bytes], str]] = {}  # and their sockets, by what they have run
 
 
 def forking(prepared: str, module: str, *arguments: str) -> list[str]:
     """The command `python -m module arguments`, in a fork of a process that has run `prepared`."""
     if sys.platform != "linux":
         return [sys.executable, "-m", module, *arguments]
-    name = f"edge-tests-{os.getpid()}-{hash(prepared)}"
     if prepared not in _SERVERS:
+        name = f"edge-tests-{os.getpid()}-{secrets.token_hex(8)}"  # not that of one which may still end
         places = [os.path.abspath(place) for place in sys.path]
         start = f"import sys; sys.path[:] = {places!r}; import fork_server; fork_server.serve({name!r}, {prepared!r})"
-        _SERVERS[prepared] = server = subprocess.Popen(
+        server = subprocess.Popen(
             [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
+        _SERVERS[prepared] = server, name
         assert server.stdout is not None
         assert server.stdout.read(1), "it did not start"
-    return [sys.executable, "-I", "-S", "-c", _CLIENT, name, module, *arguments]
+    return [sys.executable, "-I", "-S", "-c", _CLIENT, _SERVERS[prepared][1], module, *arguments]
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def fork_servers(patch: pytest.MonkeyPatch) -> Iterator[None]:
             child, "_command", lambda module: forking(COMPILER, module) if module in COMPILERS else plain(module)
         )
     yield
-    for server in _SERVERS.values():
+    for server, _ in _SERVERS.values():
         with server:
             server.kill()
     _SERVERS.clear()
