@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from edge.converters.coreml.sizes import ProgramSizes
 from edge.converters.coreml.weights import Constants, to_float16
 from edge.converters.onnx import write_metadata
 from edge.converters.tokenizer_file import write_tokenizer
+from edge.devices.logs import only_from
 from edge.devices.output import check_folder, new_folder, work_folder
 from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.formats.blocks import BLOCK
@@ -94,7 +93,8 @@ def write_coreml(
     layout = _layout(file, spec)
     check_folder(folder, is_coreml_folder, force=force)
     report = progress or (lambda part: None)
-    with new_folder(folder) as target, open(file.path, "rb") as source, _quiet():
+    quiet = only_from(logging.ERROR, "coremltools")  # which warns that this machine is no Mac
+    with new_folder(folder) as target, open(file.path, "rb") as source, quiet:
         constants = Constants(file, source, layout)
         _write_package(constants, layout, spec, sizes, target / PACKAGE, report)
         _write_tables(constants, spec, residual_factor(find_network(spec)), target)
@@ -197,15 +197,3 @@ def _manifest(file: GGUFFile, spec: ModelSpec, bits: int, sizes: ProgramSizes, t
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress coremltools' warnings that this machine is no Mac."""
-    logger = logging.getLogger("coremltools")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

@@ -7,14 +7,14 @@ would have is written, read and planned like any other; nothing is downloaded. A
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edge.backends import engine_named
 from edge.budget import format_bytes
+from edge.devices.logs import only_from
 from edge.devices.memory import memory_limit
 from edge.devices.output import work_folder
 from edge.devices.power import memory_root
@@ -105,7 +105,8 @@ def fits(
         raise InputError(f"{unknown[0]!r} is not in the table of models: choose {', '.join(table)}")
     chosen = [model for name, model in table.items() if names is None or name in names]
     found: list[Fit] = []
-    with work_folder() as folder, _quiet():
+    # Which engines do not run a model is no news: the table shows the one that does.
+    with work_folder() as folder, only_from(logging.ERROR, "edge"):
         for model in chosen:
             progress(len(found), len(chosen))
             outline = folder / f"{model.name.replace(':', '-')}.gguf"
@@ -229,15 +230,3 @@ def _order(fit: Fit) -> tuple[float, ...]:
     if best.streamed:
         return (3, best.streamed)
     return (1 if best.tok_s is None else 0 if speed >= READABLE else 2, -fit.parameters, -speed)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress log lines about engines that do not run a model: the table shows the one that does."""
-    log = logging.getLogger("edge")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)

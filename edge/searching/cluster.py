@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from edge.devices.logs import only_from
 from edge.errors import InputError, MissingExtraError
 from edge.searching.trials import Outcome, Runner, Trial, run_trial
 from edge.storage.versions import edge_version
@@ -32,7 +33,7 @@ def cluster(address: str) -> Iterator[Runner]:
         from distributed import Client, as_completed
     except ImportError:
         raise MissingExtraError("distributed", "search") from None
-    with _silent(logging.getLogger("distributed")):  # what fails is an error here, in one line
+    with only_from(logging.CRITICAL, "distributed"):  # what fails is an error here, in one line
         try:
             client = Client(address, timeout=_PATIENCE, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
@@ -50,16 +51,6 @@ def cluster(address: str) -> Iterator[Runner]:
                     yield jobs[future], _outcome(future)
 
             yield run
-
-
-@contextmanager
-def _silent(log: logging.Logger) -> Iterator[None]:
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def _outcome(future: Any) -> Outcome:
