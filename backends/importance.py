@@ -11,8 +11,11 @@ from math import prod
 import numpy as np
 
 from edge.backends.rope import Rotation
+from edge.kv.policy import Needs
 from edge.model.cores import Attention
 from edge.model.layers import Network
+from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network
 from edge.types import AnyArray, FloatArray, IntArray
 
 _EXTRA = 3  # the two norms' weights, and the bias
@@ -66,8 +69,13 @@ def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
 
 
 def importance_bytes(network: Network) -> int:
-    """The size of all its linear models, which policies that rank rows need."""
+    """The size of all its linear models."""
     return 4 * sum(map(prod, _shapes(network).values()))
+
+
+def ranking_bytes(spec: ModelSpec, needs: Needs) -> int:
+    """What a session of a policy keeps beside the rows: the linear models, if the policy ranks by them."""
+    return importance_bytes(find_network(spec)) if needs.ranks else 0
 
 
 def _shapes(network: Network) -> dict[int, tuple[int, ...]]:

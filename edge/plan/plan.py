@@ -14,7 +14,7 @@ from typing import Any
 
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import GPUMemory
-from edge.backends.importance import importance_bytes
+from edge.backends.importance import ranking_bytes
 from edge.budget import format_bytes
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.devices.power import memory_root
@@ -23,7 +23,6 @@ from edge.kv import make_policy, pinned_rows
 from edge.kv.policy import Policy
 from edge.model.lora_file import LoraSize
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_network
 from edge.options import Options
 from edge.plan.candidates import EVICTED_SHARE, configurations, read_again, shorter_chunks
 from edge.plan.checks import least_rows
@@ -212,8 +211,7 @@ class _Before:
             block = BLOCK * (need.kv - need.fixed_kv) // config.capacity
             copied = max(block, need.fixed_kv) // config.sequences
             scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * copied
-        if run.policy.needs.ranks:
-            scratch += importance_bytes(find_network(run.spec))
+        scratch += ranking_bytes(run.spec, run.policy.needs)
         weights = config.resident or need.weights
         # Token ids of prompts that are read before they are run.
         scratch += 4 * (config.capacity + config.chunk) * config.sequences

@@ -6,11 +6,10 @@ from bisect import bisect_right
 from dataclasses import replace
 
 from edge.backends.base import Backend
-from edge.backends.importance import importance_bytes
+from edge.backends.importance import ranking_bytes
 from edge.budget import format_bytes
 from edge.errors import InputError, UnsupportedError
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_network
 from edge.options import AUTO, Options
 from edge.plan.checks import check_request, fixed_sizes, least_rows
 from edge.plan.resolved import Resolved
@@ -75,7 +74,7 @@ def _rows_for_bytes(run: Resolved) -> int | None:
     if run.rows is not None:
         raise InputError("--max-kv-size and --kv-memory both say how large the KV cache is: state one")
 
-    tables = importance_bytes(find_network(run.spec)) if run.policy.needs.ranks else 0
+    tables = ranking_bytes(run.spec, run.policy.needs)
 
     def taken(rows: int) -> int:
         return run.backend.footprint(run.spec, run.config(rows)).kv + tables

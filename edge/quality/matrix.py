@@ -8,11 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from edge.backends.importance import importance_bytes
+from edge.backends.importance import ranking_bytes
 from edge.budget import format_bytes
 from edge.errors import EdgeError
 from edge.kv import make_policy
-from edge.model.tensors import find_network
 from edge.options import AUTO, Options
 from edge.plan.engines import plan_here
 from edge.quality.journal import Journal, are_numbers
@@ -144,7 +143,7 @@ def _measure(setup: Setup, cell: Cell, task: str, material: Material, advance: A
     try:
         with open_cell(setup, cell, material.longest) as session:
             config = session.plan.config
-            tables = importance_bytes(find_network(session.spec)) if session.plan.policy.needs.ranks else 0
+            tables = ranking_bytes(session.spec, session.plan.policy.needs)
             nbytes = session.engine.kv.nbytes + tables
             cache = Cache(session.plan.kv_policy, config.kv_dtype, config.capacity, nbytes)
             if task == "perplexity":
