@@ -310,6 +310,12 @@ static void bind_dispatch(gpu *g, uint32_t number, const gpu_dispatch_config *ea
         g->groups[number] = g->wg.wgpuDeviceCreateBindGroup(g->wg_device, &wanted);
 }
 
+static uint64_t mapped_bytes(const gpu *g)
+{
+    uint64_t logits = (uint64_t)g->config->vocab * sizeof(float);
+    return logits > LEAST_MAPPED ? logits : LEAST_MAPPED;
+}
+
 static edge_status make_buffers(gpu *g, edge_error *error)
 {
     const gpu_config *c = g->config;
@@ -321,8 +327,7 @@ static edge_status make_buffers(gpu *g, edge_error *error)
         if (buffers[i].loaded)
             load_weights(g, i, buffers + i);
     }
-    uint64_t logits = (uint64_t)c->vocab * sizeof(float);
-    g->mapped = make_buffer(g, logits > LEAST_MAPPED ? logits : LEAST_MAPPED, WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst);
+    g->mapped = make_buffer(g, mapped_bytes(g), WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst);
     g->uniform = make_buffer(g, (uint64_t)c->dispatches * ALIGNMENT, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst);
     for (uint32_t i = 0; i < c->dispatches && !g->failure; i++)
         bind_dispatch(g, i, dispatches + i);
@@ -457,7 +462,7 @@ static void read_part(gpu *g, WGPUBuffer buffer, uint64_t offset, void *data, ui
 
 static void read_buffer(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size)
 {
-    uint64_t logits = (uint64_t)g->config->vocab * sizeof(float), most = logits > LEAST_MAPPED ? logits : LEAST_MAPPED;
+    uint64_t most = mapped_bytes(g);
     for (uint64_t at = 0; at < size && !g->failure; at += most)
         read_part(g, g->buffers[buffer], offset + at, (uint8_t *)data + at, size - at < most ? size - at : most);
 }
