@@ -36,6 +36,7 @@ POLICIES = ("streaming", "h2o")  # the simplest, and one by attention; exported 
 KV_DTYPES = ("f16", "int8", "int4")
 _SHARES = (2, 4)  # 1/2 and 1/4 of the tokens get rows, where a policy evicts
 _GRAIN = 16  # rows
+_PLENTY = 1 << 40  # bytes; of a device whose profile does not say how much memory it has
 _MEMORY = "more memory than there is, or weights that would be streamed from the disk"
 _ENERGY = "more joules than the energy budget"
 
@@ -197,7 +198,8 @@ def _with_cell(options: Options, cell: Cell, space: Space) -> tuple[Options, int
 
 def _need(file: GGUFFile, spec: ModelSpec, cell: Cell, space: Space, profile: DeviceProfile, options: Options) -> int:
     """Bytes in which all weights stay in memory, with the shortest chunks. Raises BudgetError."""
-    wanted, _ = _with_cell(replace(options, memory=None, prefill_step_size=_GRAIN // EVICTED_SHARE), cell, space)
+    memory = None if profile.memory else _PLENTY
+    wanted, _ = _with_cell(replace(options, memory=memory, prefill_step_size=_GRAIN // EVICTED_SHARE), cell, space)
     plan = look_ahead(file, spec, profile, wanted, prompt=space.prompt, contexts=[1], history=False).plan
     if plan.config.resident:
         raise BudgetError("the device's memory is too small")

@@ -216,7 +216,9 @@ def test_a_budget_of_joules_that_nothing_predicts_is_refused(tmp_path: Path) -> 
     weights = list(weights_of(open_model(TINY), "tiny", space, tmp_path))
     unknown = replace(find_profile("raspberry-pi-5"), figures={})
     with pytest.raises(InputError, match="leave --energy out"):
-        plan_all(weights, space, unknown, Options(backend="reference", energy=1.0, memory=1 << 30))
+        plan_all(weights, space, unknown, Options(backend="reference", energy=1.0, memory=1 << 36))
+    with pytest.raises(BudgetError, match="the smallest that fits is --memory"):
+        plan_all(weights, space, unknown, Options(backend="reference", memory=1 << 20))
 
 
 def test_reports_name_every_command(here: Here, tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_reports_name_every_command(here: Here, tmp_path: Path) -> None:
 
 def test_the_command_line_of_a_setting_runs(tmp_path: Path) -> None:
     profile, space = find_profile("raspberry-pi-5"), Space(96, ("q4_0",), ("streaming",), ("f32",))
-    options = Options(memory=2 << 30, energy=1000.0, backend="reference")
+    options = Options(memory=4 << 30, energy=1000.0, backend="reference")
     weights = list(weights_of(open_model(TINY), str(TINY), space, tmp_path))
     (last,) = [each for each in plan_all(weights, space, profile, options).candidates
                if each.weights.type and each.rows == 16 and each.threads == 1]  # fmt: skip
@@ -241,7 +243,7 @@ def test_the_command_line_of_a_setting_runs(tmp_path: Path) -> None:
     quantize_file(open_model(TINY).file, tmp_path / "made.gguf", "Q4_0")  # as edge quantize does
     words = shlex.split(ran)
     assert words[:3] == ["edge", "run", "llama-gqa-tied-q4_0.gguf"]
-    assert {"--memory", "2048MiB", "--energy", "1000J", "--kv-policy", "streaming"} <= set(words)
+    assert {"--memory", "4096MiB", "--energy", "1000J", "--kv-policy", "streaming"} <= set(words)
     done = edge("run", str(tmp_path / "made.gguf"), "a", "-n", "2", "--raw", *words[3:])
     assert done.returncode == 0, done.stderr
 
