@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.kernel import read_text, whole
 from edge.devices.memory import MemoryLimit, memory_limit, total_memory
+from edge.devices.platform import system_number
 
 # Instruction sets that decide how fast quantized kernels run; `flags` on x86, `Features` on ARM.
 _NOTABLE = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
     "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
 )  # fmt: skip
+# macOS's names of instruction sets, below hw.optional.
+_APPLE = {"asimd": "neon", "asimddp": "arm.FEAT_DotProd", "i8mm": "arm.FEAT_I8MM", "bf16": "arm.FEAT_BF16"}
 
 
 @dataclass(frozen=True)
@@ -36,18 +40,17 @@ class Host:
 
 def probe_host(root: Path = Path("/")) -> Host:
     """Read the device that this process runs on."""
-    processor, flags = _cpuinfo(root)
     import psutil  # here: it takes 8 ms, which a run does not need
 
     logical = psutil.cpu_count() or 1
     return Host(
         system=f"{platform.system()} {platform.release()}",
         machine=platform.machine(),
-        processor=processor or platform.processor() or platform.machine(),
+        processor=model_name(read_text(root / "proc/cpuinfo")) or platform.processor() or platform.machine(),
         physical_cores=psutil.cpu_count(logical=False) or logical,
         logical_cores=logical,
         usable_cores=usable_cores(),
-        instruction_sets=notable(flags),
+        instruction_sets=notable(cpu_flags(root)),
         caches=_caches(root),
         memory=total_memory(),
         limit=memory_limit(root),
@@ -98,15 +101,22 @@ def _physical_cores() -> int | None:
             cores.add(names)
     if cores:
         return len(cores)
+    if sys.platform == "darwin" and (fast := system_number("hw.perflevel0.physicalcpu")):
+        return fast  # the others are slow, and all wait for the last
     import psutil
 
     return psutil.cpu_count(logical=False)
 
 
-def _cpuinfo(root: Path) -> tuple[str, set[str]]:
-    """The processor's name and its flags."""
-    text = read_text(root / "proc/cpuinfo")
-    return model_name(text), flags_of(text)
+def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
+    """Instruction sets of the first core, by Linux's names; on macOS and Windows those that engines use."""
+    if sys.platform == "win32" and platform.machine() == "AMD64":
+        from edge.devices.cpuid import windows_flags
+
+        return windows_flags()
+    if sys.platform == "darwin":
+        return frozenset(flag for flag, name in _APPLE.items() if system_number(f"hw.optional.{name}"))
+    return frozenset(flags_of(read_text(root / "proc/cpuinfo")))
 
 
 def model_name(cpuinfo: str) -> str:

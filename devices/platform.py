@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import select
 import sys
 from typing import TextIO
 
+_USER_INITIATED = 0x19  # of macOS's qos_class_t
 
-def map_file(descriptor: int) -> mmap.mmap:
-    """A whole file, to be read only, and resident at once where the system can (Linux)."""
+
+def map_file(descriptor: int, length: int = 0, *, at_once: bool = True) -> mmap.mmap:
+    """A file's first `length` bytes, or all, to be read only. at_once: resident where the system can (Linux)."""
     if sys.platform == "win32":
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-    return mmap.mmap(descriptor, 0, flags, mmap.PROT_READ)
+        return mmap.mmap(descriptor, length, access=mmap.ACCESS_READ)
+    flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if at_once else 0)
+    return mmap.mmap(descriptor, length, flags, mmap.PROT_READ)
 
 
 def has_input(file: TextIO, seconds: float) -> bool:
@@ -33,3 +36,17 @@ def peak_of_children() -> int:
 def maxrss_unit() -> int:
     """Bytes in which getrusage counts resident sets."""
     return 1 if sys.platform == "darwin" else 1024
+
+
+def system_number(name: str) -> int:
+    """A number of macOS's `sysctl`; 0 if it has none of this name."""
+    value = ctypes.c_int64(0)  # of 4 or 8 bytes, the lower ones first
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+    return 0 if failed else value.value
+
+
+def prefer_fast_cores() -> None:
+    """Have macOS run this thread on fast cores, as work that a user waits for. Other systems need not be told."""
+    if sys.platform == "darwin":
+        ctypes.CDLL(None).pthread_set_qos_class_self_np(_USER_INITIATED, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -61,11 +60,11 @@ class CPU(Backend):
 
     def check_installed(self) -> None:
         """A device without TVM runs passes that were compiled elsewhere; `check_supported` looks for the model's."""
-        if sys.platform != "linux":
-            raise UnsupportedError("the cpu engine is for Linux, and for apps, for now: use --backend=llamacpp")
         from edge.backends.tvm.compiler.compiled import is_installed
+        from edge.backends.tvm.targets import choose_target
         from edge.storage.cache import entries
 
+        choose_target()
         if not is_installed() and not entries("kernels"):
             raise MissingExtraError("apache-tvm", "tvm")
 
@@ -92,7 +91,7 @@ class CPU(Backend):
 
         if system not in ("linux", "android", "ios", "web"):
             in_apps = system in ("macos", "windows")
-            how = f"runs on {system} in exported apps only" if in_apps else f"does not run on {system} yet"
+            how = f"on {system} is planned there, or for exported apps" if in_apps else f"does not run on {system} yet"
             raise UnsupportedError(f"the cpu engine {how}: use --backend=llamacpp")
         make_layout(file, spec)
 
@@ -104,9 +103,9 @@ class CPU(Backend):
     def most_drafts(self, spec: ModelSpec) -> int:
         """One fewer than the tokens for which products read weights once."""
         from edge.backends.tvm.compiler.compiled import is_installed
-        from edge.backends.tvm.targets import choose_target
+        from edge.backends.tvm.targets import planning_target
 
-        return choose_target().gemm_tokens - 1 if is_installed() and not spec.encoder else 0
+        return planning_target().gemm_tokens - 1 if is_installed() and not spec.encoder else 0
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
@@ -119,10 +118,10 @@ class CPU(Backend):
         from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
         from edge.backends.tvm.packing.cores import round_up
         from edge.backends.tvm.packing.shape import Shape, rope_values
-        from edge.backends.tvm.targets import choose_target, with_tuning
+        from edge.backends.tvm.targets import planning_target, with_tuning
         from edge.model.tensors import find_network
 
-        shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
+        shape, target = Shape.of(spec), with_tuning(planning_target(), config.tuning)
         network = find_network(spec)
         if config.lora_rank:
             check_cores("cpu engine with adapters", spec, hybrid_cores)
@@ -158,7 +157,7 @@ class CPU(Backend):
             + _TABLE_BYTES * (shape.layer_inputs > 0),
             streamed=streaming.streamed,
             fixed_kv=config.sequences * fixed,
-            least_weights=None if spec.encoder else streaming.least,
+            least_weights=None if spec.encoder or target.system != "linux" else streaming.least,
             lora=config.loras * adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
             on_disk=spec.table_bytes if shape.layer_inputs else 0,
         )

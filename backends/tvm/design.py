@@ -67,6 +67,11 @@ class Design:
         return self.exported and not self.lora
 
     @property
+    def streams(self) -> bool:
+        """Whether a pass can run with part of the weights in memory."""
+        return self.target.system == "linux" and not self.exported
+
+    @property
     def most_tokens(self) -> int:
         """Tokens that are multiplied with a tile of weights at once, at most."""
         # In the exact mode, 8 would take half a minute to compile.

@@ -10,9 +10,9 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from edge.devices.host import cpu_flags
 from edge.errors import InputError, UnsupportedError
 
 
@@ -22,7 +22,7 @@ class Target:
 
     name: str
     llvm: dict[str, Any]  # TVM's description of the CPU
-    flags: frozenset[str] = frozenset()  # that /proc/cpuinfo must list
+    flags: frozenset[str] = frozenset()  # of the CPU, by Linux's names (`cpu_flags`)
     gemm_tokens: int = 4  # tokens that are multiplied with a weight tile at once in prefill
     score_rows: int = 4  # query rows × key tiles (of 16 rows) in registers while scores are computed
     score_tiles: int = 1
@@ -37,6 +37,7 @@ class Target:
     chunk_dealt: bool = False
     # Pauses at a barrier before a thread sleeps, about 150 µs. With all cores busy, far fewer or more cost a third.
     spins: int = 10_000
+    system: str = "linux"  # linux, macos or windows: whose functions a pass calls that is not for apps
 
     @property
     def machine(self) -> str:
@@ -103,22 +104,49 @@ _SYSTEMS = {
 }  # fmt: skip
 
 
+# Computers other than Linux's for which there is a TVM: the machine by our name, and what compiled code must know.
+# Object files are ELF everywhere, which `cpu/elf.py` links; LLVM's name of Windows stands for its calling convention.
+_COMPUTERS: dict[tuple[str, str], tuple[str, str, dict[str, Any], list[str]]] = {
+    ("Windows", "AMD64"): ("x86_64", "windows", {"mtriple": "x86_64-pc-windows-msvc-elf"}, []),
+    ("Darwin", "arm64"): ("aarch64", "macos", {}, ["+reserve-x18"]),  # a register that belongs to the system
+}
+
+
 def choose_target(name: str | None = None) -> Target:
     """The target called `name`, else EDGE_ISA, else this CPU's best.
 
-    Raises InputError for an unknown name, UnsupportedError where the CPU lacks it, and off x86-64 and ARM64 Linux.
+    Raises InputError for an unknown name, UnsupportedError where the CPU lacks it, and on other computers than those
+    with Linux, Windows on x86-64 and macOS on ARM64.
     """
     name = name or os.environ.get("EDGE_ISA") or None
-    system, machine = platform.system(), platform.machine()
-    runnable = [target for target in TARGETS if target.machine == machine and target.flags <= _cpu_flags()]
-    if system != "Linux" or not runnable:
-        raise UnsupportedError(f"the cpu engine does not run on {system} ({machine}) yet: use --backend=llamacpp")
+    runnable = _runnable()
+    if not runnable:
+        system = f"{platform.system()} ({platform.machine()})"
+        raise UnsupportedError(f"the cpu engine does not run on {system} yet: use --backend=llamacpp")
     if name is None:
         return runnable[0]
-    target = target_named(name, f"EDGE_ISA {name!r} is unknown")
-    if target not in runnable:
-        raise UnsupportedError(f"this CPU has no {name}: choose {', '.join(target.name for target in runnable)}")
-    return target
+    target_named(name, f"EDGE_ISA {name!r} is unknown")
+    for target in runnable:
+        if target.name == name:
+            return target
+    raise UnsupportedError(f"this CPU has no {name}: choose {', '.join(target.name for target in runnable)}")
+
+
+def planning_target() -> Target:
+    """The target of this computer for plans, which may be for other devices: without one, the least that CPUs have."""
+    return choose_target() if _runnable() else target_named("generic", "")
+
+
+def _runnable() -> list[Target]:
+    """The targets of this computer, best first."""
+    system, machine = platform.system(), platform.machine()
+    if system == "Linux":
+        return [each for each in TARGETS if each.machine == machine and each.flags <= _cpu_flags()]
+    machine, system, llvm, features = _COMPUTERS.get((system, machine), ("", "", {}, []))
+    return [
+        replace(each, system=system, llvm=each.llvm | llvm | {"mattr": [*each.llvm["mattr"], *features]})
+        for each in TARGETS if each.machine == machine and each.flags <= _cpu_flags()
+    ]  # fmt: skip
 
 
 def app_targets(machine: str, system: str) -> list[Target]:
@@ -160,13 +188,4 @@ def with_tuning(target: Target, values: Mapping[str, int]) -> Target:
     return replace(target, **{name: value for name, value in values.items() if name in known})  # type: ignore[arg-type]
 
 
-@lru_cache
-def _cpu_flags() -> frozenset[str]:
-    """Features that Linux lists for the first core. Empty elsewhere, which selects the machine's baseline target."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):  # as x86 and ARM call them
-                return frozenset(line.split(":", 1)[1].split())
-    except OSError:
-        pass
-    return frozenset()
+_cpu_flags = lru_cache(cpu_flags)

@@ -21,7 +21,10 @@ from test_cli import edge, edge_json
 pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm import sources, targets
-from edge.backends.tvm.cpu.elf import MACHINES, link
+from edge.backends.tvm.cpu.elf import MACHINES, link, parse
+from edge.backends.tvm.cpu.generator import build
+from edge.backends.tvm.cpu.lowering import compile_object
+from edge.backends.tvm.design import Design
 from edge.backends.tvm.export import FILES, target_of
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import open_weights
@@ -139,12 +142,35 @@ def test_the_best_that_a_cpu_has_is_chosen(monkeypatch: pytest.MonkeyPatch, mach
             targets.choose_target(better)
 
 
-@pytest.mark.parametrize(("system", "machine"), [("Linux", "riscv64"), ("Darwin", "arm64"), ("Windows", "AMD64")])
+@pytest.mark.parametrize(("system", "machine"), [("Linux", "riscv64"), ("Darwin", "x86_64"), ("Windows", "ARM64")])
 def test_other_systems_are_sent_to_llama_cpp(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
     monkeypatch.setattr(targets.platform, "system", lambda: system)
     monkeypatch.setattr(targets.platform, "machine", lambda: machine)
     with pytest.raises(UnsupportedError, match=f"{system}.*{machine}.*llamacpp"):
         targets.choose_target()
+
+
+@pytest.mark.parametrize(("system", "machine", "isa"), [("Darwin", "arm64", "dotprod"), ("Windows", "AMD64", "avx2")])
+def test_code_for_other_computers_calls_their_functions(
+    monkeypatch: pytest.MonkeyPatch, system: str, machine: str, isa: str
+) -> None:
+    """No function is called that the system lacks."""
+    monkeypatch.setattr(targets.platform, "system", lambda: system)
+    monkeypatch.setattr(targets.platform, "machine", lambda: machine)
+    monkeypatch.setattr(targets, "_cpu_flags", lambda: frozenset(["avx2", "fma", "f16c", "asimddp"]))
+    target = targets.choose_target()
+    monkeypatch.undo()
+    assert target.name == isa
+    model = open_golden("llama-one-layer").model
+    design = replace(Design.of(make_layout(model.file, model.spec), "f16", target), timed=True)
+    program = build(design)
+    data = compile_object(program.entries, program.functions, target)
+    _, imports, _ = parse(link([data]))
+    sleeping, clock = {
+        "Darwin": ({"__ulock_wait", "__ulock_wake"}, "clock_gettime"),
+        "Windows": ({"WaitOnAddress", "WakeByAddressAll"}, "GetSystemTimePreciseAsFileTime"),
+    }[system]
+    assert set(imports) == sleeping | {clock, "TVMFFIErrorSetRaisedFromCStrParts"}
 
 
 # The folder

@@ -358,8 +358,16 @@ def test_free_memory_is_what_the_governor_will_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "engine", "why"),
     [
-        ("macbook-air-m3", "llamacpp", "llamacpp is assumed: the cpu engine runs on macos in exported apps only"),
-        ("snapdragon-x-elite", "llamacpp", "llamacpp is assumed: the cpu engine runs on windows in exported apps only"),
+        (
+            "macbook-air-m3",
+            "llamacpp",
+            "llamacpp is assumed: the cpu engine on macos is planned there, or for exported apps",
+        ),
+        (
+            "snapdragon-x-elite",
+            "llamacpp",
+            "llamacpp is assumed: the cpu engine on windows is planned there, or for exported apps",
+        ),
         ("iphone-16", "cpu", "cpu is assumed, in an app that edge export makes"),
         ("pixel-9", "cpu", "cpu is assumed, in an app that edge export makes"),
         ("raspberry-pi-5", "cpu", ""),
@@ -423,7 +431,7 @@ def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
         (["--device", "toaster"], "unknown device"),
         (["--device", "pixel-9", "--backend", "warp"], "unknown backend"),
         (["--device", "generic-x86"], "say --memory"),
-        (["--device", "macbook-air-m3", "--backend", "cpu"], "runs on macos in exported apps only"),
+        (["--device", "macbook-air-m3", "--backend", "cpu"], "on macos is planned there, or for exported apps"),
         (["--max-kv-size", "64", "--at", "8,65"], "--at 65 is more than the 64 rows of the cache"),
         (["--prompt-tokens", "9" * 400], "Invalid value"),
         (["--at", "-1"], "--at takes numbers"),

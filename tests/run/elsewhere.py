@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import platform
 import select
 import stat
 import sys
@@ -43,6 +44,8 @@ MISSING = {
     "win32": {"os": f"{_LINUX} {_UNIX}", "signal": _SIGNALS, "mmap": _MAPS, "socket": "AF_UNIX", "time": "tzset"},
     "darwin": {"os": _LINUX, "mmap": "MAP_POPULATE", "select": "epoll"},
 }
+# For which there is no compiler: the native engine calls functions of Windows and of macOS that this system lacks.
+COMPUTERS = {"win32": ("Windows", "ARM64"), "darwin": ("Darwin", "x86_64")}
 _SHADOWS = ("/proc", "/sys", "/dev")  # no such files
 
 
@@ -59,7 +62,7 @@ def install(system: str) -> None:
         module = real(name, globals, locals, fromlist, level)
         if name == "psutil" and system == "win32":
             return shown.setdefault(name, _windows_psutil(module))
-        if name in MISSING[system] or name in ("sys", "select", "resource"):
+        if name in MISSING[system] or name in ("sys", "select", "resource", "platform"):
             return shown.setdefault(name, _shadow(module, system))
         return module
 
@@ -80,6 +83,9 @@ def _shadow(module: types.ModuleType, system: str) -> types.ModuleType:
         values = {"platform": system}
     if module is os and system == "win32":
         values = {"O_BINARY": 0}
+    if module is platform:
+        name, machine = COMPUTERS[system]
+        values = {"system": lambda: name, "machine": lambda: machine}
     if module.__name__ == "resource" and system == "darwin":
         values = {"getrusage": _usage_in_bytes}
     if module is select and system == "win32":

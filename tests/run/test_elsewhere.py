@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from conftest import GOLDEN
-from elsewhere import MISSING, environment
+from elsewhere import COMPUTERS, MISSING, environment
 from test_chat_terminal import PROMPT, chatting
 from test_cli import edge_json
 
@@ -67,7 +67,8 @@ def test_answers_are_the_same(system: str, tmp_path: Path) -> None:
 @systems
 def test_the_native_engine_is_refused_and_replaced(system: str, tmp_path: Path) -> None:
     done = python(system, tmp_path, "-m", "edge", "run", MODEL, "-p", "Hello", "-n", "2", "--backend", "cpu")
-    said = "edge: the cpu engine is for Linux, and for apps, for now: use --backend llamacpp\n"
+    computer = "{} ({})".format(*COMPUTERS[system])
+    said = f"edge: the cpu engine does not run on {computer} yet: use --backend llamacpp\n"
     assert (done.returncode, done.stderr) == (2, said)
     found = shown(system, tmp_path, "plan", MODEL)
     assert found["backend"] == "llamacpp"

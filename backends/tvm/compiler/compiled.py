@@ -105,7 +105,7 @@ def compiler_size() -> int:
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
         return 0
-    name = f"libtvm_compiler.{'dylib' if sys.platform == 'darwin' else 'so'}"
+    name = {"win32": "tvm_compiler.dll", "darwin": "libtvm_compiler.dylib"}.get(sys.platform, "libtvm_compiler.so")
     return (Path(spec.origin).parent / "lib" / name).stat().st_size
 
 

@@ -4,9 +4,11 @@
 few outside functions. So an image is those sections in a row, followed by a stub and a slot for each outside function.
 `link` runs once, where a pass is compiled, and needs pyelftools.
 
-`Image` loads an image and fills the slots, with Python and the C library alone. An image is code that runs as this
-user, so it is loaded only from a file that no other user can have written. Its header is checked: no offset may lie
-outside the image.
+An image is the same on all systems but for the functions that it calls and, on Windows, how it calls.
+
+`Image` loads an image and fills the slots, with Python and the system's libraries alone. An image is code that runs as
+this user, so it is loaded only from a file that no other user can have written. Its header is checked: no offset may
+lie outside the image.
 
 The relocation types that compiled passes use: "ELF for the Arm 64-bit
 Architecture", section "Relocation", and the x86-64 psABI, table 4.9.
@@ -17,7 +19,6 @@ from __future__ import annotations
 import ctypes
 import io
 import json
-import mmap
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge.devices.executable import Executable, system_function
 from edge.devices.private import open_private
 from edge.errors import EngineError
 
@@ -33,7 +35,6 @@ _Write = Callable[[bytearray, int, int], None]  # in these bytes, at this offset
 MAGIC, PAGE = b"EDGEIMG1", 4096  # the first bytes of an image, and the alignment of its code
 MOST_BYTES = 64 << 20  # a pass has a few hundred KiB
 _LENGTH, _SLOT = struct.Struct("<Q"), 8
-_READ, _EXECUTE = 1, 4
 _INTEGER, _POINTER = 1, 4  # type_index of TVM's calling convention
 _PREFIX = "__tvm_ffi_"  # of functions with TVM's calling convention
 
@@ -64,7 +65,7 @@ class Call:
 
 
 class Image:
-    """Executable memory. It is written first and executable afterwards, never both at once."""
+    """An image in memory, whose slots have the addresses of outside functions."""
 
     def __init__(self, path: Path) -> None:
         """Raises EngineError for a file that is not an image, or if the system forbids executable memory."""
@@ -79,26 +80,24 @@ class Image:
             ) from None
         self.complaint = ""
         self._complain = _Complaint(self._note)
-        self._memory = mmap.mmap(-1, len(body), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._memory.write(body)
-        libc = ctypes.CDLL(None, use_errno=True)
+        filled = bytearray(body)
         for name, slot in imports.items():
-            struct.pack_into("<Q", self._memory, slot, self._outside(libc, name))
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        if libc.mprotect(ctypes.c_void_p(self._address), ctypes.c_size_t(len(body)), _READ | _EXECUTE):
-            raise EngineError("this system lets no program make its memory executable: use --backend=llamacpp")
+            struct.pack_into("<Q", filled, slot, self._outside(name))
+        self._code = Executable(bytes(filled))
 
     def entry(self, name: str) -> int:
         """Raises EngineError if there is no such function."""
         if name not in self._entries:
             raise EngineError(f"the compiled pass has no function {name}: edge cache clear --kind kernels removes it")
-        return self._address + self._entries[name]
+        return self._code.address + self._entries[name]
 
-    def _outside(self, libc: Any, name: str) -> int:
-        function = self._complain if name == "TVMFFIErrorSetRaisedFromCStrParts" else getattr(libc, name, None)
+    def _outside(self, name: str) -> int:
+        if name == "TVMFFIErrorSetRaisedFromCStrParts":
+            return int(ctypes.cast(self._complain, ctypes.c_void_p).value or 0)
+        function = system_function(name)
         if function is None:
             raise EngineError(f"the compiled pass calls {name[:40]!r}, which this system does not have")
-        return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+        return function
 
     def _note(self, kind: bytes, parts: Any, count: int) -> None:
         self.complaint = f"{kind.decode()}: {b''.join(parts[:count]).decode(errors='replace')}"

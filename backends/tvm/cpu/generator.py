@@ -19,6 +19,7 @@ from edge.backends.tvm.cpu.arguments import LINE, Job, Table
 from edge.backends.tvm.cpu.kernels import timing
 from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
+from edge.backends.tvm.cpu.kernels.systems import clock
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
 from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, mamba, per_layer_input, short_convolution
@@ -167,9 +168,9 @@ def exported_pointers(design: Design) -> dict[str, str]:
 @contextmanager
 def _environment(design: Design) -> Iterator[None]:
     """Attributes that TVM's lowering needs: the device of raw pointers, and the functions that are LLVM IR."""
-    functions = imports(design.target.machine, design.target.spins, exported=design.exported)
-    functions += timing.FUNCTIONS if design.timed else ""
-    functions += "" if design.exported else experts.FUNCTIONS
+    functions = imports(design.target, exported=design.exported)
+    functions += clock(design.target) + timing.FUNCTIONS if design.timed else ""
+    functions += experts.FUNCTIONS if design.streams else ""
     functions += PINS if design.target.machine == "wasm32" else ""
     with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
         yield
@@ -188,7 +189,7 @@ def run_job(design: Design, threads: int) -> Any:
         pointers = {
             name: T.match_buffer(argument, (T.int64(),), types[name]).data for name, argument in arguments.items()
         }
-        functions = imports(design.target.machine, design.target.spins) + experts.FUNCTIONS
+        functions = imports(design.target) + experts.FUNCTIONS
         with T.attr(0, "pragma_import_llvm", functions), T.parallel(0, threads) as thread:
             job = T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])
             units = _units(design)

@@ -171,7 +171,7 @@ class Disk:
     """
 
     def __init__(self, streams: bool) -> None:
-        self._streams, self._faults = streams, _waited_for()
+        self._streams, self._faults = streams, _waited_for() if streams else 0
         self._left = 0  # passes until the next trial, a pass that leaves its pages
         self._length = _FIRST_TRIAL
 
@@ -192,6 +192,6 @@ class Disk:
 
 def _waited_for() -> int:
     """Pages that this process has had to wait for."""
-    import resource  # which systems lack that this engine can be planned on
+    import resource  # of Linux, as is streaming
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from edge.backends.tvm.cpu.arguments import LINE, Job
 from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
+from edge.devices.platform import prefer_fast_cores
 
 
 class Workers:
@@ -20,7 +21,7 @@ class Workers:
         self._job[Job.slot("threads")] = threads
         shared = (pointer(self._job), pointer(self._lines), *pointers)
         self._call, *others = (Call(image, "run", (*shared, number)) for number in range(threads))
-        self._others = [threading.Thread(target=each, daemon=True, name="edge-worker") for each in others]
+        self._others = [threading.Thread(target=_work, args=[each], daemon=True, name="edge-worker") for each in others]
         self._started = False
 
     def run(self, **numbers: int) -> None:
@@ -40,3 +41,8 @@ class Workers:
             for each in self._others:
                 each.join()
         self._others, self._started = [], False
+
+
+def _work(call: Call) -> None:
+    prefer_fast_cores()
+    call()

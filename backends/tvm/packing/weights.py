@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import PackedLayout, Place
 from edge.backends.tvm.sources import source_hash
+from edge.devices.platform import map_file
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.tensors import Source
 from edge.storage import cache
@@ -60,12 +62,13 @@ def open_weights(
     )
     with open(path, "rb") as data:
         length = layout.nbytes if experts else layout.nbytes_without_experts
-        mapped = mmap.mmap(data.fileno(), length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    with suppress(OSError):  # a system without large pages
-        mapped.madvise(_HUGEPAGE)
-    with suppress(OSError):  # Linux before 5.14: pages are mapped when they are first read, by ten times as many faults
-        for start, length in [(0, len(mapped))] if resident is None else resident:
-            mapped.madvise(_POPULATE_READ, start, length)
+        mapped = map_file(data.fileno(), length, at_once=False)
+    if sys.platform == "linux":
+        with suppress(OSError):  # a kernel without large pages
+            mapped.madvise(_HUGEPAGE)
+        with suppress(OSError):  # before 5.14: pages are mapped when they are first read, by ten times as many faults
+            for start, length in [(0, len(mapped))] if resident is None else resident:
+                mapped.madvise(_POPULATE_READ, start, length)
     return PackedWeights(path, np.frombuffer(mapped, np.uint8))
 
 
@@ -101,7 +104,7 @@ def write_weights(
 
 def _reread(path: Path) -> None:
     """Read the file again, so that the page cache holds it in large pages, which are cheaper to map than small ones."""
-    if not hasattr(os, "posix_fadvise"):
+    if sys.platform != "linux":
         return
     with open(path, "rb") as file, suppress(OSError), mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         os.fsync(file.fileno())

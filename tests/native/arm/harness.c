@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { ARRAYS = 17, MOST_THREADS = 16, PAGE = 4096 };
@@ -42,6 +43,19 @@ void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int
     check(0, "the pass refused its arguments");
 }
 
+/* macOS's, which passes for it call, by Linux's: FUTEX_WAIT_PRIVATE and FUTEX_WAKE_PRIVATE */
+int __ulock_wait(uint32_t operation, void *address, uint64_t value, uint32_t timeout)
+{
+    check(operation == 0x1000001 && !timeout, "__ulock_wait of other arguments");
+    return (int)syscall(SYS_futex, address, 128, (uint32_t)value, NULL);
+}
+
+int __ulock_wake(uint32_t operation, void *address, uint64_t value)
+{
+    check(operation == 0x1000101 && !value, "__ulock_wake of other arguments");
+    return (int)syscall(SYS_futex, address, 129, INT32_MAX);
+}
+
 static int64_t read_number(FILE *file)
 {
     int64_t number;
@@ -71,7 +85,7 @@ static void load(const char *path)
 {
     static const struct { const char *name; void *address; } outside[] = {
         {"TVMFFIErrorSetRaisedFromCStrParts", TVMFFIErrorSetRaisedFromCStrParts},
-        {"syscall", syscall}, {"madvise", madvise}, {"memset", memset}, {"memcpy", memcpy}, {"memmove", memmove},
+        {"syscall", syscall}, {"__ulock_wait", __ulock_wait}, {"__ulock_wake", __ulock_wake}, {"madvise", madvise}, {"memset", memset}, {"memcpy", memcpy}, {"memmove", memmove},
     };
     FILE *file = fopen(path, "rb");
     char magic[8], *header;

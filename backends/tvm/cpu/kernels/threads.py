@@ -1,5 +1,5 @@
-"""Barriers between phases, without a library: counters in memory, a bounded spin, then the system's futex, or in apps
-the functions that the C runtime has for it.
+"""Barriers between phases, without a library: counters in memory, a bounded spin, then sleep in the system
+(`systems.py`).
 
 Every thread counts its arrivals in a cache line of its own, so a barrier costs one transfer between caches each way. A
 thread that waits longer than a fraction of a millisecond sleeps, and the thread that it waits for wakes it: if other
@@ -14,11 +14,12 @@ import functools
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.arguments import LINE
+from edge.backends.tvm.cpu.kernels.systems import DECLARED, sleeping
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, loop, when
+from edge.backends.tvm.targets import Target
 
 # The second word of a line counts sleeping threads. Counters only grow; differences of 32 bits may wrap.
 _FUNCTIONS = r"""
-DECLARED
 declare void @PAUSE
 
 define i32 @edge_arrive(ptr %line) {
@@ -28,7 +29,7 @@ define i32 @edge_arrive(ptr %line) {
   %none = icmp eq i32 %asleep, 0
   br i1 %none, label %done, label %wake
 wake:
-  call WAKE
+  %woken = call i32 @edge_wake(ptr %line)
   br label %done
 done:
   %mine = add i32 %before, 1
@@ -59,7 +60,7 @@ look:
   %arrived = icmp sge i32 %past, 0
   br i1 %arrived, label %rise, label %sleep
 sleep:
-  call SLEEP
+  %slept = call i32 @edge_doze(ptr %line, i32 %found)
   br label %look
 rise:
   %leaving = atomicrmw sub ptr %sleepers, i32 1 seq_cst
@@ -69,31 +70,18 @@ done:
 }
 """
 
-_MACHINES = {  # the number of the futex system call, and the declaration and the call of a pause
-    "x86_64": ("202", "llvm.x86.sse2.pause()", "llvm.x86.sse2.pause()"),
-    "aarch64": ("98", "llvm.aarch64.hint(i32)", "llvm.aarch64.hint(i32 1)"),
-    "wasm32": ("", "llvm.donothing()", "llvm.donothing()"),  # has neither
-}
-_FUTEX = {  # futex(line, FUTEX_WAKE_PRIVATE, all), futex(line, FUTEX_WAIT_PRIVATE, found, forever)
-    "DECLARED": "declare i64 @syscall(i64, ...)",
-    "WAKE": "i64 (i64, ...) @syscall(i64 FUTEX, ptr %line, i64 129, i64 2147483647)",
-    "SLEEP": "i64 (i64, ...) @syscall(i64 FUTEX, ptr %line, i64 128, i32 %found, ptr null)",
-}
-_RUNTIME = {
-    "DECLARED": "declare hidden i32 @edge_doze(ptr, i32)\ndeclare hidden i32 @edge_wake(ptr)",
-    "WAKE": "i32 @edge_wake(ptr %line)",
-    "SLEEP": "i32 @edge_doze(ptr %line, i32 %found)",
+_PAUSES = {  # the declaration and the call of a pause
+    "x86_64": ("llvm.x86.sse2.pause()", "llvm.x86.sse2.pause()"),
+    "aarch64": ("llvm.aarch64.hint(i32)", "llvm.aarch64.hint(i32 1)"),
+    "wasm32": ("llvm.donothing()", "llvm.donothing()"),  # has none
 }
 
 
-def imports(machine: str, spins: int, *, exported: bool = False) -> str:
-    """The functions above for a `Target.machine`.
-
-    spins: pauses before a thread sleeps; 1 is almost none. exported: sleep and wake by functions of the C runtime.
-    """
-    words = _RUNTIME if exported else _FUTEX
-    words |= dict(zip(("FUTEX", "PAUSE", "CALL"), _MACHINES[machine], strict=True)) | {"SPINS": str(spins)}
-    return functools.reduce(lambda text, word: text.replace(word, words[word]), words, _FUNCTIONS)
+def imports(target: Target, *, exported: bool = False) -> str:
+    """The functions above for a target. exported: sleep and wake by functions of the C runtime."""
+    functions = DECLARED if exported else sleeping(target)
+    words = dict(zip(("PAUSE", "CALL"), _PAUSES[target.machine], strict=True)) | {"SPINS": str(target.spins)}
+    return functions + functools.reduce(lambda text, word: text.replace(word, words[word]), words, _FUNCTIONS)
 
 
 def arrive(lines: Value, index: Value) -> Value:

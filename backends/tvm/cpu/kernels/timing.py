@@ -1,7 +1,7 @@
 """Marks of a timed pass in compiled code: `cpu/timing.py` defines the counters and reads them.
 
-They read the C library's clock without a system call. Processors' own counters are not open to programs everywhere
-(ARM64), and each kind ticks in its own unit.
+They read the system's clock (`systems.py`), without a system call. Processors' own counters are not open to programs
+everywhere (ARM64), and each kind ticks in its own unit.
 """
 
 from __future__ import annotations
@@ -10,18 +10,9 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Value
 
-# clock_gettime(CLOCK_MONOTONIC = 1) gives seconds and nanoseconds of 64 bits each.
 FUNCTIONS = """
-declare i32 @clock_gettime(i32, ptr)
-
 define i32 @edge_mark(ptr %last, ptr %counters) {
-  %time = alloca [2 x i64], align 8
-  %status = call i32 @clock_gettime(i32 1, ptr %time)
-  %seconds = load i64, ptr %time
-  %rest = getelementptr i8, ptr %time, i64 8
-  %nanoseconds = load i64, ptr %rest
-  %whole = mul i64 %seconds, 1000000000
-  %now = add i64 %whole, %nanoseconds
+  %now = call i64 @edge_now()
   %before = load i64, ptr %last
   store i64 %now, ptr %last
   %passed = sub i64 %now, %before

@@ -103,7 +103,7 @@ def route(b: PassBuilder, layer: Value) -> None:
 def fetch(b: PassBuilder, layer: Value) -> None:
     """Have the experts that come next in memory. Later waves quantize their inputs again, since `narrow` has put others
     in their place."""
-    if b.design.exported:
+    if not b.design.streams:
         return
     function, width = let(b.at("fetch")), b.shape.padded_hidden
     with when(function > 0), b.phase("fetch", layer):
@@ -118,7 +118,7 @@ def fetch(b: PassBuilder, layer: Value) -> None:
 
 def read(b: PassBuilder, layer: Value) -> None:
     """What `fetch` has listed: every thread reads its part of each expert."""
-    if b.design.exported:
+    if not b.design.streams:
         return
     reads = let(b.at("reads"))
     with when(reads > 0), b.phase("fetch", layer):

@@ -16,7 +16,7 @@ def evict_piece(b: PassBuilder, piece: Value) -> None:
     Blocks that come from a disk leave the page cache, too: the system would otherwise make room by evicting weights
     that stay, since all are read equally often.
     """
-    if b.design.exported:
+    if not b.design.streams:
         return
     with when(b.disk > 0):
         _advise(b, piece, _PAGEOUT)
@@ -25,7 +25,7 @@ def evict_piece(b: PassBuilder, piece: Value) -> None:
 
 def evict_embeddings(b: PassBuilder) -> None:
     """Evict all blocks of embeddings. A thread that still reads one maps it again."""
-    if b.design.exported:
+    if not b.design.streams:
         return
     piece = last_piece(b)
     for half in (0, 2):
