@@ -13,6 +13,7 @@ TRAIN  := build/train
 CLIENTS := build/clients
 PEERS := build/peers
 XGRAMMAR := build/xgrammar
+WINDOWS := build/windows
 EVALUATIONS := build/evaluations
 NPM    := PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --prefix
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
@@ -136,6 +137,11 @@ $(CLIENTS)/.dev: tests/clients/requirements.txt
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
+# Python for Windows, with TVM, for Wine.
+$(WINDOWS)/.dev: tests/native/windows_python.py
+	$(BIN)/python $< $(WINDOWS)
+	touch $@
+
 $(EVALUATIONS)/.dev: tests/clients/evaluations.txt
 	$(PYTHON) -m venv $(EVALUATIONS)
 	$(EVALUATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
@@ -208,6 +214,8 @@ $(VENV)/.dev: $(VENV)/.run
 		|| $(call without,npm and its package kotlin-compiler the tests of the Kotlin API are skipped)
 	@$(MAKE) $(CLIENTS)/.dev && $(NPM) $(CLIENTS) openai@7.57.0 \
 		|| $(call without,litellm langchain-openai and others (500 MB) the tests with clients are skipped)
+	@$(MAKE) $(WINDOWS)/.dev \
+		|| $(call without,Python and TVM for Windows (150 MB) the tests of the native engine on Windows are skipped)
 	@$(NPM) $(TYPESCRIPT) typescript@7.0.2 \
 		|| $(call without,npm and its package typescript the types of the JavaScript package are not checked)
 	touch $@

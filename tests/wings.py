@@ -32,6 +32,7 @@ PARTS = {
     "structured output": r"^tests/run/test_grammar\.py::",
     "SmolLM2 135M": r"^tests/native/test_streaming\.py::test_a_budget_below_the_weights",
     "Vulkan": r"^tests/backends/test_conformance\.py::.*\[gpu@wgpu",
+    "Windows' own Python": r"^tests/native/test_windows_python\.py::test_logits",
     "WGSL by Dawn": r"^tests/gpu/test_gpu_shaders\.py::test_dawn_",
 }
 EXHAUSTIVE = ("test_runtime_arm.py", "test_runtime_sanitized.py")  # `make test` leaves all of their tests out
