@@ -29,6 +29,7 @@ from typing import IO, Any
 from edge import errors
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use
+from edge.devices.platform import wait_for_end
 from edge.errors import BudgetError, EdgeError, EngineError
 
 Message = dict[str, Any]
@@ -172,6 +173,8 @@ def start(module: str, parent: int) -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:  # it was gone before
             os._exit(1)
+    elif sys.platform == "win32":
+        threading.Thread(target=_end_after, args=[parent], name="parent", daemon=True).start()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -188,7 +191,8 @@ def serve(work: Callable[[Any, Say], object]) -> None:
         out.flush()
 
     request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    if sys.platform != "win32":
+        threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:
         with errors.speaking("any"):
             answer = work(request, say)
@@ -201,6 +205,12 @@ def _end_with_parent() -> None:
     with suppress(OSError):
         while os.read(0, 1):  # not through sys.stdin, whose lock this thread would hold when Python ends
             pass
+    os._exit(1)
+
+
+def _end_after(parent: int) -> None:
+    """On Windows, where a thread that reads a pipe delays others that ask about it, such as libraries at load."""
+    wait_for_end(parent)
     os._exit(1)
 
 

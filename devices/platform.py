@@ -8,6 +8,7 @@ import select
 import sys
 from typing import TextIO
 
+_SYNCHRONIZE, _FOREVER = 0x100000, 0xFFFFFFFF  # of Windows
 _USER_INITIATED = 0x19  # of macOS's qos_class_t
 
 
@@ -22,6 +23,16 @@ def map_file(descriptor: int, length: int = 0, *, at_once: bool = True) -> mmap.
 def has_input(file: TextIO, seconds: float) -> bool:
     """Whether a pipe has data, or ends, within `seconds`. Always True on Windows, which can wait for sockets only."""
     return sys.platform == "win32" or bool(select.select([file], [], [], seconds)[0])
+
+
+def wait_for_end(process: int) -> None:
+    """Return when the process with this number ends, or if there is none. Windows only: elsewhere at once."""
+    if sys.platform == "win32":
+        kernel = ctypes.WinDLL("kernel32")
+        kernel.OpenProcess.restype = ctypes.c_void_p
+        handle = kernel.OpenProcess(_SYNCHRONIZE, False, process)
+        if handle:
+            kernel.WaitForSingleObject(ctypes.c_void_p(handle), _FOREVER)
 
 
 def peak_of_children() -> int:
