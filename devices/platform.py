@@ -50,11 +50,13 @@ def maxrss_unit() -> int:
 
 
 def system_number(name: str) -> int:
-    """A number of macOS's `sysctl`; 0 if it has none of this name."""
+    """A number of macOS's `sysctl`; 0 if it has none of this name, and on other systems."""
+    read = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     value = ctypes.c_int64(0)  # of 4 or 8 bytes, the lower ones first
     size = ctypes.c_size_t(ctypes.sizeof(value))
-    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
-    return 0 if failed else value.value
+    if read is None or read(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0):
+        return 0
+    return value.value
 
 
 def prefer_fast_cores() -> None:
