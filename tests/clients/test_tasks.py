@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_shipped_tasks_are_whole() -> None:
         assert all(value == value.strip() for each in found for value in each.values() if isinstance(value, str))
 
 
-@pytest.mark.skipif("lm_eval" in sys.modules, reason="lm-eval is installed")
+@pytest.mark.skipif(find_spec("lm_eval") is not None, reason="lm-eval is installed")
 def test_without_lm_eval() -> None:
     done = run_edge("eval", "tasks", TINY)
     assert (done.returncode, done.stdout) == (2, "")
