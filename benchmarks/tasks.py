@@ -1,6 +1,6 @@
 """The tasks that come with edge, on two models in F16, Q8_0, Q4_K_M and IQ4_NL by `best`: what quantizing costs there.
 
-    python benchmarks/tasks.py [--calibration-tokens 2048] [--models smollm2-135m]
+    python benchmarks/tasks.py [--models smollm2-135m] [--types F16,Q8_0] [--calibration-tokens 2048]
 
 In F16 stand SmolLM2's twin (twin.py), whose weights lie on no grid, and Gemma 3 270M's own Q4_K_M, dequantized. Needs
 lm-eval (pip install 'edge-runtime[eval]'). Files are kept in the cache folder. Errors are those of single figures; all
@@ -10,7 +10,7 @@ models answer the same questions, so that differences are more certain than they
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -31,10 +31,10 @@ MODELS = ("smollm2-135m", "gemma3-270m")
 TYPES = ("F16", "Q8_0", "Q4_K_M", "best")
 
 
-def make_files(name: str, cache: Path, tokens: int) -> Iterator[tuple[str, Path]]:
-    """The model in each of TYPES."""
+def make_files(name: str, types: Sequence[str], cache: Path, tokens: int) -> Iterator[tuple[str, Path]]:
+    """The model in each of these types, of which F16, that the others are made of, comes first."""
     source = cache / f"tasks.{name}.F16.gguf"
-    for kind in TYPES:
+    for kind in types:
         target = cache / f"tasks.{name}.{kind}.gguf" if kind != "best" else cache / f"tasks.{name}.{kind}-{tokens}.gguf"
         if not target.exists():
             model = edge.open_model(name if kind == "F16" else source)
@@ -52,13 +52,14 @@ def make_files(name: str, cache: Path, tokens: int) -> Iterator[tuple[str, Path]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--calibration-tokens", type=int, default=16384)
     parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
     options = parser.parse_args()
     options.cache.mkdir(parents=True, exist_ok=True)
-    rows, headings = [], ["model", "type", "MB"]
+    rows, headings, types = [], ["model", "type", "MB"], options.types.split(",")
     for name in options.models.split(","):
-        for kind, path in make_files(name, options.cache, options.calibration_tokens):
+        for kind, path in make_files(name, types, options.cache, options.calibration_tokens):
             whole = {"kv_policy": "full", "expected_tokens": LONGEST, "logits_rows": LOGITS_ROWS}
             with edge.load(path, **whole) as session:
                 scores = edge.eval_tasks(session, open_tasks()).scores
