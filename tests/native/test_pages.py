@@ -160,6 +160,7 @@ def test_enough_rows_are_all_rows(name: str) -> None:
     tokens, found = some_tokens(model, min(ROWS, model.spec.context)), []
     for reads in (0, ROWS + TILE, READS):
         with engine_of(model, reads) as engine:
+            assert CPU.footprint(model.spec, engine.config).kv == engine.kv.nbytes
             engine.forward(tokens[:100])
             found.append(np.stack(steps(engine, tokens[100:])))
     np.testing.assert_array_equal(found[0], found[1])

@@ -108,14 +108,15 @@ class NativeStore(Generic[OwnRows]):
 
     heads: the heads with these regions, among those of all layers. windowed: their layers use positions. observes:
     there is room for their attention. place_in_pass: of the sequence, if several run. bounded: first pages of all heads
-    that have their bounds.
+    that have their bounds; pages: they may get some.
     """
 
     level = False
 
     def __init__(
-        self, arena: Arena[OwnRows], layers: Sequence[int], regions: Regions, *, windowed: bool, observes: bool
-    ) -> None:
+        self, arena: Arena[OwnRows], layers: Sequence[int], regions: Regions, *, windowed: bool, observes: bool,
+        pages: bool = False,
+    ) -> None:  # fmt: skip
         core, self.arena, self.rows, self.regions = arena.core, arena, arena.rows, regions
         self.heads = (np.array(layers)[:, None] * arena.shape.kv_heads + np.arange(core.kv_heads)).reshape(-1)
         self.layers, self.dtype, self.capacity = layers, arena.rows.dtype, regions.capacity
@@ -124,7 +125,7 @@ class NativeStore(Generic[OwnRows]):
         self.lengths: IntArray = np.zeros(self.heads.size, np.int32)
         self._windowed, self.bounded = windowed, 0
         self._each = row_bytes(core, self.dtype) // core.kv_heads + 4 * windowed + 4 * observes  # bytes
-        self._each += arena.page_bytes // TILE
+        self._each += arena.page_bytes // TILE * pages  # those of other rows are never touched
 
     @property
     def nbytes(self) -> int:
@@ -142,7 +143,7 @@ class NativeStore(Generic[OwnRows]):
         arena = self.arena
         heads = self.heads + self.place_in_pass * arena.heads
         arena.starts[heads], arena.lengths[heads] = self.regions.starts, self.lengths
-        self._unbind(int(self.lengths.min()))
+        self._forget_bounds(int(self.lengths.min()))
         if not self._windowed and not self.observes:
             return
         rows = (self.regions.starts + self.lengths)[:, None] + np.arange(count)
@@ -155,7 +156,7 @@ class NativeStore(Generic[OwnRows]):
         """A step of one token has run, which reads at most `reads` rows."""
         self.bounded = max(self.bounded, pages_bounded(int(self.lengths.max()), reads))
 
-    def _unbind(self, first: int = 0) -> None:
+    def _forget_bounds(self, first: int = 0) -> None:
         """Rows from the `first` on are written: their pages have no bounds."""
         self.bounded = min(self.bounded, first // TILE)
 
@@ -164,7 +165,7 @@ class NativeStore(Generic[OwnRows]):
         in_arena = [(first + pairs).reshape(-1, 2) for first, pairs in zip(starts, moves, strict=True)]
         pairs = np.ascontiguousarray(np.concatenate(in_arena), np.int32)
         if pairs.size:
-            self._unbind()
+            self._forget_bounds()
             paid = self._paid()
             self.rows.move(pairs)
             if self.observes:
@@ -187,7 +188,7 @@ class NativeStore(Generic[OwnRows]):
     def shrink(self, capacity: int) -> None:
         """Reduce the capacity, and free the rows at the end of the regions."""
         before = self.regions.first + self.regions.size
-        self._unbind()
+        self._forget_bounds()
         self._follow(self.regions.shrink(capacity, self.lengths))
         self.capacity, end = capacity, self.regions.first + self.regions.size
         self.rows.release(end, before)
@@ -204,7 +205,7 @@ class NativeStore(Generic[OwnRows]):
         return self.rows.value_norms(self._in_arena(rows, head))
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
-        self._unbind(int(rows.min(initial=0)))
+        self._forget_bounds(int(rows.min(initial=0)))
         self.rows.set_keys(self._in_arena(rows, head), keys, self.heads if head is None else self.heads[head])
 
     def save(self, rows: AnyArray) -> Iterable[bytes]:
@@ -212,7 +213,7 @@ class NativeStore(Generic[OwnRows]):
 
     def restore(self, first: int, count: int, saved: memoryview) -> None:
         rows = self._in_arena(np.arange(first, first + count))
-        self._unbind(first)
+        self._forget_bounds(first)
         self.rows.restore(rows, saved)
         if self.observes:
             self._paid()[rows] = 0
@@ -256,7 +257,9 @@ def make_kv(
     if kinds.ringed:
         ringed = NativeStore(apart or arena, kinds.ringed, rings, windowed=True, observes=False)
         ring = Ring(ringed, kinds.ringed, kinds.window)
-    store = NativeStore(arena, kinds.whole, regions, windowed=windowed, observes=config.observes)
+    store = NativeStore(
+        arena, kinds.whole, regions, windowed=windowed, observes=config.observes, pages=config.reads > 0
+    )
     return HeadKV(store, kinds.whole, arena.core.kv_heads, rope, key, config.pinned, ring, state)
 
 

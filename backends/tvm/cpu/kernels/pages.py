@@ -52,9 +52,7 @@ def make_bounds(cache: Cache, bounds: Buffer, at: Value, first_row: Value, page:
         store(bounds, at + part * 16, cache.isa.to_f16(let(found[i64(part)])))
 
 
-def score_page(
-    cache: Cache, bounds: Buffer, at: Value, queries: Buffer, first: Value, group: int
-) -> Value:  # fmt: skip
+def score_page(cache: Cache, bounds: Buffer, at: Value, queries: Buffer, first: Value, group: int) -> Value:
     """The most that a key of a page can score with one of `group` queries, which begin at `first`."""
     parts = cache.head // 16
     bound = [let(cache.isa.from_f16(load(bounds, at + part * 16))) for part in range(2 * parts)]
