@@ -67,7 +67,7 @@ DTYPES = {
     "llamacpp": ("f16", "q8_0", "q4_0", "f32"),
     "onnx": ("f16", "int8", "f32"),
     "reference": ("f32",),
-    "gpu": ("f16", "int8", "f32"),
+    "gpu": ("f16", "int8", "int4", "f32"),
 }
 PLAIN, BY_KEYS = ("streaming", "window", "auto"), ("keydiff", "knorm")
 ATTENTIVE, UNEVEN = ("h2o", "tova", "snapkv", "scissorhands"), ("pyramidkv", "adakv", "fastgen")
