@@ -53,7 +53,7 @@ test-gpu: $(VENV)/.dev
 test-train: $(TRAIN)/.dev
 	$(TRAIN)/bin/python -m pytest -m train tests/converters/test_prune.py
 
-# lm-eval and instructor against edge serve, which want an older openai than the other clients.
+# lm-eval in edge eval tasks and against edge serve, and instructor, which want an older openai than the other clients.
 test-evaluations: $(VENV)/.dev $(EVALUATIONS)/.dev
 	$(BIN)/python -m pytest -m evaluations tests/clients
 

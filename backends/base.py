@@ -33,8 +33,8 @@ class EngineConfig:
 
     One flat record for all engines, because plans, reports and saved profiles show it so, and profiles are read back
     without their engine. The plan weighs `repack` and `resident` against KV rows within the budget, and derives
-    `observes`, `per_head`, `uneven` and `pinned` from the KV policy. It only passes `provider`, `gpu_layers`, `adapter`
-    and `tuning` on. Engines that lack a feature ignore its field.
+    `observes`, `per_head`, `uneven`, `reads` and `pinned` from the KV policy. It only passes `provider`, `gpu_layers`,
+    `adapter` and `tuning` on. Engines that lack a feature ignore its field.
     """
 
     capacity: int  # KV rows per layer and KV head
@@ -58,6 +58,7 @@ class EngineConfig:
     tuning: dict[str, int] = field(default_factory=dict)  # what `edge tune` chose, where it differs from the defaults
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
     lora_bytes: int = 0  # of their files
+    reads: int = 0  # cpu: most rows that a KV head reads for a token alone, in pages that it chooses; 0: all
     drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
     loras: int = 1  # cpu: adapters that there is room for, of sequences with different ones
 
@@ -108,6 +109,7 @@ class Capabilities:
     hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
     sequences: bool = False  # it runs several at once (`BatchedEngine`)
+    pages: bool = False  # it can read some of the rows for a token (`EngineConfig.reads`)
     verifies: bool = False  # it runs several tokens with the results of single ones (`VerifyingEngine`)
 
 
@@ -217,6 +219,14 @@ class PickingEngine(Engine, Protocol):
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """As `forward`, but returns only the `count` largest logits (all, if there are fewer): ids int32 [n] and logits
         float32 [n], the largest first, equal ones by their ids, NaN before all others. −0 may come as 0."""
+        ...
+
+
+class ChoosingEngine(Engine, Protocol):
+    """An engine that reads some of its rows for a token that runs alone (`EngineConfig.reads`)."""
+
+    def choose_rows(self, *, on: bool) -> None:
+        """Whether it does so, as at first, or reads all rows."""
         ...
 
 

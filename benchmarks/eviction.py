@@ -77,7 +77,7 @@ def _evict(session: edge.Session) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backends", default="cpu")
-    parser.add_argument("--policies", default=",".join(name for name in POLICY_NAMES if name != "full"))
+    parser.add_argument("--policies", default=",".join(name for name in POLICY_NAMES if make_policy(name).evicts))
     parser.add_argument("--kv-dtype")
     parser.add_argument("--pairs", type=int, default=21)
     options = parser.parse_args()

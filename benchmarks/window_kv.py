@@ -1,12 +1,14 @@
-"""Window-sized KV rows: bytes and speed of Gemma 3 270M, beside an older edge and llama.cpp.
+"""Many KV rows: bytes and speed of Gemma 3 270M's rings, beside an older edge and llama.cpp; of pages that are read.
 
     python benchmarks/window_kv.py [--model gemma3-270m] [--before CHECKOUT] [--rows 512,8192,32768] [--rounds 5]
-                                   [--threads N]
+                                   [--threads N] [--reads 512,1024]
 
 15 of its 18 layers have windows of 512. Each engine is a process of its own that has read `rows` tokens; then they take
 turns: 16 steps (decode) and a chunk of 512 tokens (prefill), each behind those rows, to which the cache goes back. A
 speed is the median of rounds; a ratio is the median of ratios within a round, ours to the other's: above 1 we are
-faster. --before: a checkout of an older revision, which runs as it is. f16 rows; llama.cpp through our engine.
+faster. --before: a checkout of an older revision, which runs as it is. --reads: rows that a head reads in a step under
+policy `quest`, an engine for each; `--model smollm2-135m --rows 4096,8192 --reads 512,1024,2048` shows what they save.
+f16 rows; llama.cpp through our engine.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ try:
     backend = find_backend(name, model.file, model.spec)
 except EdgeError:
     backend = find_backend("tvm", model.file, model.spec)  # as older revisions call the engine
-config = base.EngineConfig(rows + {CHUNK}, {CHUNK}, "f16", threads)
+reads = {{"reads": int(sys.argv[5])}} if int(sys.argv[5]) else {{}}
+config = base.EngineConfig(rows + {CHUNK}, {CHUNK}, "f16", threads, **reads)
 engine = backend.load(model.file, model.spec, config)
 ids = (np.arange(rows + {CHUNK}) * 7919 % model.spec.vocab).astype(np.int32)
 engine.forward(ids[:rows])
@@ -62,11 +65,13 @@ for line in sys.stdin:
 class Worker:
     """An engine in a process of its own. tree: a folder with the package `edge`; None: this one."""
 
-    def __init__(self, backend: str, rows: int, threads: int, model: str, tree: Path | None = None) -> None:
+    def __init__(
+        self, backend: str, rows: int, threads: int, model: str, tree: Path | None = None, reads: int = 0
+    ) -> None:
         # It imports from where it works before anything else, then from PYTHONPATH, then what is installed.
         environment = os.environ | ({"PYTHONPATH": str(tree)} if tree else {})
         self._process: Any = subprocess.Popen(
-            [sys.executable, "-c", WORKER, backend, str(rows), str(threads), model],
+            [sys.executable, "-c", WORKER, backend, str(rows), str(threads), model, str(reads)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=tree,
         )  # fmt: skip
 
@@ -101,15 +106,16 @@ def tree_of(checkout: Path | None) -> Iterator[Path | None]:
         yield Path(folder)
 
 
-def measure(model: str, rows: int, threads: int, rounds: int, before: Path | None) -> list[list[str]]:
+def measure(model: str, rows: int, threads: int, rounds: int, before: Path | None, reads: list[int]) -> list[list[str]]:
     """A line of the table for each engine."""
-    names = {"now": ("cpu", None), "llama.cpp": ("llamacpp", None)}
+    names: dict[str, tuple[str, Path | None, int]] = {"now": ("cpu", None, 0), "llama.cpp": ("llamacpp", None, 0)}
+    names |= {f"quest:rows={each}": ("cpu", None, each) for each in reads}
     if before:
-        names["before"] = ("cpu", before)
+        names["before"] = ("cpu", before, 0)
     with ExitStack() as stack:
         workers, nbytes = {}, {}
-        for name, (backend, tree) in names.items():
-            workers[name] = stack.enter_context(closing(Worker(backend, rows, threads, model, tree)))
+        for name, (backend, tree, read) in names.items():
+            workers[name] = stack.enter_context(closing(Worker(backend, rows, threads, model, tree, read)))
             nbytes[name] = workers[name].read()
         times: dict[tuple[str, str], list[float]] = {}
         for round_ in range(rounds + 1):
@@ -136,11 +142,13 @@ def main() -> None:
     parser.add_argument("--rows", default="512,8192,32768")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--reads", default="")
     arguments = parser.parse_args()
     with tree_of(arguments.before) as before:
         lines: list[list[str]] = []
         for rows in map(int, arguments.rows.split(",")):
-            lines += measure(arguments.model, rows, arguments.threads, arguments.rounds, before)
+            reads = [int(each) for each in filter(None, arguments.reads.split(","))]
+            lines += measure(arguments.model, rows, arguments.threads, arguments.rounds, before, reads)
     headings = ["rows", "engine", "KV", "decode tok/s", "now/it", "prefill tok/s", "now/it"]
     print(table(headings, lines, left=2))
     said = machine()

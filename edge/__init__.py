@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from edge.prompt_cache.cache import PromptCache
     from edge.pulling import pull
     from edge.quality.perplexity import perplexity
+    from edge.quality.tasks import eval_tasks
     from edge.quality.windows import divergence
     from edge.run.conversation import Conversation
     from edge.run.report import RunReport
@@ -59,9 +60,9 @@ _HOMES = {
     "MissingExtraError": "errors", "Model": "model.model", "ModelFormatError": "errors", "Options": "options",
     "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
-    "check_grammar": "grammar.matcher", "divergence": "quality.windows", "export": "exporting.bundle",
-    "export_adapter": "exporting.adapter_file", "fits": "prediction.fits", "forecast": "prediction.forecast",
-    "load": "run.starting.loading", "make_plan": "plan.plan", "models": "inventory",
+    "check_grammar": "grammar.matcher", "divergence": "quality.windows", "eval_tasks": "quality.tasks",
+    "export": "exporting.bundle", "export_adapter": "exporting.adapter_file", "fits": "prediction.fits",
+    "forecast": "prediction.forecast", "load": "run.starting.loading", "make_plan": "plan.plan", "models": "inventory",
     "open_model": "run.starting.opening", "perplexity": "quality.perplexity", "pull": "pulling",
     "search": "searching.search", "serve_site": "exporting.serve",
 }  # fmt: skip
@@ -69,8 +70,8 @@ _HOMES = {
 __all__ = [
     "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "Grammar", "IncompleteError",
     "InputError", "MissingExtraError", "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport",
-    "SamplingParams", "Session", "UnsupportedError", "check_grammar", "divergence", "export", "export_adapter", "fits",
-    "forecast", "load", "make_plan", "models", "open_model", "perplexity", "pull", "search",
+    "SamplingParams", "Session", "UnsupportedError", "check_grammar", "divergence", "eval_tasks", "export",
+    "export_adapter", "fits", "forecast", "load", "make_plan", "models", "open_model", "perplexity", "pull", "search",
     "serve_site",
 ]  # fmt: skip
 

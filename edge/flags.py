@@ -20,8 +20,9 @@ GROUPS = (PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT)
 
 KEYWORDS.update({
     "--at": "contexts", "--beams": "beams", "--device": "device", "--force": "force=True", "--host": "host",
-    "--length-penalty": "length_penalty", "--max-tokens": "max_tokens", "--pooling": "pooling", "--port": "port",
-    "--quant": "quant", "--raw": "raw=True", "--stop": "stop", "--system": "system", "--think": "think",
+    "--include": "include", "--length-penalty": "length_penalty", "--limit": "limit", "--max-tokens": "max_tokens",
+    "--num-fewshot": "num_fewshot", "--pooling": "pooling", "--port": "port", "--quant": "quant",
+    "--raw": "raw=True", "--stop": "stop", "--system": "system", "--think": "think",
     "--tokens": "max_tokens", "--truncate": "truncate=True",
 })  # fmt: skip
 """Flags whose Python twins are no options, but keywords of single functions."""

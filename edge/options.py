@@ -69,8 +69,8 @@ class Options:
     kv_policy: str = option(
         "streaming", "--kv-policy", group=CACHE,
         help="What stays when the KV cache is full: streaming (sinks + window), window, full (stop), auto, or by "
-        "attention h2o, tova, scissorhands, snapkv, pyramidkv, adakv, fastgen, by keys keydiff, knorm, kvzap; "
-        "options as in snapkv:window=16,kernel=5.",
+        "attention h2o, tova, scissorhands, snapkv, pyramidkv, adakv, fastgen, by keys keydiff, knorm, kvzap; or quest "
+        "(all stay, few are read); options as in snapkv:window=16,kernel=5.",
     )  # fmt: skip
     max_kv_size: int | None = option(None, "--max-kv-size", group=CACHE, help="KV rows (default: planned).")
     kv_memory: int | None = option(

@@ -50,6 +50,7 @@ class CPU(Backend):
         hidden=True,
         sequences=True,
         verifies=True,
+        pages=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.93, 4.6, 0.57), "floats": WeightEfficiency(0.93, 1.4)},
@@ -115,10 +116,11 @@ class CPU(Backend):
         from edge.backends.tvm.cpu.arguments import Kept, make_scratch
         from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
         from edge.backends.tvm.kv.householder import REFLECTION_BYTES
-        from edge.backends.tvm.kv.regions import TILE, make_regions
+        from edge.backends.tvm.kv.pages import bounds_bytes
+        from edge.backends.tvm.kv.regions import TILE, allocated_rows, make_regions
         from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
         from edge.backends.tvm.packing.cores import round_up
-        from edge.backends.tvm.packing.shape import Shape, rope_values
+        from edge.backends.tvm.packing.shape import Shape, padded_head, rope_values
         from edge.backends.tvm.targets import choose_target, with_tuning
         from edge.model.tensors import find_network
 
@@ -132,11 +134,13 @@ class CPU(Backend):
         heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
         kept = Kept.of(network, target.gemm_tokens, config.drafts)
-        given = config.chunk, config.threads, observed, rank, config.together, kept.floats
+        pages = allocated_rows(config.capacity, uneven=config.uneven) // TILE if config.reads else 0
+        given = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages
         scratch = make_scratch(shape, target, *given)
         per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
         fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
         per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
+        per_whole += bounds_bytes(padded_head(core.head_dim)) * (config.reads > 0)
         logits = max(config.logits_rows, config.together) * shape.padded_vocab
         tables = max(1, len(network.ropes))
         sizes = config.chunk, target.gemm_tokens, shape.padded_head

@@ -35,6 +35,7 @@ class Design:
     target: Target
     timed: bool = False  # each thread records the times of its phases (`cpu/timing.py`)
     lora: bool = False  # matrices may have adapters, of any rank (`cpu/phases/adapt.py`)
+    pages: bool = False  # a step may read some pages of rows (`cpu/kernels/pages.py`)
     batches: list[int] = field(default_factory=list)  # tokens of as many sequences, for which a pass has code
     exported: bool = False
     shared: dict[str, str] = field(default_factory=dict)  # units that another pass of the library has, by function
@@ -59,7 +60,7 @@ class Design:
     def here(cls, layout: PackedLayout, config: EngineConfig) -> Design:
         """The design of a run on this machine."""
         design = cls.of(layout, config.kv_dtype, with_tuning(choose_target(), config.tuning))
-        return replace(design, lora=config.lora_rank > 0, batches=batch_sizes(config, design))
+        return replace(design, lora=config.lora_rank > 0, pages=config.reads > 0, batches=batch_sizes(config, design))
 
     @property
     def verifies(self) -> bool:

@@ -34,7 +34,8 @@ from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.timing import thread_words
 from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kv.regions import TILE, make_regions
+from edge.backends.tvm.kv.pages import pages_read
+from edge.backends.tvm.kv.regions import TILE, allocated_rows, make_regions
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, choose_normals, make_kv
@@ -93,15 +94,20 @@ class NativeEngine:
         observed = round_up(regions.longest, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
         kept = Kept.of(network, target.gemm_tokens, config.drafts)
-        sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats
+        pages = allocated_rows(config.capacity, uneven=config.uneven) // TILE if config.reads else 0
+        sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages
         scratch, copies = make_scratch(shape, target, *sizes), config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)
         reads = reads_size(layout) if slots else 0
-        table = np.array(fill_table(layout, scratch, rope_size, streams, reads, kept, copies), np.int64)
+        table = np.array(
+            fill_table(layout, scratch, rope_size, streams, reads, kept, copies, choose=config.reads > 0), np.int64
+        )
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
         self._layout = layout
+        at = Table.of(shape).slot("pages")
+        self._pages = self._table[at : at + 2]  # "pages" and "bounded"
         self._adapters = Adapters(layout, self._table, rank, config.loras, exact=design.exact)
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
@@ -130,7 +136,7 @@ class NativeEngine:
         count = config.sequences
         here = count * (regions.size + (0 if apart else rings.size))
         own_rows = rows_of(shape.attention, here, "move")
-        self._arena = Arena(shape, own_rows, observes=config.observes, together=config.together)
+        self._arena = Arena(shape, own_rows, observes=config.observes, together=config.together, pages=config.reads > 0)
         self._rings = (
             Arena(shape, rows_of(shape.ringed, count * rings.size, "move_ring"), observes=False, beside=self._arena)
             if apart else None
@@ -178,6 +184,10 @@ class NativeEngine:
     def observe(self, queries: int, *, votes: bool = False) -> None:
         """See ObservedEngine, and `NativeSequence.observe`."""
         self._sequences[0].observe(queries, votes=votes)
+
+    def choose_rows(self, *, on: bool) -> None:
+        """See ChoosingEngine: in the first sequence."""
+        self._sequences[0].choose_rows(on=on)
 
     @property
     def normals(self) -> FloatArray:
@@ -332,12 +342,16 @@ class NativeEngine:
             self._temperatures[:count] = temperatures(self._temperature, positions)
         angles = sequence.angles if count <= ROPE_AHEAD else self._chunk_angles
         alone = count == 1 and not self._layout.shape.encoder
+        reads = sequence.reads if alone else 0
+        self._pages[:] = pages_read(reads), kv.store.bounded
         self._finish(
             count, kind=Job.STEP if alone else Job.CHUNK, position=kv.next_position,
             angle=angles.row(kv.rope.rotation, kv.next_rope_position, count), wanted=wanted,
             observed=min(count, sequence.observed), votes=int(sequence.votes), sequence=sequence.number, drafts=0,
         )  # fmt: skip
         kv.appended(count)
+        if reads:
+            kv.store.stepped(reads)
         self._end()
         return self._logits_of(wanted)
 
@@ -417,7 +431,7 @@ class NativeEngine:
             self._weights, self._table, self._floats, self._integers, *arena.rows.arrays.values(),
             arena.lengths, arena.positions, self._tokens, self._logits, self._rope,
             arena.paid, arena.starts, *apart,
-            *(each for each in (self._states, self.times, self._adapters.memory) if each.size),
+            *(each for each in (self._states, self.times, self._adapters.memory, arena.bounds) if each.size),
         )  # fmt: skip
         return tuple(map(pointer, arrays))
 

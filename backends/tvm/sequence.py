@@ -66,6 +66,7 @@ class NativeSequence:
         self.number, self.spec, self.config, self.kv, self.angles = number, spec, config, kv, angles
         self._run, self._verify, self._adapt = run, verify, adapt
         self.observed, self.votes = 0, False
+        self.reads = config.reads
         self.adapters: int | None = None
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
@@ -76,6 +77,10 @@ class NativeSequence:
         if queries and not self.config.observes:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
         self.observed, self.votes = queries, votes
+
+    def choose_rows(self, *, on: bool) -> None:
+        """See ChoosingEngine."""
+        self.reads = self.config.reads if on else 0
 
     def set_lora(self, lora: Lora | None) -> None:
         """See AdaptedEngine. Other sequences keep theirs."""

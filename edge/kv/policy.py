@@ -50,6 +50,7 @@ class Needs:
     keys: bool = False  # stored keys are read
     ranks: bool = False  # the importance of rows is predicted, by what was learned of the model; with `keys`
     uneven: Granularity = "token"  # finest unit with a row count of its own
+    reads: int = 0  # most rows that a head reads for a token, chosen by the engine among those kept; 0: all
 
     @property
     def looks(self) -> bool:

@@ -56,7 +56,7 @@ def _candidates(run: Resolved) -> Iterator[EngineConfig]:
     expected = -(-(known or spec.context) // SMALLEST_ROWS) * SMALLEST_ROWS
     smallest = min(limit, max(SMALLEST_ROWS, least_rows(run.pinned), 2 * (run.chunk or 0)))
     wanted = run.rows or max(min(most, expected, _rows_read(run)), smallest)
-    unpressed = run.kv_policy == "full" and not run.forced
+    unpressed = not run.policy.evicts and not run.forced
     least = wanted if run.rows or unpressed else min(wanted, smallest)
     base, longest = run.config(wanted), _CHUNKS[0]
     if tuned:

@@ -42,6 +42,8 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
     if options.sequences > 1 and (spec.encoder or not has.sequences):
         what = "an encoder" if spec.encoder else f"the {backend.NAME} engine"
         raise UnsupportedError(f"{what} runs one sequence at a time: leave --sequences out")
+    if options.sequences > 1 and run.policy.needs.reads:
+        raise UnsupportedError(f"--kv-policy={run.kv_policy} runs one sequence at a time: leave --sequences out")
     _check_draft(run, elsewhere=elsewhere)
     if options.gpu_layers is not None and not has.gpu_layers:
         other = engines_with("gpu_layers")[0]
@@ -172,6 +174,8 @@ def _missing(needs: Needs, has: Capabilities) -> str | None:
     """The need of a policy that the engine does not meet; None if it meets all."""
     if needs.queries and not has.attention:
         return "needs an engine that shows attention"
+    if needs.reads and not has.pages:
+        return "needs an engine that chooses the rows it reads"
     if needs.keys and not has.keys:
         return "needs an engine that shows keys"
     if GRANULARITIES.index(needs.uneven) > GRANULARITIES.index(has.uneven):

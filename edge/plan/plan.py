@@ -333,7 +333,7 @@ def _too_small(
         message += f"--memory {first >> 20}MiB in a first run, which compiles or tries the model; later runs fit in "
     message += f"--memory {smallest >> 20}MiB ({how})"
     rows = min(spec.context, max(least_rows(runs[-1].pinned), 2 * (options.prefill_step_size or 0)))
-    policy = "streaming" if options.kv_policy == "full" else options.kv_policy
+    policy = options.kv_policy if runs[-1].policy.evicts else "streaming"
     fewest = replace(options, max_kv_size=rows, kv_memory=None, kv_policy=policy)
     with suppress(InputError, UnsupportedError):  # a policy that keeps no recent rows when there are few
         found = resolve(spec, backend, fewest, elsewhere=elsewhere, threads=runs[0].threads)

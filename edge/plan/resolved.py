@@ -44,8 +44,9 @@ class Resolved:
 
     @property
     def drafts(self) -> int:
-        """Drafted tokens to verify at once; 0 where a policy would see the attention that wrong ones paid."""
-        off = self.options.speculate == "off" or self.policy.needs.queries
+        """Drafted tokens to verify at once; 0 where a policy would see the attention that wrong ones paid, or where a
+        token alone reads other rows."""
+        off = self.options.speculate == "off" or self.policy.needs.queries or self.policy.needs.reads
         return 0 if off else self.backend.most_drafts(self.spec)
 
     def draft_config(self, config: EngineConfig) -> EngineConfig | None:
@@ -84,6 +85,7 @@ class Resolved:
             observes=bool(policy.needs.queries),
             per_head=policy.needs.looks,
             uneven=policy.needs.uneven != "token",
+            reads=policy.needs.reads,
             pinned=pinned_rows(policy) if policy.close_gaps else 0,
             provider=options.provider or "cpu",
             emulated=self.emulated,

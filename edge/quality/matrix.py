@@ -57,6 +57,7 @@ class Cache:
     kv_dtype: str
     rows: int
     nbytes: int  # of all its arrays
+    reads: int | None = None  # rows that a head reads for a token, at most; None: all
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,14 @@ CellJournal = Journal[tuple[Cell, str], Measured]
 def make_cells(
     policies: Sequence[str], dtypes: Sequence[str | None], sizes: Sequence[int], *, in_rows: bool = False
 ) -> list[Cell]:
-    """The full cache in every dtype, then all combinations. The first cell is the reference.
+    """The full cache in every dtype, likewise other policies that evict nothing, then all combinations. The first cell
+    is the reference.
 
     policies: as in --kv-policy. sizes: bytes, or rows. Raises InputError for unknown policies.
     """
-    for policy in policies:
-        if policy != AUTO:
-            make_policy(policy)
-    cells = [Cell(FULL, dtype) for dtype in dtypes]
-    for size, policy in product(sizes, (each for each in policies if each != FULL)):
+    keeping = [FULL, *(each for each in policies if each != AUTO and not make_policy(each).evicts)]
+    cells = [Cell(policy, dtype) for policy in keeping for dtype in dtypes]
+    for size, policy in product(sizes, (each for each in policies if each not in keeping)):
         for dtype in dtypes if policy != AUTO else [None]:  # the plan chooses the dtype, too
             cells.append(Cell(policy, dtype, max_kv_size=size) if in_rows else Cell(policy, dtype, kv_memory=size))
     return list(dict.fromkeys(cells))
@@ -145,7 +145,7 @@ def _measure(setup: Setup, cell: Cell, task: str, material: Material, advance: A
             config = session.plan.config
             tables = ranking_bytes(session.spec, session.plan.policy.needs)
             nbytes = session.engine.kv.nbytes + tables
-            cache = Cache(session.plan.kv_policy, config.kv_dtype, config.capacity, nbytes)
+            cache = Cache(session.plan.kv_policy, config.kv_dtype, config.capacity, nbytes, config.reads or None)
             if task == "perplexity":
                 return Measured(cell, task, cache, stream_documents(session, material.documents, advance))
             if task == "repeat":
@@ -179,7 +179,7 @@ def open_cell(setup: Setup, cell: Cell, tokens: int) -> Session:
         backend=setup.backend,
         kv_policy=cell.policy,
         sinks=setup.sinks,
-        max_kv_size=tokens if cell.policy == FULL else cell.max_kv_size,
+        max_kv_size=cell.max_kv_size if cell.size else tokens,
         kv_memory=cell.kv_memory,
         kv_dtype=cell.kv_dtype,
         prefill_step_size=setup.chunk,

@@ -108,10 +108,11 @@ def token_losses(session: Session, tokens: IntArray, advance: Advance | None = N
     if tokens.size < 2:
         raise InputError("perplexity needs a text of at least two tokens")
     capacity = session.engine.kv.capacity
-    if session.plan.kv_policy == "full" and tokens.size - 1 > capacity:
+    policy = session.plan.policy
+    if not policy.evicts and tokens.size - 1 > capacity:
         raise InputError(
-            f"the text has {tokens.size} tokens, but --kv-policy=full has {capacity} KV rows: raise --max-kv-size, "
-            f"use --kv-policy=streaming, or limit the text with --tokens {capacity}"
+            f"the text has {tokens.size} tokens, but --kv-policy={policy.name} has {capacity} KV rows: raise "
+            f"--max-kv-size, use --kv-policy=streaming, or limit the text with --tokens {capacity}"
         )
     session.reset()
     step, total = min(session.plan.config.chunk, session.plan.config.logits_rows), tokens.size - 1

@@ -41,6 +41,7 @@ class Row:
     figures: dict[str, Figure] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)  # by task: why it has no figures
     samples: dict[str, list[float]] = field(default_factory=dict)  # of the means, paired across rows
+    reads: int | None = None  # as in `Cache`
 
 
 def make_rows(measured: Iterable[Measured]) -> list[Row]:
@@ -88,6 +89,7 @@ def _row(cell: Cell, found: dict[str, Measured], reference: dict[str, Measured])
         figures=figures,
         reasons={task: each.reason for task, each in found.items() if each.reason},
         samples=samples,
+        reads=cache.reads if cache else None,
     )
 
 

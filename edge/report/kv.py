@@ -75,10 +75,12 @@ def kv_text(report: Report) -> Report:
 def kv_table(rows: Sequence[Row], settings: dict[str, Any]) -> Table:
     """All figures, with notes on their columns and how to reproduce them. Tasks without figures are left out."""
     shown = [name for name in _HEADINGS if any(name in row.figures for row in rows)]
-    headings = ["policy", "KV", "rows", "allocated", *(_HEADINGS[name] for name in shown), "tok/s"]
+    read = any(row.reads for row in rows)
+    headings = ["policy", "KV", "rows", *["read"] * read, "allocated", *(_HEADINGS[name] for name in shown), "tok/s"]
     cells = [
         [
-            row.policy, row.kv_dtype or NONE, _count(row.rows), _bytes(row.nbytes),
+            row.policy, row.kv_dtype or NONE, _count(row.rows), *[_read(row)] * read,
+            _bytes(row.nbytes),
             *(_figure(row.figures.get(name), name) for name in shown), _count(row.tok_s),
         ]
         for row in rows
@@ -101,6 +103,8 @@ def _notes(rows: Sequence[Row], settings: dict[str, Any]) -> list[str]:
     """Notes on columns, sample counts, and how to reproduce the figures."""
     first, texts = rows[0].figures if rows else {}, settings["documents"]
     notes = ["All figures are measured; allocated: the bytes of all arrays of the cache; ±: standard error."]
+    if any(row.reads for row in rows):
+        notes.append("read: the most rows that a head reads for a token of an answer, and here for every scored token.")
     if "ratio" in first:
         chunk = settings["chunk"] or f"{LONGEST_CHUNK}, or fewer in a small cache"
         notes.append(
@@ -135,6 +139,10 @@ def _bytes(count: int | None) -> str:
 
 def _count(value: float | None) -> str:
     return NONE if value is None else f"{value:,.0f}"
+
+
+def _read(row: Row) -> str:
+    return NONE if row.rows is None else _count(min(row.reads or row.rows, row.rows))
 
 
 def _figure(figure: Figure | None, name: str) -> str:

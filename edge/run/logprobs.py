@@ -13,6 +13,7 @@ import numpy as np
 
 from edge.backends.base import NOT_FINITE
 from edge.errors import BudgetError, EngineError, InputError
+from edge.model.prompt import Prompt
 from edge.run.report import TokenLogprob
 from edge.run.sampling.sampler import top_k
 from edge.run.sequences.sequence import TokenSequence
@@ -61,25 +62,39 @@ class Logprobs:
                 self._on_logprob(found)
 
 
-def score(sequence: TokenSequence, tokens: IntArray, top: int) -> list[TokenLogprob]:
+def score(
+    sequence: TokenSequence, tokens: IntArray, top: int, first: int = 1, *, keep_rows: bool = False
+) -> list[TokenLogprob]:
     """As `Session.score`."""
     if tokens.size < 2:
         raise InputError("a text that is scored has at least two tokens")
+    if not isinstance(first, int) or not 1 <= first < tokens.size:
+        raise InputError(f"the first token that is scored is from 1 to {tokens.size - 1}, not {first!r:.40}")
     kv, config, total = sequence.engine.kv, sequence.plan.config, tokens.size - 1
     if not sequence.policy.evicts and total > kv.capacity:
         raise InputError(
             f"the text has {tokens.size} tokens, but --kv-policy={sequence.policy.name} has {kv.capacity} KV rows: "
             "raise --max-kv-size or use --kv-policy=streaming"
         )
-    sequence.reset()
-    kv.announce(total)
+    tokens, done = tokens.astype(np.int32), 0
+    if keep_rows and total <= kv.capacity:  # else evictions would come at other times
+        beginning = Prompt([tokens[:first]])
+        beginning.read()
+        done = sequence.keep_beginning(beginning)
+    else:
+        sequence.reset()
+    kv.announce(total - done)
     found, step = list[TokenLogprob](), min(config.chunk, config.logits_rows)
-    for start in range(0, total, step):
-        part = tokens[start : min(start + step, total)].astype(np.int32)
-        if not sequence.make_room(part.size):
+    while done < total:
+        scored = done >= first - 1
+        count = min(step, total - done) if scored else min(config.chunk, first - 1 - done)
+        if not sequence.make_room(count):
             raise BudgetError("memory is short: close other programs, or state a smaller --max-kv-size")
-        rows = sequence.forward(part, upcoming=step, every=True)
-        targets = tokens[start + 1 : start + 1 + part.size].tolist()
-        found += [Reader(row, top).of(target) for row, target in zip(rows, targets, strict=True)]
-    sequence.reset()
+        logits = sequence.forward(tokens[done : done + count], upcoming=step, every=scored)
+        if scored:
+            targets = tokens[done + 1 : done + 1 + count].tolist()
+            found += [Reader(row, top).of(target) for row, target in zip(logits, targets, strict=True)]
+        done += count
+    if not keep_rows:
+        sequence.reset()
     return found

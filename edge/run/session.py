@@ -276,13 +276,15 @@ class Session:
 
         return Batch(self._loaded, self.options, self._meter, self._zone, self.steps, ended_by)
 
-    def score(self, tokens: IntArray, *, top: int = 0) -> list[TokenLogprob]:
-        """The log-probability of each token but the first, after those before it that the KV policy kept, and of the
-        `top` likeliest in its place. Forgets the conversation.
+    def score(self, tokens: IntArray, *, top: int = 0, first: int = 1, keep_rows: bool = False) -> list[TokenLogprob]:
+        """The log-probability of each token from number `first` on, after those before it that the KV policy kept, and
+        of the `top` likeliest in its place. Forgets the conversation.
 
         tokens: int [n], as `model.encode_text` or `model.encode_prompt` makes them. Logits exist for as many tokens at
-        a time as the session was loaded with (`logits_rows`). Raises BusyError during a generation, InputError for
-        fewer than two tokens, or for more than fit if the policy may not evict.
+        a time as the session was loaded with (`logits_rows`). keep_rows: leave the rows in the cache, and use those of
+        the last text for the tokens before `first` that both have: several endings of a text take one run of it.
+        Raises BusyError during a generation, InputError for fewer than two tokens, a `first` that is none of them, or
+        more tokens than fit if the policy may not evict.
         """
         self.steps.check_idle()
         if self._closed:
@@ -291,7 +293,7 @@ class Session:
         found = check_prompt(tokens)
         if not isinstance(found, np.ndarray):
             raise InputError("score takes token ids, int [n]: see model.encode_text")
-        return score(self._sequence, found, top)
+        return score(self._sequence, found, top, first, keep_rows=keep_rows)
 
     def embed(
         self, text: str | IntArray, *, pooling: Pooling | None = None, normalize: bool = True, truncate: bool = False

@@ -78,6 +78,7 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/api/tags", server.about(lambda request: Json(ollama.tags(hub)))),
         Route("/api/version", server.about(lambda request: Json({"version": ollama.VERSION}))),
         Route("/tokenize", server.with_model(TokenizeBody, native.tokenize), methods=["POST"]),
+        Route("/tokenizer_info", server.tokenizer_info),
         Route("/detokenize", server.with_model(DetokenizeBody, native.detokenize), methods=["POST"]),
     ]
 
@@ -131,6 +132,13 @@ class Endpoints:
                     self._hub.pool.release(lease)
 
         return handle
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        lease = await self._hub.lease(request.query_params.get("model"))
+        try:
+            return Json(native.tokenizer_info(lease.session))
+        finally:
+            self._hub.pool.release(lease)
 
     async def converse(self, request: Request) -> Response:
         """POST /v1/chat/completions"""

@@ -109,6 +109,42 @@ def test_a_size_is_met_with_the_embedding_unless_its_type_is_stated(
     assert not stated or types["token_embd.weight"] == "Q8_0"
 
 
+def test_a_gguf_is_quantized_to_a_size_as_it_is_converted(tmp_path: Path, text: Path) -> None:
+    given = ["--target-size", "140KiB", "--calibration", str(text), "--calibration-tokens", "512"]
+    first, second = tmp_path / "quantized.gguf", tmp_path / "converted.gguf"
+    done = edge("quantize", str(SOURCE), str(first), *given)
+    assert done.returncode == 0, done.stderr
+    assert "types by measured loss" in done.stdout
+    assert "| KL divergence" in done.stdout
+    said = edge_json("convert", str(SOURCE), str(second), *given, "--method", "importance", "--no-eval", "--json")
+    assert first.stat().st_size == said["files"][second.name] <= 140 << 10
+    assert first.read_bytes() == second.read_bytes()
+    again = edge_json("quantize", str(SOURCE), str(first), *given, "--no-eval", "--force", "--json")
+    assert again["mixture"] == said["mixture"]
+    assert again["evaluated"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--target-size", "20KiB"), "bytes more"),
+        (("q4_0", "--target-size", "140KiB"), "leave the TYPE q4_0 out"),
+        (("--target-size", "140KiB", "--pure"), "leave --pure out"),
+        (("--target-size", "140KiB", "--dry-run"), "leave --dry-run out"),
+        (("--target-size", "much"), "--target-size"),
+        ((), "state a TYPE"),
+    ],
+    ids=" ".join,
+)
+def test_sizes_that_cannot_be_met_are_refused_before_anything_is_measured(
+    tmp_path: Path, arguments: tuple[str, ...], line: str
+) -> None:
+    done = edge("quantize", str(SOURCE), str(tmp_path / "small.gguf"), *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert line in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["awq", "gptq"])
 def test_quantized_checkpoints_stay_in_four_bits_unless_more_is_wanted(tmp_path: Path, name: str) -> None:
     folder = GOLDEN / "folders" / name

@@ -457,7 +457,7 @@ def test_learned_importance_is_that_of_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("policy", "name"),
     [
-        *((name, "llama-gqa-tied") for name in POLICY_NAMES if name not in ("full", "kvzap")),
+        *((name, "llama-gqa-tied") for name in POLICY_NAMES if name not in ("full", "kvzap", "quest")),
         ("h2o", "qwen35"),
         pytest.param("adakv", "gemma4", marks=pytest.mark.exhaustive),
     ],

@@ -444,7 +444,7 @@ def test_json_has_all_figures_with_their_errors_and_counts(report: tuple[list[st
     assert {"model", "backend", "versions", "documents", "trials", "length", "chunk", "seed"} <= set(found["settings"])
     assert len(found["rows"]) == 5
     for row in found["rows"]:
-        assert set(row) == {"cell", "policy", "kv_dtype", "rows", "nbytes", "tok_s", "figures", "reasons"}
+        assert set(row) == {"cell", "policy", "kv_dtype", "rows", "reads", "nbytes", "tok_s", "figures", "reasons"}
         assert bool(row["figures"]) != bool(row["reasons"])
         for figure in row["figures"].values():
             assert set(figure) == {"value", "stderr", "over", "what"}

@@ -30,13 +30,14 @@ from edge.run.starting.loading import load
 from edge.types import FloatArray, IntArray
 
 STREAMING = ("streaming", "window")  # the same rows for all heads, by age alone
+KEEPING = tuple(name for name in POLICY_NAMES if not make_policy(name).evicts)
 HEAD_POLICIES = tuple(name for name in POLICY_NAMES if make_policy(name).needs.looks)
 UNEVEN_POLICIES = tuple(name for name in HEAD_POLICIES if make_policy(name).needs.uneven != "token")
 EVEN_POLICIES = tuple(name for name in HEAD_POLICIES if name not in UNEVEN_POLICIES)
 
 
 def test_all_policies_are_tested() -> None:
-    assert {*STREAMING, *HEAD_POLICIES, "full"} == set(POLICY_NAMES)
+    assert {*STREAMING, *HEAD_POLICIES, *KEEPING} == set(POLICY_NAMES)
 
 
 @st.composite
@@ -92,9 +93,10 @@ def test_streaming_without_sinks_is_a_window(sizes: tuple[int, int]) -> None:
     )
 
 
+@pytest.mark.parametrize("name", KEEPING)
 @given(st.integers(0, 5000))
-def test_full_gives_nothing_up(length: int) -> None:
-    policy = make_policy("full")
+def test_full_gives_nothing_up(name: str, length: int) -> None:
+    policy = make_policy(name)
     assert not policy.evicts
     np.testing.assert_array_equal(policy.rows_to_keep(KVView(length), length), range(length))
 
@@ -110,6 +112,8 @@ def test_a_policy_has_the_name_it_is_made_by(name: str) -> None:
         ("H2O", "unknown KV policy 'H2O': choose auto, streaming, window, full, h2o"),
         ("", "unknown KV policy ''"),
         ("streaming:sinks=-1", "--sinks must be 0 or more, not -1"),
+        ("quest:rows=100", "rows must be at least 128, not 100"),
+        ("quest:sinks=4", "has no option 'sinks': choose rows"),
         ("full:sinks=4", "has no option 'sinks': it has none"),
         ("full:", "has no option ''"),
         ("h2o:", "has no option '': choose sinks, recent"),
@@ -273,7 +277,7 @@ def test_uneven_heads_share_the_budget(name: str, data: st.DataObject, shown: He
             assert rows[-1] == length - 1 or none_recent
 
 
-@pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name != "full"])
+@pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name not in KEEPING])
 @given(st.data(), heads(), st.integers(1, 3))
 def test_pinned_rows_stay_in_every_head(name: str, data: st.DataObject, shown: Heads, longest: int) -> None:
     """--keep: the rows of a system prompt outlive every eviction that leaves room for them, by any policy."""

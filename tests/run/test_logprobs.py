@@ -62,6 +62,30 @@ def test_a_text_longer_than_the_cache_is_scored_by_the_rows_that_stay() -> None:
         session.score(tokens)
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_endings_of_a_text_share_its_rows(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ending has the log-probabilities of the whole text, and the text before them runs once."""
+    tokens, first = GOLDEN_MODEL.tokens, 30
+    endings = [tokens[:34], np.append(tokens[:first], tokens[:4]), np.append(tokens[:first], tokens[7])]
+    ran: list[int] = []
+    with load(GOLDEN_MODEL.model, backend=backend, max_kv_size=128, logits_rows=8) as session:
+        whole = [session.score(each, top=1)[first - 1 :] for each in endings]
+        for name in ("forward", "forward_all"):
+            run = getattr(session.engine, name)
+            monkeypatch.setattr(session.engine, name, lambda part, run=run: ran.append(part.size) or run(part))
+        for ending, expected in zip(endings, whole, strict=True):
+            found = session.score(ending, top=1, first=first, keep_rows=True)
+            assert [each.token for each in found] == ending[first:].tolist()
+            assert [each.logprob for each in found] == pytest.approx([each.logprob for each in expected], abs=1e-4)
+            assert [each.top[0][0] for each in found] == [each.top[0][0] for each in expected]
+        assert sum(ran) == endings[0].size - 1 + 4 + 1
+        assert session.engine.kv.length == endings[-1].size - 1
+        session.score(tokens[:20])
+        assert session.engine.kv.length == 0
+        with pytest.raises(InputError, match="first token"):
+            session.score(tokens[:20], first=20)
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -140,6 +140,12 @@ def test_tokens_and_texts(client: TestClient) -> None:
     pieces = client.post("/tokenize", json={"content": "Hi", "with_pieces": True}).json()["tokens"]
     assert "".join(each["piece"] for each in pieces) == "Hi"
     assert client.post("/detokenize", json={"tokens": [1 << 20]}).status_code == 400
+    for more in ({}, {"add_special_tokens": False}):  # as vLLM has it; this model's prompts begin with no BOS
+        assert client.post("/tokenize", json={"prompt": "Hello<|im_end|>", **more}).json()["tokens"] == tokens
+    assert client.post("/tokenize", json={}).json()["error"]["param"] == "content"
+    info = client.get("/tokenizer_info").json()
+    assert info["eos_token"] == "<|im_end|>"
+    assert info["chat_template"]
 
 
 def test_properties_and_metrics(client: TestClient) -> None:

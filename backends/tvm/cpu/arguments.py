@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.backends.ring import LayerKinds
+from edge.backends.tvm.kv.pages import DENSE_LAYERS
+from edge.backends.tvm.kv.regions import SPARE_TILES
 from edge.backends.tvm.packing.cores import Sizes, groups_of, kind_of, round_up, state_values
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.backends.tvm.packing.shape import Shape, padded_head
@@ -99,6 +101,8 @@ _NAMES = (
     "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
     "states",  # values of all fixed states of one sequence
     "copied",  # values of a thread's copy of a head's state, before the states
+    "pages", "bounded",  # of a step, side by side: that a head reads at most, and that have bounds (kv/pages.py)
+    "page_scores", "page_list", "page_stride",  # of a KV head; of a thread; of both
     "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of tokens by threads' columns
 )  # fmt: skip
 _PER_LAYER = (
@@ -106,6 +110,7 @@ _PER_LAYER = (
     "state",  # where its fixed state begins
     "window",  # positions that a token sees
     "rows_of",  # the layer whose rows it reads
+    "chooses",  # 1 where a step may read some of the pages
     "observed",  # 1 where policies look at attention: not to the rows of rings
     "expert_moves",  # where the numbers of its experts begin
     "angles",  # where the layer's table of rotary angles begins
@@ -165,10 +170,11 @@ class Streams:
 
 def fill_table(
     layout: PackedLayout, scratch: Scratch, rope_size: int, streams: Streams | None = None, more: int = 0,
-    kept: Kept | None = None, states: int = 0,
+    kept: Kept | None = None, states: int = 0, *, choose: bool = False,
 ) -> list[int]:  # fmt: skip
     """The table of one run. rope_size: values of one table of angles. streams: None if all weights stay. more: zeros
-    behind it. kept: None without drafts. states: where the fixed states begin."""
+    behind it. kept: None without drafts. states: where the fixed states begin. choose: a step
+    reads some of the pages of rows, and has their number written here."""
     values = dict(scratch.offsets) | {"head_step": layout.shape.padded_vocab // 16, "head_parts": 1}
     if streams:
         parts = len(streams.pieces) - layout.shape.layers - 1
@@ -192,6 +198,7 @@ def fill_table(
             "state": state,
             "window": network.windows[layer] or _SEES_ALL,
             "rows_of": source,
+            "chooses": int(choose and layer >= DENSE_LAYERS and not network.windows[layer]),
             "observed": int(source in kinds.whole),
             "angles": network.rope_of(layer) * rope_size,
             "expert_moves": moves_at + len(moves),
@@ -243,12 +250,12 @@ def work_offsets(core: Attention, target: Target) -> dict[str, int]:
 
 def make_scratch(
     shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0,
-    sequences: int = 1, kept: int = 0,
+    sequences: int = 1, kept: int = 0, pages: int = 0,
 ) -> Scratch:  # fmt: skip
     """Rows are the tokens of a chunk or, in a step, a copy for each thread.
 
     observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0. lora_rank: padded.
-    kept: `Kept.floats`.
+    kept: `Kept.floats`. pages: that one head may hold, if a step chooses among them; else 0.
     """
     tokens = round_up(max(chunk, sequences), target.gemm_tokens)
     rows = max(tokens, threads)
@@ -263,6 +270,7 @@ def make_scratch(
     values = max(rows * shape.widest, found.pop("quantized", 0))  # that are quantized at once
     blocks = values // 32
     parts = round_up(sequences, target.gemm_tokens) if sequences > 1 else 1
+    page_stride = round_up(pages + SPARE_TILES + target.step_block, 16) if pages else 0
     floats = {
         "x": tokens * shape.padded_hidden,
         "normed": rows * shape.padded_hidden,
@@ -278,12 +286,16 @@ def make_scratch(
         "lora": rows * shape.most_matrices * lora_rank,
         "lora_parts": parts * threads * shape.most_matrices * lora_rank,
         "kept": kept,
+        "page_scores": shape.kv_heads * page_stride,
     }
-    integers = {"words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks}
+    integers = {
+        "words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks,
+        "page_list": threads * page_stride,
+    }  # fmt: skip
     of_integers = {name for core in cores for name in kind_of(core).integers(core, Sizes(1, 1, 1))}
     for name, count in found.items():
         (integers if name in of_integers else floats)[name] = count
-    offsets = {"query_rows": query_rows, "part_stride": part, "raw_stride": observed_rows}
+    offsets = {"query_rows": query_rows, "part_stride": part, "raw_stride": observed_rows, "page_stride": page_stride}
     totals = []
     for arena in (floats, integers):
         at = 0

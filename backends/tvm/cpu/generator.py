@@ -44,6 +44,7 @@ STATES = {"states": "float32"}  # one more argument of models with fixed states
 RINGS = ("keys", "values", "key_scales", "value_scales", "positions")  # once more, `ring_…`, if these lie apart
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
 LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
+PAGES = {"bounds": "uint16"}  # one more argument of a pass that chooses pages: their bounds, in float16
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,8 @@ def pointers_of(design: Design) -> dict[str, str]:
     """The pointers that a design's functions take, in their order."""
     found = POINTERS | memory_types(design.kv_dtype)
     found |= {f"ring_{name}": found[name] for name in RINGS} if design.shape.apart else {}
-    for wanted, more in ((design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA)):
+    optional = (design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA), (design.pages, PAGES)
+    for wanted, more in optional:
         found |= more if wanted else {}
     return found
 

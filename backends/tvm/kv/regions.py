@@ -16,6 +16,7 @@ from edge.backends.ring import LayerKinds
 from edge.types import AnyArray, IntArray
 
 TILE = 16  # rows: keys lie in tiles, so regions begin with one
+SPARE_TILES = 4  # at most that many are scored at once, so that some behind the last may be read, and not used
 
 
 @dataclass(frozen=True)

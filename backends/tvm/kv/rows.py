@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from edge.backends.tvm.kv.householder import reflect
-from edge.backends.tvm.kv.regions import TILE, Move
+from edge.backends.tvm.kv.regions import SPARE_TILES, TILE, Move
 from edge.backends.tvm.kv.row_formats import FORMATS, decode, encode, pack_keys, unpack_keys
 from edge.backends.tvm.memory import aligned_zeros, release
 from edge.types import AnyArray, FloatArray, IntArray
 
-SPARE_ROWS = 64  # after the last head: kernels compute scores for up to 4 tiles of 16 rows at once
+SPARE_ROWS = SPARE_TILES * TILE  # after the last head
 
 
 class HostRows:

@@ -14,7 +14,8 @@ from edge.backends.ring import LayerKinds, Ring
 from edge.backends.rope import CacheRope
 from edge.backends.row_lists import RowLists
 from edge.backends.tvm.kv.householder import find_normals, sample_runs
-from edge.backends.tvm.kv.regions import Move, Regions
+from edge.backends.tvm.kv.pages import bounds_bytes, pages_bounded
+from edge.backends.tvm.kv.regions import TILE, Move, Regions
 from edge.backends.tvm.kv.rows import with_spare
 from edge.backends.tvm.memory import aligned_zeros, release
 from edge.backends.tvm.packing.shape import Shape, padded_head
@@ -78,12 +79,13 @@ class Arena(Generic[OwnRows]):
     int32 [layers · KV heads], which `NativeStore.prepare` fills in: for each sequence that may run in one pass.
 
     core: of a layer whose rows are here. positions, paid: each arena row's position (for sliding windows) and received
-    attention (for policies); empty unless needed.
+    attention (for policies); bounds: of each page, uint16 that hold float16 (pages.py). Empty unless needed.
     """
 
     def __init__(
-        self, shape: Shape, rows: OwnRows, *, observes: bool, beside: Arena[OwnRows] | None = None, together: int = 1
-    ) -> None:
+        self, shape: Shape, rows: OwnRows, *, observes: bool, beside: Arena[OwnRows] | None = None, together: int = 1,
+        pages: bool = False,
+    ) -> None:  # fmt: skip
         """beside: the arena of the other layers, if this one is of rings alone."""
         self.shape, self.rows, self.core = shape, rows, shape.ringed if beside else shape.attention
         self.heads = shape.layers * shape.kv_heads
@@ -92,6 +94,8 @@ class Arena(Generic[OwnRows]):
         self.lengths: IntArray = beside.lengths if beside else aligned_zeros(heads, "int32")
         self.positions = with_spare(rows.count if self.core.window else 0, "int32")
         self.paid = with_spare(rows.count if observes else 0, "float32")
+        self.page_bytes = bounds_bytes(padded_head(self.core.head_dim)) * TILE if pages else 0
+        self.bounds = aligned_zeros(rows.count // TILE * self.page_bytes // 2, "uint16")
 
     def follow(self, count: int) -> None:
         """Of a pass over `count` tokens of one sequence, each as if it ran alone: each has one row more before it."""
@@ -104,23 +108,25 @@ class NativeStore(Generic[OwnRows]):
     """The RowStore protocol over some regions of an arena.
 
     heads: the heads with these regions, among those of all layers. windowed: their layers use positions. observes:
-    there is room for their attention. place_in_pass: of the sequence, if several
-    run.
+    there is room for their attention. place_in_pass: of the sequence, if several run. bounded: first pages of all heads
+    that have their bounds; pages: they may get some.
     """
 
     level = False
 
     def __init__(
-        self, arena: Arena[OwnRows], layers: Sequence[int], regions: Regions, *, windowed: bool, observes: bool
-    ) -> None:
+        self, arena: Arena[OwnRows], layers: Sequence[int], regions: Regions, *, windowed: bool, observes: bool,
+        pages: bool = False,
+    ) -> None:  # fmt: skip
         core, self.arena, self.rows, self.regions = arena.core, arena, arena.rows, regions
         self.heads = (np.array(layers)[:, None] * arena.shape.kv_heads + np.arange(core.kv_heads)).reshape(-1)
         self.layers, self.dtype, self.capacity = layers, arena.rows.dtype, regions.capacity
         self.head, self.observes, self.place_in_pass = padded_head(core.head_dim), observes, 0
         self.row_bytes = self.rows.row_bytes * core.kv_heads * len(layers)
         self.lengths: IntArray = np.zeros(self.heads.size, np.int32)
-        self._windowed = windowed
+        self._windowed, self.bounded = windowed, 0
         self._each = self.rows.row_bytes + 4 * windowed + 4 * observes  # bytes
+        self._each += arena.page_bytes // TILE * pages  # those of other rows are never touched
 
     @property
     def nbytes(self) -> int:
@@ -138,6 +144,7 @@ class NativeStore(Generic[OwnRows]):
         arena = self.arena
         heads = self.heads + self.place_in_pass * arena.heads
         arena.starts[heads], arena.lengths[heads] = self.regions.starts, self.lengths
+        self._forget_bounds(int(self.lengths.min()))
         if not self._windowed and not self.observes:
             return
         rows = (self.regions.starts + self.lengths)[:, None] + np.arange(count)
@@ -146,11 +153,20 @@ class NativeStore(Generic[OwnRows]):
         if self.observes:
             arena.paid[rows] = 0
 
+    def stepped(self, reads: int) -> None:
+        """A step of one token has run, which reads at most `reads` rows."""
+        self.bounded = max(self.bounded, pages_bounded(int(self.lengths.max()), reads))
+
+    def _forget_bounds(self, first: int = 0) -> None:
+        """Rows from the `first` on are written: their pages have no bounds."""
+        self.bounded = min(self.bounded, first // TILE)
+
     def move(self, moves: Sequence[AnyArray]) -> None:
         starts = self.regions.starts.reshape(len(moves), -1, 1, 1)
         in_arena = [(first + pairs).reshape(-1, 2) for first, pairs in zip(starts, moves, strict=True)]
         pairs = np.ascontiguousarray(np.concatenate(in_arena), np.int32)
         if pairs.size:
+            self._forget_bounds()
             paid = self._paid()
             self.rows.move(pairs)
             if self.observes:
@@ -173,12 +189,15 @@ class NativeStore(Generic[OwnRows]):
     def shrink(self, capacity: int) -> None:
         """Reduce the capacity, and free the rows at the end of the regions."""
         before = self.regions.first + self.regions.size
+        self._forget_bounds()
         self._follow(self.regions.shrink(capacity, self.lengths))
         self.capacity, end = capacity, self.regions.first + self.regions.size
         self.rows.release(end, before)
         for array in (self.arena.positions, self.arena.paid):
             if array.size:
                 release(array[end:before])
+        if each := self.arena.page_bytes // 2:
+            release(self.arena.bounds[end // TILE * each : before // TILE * each])
 
     def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
         return self.rows.keys(self._in_arena(rows, head), self.heads if head is None else self.heads[head])
@@ -187,6 +206,7 @@ class NativeStore(Generic[OwnRows]):
         return self.rows.value_norms(self._in_arena(rows, head))
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
+        self._forget_bounds(int(rows.min(initial=0)))
         self.rows.set_keys(self._in_arena(rows, head), keys, self.heads if head is None else self.heads[head])
 
     def save(self, rows: AnyArray) -> Iterable[bytes]:
@@ -194,6 +214,7 @@ class NativeStore(Generic[OwnRows]):
 
     def restore(self, first: int, count: int, saved: memoryview) -> None:
         rows = self._in_arena(np.arange(first, first + count))
+        self._forget_bounds(first)
         self.rows.restore(rows, saved)
         if self.observes:
             self._paid()[rows] = 0
@@ -237,7 +258,9 @@ def make_kv(
     if kinds.ringed:
         ringed = NativeStore(apart or arena, kinds.ringed, rings, windowed=True, observes=False)
         ring = Ring(ringed, kinds.ringed, kinds.window)
-    store = NativeStore(arena, kinds.whole, regions, windowed=windowed, observes=config.observes)
+    store = NativeStore(
+        arena, kinds.whole, regions, windowed=windowed, observes=config.observes, pages=config.reads > 0
+    )
     return HeadKV(store, kinds.whole, arena.core.kv_heads, rope, key, config.pinned, ring, state)
 
 

@@ -168,8 +168,8 @@ KINDS: dict[type, Kind] = {
     Attention: Kind(
         lambda core: {"qkv": core.inputs, "output": (core.output,)},
         # merge: in a step, of the threads' parts of each head's output
-        {"quantize_x": "other", "qkv": "qkv", "attend": "attend", "merge": "attend", "gate": "output",
-         "quantize_mixed": "output", "output": "output"},
+        {"quantize_x": "other", "qkv": "qkv", "pages": "attend", "attend": "attend", "merge": "attend",
+         "gate": "output", "quantize_mixed": "output", "output": "output"},
         _attention_floats,
     ),
     Dense: Kind(

@@ -16,7 +16,7 @@ from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.converters.convert import Report
+    from edge.converters.convert import Conversion, Report
     from edge.converters.npu import NpuTarget
     from edge.converters.quantize import Settings
     from edge.formats.gguf_writer import Planned
@@ -109,7 +109,6 @@ def convert(
     from edge.budget import parse_bytes
     from edge.converters import convert as c
     from edge.converters.calibrate import OWN_TEXT, check_texts
-    from edge.converters.calibrate import calibration_tokens as read_tokens
     from edge.converters.coreml.sizes import USUAL, Sizes
     from edge.converters.onnx_methods import METHODS as ONNX_METHODS
     from edge.converters.prune import Pruning
@@ -155,6 +154,17 @@ def convert(
     if dry_run:
         _show_preview(target, *c.preview(source, target, wanted), json=json, quiet=quiet)
         return
+    run_conversion(source, target, wanted, read, calibration_tokens, force=force, json=json, quiet=quiet)
+
+
+def run_conversion(
+    source: str, target: Path, wanted: Conversion, texts: Sequence[Path], calibration_tokens: int, *, force: bool,
+    json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Convert, and show what came of it. texts: to calibrate with, none for pruning without one, which is refused."""
+    from edge.converters import convert as c
+    from edge.converters.calibrate import calibration_tokens as read_tokens
+
     with progress(enabled=not quiet) as shown:
 
         def step(name: str) -> Progress:
@@ -163,7 +173,7 @@ def convert(
 
         report = c.convert(
             source, target, wanted, force=force, steps=step,
-            tokens=(lambda tokenizer: read_tokens(tokenizer, read, calibration_tokens)) if read else None,
+            tokens=(lambda tokenizer: read_tokens(tokenizer, texts, calibration_tokens)) if texts else None,
         )  # fmt: skip
     if json:
         print_json({**asdict(report), "target": str(target), "written": True} | cost_json(report.evaluated, target))

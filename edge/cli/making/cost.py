@@ -66,4 +66,4 @@ def show_mixture(mixture: Mixture) -> None:
     roles = dict.fromkeys(role for role, _ in counts)
     rows = [[role, *(str(counts[role, kind] or "") for kind in kinds)] for role in roles]
     print("\n" + table(["types by measured loss", *kinds], rows))
-    note(f"{mixture.kl:.3f} nats are lost by rounding with scales alone, without --method's corrections (estimated)")
+    note(f"{mixture.kl:.3f} nats are lost by rounding with scales alone, before what else the method does (estimated)")

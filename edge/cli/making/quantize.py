@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from edge.budget import format_bytes
+from edge.budget import format_bytes, parse_bytes
 from edge.cli import options as o
+from edge.cli.making.convert import run_conversion
 from edge.cli.making.cost import NO_EVAL, cost_json, show_cost
 from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError, UnsupportedError
@@ -17,7 +18,14 @@ from edge.errors import InputError, UnsupportedError
 def quantize(
     source: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, or an installed model.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write.")],
-    kind: Annotated[str, typer.Argument(metavar="TYPE", help="A name of llama-quantize: q4_0, q8_0, q4_k_m …")],
+    kind: Annotated[
+        str | None,
+        typer.Argument(metavar="TYPE", help="A name of llama-quantize: q4_0, q8_0, q4_k_m … (or --target-size)."),
+    ] = None,
+    target_size: Annotated[
+        str | None,
+        o.flag("--target-size", help="Mix types to reach at most this size, such as 70MiB, instead of a TYPE."),
+    ] = None,
     pure: Annotated[
         bool, o.flag("--pure", help="Use this type for all matrices, including the head: no mixture.")
     ] = False,
@@ -29,7 +37,8 @@ def quantize(
         o.flag(
             "--calibration",
             metavar="FILE",
-            help="A text for an importance matrix, which types below 3 bits need; may be repeated.",
+            help="A text for an importance matrix, which types below 3 bits need; may be repeated. With --target-size "
+            "beside the one that comes with edge.",
         ),
     ] = None,
     calibration_tokens: Annotated[
@@ -42,13 +51,16 @@ def quantize(
     """Round a GGUF file's weights to a smaller type.
 
     edge writes plain types itself; llama.cpp's own routine writes mixtures, K-quants, IQ types, and all types with
-    --calibration.
+    --calibration. With --target-size, edge chooses a type for each matrix by the loss that it measures, and rounds to
+    it by an importance matrix.
     """
+    from edge.converters.calibrate import OWN_TEXT, check_texts, column_importance
     from edge.converters.calibrate import calibration_tokens as read_tokens
-    from edge.converters.calibrate import check_texts, column_importance
+    from edge.converters.convert import Conversion
     from edge.converters.evaluate import evaluate
     from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_file
     from edge.converters.outcome import again_notes, notes_on, type_counts
+    from edge.converters.quantize import Settings
     from edge.devices.output import check_file
     from edge.formats.gguf import read_gguf
     from edge.plan.checks import check_threads
@@ -58,6 +70,21 @@ def quantize(
     texts = calibration or []
     check_texts(texts)
 
+    if target_size is not None:
+        stated = {f"the TYPE {kind}": kind, "--pure": pure, "--dry-run": dry_run, "--threads": threads}
+        if other := next((name for name, value in stated.items() if value), None):
+            raise InputError(f"--target-size mixes types as they are measured, by edge itself: leave {other} out")
+        wanted = Conversion(
+            "gguf", settings=Settings(method="importance"), size=parse_bytes(target_size, "--target-size"),
+            evaluates=not no_eval and (json or not quiet),
+        )  # fmt: skip
+        open_model(source)  # no folder of Hugging Face: edge convert reads those
+        run_conversion(
+            source, target, wanted, [*texts, OWN_TEXT], calibration_tokens, force=force, json=json, quiet=quiet
+        )
+        return
+    if kind is None:
+        raise InputError("state a TYPE, such as q4_k_m, or a --target-size")
     kind = find_ftype(kind)
     if texts and kind in HAVE_NO_CHOICE:
         raise InputError(f"--calibration is of no use for {kind}, which rounds in one way only")

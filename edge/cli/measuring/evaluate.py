@@ -1,4 +1,4 @@
-"""`edge eval perplexity` and `edge eval kl`: how well a model predicts a text, alone and against a reference."""
+"""`edge eval`: `perplexity` and `kl`, how well a model predicts a text, alone and against a reference."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from edge.cli import options as o
 from edge.cli.measuring.evaluate_kv import kv
+from edge.cli.measuring.evaluate_tasks import tasks
 from edge.cli.terminal.help import Command, Group
 from edge.cli.terminal.show import print_json, progress, table
 from edge.errors import InputError
@@ -25,7 +26,7 @@ evaluate = typer.Typer(cls=Group, help="Measure a model's quality.", invoke_with
 
 @evaluate.callback()
 def show(context: typer.Context) -> None:
-    """Measure a model's quality: perplexity, divergence from a reference, the loss through a small KV cache."""
+    """Measure a model's quality: perplexity, divergence from a reference, the loss through a small KV cache, tasks."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -165,6 +166,9 @@ def perplexity(
             f"perplexity {found.perplexity:.4f} (nll {found.nll:.5f} ± {found.stderr:.5f}) "
             f"over {found.tokens:,} tokens{where}, KV {kv_policy}, {capacity:,} rows"
         )
+
+
+evaluate.command(cls=Command)(tasks)
 
 
 def _journal(output: Path | None, *, resume: bool) -> Path | None:

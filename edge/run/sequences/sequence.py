@@ -10,7 +10,14 @@ from typing import cast
 
 import numpy as np
 
-from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, VerifyingEngine
+from edge.backends.base import (
+    ChoosingEngine,
+    Engine,
+    HiddenEngine,
+    ObservedEngine,
+    PickingEngine,
+    VerifyingEngine,
+)
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState, RewindError, end_of
 from edge.errors import InputError
@@ -131,8 +138,20 @@ class TokenSequence:
             tokens = np.array(self._again[:count], np.int32)
             self.engine.kv.announce(len(self._again))
             del self._again[:count]
-            self.forward(tokens, upcoming=1)
+            self._forward_prompt(tokens, upcoming=1)
         return bool(self._again)
+
+    def _forward_prompt(self, tokens: IntArray, upcoming: int) -> FloatArray:
+        """As `forward`; all rows are read, for a token alone, too, or the answer would depend on how prompts are cut
+        into chunks."""
+        if not self.policy.needs.reads:
+            return self.forward(tokens, upcoming=upcoming)
+        engine = cast(ChoosingEngine, self.engine)
+        engine.choose_rows(on=False)
+        try:
+            return self.forward(tokens, upcoming=upcoming)
+        finally:
+            engine.choose_rows(on=True)
 
     def adopt(self, lora: Lora | None, lost: bool) -> None:
         """Forget the conversation; the engine runs these adapters from here on. lost: whether there was one."""
@@ -182,7 +201,7 @@ class TokenSequence:
         """Run the next `count` tokens of the prompt, for which there is room; `upcoming` will follow them at once."""
         self.engine.kv.announce(self.prompt.waiting)
         tokens = self.prompt.peek(count)
-        self._outcome = self.forward(tokens, upcoming=upcoming)
+        self._outcome = self._forward_prompt(tokens, upcoming)
         self.prompt.advance(count)
         self.ahead.note(tokens)
         self._keep_place()
@@ -339,7 +358,10 @@ class TokenSequence:
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """As `Session.forward`."""
         self._observe(tokens.size, upcoming)
-        logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
+        if every and self.policy.needs.reads:  # each as a token of an answer
+            logits = np.stack([np.array(self.engine.forward(token[None])) for token in tokens])
+        else:
+            logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
         self._count(tokens)
         return logits
 

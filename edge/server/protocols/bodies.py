@@ -166,9 +166,11 @@ class CompletionBody(OpenAI):
 class TokenizeBody:
     """POST /tokenize"""
 
-    content: str = field(metadata={"help": "The text."})
+    content: str | None = said("The text.")
+    prompt: str | None = said("The text, as vLLM has it: begins with the token that prompts begin with.")
     model: str | None = None
     add_special: bool | None = said("With the token that prompts begin with.")
+    add_special_tokens: bool | None = said("The same, as vLLM has it.")
     parse_special: bool | None = said("Recognize control tokens (default: yes).")
     with_pieces: bool | None = said("With each token's text.")
 

@@ -133,14 +133,32 @@ def metrics(hub: Hub) -> Response:
 
 
 def tokenize(body: TokenizeBody, session: Session) -> dict[str, Any]:
-    """POST /tokenize"""
+    """POST /tokenize: as llama-server has it, or with `prompt` as vLLM has it."""
     tokenizer = session.model.tokenizer
-    tokens = tokenizer.encode(body.content, special=body.parse_special is not False).tolist()
-    if body.add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
+    text, begins = body.content, body.add_special
+    if text is None:
+        text, begins = body.prompt, body.add_special_tokens is not False
+    if text is None:
+        raise RefusedError(400, "state the text as content", param="content", code="missing_required_parameter")
+    tokens = tokenizer.encode(text, special=body.parse_special is not False).tolist()
+    if begins and tokenizer.add_bos and tokenizer.bos_id is not None:
         tokens = [tokenizer.bos_id, *tokens]
     if body.with_pieces:
         return {"tokens": [{"id": each, "piece": _piece(tokenizer.piece(each))} for each in tokens]}
     return {"tokens": tokens}
+
+
+def tokenizer_info(session: Session) -> dict[str, Any]:
+    """GET /tokenizer_info: as vLLM has it. lm-eval asks for it."""
+    tokenizer, template = session.model.tokenizer, session.model.file.metadata.get("tokenizer.chat_template")
+
+    def text(token: int | None) -> str | None:
+        return None if token is None else tokenizer.text(token)
+
+    return {
+        "tokenizer_class": "edge", "bos_token": text(tokenizer.bos_id), "eos_token": text(tokenizer.eos_id),
+        "add_bos_token": tokenizer.add_bos, "chat_template": template if isinstance(template, str) else None,
+    }  # fmt: skip
 
 
 def _piece(piece: bytes) -> str | list[int]:

@@ -34,6 +34,7 @@ GETS = {
     "/v1/models": "The models that requests may name.",
     "/health": "Whether requests are answered.",
     "/props": "Properties of a model, budgets and memory.",
+    "/tokenizer_info": "The tokens that begin and end a model's texts, and its chat template.",
     "/api/tags": "The models, in Ollama's form.",
     "/api/version": "The version of Ollama's protocol.",
 }

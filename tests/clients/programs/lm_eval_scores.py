@@ -1,4 +1,5 @@
-"""lm-eval: a task of multiple choice on a server's completions. The server splits texts into tokens, too.
+"""lm-eval: a task of multiple choice on a server's completions. The server splits texts into tokens, too: lm-eval finds
+that out by /tokenizer_info.
 
 What follows the address and the model is the task's file: a JSON object on each line, with a question, choices, and the
 number of the right one.
@@ -7,32 +8,13 @@ number of the right one.
 import json
 import sys
 
-import requests
 from lm_eval import simple_evaluate
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 url, model, path = sys.argv[1:]
 
 
-class Tokens:
-    """lm-eval's own ways to a tokenizer need transformers, a download, or vLLM's endpoints."""
-
-    eot_token = 0
-
-    def encode(self, text: str) -> list[int]:
-        answer = requests.post(f"{url.removesuffix('/v1')}/tokenize", json={"content": text, "model": model})
-        return answer.json()["tokens"]
-
-
-scorer = LocalCompletionsAPI(
-    base_url=f"{url}/completions",
-    model=model,
-    tokenizer_backend="none",
-    num_concurrent=1,
-    max_retries=1,
-    eos_string="<eos>",
-)
-scorer.tokenizer, scorer.tokenizer_backend, scorer.tokenized_requests = Tokens(), "tiktoken", True
+scorer = LocalCompletionsAPI(base_url=f"{url}/completions", model=model, num_concurrent=1, max_retries=1)
 task = {
     "task": "colours", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": path}}, "test_split": "test",
     "output_type": "multiple_choice", "doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}",

@@ -9,7 +9,8 @@ In decode the threads share the rows of the cache, and each thread that needs th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tvm.tirx.script.builder import ir as T
@@ -30,10 +31,12 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     loop,
     pinned,
     quotient,
+    remainder,
     spread,
     store,
     total,
 )
+from edge.backends.tvm.kv.regions import SPARE_TILES
 from edge.backends.tvm.targets import Target
 
 NEVER = -1e30  # the score of a row that the query must not see
@@ -64,6 +67,21 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """The tiles of rows to be read: from `first` up to `last` of the cache's own, or of a list of them.
+
+    listed: the tile at a place of that list. Behind its end are `SPARE_TILES` more, and room for a block.
+    """
+
+    first: Value
+    last: Value
+    listed: Callable[[Value], Value] | None = None
+
+    def at(self, index: Value) -> Value:
+        return index if self.listed is None else let(self.listed(index))
+
+
+@dataclass(frozen=True)
 class Query:
     """A row of queries: its offset, the number of cache rows that it may see, and its position (for windows).
 
@@ -77,10 +95,10 @@ class Query:
 
 
 def attend(
-    target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, tiles: tuple[Value, Value],
+    target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, tiles: Tiles,
     work: Work, limits: ScoreLimits, *, fetch: bool,
 ) -> None:  # fmt: skip
-    """Fill work.out (not yet divided by work.sums), work.maxima and work.sums for a range of the cache's tiles.
+    """Fill work.out (not yet divided by work.sums), work.maxima and work.sums for some of the cache's tiles.
 
     fetch: prefetch rows of the cache, since each is read only once.
     """
@@ -95,34 +113,60 @@ def attend(
         T.buffer_store(work.memory, one, [work.sums + index])
         for part in range(parts):
             store(work.memory, work.out + index * cache.head + part * 16, floats(0))
-    first, last = tiles
-    with loop(i64(0), quotient(last - first + (work.block - 1), work.block)) as step:
-        start = let(first + step * work.block)
-        count = let(T.min(i64(work.block), last - start))
-        _score(target, cache, queries, rows, query_sums, first_row, start, count, work, limits, fetch)
-        _soften(cache, rows, first_row, start, count, work)
-        most = rows[-1].visible  # the last query sees most
-        _mix(target, cache, len(rows), first_row, start, let(T.min(count * 16, most - start * 16)), work, fetch)
+    with loop(i64(0), quotient(tiles.last - tiles.first + (work.block - 1), work.block)) as step:
+        start = let(tiles.first + step * work.block)
+        count = let(T.min(i64(work.block), tiles.last - start))
+        _score(target, cache, queries, rows, query_sums, first_row, tiles, start, count, work, limits, fetch)
+        _soften(cache, rows, first_row, tiles, start, count, work)
+        block = _Block(tiles, start, count, rows[-1].visible)  # the last query sees most
+        _mix(target, cache, len(rows), first_row, block, work, fetch)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Tiles that are scored and mixed together: `count` of them from `start` on. most: rows that are seen."""
+
+    tiles: Tiles
+    start: Value
+    count: Value
+    most: Value
+
+    @contextmanager
+    def rows(self, ahead: Value | int) -> Iterator[tuple[Value, Value, tuple[Value, Value]]]:
+        """Each row: its place in the block, in the cache, and (tile, part) of keys `ahead` tiles behind the block's
+        first, each of which has as many parts as rows."""
+        if self.tiles.listed is None:
+            with loop(i64(0), let(T.min(self.count * 16, self.most - self.start * 16))) as row:
+                yield row, self.start * 16 + row, (self.start + ahead, row)
+            return
+        with loop(i64(0), self.count) as index:
+            tile, later = self.tiles.at(self.start + index), self.tiles.at(self.start + index + ahead)
+            with loop(i64(0), let(T.min(i64(16), self.most - tile * 16))) as row:
+                yield index * 16 + row, tile * 16 + row, (later, row)
 
 
 def _score(
     target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], query_sums: Sequence[Value | None],
-    first_row: Value, start: Value, count: Value, work: Work, limits: ScoreLimits, fetch: bool,
+    first_row: Value, all_tiles: Tiles, start: Value, count: Value, work: Work, limits: ScoreLimits, fetch: bool,
 ) -> None:  # fmt: skip
     """work.scores = Q Kᵀ for `count` tiles; a few tiles at a time, all query rows in registers."""
     if _is_narrow(cache):
-        _score_narrow(cache, queries, rows, query_sums, first_row, start, count, work, limits)
+        _score_narrow(cache, queries, rows, query_sums, first_row, all_tiles, start, count, work, limits)
         return
     side = _tiles_at_once(target, len(rows))
+    share = cache.width // side  # parts of a tile that are prefetched one by one
     with loop(i64(0), quotient(count + (side - 1), side)) as group:
-        tiles = [let(start + group * side + offset) for offset in range(side)]
+        tiles = [let(all_tiles.at(start + group * side + offset)) for offset in range(side)]
         sums = [[Register() for _ in tiles] for _ in rows]
         for line in sums:
             for each in line:
                 each.value = floats(0)
         with loop(i64(0), i64(cache.width)) as element:
-            if fetch:  # the values that will be mixed next
+            if fetch and all_tiles.listed is None:  # the values that will be mixed next
                 cache.fetch_values(first_row, tiles[0], element, side)
+            elif fetch:
+                of = all_tiles.at(start + group * side + quotient(element, share))
+                cache.fetch_values(first_row, of, remainder(element, share), side)
             keys = [cache.load_keys(first_row, tile, element) for tile in tiles]
             for part in range(cache.form.packed):
                 for line, query in zip(sums, rows, strict=True):
@@ -167,7 +211,9 @@ def limit(scores: Value, query: Query, first_row: Value, tile: Value, limits: Sc
     return scores
 
 
-def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value, count: Value, work: Work) -> None:
+def _soften(
+    cache: Cache, rows: Sequence[Query], first_row: Value, tiles: Tiles, start: Value, count: Value, work: Work
+) -> None:
     """Replace the block's scores by their powers, and correct the sum and output so far for the new maximum."""
     for index in range(len(rows)):
         scores = let(work.scores + index * (work.block * 16))
@@ -181,7 +227,7 @@ def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value,
         with loop(i64(0), count) as tile:
             power = let(exp(load(work.memory, scores + tile * 16) - spread(maximum)))
             powers.value = powers.value + power
-            scales = cache.scales(cache.value_scales, first_row, start + tile)
+            scales = cache.scales(cache.value_scales, first_row, tiles.at(start + tile))
             store(work.memory, scores + tile * 16, power * scales[0] if scales else power)
             if len(scales) > 1:  # every dimension of a row has its least value
                 least.value = least.value + power * scales[1]
@@ -196,12 +242,10 @@ def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value,
             store(work.memory, at, corrected + added if cache.form.scales > 1 else corrected)
 
 
-def _mix(
-    target: Target, cache: Cache, rows: int, first_row: Value, start: Value, count: Value, work: Work, fetch: bool
-) -> None:
-    """work.out += powers · V over `count` cache rows; at a time, as many sums as fit in registers."""
+def _mix(target: Target, cache: Cache, rows: int, first_row: Value, block: _Block, work: Work, fetch: bool) -> None:
+    """work.out += powers · V over a block's rows; at a time, as many sums as fit in registers."""
     if _is_narrow(cache):
-        _mix_narrow(cache, rows, first_row, start, count, work)
+        _mix_narrow(cache, rows, first_row, block, work)
         return
     parts = cache.head // 16
     width = min(parts, target.mix_registers)
@@ -214,10 +258,10 @@ def _mix(
             places = {(line, part): work.out + (line * cache.head + part * 16) for line, part in sums}
             for key, each in sums.items():
                 each.value = load(work.memory, places[key])
-            with loop(i64(0), count) as row:
-                if fetch:  # the next block's keys
-                    cache.fetch_keys(first_row, start + work.block, row)
-                values = cache.load_values(first_row, start * 16 + row, columns)
+            with block.rows(work.block) as (row, of_cache, next_keys):
+                if fetch:  # the next block's
+                    cache.fetch_keys(first_row, *next_keys)
+                values = cache.load_values(first_row, of_cache, columns)
                 for line in lines:
                     power = let(spread(work.memory[work.scores + line * (work.block * 16) + row]))
                     for part in columns:
@@ -233,11 +277,11 @@ def _is_narrow(cache: Cache) -> bool:
 
 def _score_narrow(
     cache: Cache, queries: Buffer, rows: Sequence[Query], query_sums: Sequence[Value | None], first_row: Value,
-    start: Value, count: Value, work: Work, limits: ScoreLimits,
+    tiles: Tiles, start: Value, count: Value, work: Work, limits: ScoreLimits,
 ) -> None:  # fmt: skip
     """The same for 4 rows of the cache at a time."""
     with loop(i64(0), count) as index:
-        tile = let(start + index)
+        tile = let(tiles.at(start + index))
         places = [let(work.scores + line * (work.block * 16) + index * 16) for line in range(len(rows))]
         with loop(i64(0), i64(4)) as quarter:
             lane = let(quarter * 4)
@@ -255,7 +299,7 @@ def _score_narrow(
             store(work.memory, place, score)
 
 
-def _mix_narrow(cache: Cache, rows: int, first_row: Value, start: Value, count: Value, work: Work) -> None:
+def _mix_narrow(cache: Cache, rows: int, first_row: Value, block: _Block, work: Work) -> None:
     """The same for 8 dimensions at a time."""
     with loop(i64(0), i64(cache.head // 8)) as part:
         dimensions = [let(part * 8 + at) for at in (0, 4)]
@@ -264,8 +308,8 @@ def _mix_narrow(cache: Cache, rows: int, first_row: Value, start: Value, count: 
         pairs = list(zip(itertools.chain(*sums), itertools.chain(*places), strict=True))
         for each, place in pairs:
             each.value = load(work.memory, place, 4)
-        with loop(i64(0), count) as row:
-            values = [cache.load_some_values(first_row, start * 16 + row, dimension) for dimension in dimensions]
+        with block.rows(0) as (row, of_cache, _):
+            values = [cache.load_some_values(first_row, of_cache, dimension) for dimension in dimensions]
             powers = [work.memory[work.scores + line * (work.block * 16) + row] for line in range(rows)]
             _accumulate(sums, powers, values)
         for each, place in pairs:
@@ -328,6 +372,6 @@ def _store_head(vectors: Sequence[Value], out: Buffer, at: Value, head_size: int
 
 
 def _tiles_at_once(target: Target, rows: int) -> int:
-    """The number of key tiles for which all sums fit in registers; at most 4, so that short caches waste little."""
+    """The number of key tiles for which all sums fit in registers; few, so that short caches waste little."""
     fitting = max(1, target.score_rows * target.score_tiles // rows)
-    return next(side for side in (4, 2, 1) if side <= fitting)
+    return next(side for side in (SPARE_TILES, 2, 1) if side <= fitting)

@@ -152,6 +152,10 @@ class Strip:
     def __setitem__(self, index: Value, value: Value) -> None:
         store(self._buffer, index * LANES, value)
 
+    def set_lane(self, lane: Value, value: Value) -> None:
+        """One of all lanes, counted from the first vector's."""
+        T.buffer_store(self._buffer, value, [lane])
+
 
 def half(vector: Value, which: int, dtype: str) -> Value:
     """The low (0) or high (1) half of a vector, of type `dtype`."""

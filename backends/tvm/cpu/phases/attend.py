@@ -5,10 +5,20 @@ from __future__ import annotations
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.arguments import work_offsets
-from edge.backends.tvm.cpu.kernels.attention import NEVER, Query, ScoreLimits, Work, attend, finish, merge
+from edge.backends.tvm.cpu.kernels.attention import (
+    NEVER,
+    Query,
+    ScoreLimits,
+    Tiles,
+    Work,
+    attend,
+    finish,
+    merge,
+)
 from edge.backends.tvm.cpu.kernels.observe import observe
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, remainder, when
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
+from edge.backends.tvm.cpu.phases.pages import list_pages
 from edge.backends.tvm.packing.cores import round_up
 
 
@@ -18,7 +28,8 @@ def attend_step(b: PassBuilder, layer: Value) -> None:
     rows, limits = b.target.score_rows, _limits(b, layer)
     with b.each_token() as token, loop(i64(0), i64(core.kv_heads)) as kv_head:
         visible = let(b.row(source, kv_head, token) + 1)
-        mine = b.range(let(quotient(visible + 15, 16)))
+        tiles = let(quotient(visible + 15, 16))
+        mine = Tiles(*b.range(tiles)) if b.bounds is None else list_pages(b, layer, kv_head, tiles)
         first = let(b.at("queries") + (kv_head * b.at("query_rows") + token * core.group) * head)
         position, part = b.position_of(token), let(token * b.threads + b.thread)
         for start in range(0, core.group, rows):
@@ -65,7 +76,7 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
             for line, token in zip(lines, tokens, strict=True)
         ]  # fmt: skip
         work = _work(b, b.thread, i64(0))
-        tiles = (i64(0), let(quotient(queries[-1].visible + 15, 16)))
+        tiles = Tiles(i64(0), let(quotient(queries[-1].visible + 15, 16)))
         first_row = b.first_row(source, kv_head, i64(0))
         attend(b.target, b.cache, b.floats, queries, first_row, tiles, work, limits, fetch=False)
         for index, (line, token) in enumerate(zip(lines, tokens, strict=True)):

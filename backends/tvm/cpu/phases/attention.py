@@ -9,6 +9,7 @@ from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, loop, s
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.attend import attend_chunk, attend_step, merge_parts, observe_last
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.cpu.phases.pages import score_pages
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.cpu.phases.qkv import qkv
 from edge.backends.tvm.packing.cores import round_up
@@ -24,6 +25,8 @@ def qkv_unit(b: PassBuilder, layer: Value) -> None:
 
 
 def attend_unit(b: PassBuilder, layer: Value) -> None:
+    if b.bounds is not None:
+        score_pages(b, layer)
     with b.phase("attend", layer):
         (attend_step if b.stepwise else attend_chunk)(b, layer)
     with when(T.And(b.observed > 0, b.layer_at(layer, "observed") > 0)):

@@ -111,6 +111,7 @@ class PassBuilder:
         self.paid = view("attention", "float32")
         self.lengths = view("lengths", "int32")
         self.states = view("states", "float32") if design.shape.states else None
+        self.bounds = view("bounds", "uint16") if design.pages and kind.single else None  # of pages, which steps choose
         self._times = view("times", "int64") if design.timed else None
 
     @functools.cached_property

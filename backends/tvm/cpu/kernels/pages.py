@@ -1,0 +1,110 @@
+"""Which pages of the cache a query reads: Quest (arXiv:2406.10774), page by page and then the best of all.
+
+kv/pages.py says what pages and bounds are. A page's score is an upper bound of the products of its keys and any of the
+group's queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.cpu.kernels.cache import Cache
+from edge.backends.tvm.cpu.kernels.vectors import (
+    Buffer,
+    Register,
+    Strip,
+    Value,
+    floats,
+    i64,
+    ints,
+    largest,
+    let,
+    load,
+    loop,
+    pure,
+    quotient,
+    smallest,
+    spread,
+    store,
+    total,
+    when,
+)
+
+ALWAYS = 3e38  # the score of the first page
+_LOWEST, _HIGHEST = -(1 << 31), 1 << 31  # bounds of int32
+
+
+def make_bounds(cache: Cache, bounds: Buffer, at: Value, first_row: Value, page: Value) -> None:
+    """Store the greatest and the least key of a page in each dimension, float16 [2, head] at offset `at`."""
+    parts = cache.head // 16
+    found = Strip(2 * parts)
+    scales = cache.scales(cache.key_scales, first_row, page)
+    with loop(i64(0), i64(cache.width)) as element:
+        for part, key in enumerate(cache.load_keys(first_row, page, element)):
+            values = let(key * scales[0] if scales else key)
+            values = let(values + scales[1]) if len(scales) > 1 else values
+            dimension = let(element * cache.form.packed + part)
+            found.set_lane(dimension, largest(values))
+            found.set_lane(dimension + cache.head, smallest(values))
+    for part in range(2 * parts):
+        store(bounds, at + part * 16, cache.isa.to_f16(let(found[i64(part)])))
+
+
+def score_page(cache: Cache, bounds: Buffer, at: Value, queries: Buffer, first: Value, group: int) -> Value:
+    """The most that a key of a page can score with one of `group` queries, which begin at `first`."""
+    parts = cache.head // 16
+    bound = [let(cache.isa.from_f16(load(bounds, at + part * 16))) for part in range(2 * parts)]
+    most = Register(lanes=1)
+    most.value = T.float32(-ALWAYS)
+    with loop(i64(0), i64(group)) as query:
+        score: Value = floats(0)
+        for part in range(parts):
+            x = let(load(queries, first + query * cache.head + part * 16))
+            score = let(score + T.max(x * bound[part], x * bound[parts + part]))
+        most.value = T.max(most.value, total(score))
+    return most.value
+
+
+def choose_pages(scores: Buffer, at: Value, count: Value, wanted: Value, put: Callable[[Value, Value], None]) -> None:
+    """Call put(index, page) for the `wanted` of `count` pages with the highest scores, the older on ties, in order.
+
+    Scores are compared as integers of the same order. The wanted-th highest is found by bisection; mostly, far fewer
+    steps than the 32 separate the wanted pages from the others. Scores behind the last may be read, not used.
+    """
+    low, high, chosen = Register("int64", lanes=1), Register("int64", lanes=1), Register("int64", lanes=1)
+    low.value, high.value, chosen.value = i64(_LOWEST), i64(_HIGHEST), count  # as many are at `low` or above it
+    tiles = let(quotient(count + 15, 16))
+    sums = Register("int32")
+    with T.While(T.And(chosen.value != wanted, high.value - low.value > 1)):
+        middle = let(T.shift_right(low.value + high.value, i64(1)))
+        sums.value = ints(0)
+        with loop(i64(0), tiles) as tile:
+            own = T.ramp(T.cast(tile * 16, "int32"), T.int32(1), 16) < spread(T.cast(count, "int32"))
+            reached = _ordered(load(scores, at + tile * 16)) >= spread(T.cast(middle, "int32"))
+            sums.value = sums.value + T.Select(own, T.Select(reached, ints(1), ints(0)), ints(0))
+        found = let(T.cast(pure("int32", "llvm.vector.reduce.add", sums.value), "int64"))
+        with when(found >= wanted):
+            low.value = middle
+            chosen.value = found
+        with when(found < wanted):
+            high.value = middle
+    # Of the pages at the threshold itself, the oldest fill what is left.
+    spare, index = Register("int64", lanes=1), Register("int64", lanes=1)
+    spare.value, index.value = chosen.value - wanted, i64(0)
+    with loop(i64(0), count) as turn:
+        page = let(count - 1 - turn)  # the newest first: they are the ones to leave out
+        score = let(T.cast(_ordered(scores[at + page], 1), "int64"))
+        leave = let(T.And(score == low.value, spare.value > 0))
+        with when(leave):
+            spare.value = spare.value - 1
+        with when(T.And(score >= low.value, T.Not(leave))):
+            put(wanted - 1 - index.value, page)
+            index.value = index.value + 1
+
+
+def _ordered(scores: Value, lanes: int = 16) -> Value:
+    """Integers that are ordered as these floats."""
+    bits = let(T.reinterpret("int32x16" if lanes > 1 else "int32", scores))
+    return let(T.bitwise_xor(bits, T.bitwise_and(T.shift_right(bits, ints(31, lanes)), ints(0x7FFFFFFF, lanes))))

@@ -1,0 +1,42 @@
+"""Quest: all rows stay, and each step reads the pages of rows that its query may attend to most.
+
+Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv:2406.10774. A page of 16 rows
+knows the least and the greatest value of its keys in each dimension d. No key of it has a higher score than
+Σ max(q_d · least_d, q_d · greatest_d); a KV head takes the maximum over its query heads, and reads the pages with the
+highest bounds, the first page, and the newest ones. The first two layers read all rows, and so do prompts: pages are
+chosen for single tokens. Answers are not those of `full` once there are more rows than are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.kv.policy import KVView, Needs
+from edge.types import IntArray
+
+_LEAST = 128  # rows: below, those that are read in any case leave no choice
+
+
+@dataclass(frozen=True)
+class Quest:
+    """Keeps all rows. rows: the most that a KV head reads for a token, in whole pages."""
+
+    rows: int = 1024
+    name: ClassVar[str] = "quest"
+    evicts: ClassVar[bool] = False
+    close_gaps: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.rows < _LEAST:
+            raise InputError(f"KV policy quest: rows must be at least {_LEAST}, not {self.rows}")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(reads=self.rows)
+
+    def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
+        return np.arange(view.length, dtype=np.int32)

@@ -1,0 +1,259 @@
+"""Steps that read some pages of the cache (policy `quest`), beside NumPy, which chooses among all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, examples
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_architectures import require_native
+
+from edge.backends.base import EngineConfig
+from edge.backends.tvm import ENGINE as CPU
+from edge.backends.tvm.cpu import arguments
+from edge.backends.tvm.cpu.arguments import Table
+from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.kv.pages import NEWEST
+from edge.backends.tvm.kv.regions import TILE
+from edge.backends.tvm.kv.row_formats import unpack_keys
+from edge.errors import UnsupportedError
+from edge.exporting.planning import check_options
+from edge.model.model import Model, open_model
+from edge.options import Options
+from edge.quality.material import Amounts, Document, Material, Setup, settings_of
+from edge.quality.matrix import make_cells, open_journal, run_matrix
+from edge.quality.summary import make_rows
+from edge.report.kv import kv_table
+from edge.run.starting.loading import load
+from edge.sampling import SamplingParams
+from edge.types import AnyArray, FloatArray, IntArray
+
+NAME, READS, ROWS, CHUNK = "llama-gqa-tied", 128, 336, 64
+GREEDY = SamplingParams(temperature=0)
+exhaustive = pytest.mark.exhaustive
+
+
+@pytest.fixture(autouse=True)
+def native_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers choose: the models have two, which would be those that never do."""
+    require_native()
+    monkeypatch.setattr(arguments, "DENSE_LAYERS", 0)
+
+
+def model_of(name: str) -> Model:
+    return open_model(GOLDEN / f"{name}.gguf")
+
+
+@contextmanager
+def engine_of(model: Model, reads: int, dtype: str = "f16") -> Iterator[NativeEngine]:
+    config = EngineConfig(ROWS, CHUNK, dtype, 2, reads=reads)
+    with closing(CPU.load(model.file, model.spec, config)) as engine:
+        yield engine
+
+
+def some_tokens(model: Model, count: int = ROWS) -> IntArray:
+    return np.random.default_rng(5).integers(0, model.spec.vocab, count).astype(np.int32)
+
+
+def steps(engine: NativeEngine, tokens: IntArray) -> list[FloatArray]:
+    return [np.array(engine.forward(token[None])) for token in tokens]
+
+
+class Last:
+    """What the last step left of the last layer, of a KV head: its scratch, and its rows without transformations."""
+
+    def __init__(self, engine: NativeEngine, kv_head: int) -> None:
+        self.engine, self.kv_head, self.core = engine, kv_head, engine._layout.shape.attention
+        self._slots, store = Table.of(engine._layout.shape), engine.kv.store
+        head = (len(engine.kv.layers) - 1) * self.core.kv_heads + kv_head
+        self.rows = store.regions.starts[head] + np.arange(store.lengths[head])
+
+    def slot(self, name: str) -> int:
+        return int(self.engine._table[self._slots.slot(name)])
+
+    @property
+    def queries(self) -> FloatArray:
+        """[group, head]"""
+        head = self.engine._layout.shape.padded_head
+        at = self.slot("queries") + self.kv_head * self.slot("query_rows") * head
+        return np.asarray(self.engine._floats[at : at + self.core.group * head].reshape(-1, head))
+
+    @property
+    def pages(self) -> IntArray:
+        """Those that thread 0 listed, of the last KV head."""
+        at = self.slot("page_list")
+        return np.asarray(self.engine._integers[at : at + READS // TILE])
+
+    def stored(self, name: str) -> FloatArray:
+        """Keys or values as they are stored, [rows, head]."""
+        rows = self.engine.kv.store.rows
+        codes = unpack_keys(rows.dtype, rows.gather(name, self.rows)).astype(np.float32)
+        scales = rows.gather(f"{name[:-1]}_scales", self.rows).astype(np.float32)
+        codes = codes * scales[:, :1] if scales.shape[1] else codes
+        return codes + scales[:, 1:] if scales.shape[1] > 1 else codes
+
+    def out(self) -> FloatArray:
+        """Attention's output, [group, head]."""
+        at = self.slot("mixed") + self.kv_head * self.core.group * self.core.head_dim
+        return np.asarray(
+            self.engine._floats[at : at + self.core.group * self.core.head_dim].reshape(self.core.group, -1)
+        )
+
+
+def bounds_of(keys: FloatArray) -> AnyArray:
+    """The greatest and the least value of whole pages, float16 [pages, 2, head]."""
+    pages = keys[: len(keys) // TILE * TILE].reshape(-1, TILE, keys.shape[1])
+    return np.stack([pages.max(axis=1), pages.min(axis=1)], axis=1).astype(np.float16)
+
+
+def best_pages(queries: FloatArray, keys: FloatArray) -> list[int]:
+    older = -(-len(keys) // TILE) - NEWEST
+    greatest, least = np.swapaxes(bounds_of(keys)[:older].astype(np.float32), 0, 1)
+    scores = np.maximum(queries[:, None] * greatest, queries[:, None] * least).sum(axis=-1).max(axis=0)
+    scores[0] = np.inf
+    chosen = np.argsort(-scores, kind="stable")[: READS // TILE - NEWEST]
+    return [*np.sort(chosen).tolist(), *range(older, older + NEWEST)]
+
+
+@pytest.mark.parametrize("dtype", ["f16", *(pytest.param(each, marks=exhaustive) for each in ("int8", "int4", "f32"))])
+def test_a_step_reads_the_pages_of_the_highest_bounds(dtype: str) -> None:
+    """With all rows, and those behind a truncation; up to as many rows as are read, it is what `full` does."""
+    model = model_of(NAME)
+    tokens = some_tokens(model)
+    with engine_of(model, READS, dtype) as engine, engine_of(model, 0, dtype) as full:
+        for each in (engine, full):
+            each.forward(tokens[: READS - 20])
+        short = slice(READS - 20, READS)
+        np.testing.assert_array_equal(steps(engine, tokens[short]), steps(full, tokens[short]))
+        for length in (READS, 200, 300, 170):
+            if length < engine.kv.length:
+                engine.kv.truncate(length)
+            elif length > engine.kv.length:
+                engine.forward(tokens[engine.kv.length : length])
+            for token in tokens[length : length + 18]:
+                engine.forward(token[None])
+                last = Last(engine, engine._layout.shape.attention.kv_heads - 1)
+                wanted = best_pages(last.queries, last.stored("keys"))
+                assert last.pages.tolist() == wanted
+                if dtype == "int4":
+                    continue
+                rows = [row for page in wanted for row in range(page * TILE, (page + 1) * TILE)]
+                rows = [row for row in rows if row < engine.kv.length]
+                powers = np.exp((last.queries @ last.stored("keys")[rows].T).astype(np.float64))
+                attention = powers / powers.sum(axis=1, keepdims=True)
+                found = attention @ last.stored("values")[rows]
+                np.testing.assert_allclose(last.out(), found[:, : last.core.head_dim], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gemma3", *(pytest.param(each, marks=exhaustive) for each in ("gpt-oss", "gemma4", "qwen35", "llama-window"))],
+)
+def test_enough_rows_are_all_rows(name: str) -> None:
+    """Bit for bit, where layers have rings, sinks, rows of others or a state, too; fewer change only what is paged."""
+    model = model_of(name)
+    tokens, found = some_tokens(model, min(ROWS, model.spec.context)), []
+    for reads in (0, ROWS + TILE, READS):
+        with engine_of(model, reads) as engine:
+            assert CPU.footprint(model.spec, engine.config).kv == engine.kv.nbytes
+            engine.forward(tokens[:100])
+            found.append(np.stack(steps(engine, tokens[100:])))
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.isfinite(found[2]).all()
+    np.testing.assert_array_equal(found[0][: READS - 100], found[2][: READS - 100])
+    assert (found[0] == found[2]).all() == (name == "llama-window")
+
+
+_OPERATIONS = st.tuples(st.sampled_from(["chunk", "steps", "truncate", "restore", "keep", "rotate"]), st.floats(0, 1))
+
+
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(_OPERATIONS, min_size=1, max_size=8))
+def test_bounds_are_those_of_the_rows(operations: list[tuple[str, float]]) -> None:
+    """Whatever is done to rows between steps: appended, dropped, evicted, rotated, restored."""
+    engine = paged_engine()
+    kv, tokens = engine.kv, some_tokens(model_of(NAME), 2 * ROWS)
+    kv.truncate(0)
+    for number, (operation, share) in enumerate([("chunk", 1.0), ("steps", 0.0), *operations, ("steps", 0.0)]):
+        match operation:
+            case "chunk" if kv.free > 40:
+                engine.forward(tokens[number : number + 1 + int(share * min(kv.free - 40, 200))])
+            case "steps" if kv.free > 4:
+                steps(engine, tokens[number : number + 4])
+            case "truncate":
+                kv.truncate(int(share * kv.length))
+            case "restore":
+                length, other = int(share * kv.length), kv.save()
+                kv.truncate(0)
+                engine.forward(tokens[-CHUNK:])
+                kv.truncate(0)
+                kv.append(other)
+                kv.truncate(length)
+            case "keep" if kv.length > 8:
+                kept = np.flatnonzero(np.random.default_rng(number).random(kv.length) < 0.5 + share / 2)
+                kv.keep(kept.astype(np.int32), close_gaps=False)
+            case "rotate" if kv.length > 8:
+                kv.keep(np.delete(np.arange(kv.length, dtype=np.int32), 4), close_gaps=True)
+        store = kv.store
+        bounded = min(store.bounded, kv.length // TILE)  # those of rows that were dropped go when others come
+        for start, length in zip(store.regions.starts.tolist(), store.lengths.tolist(), strict=True):
+            keys = store.rows.gather("keys", start + np.arange(length)).astype(np.float32)
+            found = engine._arena.bounds.view(np.float16).reshape(-1, 2, keys.shape[1])[start // TILE :]
+            np.testing.assert_array_equal(found[:bounded], bounds_of(keys)[:bounded])
+    assert kv.length <= READS or bounded
+
+
+@lru_cache
+def paged_engine() -> NativeEngine:
+    model = model_of(NAME)
+    return CPU.load(model.file, model.spec, EngineConfig(ROWS, CHUNK, "f16", 2, reads=READS))
+
+
+def test_a_session_reads_pages_for_the_answer_alone() -> None:
+    """The cut of a prompt into chunks does not matter, though one leaves a single token; nor do drafts."""
+    model, answers = model_of(NAME), []
+    prompt = some_tokens(model, 3 * CHUNK + 1)
+    for policy, chunk, speculate in (("full", CHUNK, "off"), ("quest:rows=128", CHUNK, "auto"), ("quest", 100, "off")):
+        options = Options(
+            backend="cpu", kv_policy=policy, max_kv_size=ROWS, prefill_step_size=chunk, speculate=speculate, threads=1
+        )
+        with load(model, options) as session:
+            assert session.plan.bytes.kv == session.engine.kv.nbytes
+            assert policy == "full" or not session.plan.config.drafts
+            pieces = list(session.stream(prompt, max_tokens=40, ignore_eos=True, sampling=GREEDY))
+            answers.append("".join(map(str, pieces)))
+    assert answers[0] == answers[2]
+    assert answers[0] != answers[1]
+
+
+def test_quality_is_measured_of_tokens_that_run_alone() -> None:
+    """In edge eval kv, with as many rows as the text needs, whatever sizes are asked for."""
+    model = model_of(NAME)
+    setup, text = Setup(model, "cpu", chunk=CHUNK, threads=1), some_tokens(model, 260)
+    cells = make_cells(["quest:rows=128", "quest:rows=512"], ["f16"], [64], in_rows=True)
+    assert [(each.policy, each.size) for each in cells] == [
+        ("full", ""),
+        ("quest:rows=128", ""),
+        ("quest:rows=512", ""),
+    ]
+    rows = make_rows(run_matrix(setup, cells, Material([text]), open_journal(None, {}), lambda *_: None))
+    few, many = (row.figures["ratio"].value for row in rows[1:])
+    assert abs(few - 1) > 10 * abs(many - 1)
+    table = kv_table(rows, settings_of(setup, [Document("text", text)], Amounts()))
+    assert table.headings[2:5] == ["rows", "read", "allocated"]
+    assert [line[2:4] for line in table.rows] == [["259", "259"], ["259", "128"], ["259", "259"]]
+
+
+def test_quest_is_refused_where_it_cannot_be() -> None:
+    model = model_of(NAME)
+    with pytest.raises(UnsupportedError, match="chooses the rows it reads, and reference is none"):
+        load(model, Options(backend="reference", kv_policy="quest"))
+    with pytest.raises(UnsupportedError, match="runs one sequence at a time: leave --sequences out"):
+        load(model, Options(backend="cpu", kv_policy="quest", sequences=2))
+    with pytest.raises(UnsupportedError, match="an exported model has no KV policy quest"):
+        check_options(Options(kv_policy="quest"))
