@@ -30,7 +30,8 @@ options, and prompts are long. RLIMIT_DATA is left out: the peak is that of the 
 With --first, nothing is there before: each run has an empty cache folder, and compiles, packs and tries models as a
 first run does. Its peak is that of the process and its children together, sampled every few milliseconds: the resident
 set of the process now, and the peak so far of each child. A forked child shares its parent's pages, so only its private
-ones count. RLIMIT_DATA would hold for each process on its own, and is left out.
+ones count, and none while it has its parent's memory (vfork). RLIMIT_DATA would hold for each process on its own, and
+is left out.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+
+from processes import Together
 
 from edge.backends.tvm.gpu.hosts import all_adapters
 from edge.devices.memory import cgroup_folders
@@ -65,7 +67,7 @@ DTYPES = {
     "llamacpp": ("f16", "q8_0", "q4_0", "f32"),
     "onnx": ("f16", "int8", "f32"),
     "reference": ("f32",),
-    "gpu": ("f16", "int8", "f32"),
+    "gpu": ("f16", "int8", "int4", "f32"),
 }
 PLAIN, BY_KEYS = ("streaming", "window", "auto"), ("keydiff", "knorm")
 ATTENTIVE, UNEVEN = ("h2o", "tova", "snapkv", "scissorhands"), ("pyramidkv", "adakv", "fastgen")
@@ -82,7 +84,6 @@ MIB = 1 << 20
 # Never written to: ONNX Runtime reserves by powers of two, 50 MiB, llama.cpp for its threads, 3 to 9 MiB (measured).
 _UNTOUCHED = {"onnx": 64 * MIB, "llamacpp": 16 * MIB}
 _TIMEOUT_S = 900
-_EVERY_S = 0.004
 
 # In the child: edge's own modules are there before anything is limited, engines and models are not.
 _CHILD = """
@@ -105,12 +106,21 @@ sys.argv[:] = ["edge", *sys.argv[5:]]
 main()
 """
 
-# Linux hands a process's peak down to its children: this process stands between us and the run.
+# Linux hands a process's peak down to its children: this process stands between us and the run. It kills a run that
+# takes too long, and one that we have left, and waits for its end: what it holds would count against the next run.
 _LAUNCHER = """
-import os, sys
-child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+import ctypes, os, signal, sys
+limit, program = int(sys.argv[1]), sys.argv[2:]
+child, late = os.posix_spawn(program[0], program, os.environ), []
+def kill(number, _frame):
+    late.append(number)
+    os.kill(child, signal.SIGKILL)
+signal.signal(signal.SIGALRM, kill)
+signal.signal(signal.SIGTERM, kill)
+ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+signal.alarm(limit)
 _, status, usage = os.wait4(child, 0)
-print(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
+print("late" if late else os.waitstatus_to_exitcode(status), usage.ru_maxrss)
 """
 
 
@@ -177,6 +187,8 @@ def random_case(chance: random.Random, engines: list[str], models: tuple[str, ..
     low, high = (75 if small else 150), (130 if small else 1000 if slow else 300)
     if adapter:  # between what a driver takes to show its adapters, and what a first run takes
         low, high = (140, 480) if small else (200, 700)
+        if not (small or seconds):
+            prompt = min(prompt, 200)  # a software adapter runs ten tokens a second, on a busy machine one
     return Case(
         model=model,
         engine=engine,
@@ -265,82 +277,16 @@ def _run(case: Case, group: Path | None, environment: dict[str, str]) -> Outcome
         "first" if case.counts_children or case.near else "",
         *case.arguments,
     ]
-    try:
-        launcher = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _LAUNCHER, *code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, errors="replace", cwd="/", env=environment,
-        )  # fmt: skip
-        with Together(launcher.pid) as together:
-            output, said = launcher.communicate(_text(case.prompt), timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        launcher.kill()
-        return Outcome(case, "took too long", 0, "")
-    *_, account = output.splitlines() or [""]
-    status, peak = (int(each) for each in account.split()) if launcher.returncode == 0 else (launcher.returncode, 0)
-    peak = max(peak * 1024, together.peak if case.counts_children else 0)
-    return Outcome(case, _kind(case, status, peak, said), peak, said[-2000:])
-
-
-class Together:
-    """Samples the memory of a launcher's child and of its children. peak: bytes."""
-
-    def __init__(self, launcher: int) -> None:
-        self.peak = 0
-        self._launcher, self._ended = launcher, threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Together:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(_EVERY_S):
-            for process in _children(self._launcher):
-                descendants, held = list(_children(process)), _field(process, "status", "VmRSS")
-                for each in descendants:
-                    descendants += _children(each)
-                    forked = _read(each, "cmdline") == _read(process, "cmdline")
-                    parts = ("Private_Clean", "Private_Dirty")
-                    held += (
-                        sum(_field(each, "smaps_rollup", part) for part in parts)
-                        if forked
-                        else _field(each, "status", "VmHWM")
-                    )
-                self.peak = max(self.peak, held)
-
-
-def _children(process: int) -> list[int]:
-    """Those that run. Where the kernel does not list them, every process is asked for its parent, which comes second
-    behind the name, which may hold anything, in parentheses."""
-    lists = list[Path]()
-    with suppress(OSError):  # it may end meanwhile
-        lists = list(Path(f"/proc/{process}/task").glob("*/children"))
-    if lists:
-        return [int(each) for one in lists for each in _read_path(one).split()]
-    numbers = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
-    return [each for each in numbers if _read(each, "stat").rpartition(")")[2].split()[1:2] == [str(process)]]
-
-
-def _read(process: int, name: str) -> str:
-    return _read_path(Path(f"/proc/{process}/{name}"))
-
-
-def _read_path(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(errors="replace")
-    return ""
-
-
-def _field(process: int, name: str, field: str) -> int:
-    """Bytes; 0 of a process that has ended."""
-    for line in _read(process, name).splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    launcher = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(_TIMEOUT_S), *code], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", cwd="/", env=environment,
+    )  # fmt: skip
+    with Together(launcher.pid) as together:
+        output, said = launcher.communicate(_text(case.prompt))
+    *_, ended, kib = output.split()
+    peak = max(int(kib) * 1024, together.peak if case.counts_children else 0)
+    kind = "took too long" if ended == "late" else _kind(case, int(ended), peak, said)
+    return Outcome(case, kind, peak, said[-2000:])
 
 
 def run_in(groups: list[Path | None], case: Case) -> Outcome:

@@ -26,7 +26,6 @@ _LOOKED_AT = 24
 
 # Measured: the engine's Python modules, its threads and the compiled code.
 _RUNTIME_BYTES = 6 << 20
-_REFLECTION_BYTES = 4 << 20  # for Householder reflections: numpy.random, and the rows that give the normals
 
 _TABLE_BYTES = 10 << 20  # for rows of a table that stays in the file: gguf's functions, and some rows at a time
 
@@ -115,6 +114,7 @@ class CPU(Backend):
         from edge.backends.tvm.adapters import adapter_bytes, padded_rank
         from edge.backends.tvm.cpu.arguments import Kept, make_scratch
         from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
+        from edge.backends.tvm.kv.householder import REFLECTION_BYTES
         from edge.backends.tvm.kv.pages import bounds_bytes
         from edge.backends.tvm.kv.regions import TILE, allocated_rows, make_regions
         from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
@@ -157,7 +157,7 @@ class CPU(Backend):
             scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope + config.threads * kept.copied)
             + config.sequences * (by_head + pinned),
             runtime=_RUNTIME_BYTES
-            + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
+            + REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
             + _TABLE_BYTES * (shape.layer_inputs > 0),
             streamed=streaming.streamed,
             fixed_kv=config.sequences * fixed,

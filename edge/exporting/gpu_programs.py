@@ -15,7 +15,7 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
 from edge.backends.tvm.gpu import ENGINE as GPU_ENGINE
-from edge.backends.tvm.gpu import KV_DTYPES
+from edge.backends.tvm.gpu import EXPORTED_DTYPES
 from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, RING, RING_MOVE, VALUES, Design, RowForm, input_stride
 from edge.backends.tvm.gpu.export import any_gpu, places_of, write_weights
@@ -121,11 +121,11 @@ def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> tuple[str, 
     """The languages of a system's hosts. Raises UnsupportedError for what their hosts lack."""
     if system not in HOSTS:
         raise UnsupportedError(f"--gpu is for {', '.join(HOSTS)}, not for {system}")
-    network, in_page = find_network(spec), system == "web"
+    network, in_page, dtype = find_network(spec), system == "web", config.kv_dtype
     shares = any(each and each.rows_of is not None for each in network.attention)
     lacks = {
         "KV policies that look at attention: choose --kv-policy streaming, window or full": config.observes,
-        f"{config.kv_dtype} KV rows: choose --kv-dtype {', '.join(KV_DTYPES)}": config.kv_dtype not in KV_DTYPES,
+        f"{dtype} KV rows: choose --kv-dtype {', '.join(EXPORTED_DTYPES)}": dtype not in EXPORTED_DTYPES,
         "LoRA adapters: leave --lora-rank out": config.lora_rank > 0,
         "layers with a recurrent state: export without --gpu": sum(network.fixed_values) > 0,
         "embeddings for each layer in a page: export without --gpu": in_page and network.layer_inputs > 0,

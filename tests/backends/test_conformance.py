@@ -71,6 +71,7 @@ ENGINES = (
     Row(f"gpu@{SOME_GPU}", "f32", tolerance=1e-3),
     Row(f"gpu@{SOME_GPU}", "f16", tolerance=8e-2),
     Row(f"gpu@{SOME_GPU}", "int8", tolerance=8e-1),
+    Row(f"gpu@{SOME_GPU}", "int4", correlation=0.9),
     Row("gpu@opencl:0", "f16", tolerance=8e-2),
 )
 

@@ -42,9 +42,9 @@ CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=1, logits_ro
 # One for each combination of norms, biases, activations, rotations and windows; the KV dtype takes turns.
 FAMILIES = {
     "llama-gqa-tied": "f16", "gemma": "int8", "gemma2": "f16", "gemma3": "f32", "gpt2": "int8", "qwen2-untied": "f32",
-    "qwen3": "f16", "phi3": "int8", "stablelm": "f16", "granite": "f32", "mistral3": "int8", "smollm3": "f16",
+    "qwen3": "f16", "phi3": "int8", "stablelm": "f16", "granite": "f32", "mistral3": "int4", "smollm3": "f16",
     "qwen35": "int8", "lfm2": "f16", "qwen35moe": "f32", "gpt-oss": "int8",
-    "gemma4": "f16", "falcon-h1": "int8",
+    "gemma4": "int4", "falcon-h1": "int8",
 }  # fmt: skip
 # As `edge tune` might find them.
 TUNINGS: tuple[dict[str, int], ...] = (
@@ -175,7 +175,7 @@ def test_other_languages_have_the_same_kernels(language: str, entry: str) -> Non
 def all_programs(language: str) -> Iterator[tuple[str, Program]]:
     for path in sorted(GOLDEN.glob("*.gguf")):
         for tuning in range(len(TUNINGS)):
-            for kv_dtype in ("f32", "f16", "int8"):
+            for kv_dtype in ("f32", "f16", "int8", "int4"):
                 try:
                     yield f"{path.stem} {kv_dtype} {tuning}", program(path, language, kv_dtype, tuning)
                 except UnsupportedError:
@@ -219,7 +219,7 @@ def test_nvrtc_compiles_kernels(which: str, request: pytest.FixtureRequest) -> N
     pytest.param("gemma3", "f32", 8, marks=pytest.mark.exhaustive),
     *(
         pytest.param(name, kv_dtype, 0, marks=pytest.mark.exhaustive)
-        for name in ("llama-one-layer", "gemma3", "gpt2", "qwen35", "lfm2") for kv_dtype in ("f16", "int8")
+        for name in ("llama-one-layer", "gemma3", "gpt2", "qwen35", "lfm2") for kv_dtype in ("f16", "int8", "int4")
         if (name, kv_dtype) != ("llama-one-layer", "f16")
     ),
 ])  # fmt: skip

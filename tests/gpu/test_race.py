@@ -86,7 +86,7 @@ def test_the_faster_one_is_taken_where_it_fits(model: Model, monkeypatch: pytest
     assert chosen() == "gpu"
     assert chosen(gpu_memory="1MiB") == "gpu"
     assert chosen(gpu_memory="100KiB") == "cpu"
-    assert chosen(kv_dtype="int4") == "cpu"
+    assert chosen(kv_dtype="int4") == "gpu"
     assert chosen(backend="cpu") == "cpu"
     assert plan_here(model.file, model.spec, Options(backend="cpu"))[1].chosen == ""
     keep_race(model.spec, Race("another card", "cpu", cpu=Pace(100, 10), gpu=Pace(50, 20)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,38 @@ def test_children_count_beside_their_parent(limits: Any) -> None:
         assert process.stdin is not None
         process.stdin.close()
     assert together.peak < 110 << 20
+
+
+def test_a_child_that_has_its_parents_memory_does_not_count(limits: Any) -> None:
+    """As between vfork and exec, where a busy machine may leave a child: here it waits there."""
+    holds = """
+import ctypes, os, sys
+held, libc, stack = b"1" * (60 << 20), ctypes.CDLL(None), ctypes.create_string_buffer(1 << 16)
+top = ctypes.c_void_p((ctypes.addressof(stack) + len(stack)) & ~15)
+child = libc.clone(libc.pause, top, 0x100 | 17, None)  # CLONE_VM | SIGCHLD
+print(1, flush=True)
+sys.stdin.read()
+os.kill(child, 9)
+"""
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {holds!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", launcher], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()
+        with limits.Together(process.pid) as together:
+            wait_for(lambda: together.peak > 60 << 20)
+        assert process.stdin is not None
+        process.stdin.close()
+    assert together.peak < 110 << 20
+
+
+def test_a_run_that_takes_too_long_leaves_nothing(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left would hold memory of the next run's cgroup."""
+    monkeypatch.setattr(limits, "_TIMEOUT_S", 1)
+    budget = (600 << 20) + os.getpid()  # a number by which to know the run
+    case = limits.Case(str(limits.MODELS[1]), "reference", "streaming", "f32", budget, 1 << 20, 2, 512, None)
+    assert limits.run(case, None).kind == "took too long"
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ends meanwhile
+            assert str(budget) not in path.read_text(errors="replace")

@@ -17,7 +17,8 @@ from edge.model.spec import ModelSpec
 if TYPE_CHECKING:
     from edge.backends.tvm.gpu.engine import GPUEngine
 
-KV_DTYPES = ("f16", "int8", "f32")
+KV_DTYPES = ("f16", "int8", "int4", "f32")
+EXPORTED_DTYPES = tuple(each for each in KV_DTYPES if each != "int4")  # hosts in apps choose no reflections of keys
 # What a driver takes beside `DRIVER_BYTES` and our buffers, by the kinds of blocks and so of kernels. First runs with
 # lavapipe count always, since Mesa's cache is not ours: measured, 92 to 104 MiB with two kinds of blocks, 83 to 123
 # with three, 160 with seven (Gemma 4). With pocl up to 76 once we have its binaries.
@@ -91,11 +92,11 @@ class GPU(Backend):
         from edge.backends.ring import LayerKinds
         from edge.backends.row_lists import pinned_bytes
         from edge.backends.tvm.gpu.adapters import Adapters, adapter_bytes
-        from edge.backends.tvm.gpu.design import Tables, scratch_sizes
+        from edge.backends.tvm.gpu.design import RowForm, Tables, normal_values, scratch_sizes
         from edge.backends.tvm.gpu.kv import arena_bytes
         from edge.backends.tvm.gpu.weights import packed_bytes
+        from edge.backends.tvm.kv.householder import REFLECTION_BYTES
         from edge.backends.tvm.kv.regions import make_regions
-        from edge.backends.tvm.kv.row_formats import row_bytes
         from edge.backends.tvm.packing.shape import Shape, padded_head
         from edge.model.tensors import find_network
 
@@ -103,12 +104,13 @@ class GPU(Backend):
         layers = LayerKinds.of(network.windows, network.rowless)
         core, apart = shape.attention, shape.ringed.kv_heads if shape.apart else 0
         regions, rings = make_regions(layers, core.kv_heads, config, spec.context, apart)
-        per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
+        per_row, in_ring = (RowForm.of(each, config.kv_dtype).row_bytes for each in (core, shape.ringed))
         per_row += 4 * config.observes
         fixed = rings.size * (in_ring if apart else per_row) + 4 * sum(network.fixed_values)
         windowed = rings.size + (regions.size if shape.windowed and not layers.ringed else 0)
         heads = len(layers.whole) * core.kv_heads
-        tables = Tables.of(shape.layers, shape.kv_heads, max(1, len(network.ropes)), config.chunk, shape.head // 2)
+        normal, kinds = normal_values(shape, config.kv_dtype), max(1, len(network.ropes))
+        tables = Tables.of(shape.layers, shape.kv_heads, kinds, config.chunk, shape.head // 2, normal)
         rank = Adapters.of(config.lora_rank, config.kv_dtype).rank
         scratch = scratch_sizes(shape, tables, config.chunk, config.logits_rows, windowed, rank)
         by_head = 0
@@ -127,7 +129,7 @@ class GPU(Backend):
             weights=weights,
             kv=kv,
             scratch=on_device + on_host + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
-            runtime=_DRIVER_BYTES + _BLOCK_BYTES * (len(shape.blocks) + (rank > 0)),
+            runtime=_DRIVER_BYTES + _BLOCK_BYTES * (len(shape.blocks) + (rank > 0)) + REFLECTION_BYTES * (normal > 0),
             fixed_kv=fixed,
             lora=lora,
             gpu=weights + kv + lora + on_device,

@@ -13,6 +13,7 @@ from edge.backends.tvm.gpu.adapters import Adapters
 from edge.backends.tvm.gpu.hosts import Adapter
 from edge.backends.tvm.gpu.picking import found_bytes
 from edge.backends.tvm.gpu.weights import WeightsLayout, make_weights
+from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.shape import Shape
@@ -57,20 +58,24 @@ class Tables:
     lengths: int  # [layers, KV heads]: a head's rows in use
     angles: int  # float32 [kinds, angle_rows, 2, pairs]: cosines, then sines, for consecutive positions
     temperatures: int  # float32 [chunk]: of the queries
+    normals: int  # float32 [layers, KV heads, normal]: of the reflections of keys
     positions: int  # [rows of the arena]; last, since their number is not known here
     angle_rows: int
     pairs: int
     kv_heads: int  # the most of a layer
+    normal: int  # values of a normal; 0: keys are not reflected
 
     @classmethod
-    def of(cls, layers: int, kv_heads: int, kinds: int, chunk: int, pairs: int) -> Tables:
+    def of(cls, layers: int, kv_heads: int, kinds: int, chunk: int, pairs: int, normal: int = 0) -> Tables:
         """Lay out the tables. pairs: rotated values of a head / 2."""
         starts = State.WORDS
         lengths = starts + _aligned(layers * kv_heads)
         angles = lengths + _aligned(layers * kv_heads)
         rows = chunk + ANGLES_AHEAD
         temperatures = angles + _aligned(kinds * rows * 2 * pairs)
-        return cls(starts, lengths, angles, temperatures, temperatures + _aligned(chunk), rows, pairs, kv_heads)
+        normals = temperatures + _aligned(chunk)
+        positions = normals + _aligned(layers * kv_heads * normal)
+        return cls(starts, lengths, angles, temperatures, normals, positions, rows, pairs, kv_heads, normal)
 
     def angle_row(self, kind: int) -> int:
         """The first angle row of one kind of RoPE."""
@@ -79,7 +84,8 @@ class Tables:
 
 @dataclass(frozen=True)
 class RowForm:
-    """The storage of KV rows: codes in words; for integers also a float32 scale per key and value.
+    """The storage of KV rows: codes in words; for integers also a word per key and value: a float32 scale, or for int4
+    the scale and the least value, both float16 (`kv/row_formats.py`).
 
     Keys lie in tiles of 16 rows, so that 16 threads that read 16 bytes each of 16 rows read consecutive memory; values
     row by row. head: values of a row, a multiple of LANES.
@@ -95,12 +101,17 @@ class RowForm:
     @property
     def per_word(self) -> int:
         """Values per word."""
-        return {"f32": 1, "f16": 2, "int8": 4}[self.dtype]
+        return {"f32": 1, "f16": 2, "int8": 4, "int4": 8}[self.dtype]
+
+    @property
+    def stored(self) -> int:
+        """Values per row in memory, which are whole units."""
+        return round_up(self.head, 4 * self.per_word)
 
     @property
     def words(self) -> int:
         """Words per row."""
-        return self.head // self.per_word
+        return self.stored // self.per_word
 
     @property
     def units(self) -> int:
@@ -109,7 +120,21 @@ class RowForm:
 
     @property
     def scaled(self) -> bool:
-        return self.dtype == "int8"
+        return self.dtype in ("int8", "int4")
+
+    @property
+    def transformed(self) -> bool:
+        """Whether keys are reflected, and all rows multiplied by H."""
+        return FORMATS[self.dtype].transformed
+
+    @property
+    def scale_type(self) -> str:
+        return "uint32" if self.dtype == "int4" else "float32"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a key and a value."""
+        return 8 * self.words + 8 * self.scaled
 
 
 @dataclass(frozen=True)
@@ -196,7 +221,8 @@ class Design:
     @property
     def tables(self) -> Tables:
         shape = self.shape
-        return Tables.of(shape.layers, shape.kv_heads, max(self.kinds, default=0) + 1, self.chunk, self.pairs)
+        kinds, normal = max(self.kinds, default=0) + 1, normal_values(shape, self.kv_dtype)
+        return Tables.of(shape.layers, shape.kv_heads, kinds, self.chunk, self.pairs, normal)
 
     def buffers(self, positions: int) -> dict[str, int]:
         """Bytes of all buffers except the KV cache's. positions: rows of the arena, if there are windows."""
@@ -205,6 +231,11 @@ class Design:
 
     def about(self) -> str:
         return f"{self.shape.layers} layers, {self.kv_dtype} KV, {self.language}"
+
+
+def normal_values(shape: Shape, kv_dtype: str) -> int:
+    """Values of the normal by which a head's keys are reflected; 0: they are not."""
+    return shape.padded_head if FORMATS[kv_dtype].transformed else 0
 
 
 def scratch_sizes(

@@ -24,7 +24,7 @@ from edge.backends.tvm.gpu.program import Dispatch
 from edge.backends.tvm.gpu.state import DeviceState
 from edge.backends.tvm.gpu.weights import pack_weights
 from edge.backends.tvm.kv.regions import make_regions
-from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
+from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
 from edge.backends.tvm.packing.layout import TABLE
 from edge.backends.tvm.packing.shape import padded_head
 from edge.backends.tvm.sources import source_hash
@@ -85,7 +85,7 @@ class GPUEngine:
 
     def _warm_up(self) -> None:
         """Run every decode kernel once: some drivers compile on the first run, whose time, energy and memory belong to
-        loading. With adapters that are zero, if there is room for any."""
+        loading. With adapters that are zero, if there is room for any. Then choose what keys are reflected by."""
         for count in sorted({1, min(2, self.config.chunk, self._kv.free)}):
             self.forward(np.zeros(count, np.int32))
             self._kv.truncate(0)
@@ -95,6 +95,10 @@ class GPUEngine:
         if self._adapted:
             self._adapted = frozenset()
             self._record()
+        if self._normals.size:
+            choose_normals(self._kv, self.forward, self.spec.vocab)
+            self._model_key = self._kv.settings
+            self._device.write(self._buffers["tables"], 4 * self.design.tables.normals, self._normals)
 
     def _make_cache(self, file: GGUFFile) -> HeadKV[NativeStore[DeviceRows]]:
         spec, config, shape, network = self.spec, self.config, self.design.shape, self._network
@@ -105,12 +109,16 @@ class GPUEngine:
         regions, rings = make_regions(kinds, shape.attention.kv_heads, config, spec.context, apart)
         here = regions.size + (0 if apart else rings.size)
         head = padded_head(shape.attention.head_dim)
-        rows = DeviceRows(self._device, here, head, config.kv_dtype, observes=config.observes)
+        heads, tables = shape.layers * shape.kv_heads, self.design.tables
+        self._normals = normals = np.zeros((heads if tables.normal else 0, shape.padded_head), np.float32)
+        own = normals[:, :head]
+        rows = DeviceRows(self._device, here, head, config.kv_dtype, observes=config.observes, normals=own)
         self._arena = self._placed = Arena(shape, rows, observes=config.observes)
         self._rings: Arena[DeviceRows] | None = None
         if apart:
             head = padded_head(shape.ringed.head_dim)
-            ring_rows = DeviceRows(self._device, rings.size, head, config.kv_dtype, kernel=RING_MOVE)
+            own = normals[:, :head]
+            ring_rows = DeviceRows(self._device, rings.size, head, config.kv_dtype, normals=own, kernel=RING_MOVE)
             self._rings = self._placed = Arena(shape, ring_rows, observes=False, beside=self._arena)
         size = sum(network.fixed_values)
         self._state = DeviceState(self._device, size) if size else None

@@ -14,8 +14,9 @@ import numpy as np
 from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, VALUES, RowForm
 from edge.backends.tvm.gpu.hosts import Buffer, Device
 from edge.backends.tvm.gpu.program import Dispatch, Slice
+from edge.backends.tvm.kv.householder import reflect
 from edge.backends.tvm.kv.regions import TILE, Move
-from edge.backends.tvm.kv.row_formats import decode, encode
+from edge.backends.tvm.kv.row_formats import FORMATS, decode, encode, pack_keys, unpack_keys
 from edge.types import AnyArray, FloatArray, IntArray
 
 STAGED = 1024  # rows behind those of the arena
@@ -28,15 +29,25 @@ def arena_bytes(count: int, head: int, dtype: str, *, observes: bool = False) ->
     return sizes | ({"row_scales": 8 * rows} if form.scaled else {}) | ({"paid": 4 * rows} if observes else {})
 
 
+def to_memory(form: RowForm, codes: AnyArray) -> AnyArray:
+    """Codes [n, head] of `encode` as a row's bytes, uint8 [n, 4 · form.words]."""
+    padded = np.pad(codes, ((0, 0), (0, form.stored - form.head)))
+    return np.ascontiguousarray(pack_keys(form.dtype, padded)).view(np.uint8)
+
+
 class DeviceRows:
     """`count` rows of all heads in device memory. changed: buffers were replaced (see `release`). observed: `paid` may
-    hold attention that `collect` has not fetched. kernel: that moves rows."""
+    hold attention that `collect` has not fetched. normals: see `HostRows`; the kernels' are in `Tables`. kernel: that
+    moves rows."""
 
     def __init__(
-        self, device: Device, count: int, head: int, dtype: str, *, observes: bool = False, kernel: str = "edge_move"
-    ) -> None:
+        self, device: Device, count: int, head: int, dtype: str, *, observes: bool = False,
+        normals: FloatArray | None = None, kernel: str = "edge_move",
+    ) -> None:  # fmt: skip
         self.dtype, self.count, self.changed, self.observed = dtype, count, False, False
+        self.normals = np.zeros((0, head), np.float32) if normals is None else normals
         self._device, self._form, self._kernel = device, RowForm(dtype, head), kernel
+        self.row_bytes = self._form.row_bytes
         self.buffers: dict[str, Buffer] = {
             name: device.create(size) for name, size in arena_bytes(count, head, dtype, observes=observes).items()
         }
@@ -89,7 +100,7 @@ class DeviceRows:
                 size = 4 * form.words * part.size
                 codes = np.frombuffer(saved, np.uint8, size, at).reshape(part.size, -1)
                 at += size
-                scales = np.frombuffer(saved, np.float32, part.size * form.scaled, at)
+                scales = np.frombuffer(saved, np.uint32, part.size * form.scaled, at)
                 at += scales.nbytes
                 self._write(part, which, codes, scales)
 
@@ -97,7 +108,7 @@ class DeviceRows:
         """Keys of one head among those of all layers, float32 [n, head], or of several, [heads, n, head]."""
         found = [self._decoded(*self._read(part, KEYS)) for part in _parts(rows)]
         keys: FloatArray = np.concatenate(found) if found else np.zeros((0, self._form.head), np.float32)
-        return keys.reshape(*rows.shape, self._form.head)
+        return self._reflected(keys.reshape(*rows.shape, self._form.head), heads)
 
     def value_norms(self, rows: AnyArray) -> FloatArray:
         """See ArenaRows."""
@@ -105,12 +116,13 @@ class DeviceRows:
         return np.concatenate([np.zeros(0, np.float32), *found])
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None:
-        codes, scales = encode(self.dtype, keys.reshape(rows.size, -1))
-        codes = np.ascontiguousarray(codes).view(np.uint8)
-        at = 0
+        form = self._form
+        codes, scales = encode(self.dtype, self._reflected(keys, heads).reshape(rows.size, form.head))
+        words = np.ascontiguousarray(scales).view(np.uint32) if form.scaled else np.zeros((rows.size, 0), np.uint32)
+        stored, at = to_memory(form, codes), 0
         for part in _parts(rows):
             own = slice(at, at + part.size)
-            self._write(part, KEYS, codes[own], scales[own].reshape(-1))
+            self._write(part, KEYS, stored[own], words[own].reshape(-1))
             at += part.size
 
     def collect(self, paid: FloatArray) -> None:
@@ -133,22 +145,26 @@ class DeviceRows:
         self.record()
         self.count, self.changed = first, True
 
+    def _reflected(self, keys: FloatArray, heads: AnyArray | int) -> FloatArray:
+        return reflect(keys, self.normals[heads]) if self._form.transformed and len(self.normals) else keys
+
     def _decoded(self, codes: AnyArray, scales: AnyArray) -> FloatArray:
-        memory = {"f32": np.float32, "f16": np.float16, "int8": np.int8}[self.dtype]
-        return decode(self.dtype, codes.view(memory), scales.reshape(len(codes), -1))
+        form, stored = self._form, FORMATS[self.dtype]
+        values = unpack_keys(self.dtype, codes.view(stored.memory))[:, : form.head]
+        return decode(self.dtype, values, scales.view(stored.scale).reshape(len(codes), -1))
 
     def _read(self, rows: AnyArray, which: int) -> tuple[AnyArray, AnyArray]:
-        """Codes, uint8 [n, bytes], and scales, float32 [n] or [0], of at most `STAGED` rows."""
+        """Codes, uint8 [n, bytes], and words of scales, uint32 [n] or [0], of at most `STAGED` rows."""
         form, count = self._form, rows.size
         self.move(np.stack([rows, self._staging(count)], axis=1).astype(np.int32), which)
         at, size = 4 * form.words * self.count, 4 * form.words * -(-count // TILE) * TILE
         codes = self._device.read(self.buffers["keys" if which == KEYS else "values"], at, size)
         if which == KEYS:
             codes = np.ascontiguousarray(codes.reshape(-1, form.units, TILE, 16).swapaxes(1, 2))
-        scales = np.zeros(0, np.float32)
+        scales = np.zeros(0, np.uint32)
         if form.scaled:
-            pairs = self._device.read(self.buffers["row_scales"], 8 * self.count, 8 * count).view(np.float32)
-            scales = pairs.reshape(-1, 2)[:, which - 1]
+            pairs = self._device.read(self.buffers["row_scales"], 8 * self.count, 8 * count).view(np.uint32)
+            scales = np.ascontiguousarray(pairs.reshape(-1, 2)[:, which - 1])
         return codes.reshape(-1, 4 * form.words)[:count], scales
 
     def _write(self, rows: AnyArray, which: int, codes: AnyArray, scales: AnyArray) -> None:
@@ -162,7 +178,7 @@ class DeviceRows:
         name = "keys" if which == KEYS else "values"
         self._device.write(self.buffers[name], 4 * form.words * self.count, padded)
         if form.scaled:
-            pairs = np.zeros((count, 2), np.float32)
+            pairs = np.zeros((count, 2), np.uint32)
             pairs[:, which - 1] = scales
             self._device.write(self.buffers["row_scales"], 8 * self.count, pairs)
         self.move(np.stack([self._staging(count), rows], axis=1).astype(np.int32), which)

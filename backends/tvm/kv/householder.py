@@ -18,6 +18,8 @@ import numpy as np
 from edge.backends.rope import Rotation
 from edge.types import FloatArray, IntArray
 
+REFLECTION_BYTES = 4 << 20  # of finding normals: numpy.random, and the rows that give them
+
 _RUNS, _RUN = 4, 16  # runs, and tokens of each: few, so that caches of almost any capacity get the same reflections
 _POSITIONS, _PARTS = np.linspace(0, 2000, 128).astype(np.int64), 8
 

@@ -86,9 +86,9 @@ def hadamard(x: FloatArray) -> FloatArray:
     length."""
     head = x.shape[-1]
     block = head & -head
-    parts, distance = x.reshape(*x.shape[:-1], -1, block), 1
+    parts, distance = x.reshape(*x.shape[:-1], head // block, block), 1
     while distance < block:
-        pairs = parts.reshape(*parts.shape[:-1], -1, 2, distance)
+        pairs = parts.reshape(*parts.shape[:-1], block // (2 * distance), 2, distance)
         first, second = pairs[..., 0, :], pairs[..., 1, :]
         parts = np.stack([first + second, first - second], axis=-2).reshape(parts.shape)
         distance *= 2

@@ -30,6 +30,9 @@ class HostRows:
         self.count, self._move_rows = count, move_rows
         self._widths = form.widths(head)
         types = [form.memory] * 2 + [form.scale] * 2
+        self.row_bytes = sum(
+            width * np.dtype(each).itemsize for width, each in zip(self._widths.values(), types, strict=True)
+        )
         self.arrays = {
             name: with_spare(count * width, memory, width)
             for (name, width), memory in zip(self._widths.items(), types, strict=True)

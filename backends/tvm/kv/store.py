@@ -16,8 +16,7 @@ from edge.backends.row_lists import RowLists
 from edge.backends.tvm.kv.householder import find_normals, sample_runs
 from edge.backends.tvm.kv.pages import bounds_bytes, pages_bounded
 from edge.backends.tvm.kv.regions import TILE, Move, Regions
-from edge.backends.tvm.kv.row_formats import row_bytes
-from edge.backends.tvm.kv.rows import HostRows, with_spare
+from edge.backends.tvm.kv.rows import with_spare
 from edge.backends.tvm.memory import aligned_zeros, release
 from edge.backends.tvm.packing.shape import Shape, padded_head
 from edge.types import AnyArray, FloatArray, IntArray
@@ -31,6 +30,8 @@ class ArenaRows(Protocol):
 
     dtype: str
     count: int
+    row_bytes: int  # of a key and a value
+    normals: FloatArray  # of the reflections of keys, [heads of all layers, head] (householder.py)
 
     def move(self, pairs: IntArray) -> None:
         """Copy rows by pairs (source, target), int32 [n, 2]."""
@@ -121,10 +122,10 @@ class NativeStore(Generic[OwnRows]):
         self.heads = (np.array(layers)[:, None] * arena.shape.kv_heads + np.arange(core.kv_heads)).reshape(-1)
         self.layers, self.dtype, self.capacity = layers, arena.rows.dtype, regions.capacity
         self.head, self.observes, self.place_in_pass = padded_head(core.head_dim), observes, 0
-        self.row_bytes = row_bytes(core, self.dtype) * len(layers)
+        self.row_bytes = self.rows.row_bytes * core.kv_heads * len(layers)
         self.lengths: IntArray = np.zeros(self.heads.size, np.int32)
         self._windowed, self.bounded = windowed, 0
-        self._each = row_bytes(core, self.dtype) // core.kv_heads + 4 * windowed + 4 * observes  # bytes
+        self._each = self.rows.row_bytes + 4 * windowed + 4 * observes  # bytes
         self._each += arena.page_bytes // TILE * pages  # those of other rows are never touched
 
     @property
@@ -263,7 +264,7 @@ def make_kv(
     return HeadKV(store, kinds.whole, arena.core.kv_heads, rope, key, config.pinned, ring, state)
 
 
-def choose_normals(kv: HeadKV[NativeStore[HostRows]], run: Callable[[IntArray], object], vocab: int) -> None:
+def choose_normals(kv: HeadKV[NativeStore[OwnRows]], run: Callable[[IntArray], object], vocab: int) -> None:
     """Set the Householder normals from the keys of random tokens, run by `run`. Empties the cache."""
     runs = sample_runs(kv.capacity, vocab)
     keys: list[list[FloatArray]] = [[] for _ in kv.stores]

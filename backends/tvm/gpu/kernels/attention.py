@@ -15,9 +15,11 @@ from edge.backends.tvm.gpu.design import LANES, RowForm, State, Tables, Tuning
 from edge.backends.tvm.gpu.kernels.functions import sigmoid, soft_cap
 from edge.backends.tvm.gpu.kernels.rows import (
     Heads,
+    buffers_of,
     first_row,
     key_unit,
     make_ready,
+    row_scale,
     rows_before,
     slots_of,
     unpack,
@@ -46,6 +48,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     to_int,
     when,
 )  # fmt: skip
+from edge.backends.tvm.gpu.kernels.transform import hadamard, reflect
 from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
@@ -90,17 +93,19 @@ def attend(
     slots = split.at_once + 2 * (heads is not None)  # heads in shared memory: queries, the new key and value
 
     def body(scope: Scope) -> None:
-        ready, memory = scope.shared(slots * form.head), scope.shared(split.at_once * threads)
-        scores = scope.shared(max(split.at_once * split.rows, slots * form.head if heads else 0))
+        ready, memory = scope.shared(slots * form.stored), scope.shared(split.at_once * threads)
+        scores = scope.shared(max(split.at_once * split.rows, slots * form.stored if heads else 0))
         token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))  # the last one stands for those behind it
         kv_head, turn = let(quotient(scope.group, split.turns)), let(remainder(scope.group, split.turns))
         first_query = let(kv_head * core.group + turn * split.at_once)
         head = let(scope.layer * tables.kv_heads + kv_head)
         start, before = let(first_row(scope, tables, head)), let(rows_before(scope, tables, head))
         if heads:
-            _add_row(scope, heads, scores, ready, scope.shared(slots), kv_head, turn, first_query, start + before)
+            factors = scope.shared(2 * slots)
+            _add_row(scope, heads, scores, ready, factors, kv_head, turn, first_query, head, start + before)
         else:
-            load_queries(scope, core, form, ready, split.at_once, token, first_query)
+            factors = scope.shared(split.at_once) if form.transformed else ready
+            load_queries(scope, core, tables, form, ready, split.at_once, token, first_query, head, factors)
         visible = before if heads else let(before + token + 1)
         maxima = [Register(_sink(scope, first_query + number)) for number in range(split.at_once)]
         first_sum = select(scope.thread == 0, f32(1.0), f32(0.0)) if sinks else f32(0.0)  # all threads' are added
@@ -116,20 +121,23 @@ def attend(
             _mix(scope, scores, start, first, visible, out)
         if heads:
             _mix_own(scope, ready, maxima, sums, out)
-        _write(scope, memory, maxima, sums, out, token, first_query)
+        _write(scope, memory, ready, maxima, sums, out, token, first_query)
 
     def _sink(scope: Scope, query: Value) -> Value:
         return as_float(scope.w1[query + sinks.at]) if sinks else f32(NEVER)
 
     def _add_row(
         scope: Scope, heads: Heads, raw: Buffer, ready: Buffer, factors: Buffer, kv_head: Value, turn: Value,
-        first_query: Value, row: Value,
+        first_query: Value, head: Value, row: Value,
     ) -> None:  # fmt: skip
         def slot_of(own: Value) -> Value:
             behind = own - split.at_once  # 0: the key, 1: the value
             return select(own < split.at_once, first_query + own, core.heads + behind * core.kv_heads + kv_head)
 
         make_ready(scope, heads, slots, slot_of, i32(0), raw, ready, factors)
+        if form.transformed:
+            reflect(scope, tables, form, ready, slots, factors, head, lambda own: own <= split.at_once)
+            hadamard(scope, form, ready, slots)
         for own in range(2):
             write_row(scope, heads, ready, split.at_once + own, row, turn == 0, i32(own) == i32(1), factors)
 
@@ -138,12 +146,12 @@ def attend(
     ) -> None:
         """Attend to the token's own row; every thread computes its scores."""
         barrier()
-        key, value = split.at_once * form.head, (split.at_once + 1) * form.head
+        key, value = split.at_once * form.stored, (split.at_once + 1) * form.stored
         dots = [Register(f32(0.0)) for _ in range(split.at_once)]
         with loop(0, form.head) as at:
             each = let(ready[key + at])
             for number, dot in enumerate(dots):
-                dot.value = dot.value + ready[number * form.head + at] * each
+                dot.value = dot.value + ready[number * form.stored + at] * each
         word = remainder(scope.thread, form.words) if lanes > 1 else scope.thread
         for number, dot in enumerate(dots):
             score = hold(soft_cap(dot.value, core.score_cap))
@@ -216,22 +224,23 @@ def attend(
             with when(place < rows):
                 row = let(start + before + place)
                 powers = [let(scores[place + number * split.rows]) for number in range(split.at_once)]
-                if form.scaled:
-                    scale = let(scope.row_scales[row * 2 + 1])
-                    powers = [let(power * scale) for power in powers]
+                scale = row_scale(scope, form, row * 2 + 1)
+                if form.dtype == "int8":
+                    powers = [let(power * scale[0]) for power in powers]
                 for index in range(at_once):
                     at = word + index * threads
                     with when(at < form.words):
-                        values = [let(value) for value in unpack(form, let(scope.values[row * form.words + at]))]
+                        codes = let(scope.values[row * form.words + at])
+                        values = [let(value) for value in unpack(form, codes, scale)]
                         for power, words in zip(powers, out, strict=True):
                             for value, each in zip(values, words[index], strict=True):
                                 each.value = each.value + power * value
 
     def _write(
-        scope: Scope, memory: Buffer, maxima: list[Register], sums: list[Register], out: list[list[list[Register]]],
-        token: Value, first_query: Value,
+        scope: Scope, memory: Buffer, ready: Buffer, maxima: list[Register], sums: list[Register],
+        out: list[list[list[Register]]], token: Value, first_query: Value,
     ) -> None:  # fmt: skip
-        """Combine the lanes' results, divided by the sum of exponentials."""
+        """Combine the lanes' results, divided by the sum of exponentials. ready: scratch for [at_once, form.stored]."""
         for number in range(split.at_once):
             barrier()
             store(memory, scope.thread, sums[number].value)
@@ -248,6 +257,7 @@ def attend(
                     store(scope.softmax, at, maxima[number].value)
                     store(scope.softmax, at + 1, memory[0])
             inverse = let(f32(1.0) / memory[0])
+            used = form.head if form.transformed else core.head_dim
             for index in range(at_once):
                 for part in range(form.per_word):
                     barrier()
@@ -255,16 +265,28 @@ def attend(
                     barrier()
                     word = scope.thread + index * threads
                     value = let(word * form.per_word + part)
-                    with when(T.And(scope.thread < form.words, value < core.head_dim)):
+                    with when(T.And(scope.thread < form.words, value < used)):
                         parts = [memory[scope.thread + lane * form.words] for lane in range(lanes)]
                         total = fold(lambda one, other: one + other, parts) * inverse
-                        if core.gated:
-                            slot = slots_of(core) - core.heads + first_query + number
-                            total = total * sigmoid(scope.qkv[(token * slots_of(core) + slot) * core.head_dim + value])
-                        at = token * padded + (first_query + number) * core.head_dim + value
-                        store(scope.mixed, at, total)
+                        if form.transformed:
+                            store(ready, number * form.stored + value, total)
+                        else:
+                            _give(scope, token, first_query + number, value, total)
+        if form.transformed:
+            barrier()
+            hadamard(scope, form, ready, split.at_once)
+            with strided(scope, split.at_once * core.head_dim) as index:
+                number, value = let(quotient(index, core.head_dim)), let(remainder(index, core.head_dim))
+                _give(scope, token, first_query + number, value, ready[number * form.stored + value])
 
-    cache = {"keys4": "uint32x4", "values": "uint32"} | ({"row_scales": "float32"} if form.scaled else {})
+    def _give(scope: Scope, token: Value, query: Value, value: Value, total: Value) -> None:
+        """Write a value of a query's result."""
+        if core.gated:
+            slot = slots_of(core) - core.heads + query
+            total = total * sigmoid(scope.qkv[(token * slots_of(core) + slot) * core.head_dim + value])
+        store(scope.mixed, token * padded + query * core.head_dim + value, total)
+
+    cache = buffers_of(form)
     writes = {"mixed": "float32"} | ({"softmax": "float32"} if observes else {}) | (heads.rows if heads else {})
     reads = {"qkv": "float32"} | (heads.reads if heads else {"tables": "uint32"} | cache)
     reads |= {"w1": "uint32"} if sinks else {}
@@ -273,15 +295,20 @@ def attend(
 
 
 def load_queries(
-    scope: Scope, core: Attention, form: RowForm, queries: Buffer, count: int, token: Value, first: Value
+    scope: Scope, core: Attention, tables: Tables, form: RowForm, queries: Buffer, count: int, token: Value,
+    first: Value, head: Value, factors: Buffer,
 ) -> None:  # fmt: skip
-    """Load `count` query heads of a token from `first` on into shared memory, [count, form.head], zero-padded."""
+    """Load `count` query heads of a token from `first` on into shared memory, [count, form.stored], zero-padded, and
+    transform them as the KV head's rows are. head: that one, among those of all layers. factors: shared [count]."""
     slots = slots_of(core)
-    with strided(scope, count * form.head) as index:
-        own, value = let(quotient(index, form.head)), let(remainder(index, form.head))
+    with strided(scope, count * form.stored) as index:
+        own, value = let(quotient(index, form.stored)), let(remainder(index, form.stored))
         store(queries, index, f32(0.0))
         with when(value < core.head_dim):
             store(queries, index, scope.qkv[(token * slots + first + own) * core.head_dim + value])
+    if form.transformed:
+        reflect(scope, tables, form, queries, count, factors, head)
+        hadamard(scope, form, queries, count)
 
 
 def row_scores(
@@ -291,18 +318,18 @@ def row_scores(
     """The scores of an arena row for `count` queries of a token; `NEVER` if the row does not exist or is not
     visible."""
     dots = [Register(f32(0.0)) for _ in range(count)]
+    scale = row_scale(scope, form, row * 2)
     with when(exists), loop(0, form.units) as unit:
         codes = let(scope.keys4[key_unit(form, row, unit)])
-        values = [let(value) for word in range(4) for value in unpack(form, lane(codes, word))]
+        values = [let(value) for word in range(4) for value in unpack(form, lane(codes, word), scale)]
         for index, value in enumerate(values):
             at = unit * len(values) + index
             for number, dot in enumerate(dots):
-                dot.value = dot.value + queries[at + number * form.head] * value
+                dot.value = dot.value + queries[at + number * form.stored] * value
     seen = exists
     if core.window:
         position = to_int(scope.tables[row + tables.positions])
         oldest = to_int(scope.tables[State.POSITION]) + token - scope.window
         seen = T.And(seen, T.Or(scope.window == 0, position > oldest))
-    scale = let(scope.row_scales[row * 2]) if form.scaled else None
-    scores = [dot.value if scale is None else dot.value * scale for dot in dots]
+    scores = [dot.value * scale[0] if form.dtype == "int8" else dot.value for dot in dots]
     return [let(select(seen, soft_cap(score, core.score_cap), f32(NEVER))) for score in scores]

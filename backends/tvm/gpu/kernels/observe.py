@@ -42,7 +42,8 @@ def observe(name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: s
     form, threads, split = RowForm.of(core, dtype), tuning.attend, HeadSplit.of(core, tuning.attend)
 
     def body(scope: Scope) -> None:
-        queries = scope.shared(split.at_once * form.head)
+        queries = scope.shared(split.at_once * form.stored)
+        factors = scope.shared(split.at_once) if form.transformed else queries
         head = let(scope.layer * tables.kv_heads + scope.group)
         start, before = let(first_row(scope, tables, head)), let(rows_before(scope, tables, head))
         count = let(to_int(scope.tables[State.COUNT]))
@@ -53,7 +54,7 @@ def observe(name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: s
             with loop(count - to_int(scope.tables[State.OBSERVED]), count) as token, loop(0, split.turns) as part:
                 first = let(scope.group * core.group + part * split.at_once)
                 barrier()  # the queries before have been read
-                load_queries(scope, core, form, queries, split.at_once, token, first)
+                load_queries(scope, core, tables, form, queries, split.at_once, token, first, head, factors)
                 barrier()
                 visible = let(before + token + 1)
                 scores = row_scores(scope, core, tables, form, queries, split.at_once, row, place < visible, token)
@@ -70,6 +71,6 @@ def observe(name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: s
         return select(to_int(scope.tables[State.VOTES]) != 0, vote, power / total)
 
     reads = {"qkv": "float32", "keys4": "uint32x4", "tables": "uint32", "softmax": "float32"}
-    reads |= {"row_scales": "float32"} if form.scaled else {}
+    reads |= {"row_scales": form.scale_type} if form.scaled else {}
     scalars = ("layer", "window") if core.window else ("layer",)
     return build(name, threads, reads, {"paid": "float32"}, scalars, body, (core.kv_heads, _BLOCKS))

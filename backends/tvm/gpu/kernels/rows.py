@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce as fold
 
 from tvm.tirx.script.builder import ir as T
 
@@ -36,11 +37,14 @@ from edge.backends.tvm.gpu.kernels.threads import (
     strided,
     to_float,
     to_int,
+    to_word,
     u32,
     when,
 )
+from edge.backends.tvm.gpu.kernels.transform import hadamard, reflect
 from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.kv.regions import TILE
+from edge.backends.tvm.kv.row_formats import LARGEST, STEPS
 from edge.model.cores import Attention
 
 _THREADS = 64
@@ -55,22 +59,37 @@ def key_word(form: RowForm, row: Value, word: Value) -> Value:
     return key_unit(form, row, quotient(word, 4)) * 4 + remainder(word, 4)
 
 
-def unpack(form: RowForm, word: Value) -> list[Value]:
-    """The values of a word as float32, without the row's scale."""
+def row_scale(scope: Scope, form: RowForm, at: Value) -> list[Value]:
+    """The scale of element `at` of `row_scales`; for int4 the scale and the least value; empty if there is none."""
+    if form.dtype == "int4":
+        both = let(scope.row_scales[at])
+        return [hold(half(both, 0)), hold(half(both, 1))]
+    return [let(scope.row_scales[at])] if form.scaled else []
+
+
+def unpack(form: RowForm, word: Value, scale: Sequence[Value] = ()) -> list[Value]:
+    """The values of a word as float32, for int8 without the row's scale."""
     if form.dtype == "f32":
         return [as_float(word)]
     if form.dtype == "f16":
         return [half(word, 0), half(word, 1)]
+    if form.dtype == "int4":
+        codes = [T.bitwise_and(T.shift_right(word, u32(4 * at)), u32(15)) for at in range(8)]
+        return [to_float(code) * scale[0] + scale[1] for code in codes]
     number = let(to_int(word))
     return [to_float(T.shift_right(T.shift_left(number, i32(24 - 8 * at)), i32(24))) for at in range(4)]
 
 
-def pack(form: RowForm, values: Sequence[Value], inverse: Value) -> Value:
-    """The inverse of `unpack`; inverse: 1 / scale."""
+def pack(form: RowForm, values: Sequence[Value], inverse: Value, least: Value) -> Value:
+    """The inverse of `unpack`; inverse: 1 / scale. least: of int4."""
     if form.dtype == "f32":
         return as_word(values[0])
     if form.dtype == "f16":
         return halves(*values)
+    if form.dtype == "int4":
+        steps = [T.floor((value - least) * inverse + f32(0.5)) for value in values]
+        small = [to_word(to_int(T.max(T.min(step, f32(STEPS)), f32(0.0)))) for step in steps]
+        return fold(lambda one, other: one | other, (T.shift_left(code, u32(4 * at)) for at, code in enumerate(small)))
     codes = [to_int(T.floor(value * inverse + f32(0.5))) for value in values]
     fields = [T.shift_left(T.bitwise_and(as_word(code), u32(255)), u32(8 * at)) for at, code in enumerate(codes)]
     return fields[0] | fields[1] | fields[2] | fields[3]
@@ -89,6 +108,11 @@ def new_row(scope: Scope, tables: Tables, head: Value) -> Value:
 def rows_before(scope: Scope, tables: Tables, head: Value) -> Value:
     """The number of a head's rows before this pass."""
     return to_int(scope.tables[head + tables.lengths]) + to_int(scope.tables[State.APPENDED])
+
+
+def buffers_of(form: RowForm) -> dict[str, str]:
+    """Of the cache, as most kernels see them."""
+    return {"keys4": "uint32x4", "values": "uint32"} | ({"row_scales": form.scale_type} if form.scaled else {})
 
 
 def slots_of(core: Attention) -> int:
@@ -135,7 +159,7 @@ class Heads:
     @property
     def rows(self) -> dict[str, str]:
         """Buffers of the cache."""
-        return {"keys4": "uint32x4", "values": "uint32"} | ({"row_scales": "float32"} if self.form.scaled else {})
+        return buffers_of(self.form)
 
     def is_query(self, slot: Value) -> Value:
         return slot < self.core.heads
@@ -148,12 +172,12 @@ def make_ready(
     scope: Scope, heads: Heads, slots: int, slot_of: Callable[[Value], Value], token: Value, raw: Buffer,
     ready: Buffer, factors: Buffer,
 ) -> None:  # fmt: skip
-    """Normalize, rotate and scale a token's heads, from `qkv` to `ready`, shared [slots, form.head]. Ends with a
+    """Normalize, rotate and scale a token's heads, from `qkv` to `ready`, shared [slots, form.stored]. Ends with a
     barrier.
 
-    raw: scratch of the same size. factors: shared [slots]. slot_of: maps 0 … slots − 1 to slots.
+    raw: scratch of the same size. factors: shared [2 · slots]. slot_of: maps 0 … slots − 1 to slots.
     """
-    core, head = heads.core, heads.form.head
+    core, head = heads.core, heads.form.stored
     with strided(scope, slots * head) as index:
         own, value = let(quotient(index, head)), let(remainder(index, head))
         store(raw, index, f32(0.0))
@@ -187,7 +211,7 @@ def _rotate(
     norm: Vector | None, token: Value, *, scaled: bool,
 ) -> None:  # fmt: skip
     """Apply RoPE: (a, b) → (a cos − b sin, b cos + a sin). scaled: scale as queries."""
-    core, tables, head = heads.core, heads.tables, heads.form.head
+    core, tables, head = heads.core, heads.tables, heads.form.stored
 
     def normed(at: Value) -> Value:
         x = raw[own * head + at]
@@ -222,37 +246,54 @@ def write_row(
     """Write key or value number `own` of `ready` to an arena row, if it exists; `ready` is rounded to the stored
     values.
 
-    scales: shared; element `own` is used. Begins with a barrier where rows are scaled.
+    scales: shared; elements 2 · own and the next are used. Begins with a barrier where rows are scaled.
     """
-    form, at = heads.form, own * heads.form.head
+    form, at = heads.form, own * heads.form.stored
     scale: Value = f32(1.0)
+    least: Value = f32(0.0)
     if form.scaled:
         with when(scope.thread == 0):
-            most = Register(f32(0.0))
-            with loop(0, form.head) as value:
-                most.value = T.max(most.value, T.abs(ready[at + value]))
-            store(scales, own, most.value * f32(1 / 127))
+            for number, found in enumerate(_find_scale(form, ready, at)):
+                store(scales, 2 * own + number, found)
         barrier()
-        scale = let(scales[own])
+        scale = let(scales[2 * own])
+        least = let(scales[2 * own + 1]) if form.dtype == "int4" else least
         with when(T.And(exists, scope.thread == 0)):
-            store(scope.row_scales, row * 2 + to_int(is_value), scale)
+            word = halves(scale, least) if form.dtype == "int4" else scale
+            store(scope.row_scales, row * 2 + to_int(is_value), word)
     inverse = let(f32(1.0) / select(scale > f32(0.0), scale, f32(1.0))) if form.scaled else f32(1.0)
     each = 4 * form.per_word
     with strided(scope, form.units) as unit:
         first = let(unit * each + at)
         values = [let(ready[first + index]) for index in range(each)]
         words = [
-            hold(pack(form, values[start : start + form.per_word], inverse), "uint32")
+            hold(pack(form, values[start : start + form.per_word], inverse, least), "uint32")
             for start in range(0, each, form.per_word)
         ]
         for number, word in enumerate(words):
-            for index, value in enumerate(unpack(form, word)):
-                store(ready, first + (number * form.per_word + index), value * scale if form.scaled else value)
+            for index, value in enumerate(unpack(form, word, (scale, least))):
+                rounded = value * scale if form.dtype == "int8" else value
+                store(ready, first + (number * form.per_word + index), rounded)
         with when(T.And(exists, is_value)):
             for number, word in enumerate(words):
                 store(scope.values, row * form.words + unit * 4 + number, word)
         with when(T.And(exists, T.Not(is_value))):
             store(scope.keys4, key_unit(form, row, unit), join(words))
+
+
+def _find_scale(form: RowForm, ready: Buffer, at: Value | int) -> list[Value]:
+    """The scale of a row in `ready`; for int4 also its least value, both as float16 holds them."""
+    if form.dtype == "int8":
+        most = Register(f32(0.0))
+        with loop(0, form.head) as value:
+            most.value = T.max(most.value, T.abs(ready[at + value]))
+        return [most.value * f32(1 / 127)]
+    low, high = Register(ready[at]), Register(ready[at])
+    with loop(0, form.head) as value:
+        low.value, high.value = T.min(low.value, ready[at + value]), T.max(high.value, ready[at + value])
+    numbers = (high.value - low.value) * f32(1 / STEPS), low.value
+    both = hold(halves(*(T.max(T.min(each, f32(LARGEST)), f32(-LARGEST)) for each in numbers)), "uint32")
+    return [half(both, 0), half(both, 1)]
 
 
 def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built:
@@ -264,7 +305,7 @@ def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built
     core, form = heads.core, heads.form
 
     def body(scope: Scope) -> None:
-        raw, ready, factors = scope.shared(form.head), scope.shared(form.head), scope.shared(1)
+        raw, ready, factors = scope.shared(form.stored), scope.shared(form.stored), scope.shared(2)
         slot, exists = scope.group, scope.row < to_int(scope.tables[State.COUNT])
         token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))
         make_ready(scope, heads, 1, lambda _: slot, token, raw, ready, factors)
@@ -274,7 +315,11 @@ def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built
             return
         barrier()  # `write_row` changes `ready`
         kv_head = remainder(T.max(slot - core.heads, i32(0)), core.kv_heads)
-        row = let(new_row(scope, heads.tables, let(scope.layer * heads.tables.kv_heads + kv_head)) + token)
+        head = let(scope.layer * heads.tables.kv_heads + kv_head)
+        row = let(new_row(scope, heads.tables, head) + token)
+        if form.transformed:
+            reflect(scope, heads.tables, form, ready, 1, factors, head, lambda _: T.Not(heads.is_value(slot)))
+            hadamard(scope, form, ready, 1)
         is_row = T.And(exists, T.Not(heads.is_query(slot)))
         write_row(scope, heads, ready, 0, row, is_row, heads.is_value(slot), factors)
         if observes:
@@ -306,5 +351,5 @@ def move(name: str, dtype: str, head: int) -> Built:
                         store(scope.row_scales, target * 2 + kind, scope.row_scales[source * 2 + kind])
 
     writes = {"keys": "uint32", "values": "uint32"}
-    writes |= {"row_scales": "float32"} if form.scaled else {}
+    writes |= {"row_scales": form.scale_type} if form.scaled else {}
     return build(name, _THREADS, {"pairs": "int32"}, writes, ("which",), body, (1, MOST_MOVED), 1)
