@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.kernel import read_text, whole
 from edge.devices.memory import MemoryLimit, memory_limit, total_memory
+from edge.records import dataclass
 
 # Instruction sets that decide how fast quantized kernels run; `flags` on x86, `Features` on ARM.
 _NOTABLE = (

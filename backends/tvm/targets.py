@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from edge.errors import InputError, UnsupportedError
+from edge.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
 import numpy as np
 
+from edge.records import dataclass
 from edge.types import IntArray
 
 BLOCK = 64  # tokens. Shorter ones are more files, longer ones more rows that are stored twice where prompts part.

@@ -8,8 +8,6 @@ evenly over a pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.cpu.arguments import Blocks, Streams
 from edge.backends.tvm.cpu.slots import slot_bytes
@@ -19,6 +17,7 @@ from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place
 from edge.model.cores import Experts
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
+from edge.records import dataclass
 
 STEPS = 256  # shares are multiples of 1/256
 BLOCK = 2 << 20  # bytes that are evicted together: Linux may map them as one page, at a hundredth of the cost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import accumulate
 
 from edge.backends.base import EngineConfig
@@ -21,6 +21,7 @@ from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLaye
 from edge.model.layers import Block
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
+from edge.records import dataclass
 
 ANGLES_AHEAD = 64  # decode steps for which angles are computed at once
 KEYS, VALUES = 1, 2  # what is moved of a row

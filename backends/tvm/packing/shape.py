@@ -7,7 +7,7 @@ tensors) are entries in a table at run time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from edge.backends.checks import check_cores
@@ -26,6 +26,7 @@ from edge.model.cores import (
 )
 from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
+from edge.records import dataclass
 
 _MOST_BLOCKS = 8  # of different shapes, each of which is compiled
 

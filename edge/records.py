@@ -1,0 +1,102 @@
+"""Frozen dataclasses whose methods are compiled when they are first called.
+
+The standard library compiles six methods for each frozen dataclass where its module is imported, which took a quarter
+of the start of `edge run`: most classes are never compared or printed in a run, and many have no instance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from operator import attrgetter
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any
+
+
+def _dataclass(
+    cls: type[Any] | None = None, /, *, frozen: bool = False, eq: bool = True, slots: bool = False, **others: bool
+) -> Any:
+    """`dataclasses.dataclass`, and the same classes; those with `frozen=True`, without slots, are defined faster.
+
+    Their fields have defaults at most, no other settings, and are no `InitVar`; and since `__dataclass_params__` does
+    not tell that they are frozen, classes that others derive frozen dataclasses from use the standard library's.
+    """
+    if cls is None:
+        return lambda cls: _dataclass(cls, frozen=frozen, eq=eq, slots=slots, **others)
+    if not frozen or slots:
+        return dataclasses.dataclass(cls, frozen=frozen, eq=eq, slots=slots, **others)
+    made = dataclasses.dataclass(cls, init=False, repr=False, eq=False, **others)
+    methods = {"__init__": _first_init(made), "__repr__": _repr, "__setattr__": _set, "__delattr__": _delete}
+    if eq:
+        # The class goes first: attrgetter of a single name would not return a tuple.
+        values = attrgetter("__class__", *(each.name for each in dataclasses.fields(made)))
+        methods |= {"__eq__": _equality(values), "__hash__": lambda self: hash(values(self))}
+    for name, method in methods.items():
+        if name not in vars(made) or (name == "__hash__" and vars(made)[name] is None):  # None: it has an __eq__
+            setattr(made, name, method)
+    return made
+
+
+if TYPE_CHECKING:  # type checkers know this decorator
+    from dataclasses import dataclass as dataclass
+else:
+    dataclass = _dataclass
+
+
+def _first_init(cls: type[Any]) -> Any:
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        setattr(cls, "__init__", _compile_init(cls))  # noqa: B010
+        cls.__init__(self, *values, **named)
+
+    return init
+
+
+def _compile_init(cls: type[Any]) -> Any:
+    names: dict[str, Any] = {"_assign": object.__setattr__, "_missing": dataclasses.MISSING}
+    ordered, keywords, body = ["self"], ["*"], []
+    for field in dataclasses.fields(cls):
+        name = value = parameter = field.name
+        if field.default is not dataclasses.MISSING:
+            names[f"_default_{name}"] = field.default
+            parameter = f"{name}=_default_{name}"
+        elif field.default_factory is not dataclasses.MISSING:
+            names[f"_make_{name}"] = field.default_factory
+            parameter = f"{name}=_missing"
+            value = f"_make_{name}() if {name} is _missing else {name}"
+        (keywords if field.kw_only else ordered).append(parameter)
+        body.append(f"_assign(self, {name!r}, {value})")
+    if hasattr(cls, "__post_init__"):
+        body.append("self.__post_init__()")
+    parameters = ", ".join(ordered + keywords[len(keywords) == 1 :])
+    exec(f"def __init__({parameters}):\n {'; '.join(body) or 'pass'}", names)
+    names["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
+    return names["__init__"]
+
+
+def _equality(values: Any) -> Any:
+    def equal(self: Any, other: object) -> Any:
+        return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
+
+    return equal
+
+
+@recursive_repr()
+def _repr(self: Any) -> str:
+    values = (f"{each.name}={getattr(self, each.name)!r}" for each in dataclasses.fields(self))
+    return f"{type(self).__qualname__}({', '.join(values)})"
+
+
+def _set(self: Any, name: str, value: object) -> None:
+    if _is_frozen(self, name):
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    object.__setattr__(self, name, value)
+
+
+def _delete(self: Any, name: str) -> None:
+    if _is_frozen(self, name):
+        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+    object.__delattr__(self, name)
+
+
+def _is_frozen(instance: Any, name: str) -> bool:
+    """Plain subclasses may add attributes."""
+    return name in instance.__dataclass_fields__ or "__dataclass_fields__" in vars(type(instance))
