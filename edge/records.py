@@ -1,7 +1,7 @@
-"""Frozen dataclasses whose methods are compiled when they are first called.
+"""Dataclasses whose methods are compiled when they are first called.
 
-The standard library compiles six methods for each frozen dataclass where its module is imported, which took a quarter
-of the start of `edge run`: most classes are never compared or printed in a run, and many have no instance.
+The standard library compiles up to six methods for each dataclass where its module is imported, which took a quarter of
+the start of `edge run`: most classes are never compared or printed in a run, and many have no instance.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
 
 
-def _dataclass(
-    cls: type[Any] | None = None, /, *, frozen: bool = False, eq: bool = True, slots: bool = False, **others: bool
-) -> Any:
-    """`dataclasses.dataclass`, and the same classes; those with `frozen=True`, without slots, are defined faster.
+def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: bool = True, **others: bool) -> Any:
+    """`dataclasses.dataclass`, and the same classes, defined faster.
 
-    Their fields have defaults at most, no other settings, and are no `InitVar`; and since `__dataclass_params__` does
-    not tell that they are frozen, classes that others derive frozen dataclasses from use the standard library's.
+    Fields have defaults at most, no other settings, and are no `InitVar`.
     """
     if cls is None:
-        return lambda cls: _dataclass(cls, frozen=frozen, eq=eq, slots=slots, **others)
-    if not frozen or slots:
-        return dataclasses.dataclass(cls, frozen=frozen, eq=eq, slots=slots, **others)
-    made = dataclasses.dataclass(cls, init=False, repr=False, eq=False, **others)
-    methods = {"__init__": _first_init(made), "__repr__": _repr, "__setattr__": _set, "__delattr__": _delete}
+        return lambda cls: _dataclass(cls, frozen=frozen, eq=eq, **others)
+    derived = any(dataclasses.is_dataclass(each) for each in cls.__bases__)  # of frozen ones only frozen ones
+    made = dataclasses.dataclass(cls, init=False, repr=False, eq=False, frozen=frozen and derived, **others)
+    made.__dataclass_params__.frozen = frozen
+    methods = {"__init__": _first_init(made), "__repr__": _repr}
+    if frozen:
+        methods |= {"__setattr__": _set, "__delattr__": _delete}
     if eq:
         # The class goes first: attrgetter of a single name would not return a tuple.
         values = attrgetter("__class__", *(each.name for each in dataclasses.fields(made)))
-        methods |= {"__eq__": _equality(values), "__hash__": lambda self: hash(values(self))}
+        methods |= {"__eq__": _equality(values), "__hash__": (lambda self: hash(values(self))) if frozen else None}
     for name, method in methods.items():
         if name not in vars(made) or (name == "__hash__" and vars(made)[name] is None):  # None: it has an __eq__
             setattr(made, name, method)
@@ -52,7 +51,7 @@ def _first_init(cls: type[Any]) -> Any:
 
 def _compile_init(cls: type[Any]) -> Any:
     names: dict[str, Any] = {"_assign": object.__setattr__, "_missing": dataclasses.MISSING}
-    ordered, keywords, body = ["self"], ["*"], []
+    ordered, keywords, body, frozen = ["self"], ["*"], [], cls.__dataclass_params__.frozen
     for field in dataclasses.fields(cls):
         name = value = parameter = field.name
         if field.default is not dataclasses.MISSING:
@@ -63,7 +62,7 @@ def _compile_init(cls: type[Any]) -> Any:
             parameter = f"{name}=_missing"
             value = f"_make_{name}() if {name} is _missing else {name}"
         (keywords if field.kw_only else ordered).append(parameter)
-        body.append(f"_assign(self, {name!r}, {value})")
+        body.append(f"_assign(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     parameters = ", ".join(ordered + keywords[len(keywords) == 1 :])

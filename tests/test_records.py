@@ -1,4 +1,4 @@
-"""`edge.records.dataclass` against the standard library's."""
+"""`edge.records.dataclass`, compared with the standard library's."""
 
 from __future__ import annotations
 
@@ -80,6 +80,12 @@ def define(dataclass: Any) -> dict[str, type[Any]]:
     @dataclass
     class Mutable:
         first: int
+        second: list[int] = dataclasses.field(default_factory=list)
+
+    @dataclass(eq=False)
+    class MutableIdentity:
+        first: int
+        second: int = 2
 
     found = locals()
     return {name: each for name, each in found.items() if isinstance(each, type)}
@@ -95,7 +101,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("Mixed", (1,), {"second": 2}), ("Mixed", (1, 2), {}),
     ("Checked", (1,), {}), ("Checked", (-1,), {}),
     ("Identity", (1,), {}), ("Own", ("-3",), {}), ("OwnHash", (1,), {}), ("Undecorated", (1,), {}),
-    ("Mutable", (1,), {}),
+    ("Mutable", (1,), {}), ("Mutable", (1, [2]), {}), ("MutableIdentity", (1,), {}),
 ]  # fmt: skip
 
 
@@ -156,3 +162,26 @@ def test_instances_are_pickled_and_shown_though_they_contain_themselves() -> Non
     assert pickle.loads(pickle.dumps(made)) == made
     made.nested.append(made)
     assert repr(made) == "Pickled(first=1, nested=[...])"
+
+
+@pytest.mark.parametrize("base", [ours, THEIRS])
+@pytest.mark.parametrize("derived", [ours, THEIRS])
+def test_classes_inherit_from_those_of_the_standard_library_and_it_from_them(base: Any, derived: Any) -> None:
+    @base(frozen=True)
+    class Base:
+        first: int
+
+    @derived(frozen=True)
+    class Derived(Base):
+        second: int = 2
+
+    made = Derived(1)
+    assert (made, hash(made), repr(made).split(".")[-1]) == (
+        Derived(1, 2),
+        hash(Derived(1)),
+        "Derived(first=1, second=2)",
+    )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.first = 2
+    with pytest.raises(TypeError, match="cannot inherit non-frozen dataclass from a frozen one"):
+        derived(type("Thawed", (Base,), {}))

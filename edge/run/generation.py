@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from io import StringIO
 
 from edge.backends.counts import ExpertCounts
@@ -13,6 +13,7 @@ from edge.errors import InputError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model
 from edge.model.prompt import Prompt
+from edge.records import dataclass
 from edge.run.budgets.meters import Watch
 from edge.run.logprobs import Logprobs, OnLogprob
 from edge.run.report import Beam, Energy, StopReason, Timings, Tokens
