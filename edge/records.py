@@ -19,6 +19,7 @@ def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: boo
     """
     if cls is None:
         return lambda cls: _dataclass(cls, frozen=frozen, eq=eq, **others)
+    cls.__doc__ = cls.__doc__ or cls.__name__  # the standard library's, of the signature, takes longer than all else
     derived = any(dataclasses.is_dataclass(each) for each in cls.__bases__)  # of frozen ones only frozen ones
     made = dataclasses.dataclass(cls, init=False, repr=False, eq=False, frozen=frozen and derived, **others)
     made.__dataclass_params__.frozen = frozen
