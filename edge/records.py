@@ -23,12 +23,12 @@ def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: boo
     derived = any(dataclasses.is_dataclass(each) for each in cls.__bases__)  # of frozen ones only frozen ones
     made = dataclasses.dataclass(cls, init=False, repr=False, eq=False, frozen=frozen and derived, **others)
     made.__dataclass_params__.frozen = frozen
-    methods = {"__init__": _first_init(made), "__repr__": _repr}
+    names = tuple(each.name for each in dataclasses.fields(made))
+    methods = {"__init__": _first_init(made), "__repr__": _representation(names)}
     if frozen:
         methods |= {"__setattr__": _set, "__delattr__": _delete}
     if eq:
-        # The class goes first: attrgetter of a single name would not return a tuple.
-        values = attrgetter("__class__", *(each.name for each in dataclasses.fields(made)))
+        values = attrgetter("__class__", *names)  # the class, since of a single name it would not return a tuple
         methods |= {"__eq__": _equality(values), "__hash__": (lambda self: hash(values(self))) if frozen else None}
     for name, method in methods.items():
         if name not in vars(made) or (name == "__hash__" and vars(made)[name] is None):  # None: it has an __eq__
@@ -51,25 +51,28 @@ def _first_init(cls: type[Any]) -> Any:
 
 
 def _compile_init(cls: type[Any]) -> Any:
-    names: dict[str, Any] = {"_assign": object.__setattr__, "_missing": dataclasses.MISSING}
-    ordered, keywords, body, frozen = ["self"], ["*"], [], cls.__dataclass_params__.frozen
+    scope, missing = {"_missing": dataclasses.MISSING}, dataclasses.MISSING
+    parameters: tuple[list[str], list[str]] = ["self"], ["*"]  # by position, by keyword alone
+    defaults: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    frozen, body = cls.__dataclass_params__.frozen, ["_fields = self.__dict__"]
     for field in dataclasses.fields(cls):
-        name = value = parameter = field.name
-        if field.default is not dataclasses.MISSING:
-            names[f"_default_{name}"] = field.default
-            parameter = f"{name}=_default_{name}"
-        elif field.default_factory is not dataclasses.MISSING:
-            names[f"_make_{name}"] = field.default_factory
-            parameter = f"{name}=_missing"
+        name = value = field.name
+        if field.default_factory is not missing:
+            scope[f"_make_{name}"] = field.default_factory
             value = f"_make_{name}() if {name} is _missing else {name}"
-        (keywords if field.kw_only else ordered).append(parameter)
-        body.append(f"_assign(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+        optional = value != name or field.default is not missing
+        if optional:
+            defaults[field.kw_only][name] = field.default
+        parameters[field.kw_only].append(name + "=0" * optional)  # a constant takes less time to compile
+        body.append(f"_fields[{name!r}] = {value}" if frozen else f"self.{name} = {value}")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
-    parameters = ", ".join(ordered + keywords[len(keywords) == 1 :])
-    exec(f"def __init__({parameters}):\n {'; '.join(body) or 'pass'}", names)
-    names["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
-    return names["__init__"]
+    listed = ", ".join(parameters[0] + parameters[1][len(parameters[1]) == 1 :])
+    exec(f"def __init__({listed}): {'; '.join(body)}", scope)
+    made: Any = scope["__init__"]
+    made.__qualname__ = f"{cls.__qualname__}.__init__"
+    made.__defaults__, made.__kwdefaults__ = tuple(defaults[0].values()), defaults[1]
+    return made
 
 
 def _equality(values: Any) -> Any:
@@ -79,10 +82,13 @@ def _equality(values: Any) -> Any:
     return equal
 
 
-@recursive_repr()
-def _repr(self: Any) -> str:
-    values = (f"{each.name}={getattr(self, each.name)!r}" for each in dataclasses.fields(self))
-    return f"{type(self).__qualname__}({', '.join(values)})"
+def _representation(names: tuple[str, ...]) -> Any:
+    @recursive_repr()
+    def represent(self: Any) -> str:
+        values = [f"{name}={getattr(self, name)!r}" for name in names]
+        return f"{type(self).__qualname__}({', '.join(values)})"
+
+    return represent
 
 
 def _set(self: Any, name: str, value: object) -> None:
