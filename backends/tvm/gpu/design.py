@@ -178,7 +178,7 @@ class Design:
         return cls(
             shape, weights, adapter.language, tuning, config.kv_dtype, config.chunk, config.logits_rows,
             config.observes, rotation.pairs, network.halves,
-            tuple(shape.form_of(layer, network) for layer in network.layers), rotation.kinds, network.windows,
+            tuple(shape.forms_of(network)), rotation.kinds, network.windows,
             tuple(
                 layer if core is None or core.rows_of is None else core.rows_of
                 for layer, core in enumerate(network.attention)

@@ -68,7 +68,7 @@ class PackedLayout:
     @cached_property
     def forms(self) -> list[int]:
         """The form of each layer, an index into `Shape.forms`."""
-        return [self.shape.form_of(layer, self.network) for layer in self.network.layers]
+        return self.shape.forms_of(self.network)
 
     @cached_property
     def variants(self) -> dict[str, list[tuple[str, ...]]]:
