@@ -16,6 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from edge.backends.tvm.gpu.design import State
+from edge.backends.tvm.gpu.picking import TOP
 from edge.exporting import gpu_programs
 from edge.exporting.enums import ABOUT, ROLES_OF_TEXT, Engine, Finish, Role, Speculate, Status, Trim
 from edge.exporting.structs import STRUCTS, Field, layout, members
@@ -242,8 +243,10 @@ def _programs(part: str) -> str:
     """Of structs their bytes, and fields: name, type, offset, number of values, or of bytes of a text."""
     if part == "PASSES":
         return _list(map('"{}"'.format, gpu_programs.PASSES), 2)
+    if part == "TOP":
+        return f"export const TOP = {TOP}; // logits that are read where they are enough for a draw"
     if part == "STATE":
-        return _list((f"{name}: {getattr(State, name)}" for name in ("COUNT", "POSITION", "WANTED")), 2)
+        return _list((f"{name}: {getattr(State, name)}" for name in gpu_programs.STATE), 2)
     lines = []
     for name, struct in gpu_programs.STRUCTS.items():
         entries = []

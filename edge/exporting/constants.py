@@ -15,7 +15,8 @@ from edge.backends import ring, row_lists
 from edge.backends.onnx.graph.static import HIDDEN
 from edge.backends.tvm.adapters import padded_rank
 from edge.backends.tvm.cpu.arguments import LINE, Job
-from edge.backends.tvm.gpu.design import State
+from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, State
+from edge.backends.tvm.gpu.picking import TOP
 from edge.backends.tvm.kv import row_formats
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
@@ -36,7 +37,7 @@ from edge.plan.plan import DRAFT_TEXT
 from edge.prompt_cache.tree import SNAPSHOT_STEP
 from edge.run import reclaim
 from edge.run.budgets import governor, meters
-from edge.run.drafting import drafts, speculation
+from edge.run.drafting import ahead, drafts, speculation
 from edge.run.sampling import sampler
 from edge.run.starting import race
 
@@ -93,6 +94,10 @@ _INTEGERS = {
     "JOB_VERIFY": Job.BATCH,  # of an exported pass
     "DRAFTS_APPLIED": Job.APPLIED,
     "DRAFTS_VERIFIED": Job.VERIFIED,
+    "MOST_PICKS": min(PICKS, ANGLES_AHEAD, ROPE_AHEAD),
+    "MOST_BANS": State.MOST_BANS,
+    "MOST_TOP": TOP,
+    "PICKED_IN_VAIN": ahead.IN_VAIN,
     "MOST_DRAFTS": max(each.gemm_tokens for each in TARGETS) - 1,
     "DRAFT_TEXT": DRAFT_TEXT,
     "DRAFT_DEPTH": drafts.DEPTH,
@@ -126,6 +131,7 @@ _DOUBLES = {
     "FORGET": governor.FORGET,
     "PRESSURE_S": meters.PRESSURE_S,
     "COLDEST": sampler.COLDEST,
+    "BURST_S": ahead.BURST_S,
     "LEAST_GAIN": speculation.LEAST_GAIN,
     "FIRST_COST": speculation.FIRST_COST[0],
     "FIRST_COST_EACH": speculation.FIRST_COST[1],
@@ -157,7 +163,7 @@ def constants_header() -> str:
         f"static const uint32_t GPU_NONE = {gpu_programs.NONE}u;",
         _enum("", (f"GPU_{name.upper()}" for name in gpu_programs.LANGUAGES)),
         _enum("gpu_passes", (f"GPU_{name}" for name in gpu_programs.PASSES)),
-        _enum("", (f"GPU_STATE_{name} = {getattr(State, name)}" for name in ("COUNT", "ANGLE", "POSITION", "WANTED"))),
+        _enum("", (f"GPU_STATE_{name} = {getattr(State, name)}" for name in gpu_programs.STATE)),
         f'#define ADAPTER_MAGIC "{adapter_file.MAGIC.decode()}"',
         _enum("", (f"LORA_{name}" for name in adapter_file.KINDS)),
         _enum("", (f"KIND_{name.upper()}" for name in vocabulary.KINDS)),

@@ -20,6 +20,7 @@ from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, RING, RING_MOVE, VALUES, Design, RowForm, input_stride
 from edge.backends.tvm.gpu.export import any_gpu, places_of, write_weights
 from edge.backends.tvm.gpu.kv import STAGED, arena_bytes
+from edge.backends.tvm.gpu.picking import top_offset
 from edge.backends.tvm.gpu.program import Dispatch, Program, Slice
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
@@ -43,8 +44,11 @@ DRIVER_BYTES, DRIVER = 160 << 20, "as pocl 3.1 took, measured; phones' drivers a
 NONE = 0xFFFFFFFF  # instead of the number of a buffer
 # Runs of dispatches, by their numbers. Rows are moved by keys, values or both, in the arena of all rows or of rings.
 _MOVED = ("KEYS", "VALUES", "ROWS")
-PASSES = ("STEP", "CHUNK", "LAST", *(f"{kind}MOVE_{which}" for kind in ("", "RING_") for which in _MOVED))
+_PLAIN = ("STEP", "CHUNK", "LAST", "PICKED", "TOP")
+PASSES = (*_PLAIN, *(f"{kind}MOVE_{which}" for kind in ("", "RING_") for which in _MOVED))
+STATE = ("COUNT", "ANGLE", "POSITION", "WANTED", "BANNED", "BANS")  # of `State`, what hosts write
 
+_SINGLE = ("tables", "tokens", "logits", "layer_inputs", "found")  # buffers
 _BUFFERS = ("keys", "values", "row_scales", "pairs")  # of an arena
 _MOVES = (KEYS, VALUES, KEYS + VALUES)
 
@@ -55,7 +59,7 @@ GPU = c_struct(
         for what in ("", "_at")
     },
     # Numbers of buffers; of an arena: all rows or those without a ring, then those of rings, if they lie apart.
-    **dict.fromkeys(("tables", "tokens", "logits", "layer_inputs"), "<u4"),
+    **dict.fromkeys(_SINGLE, "<u4"),
     **dict.fromkeys(_BUFFERS, ("<u4", (2,))),
     # Of an arena, too: rows; values and bytes of a key; how many of the values RoPE rotates; where, in `numbers`, its
     # heads are, by their numbers among those of all layers, and how many.
@@ -70,6 +74,7 @@ GPU = c_struct(
     threads="<u4",  # the most of a workgroup
     staged="<u4",  # rows behind those of an arena, for those that travel
     most_moved="<u4",  # rows that are moved at once
+    top_at="<u4",  # bytes in `found` before the result of TOP
 )  # fmt: skip
 KERNEL = c_struct(  # source, length: in each of LANGUAGES; length 0: not in it. written: a bit for each of its buffers
     name="S48", source=("<u4", (2,)), length=("<u4", (2,)), threads=("<u4", (2,)), parts="<u4", written="<u4"
@@ -191,7 +196,7 @@ def _without_sources(program: Program) -> Program:
 def _passes(program: Program, design: Design) -> dict[str, tuple[Dispatch, ...]]:
     scaled = design.kv_dtype == "int8"
     names = [name for name in _BUFFERS if scaled or name != "row_scales"]
-    passes = {name: program.dispatches(name.lower()) for name in ("STEP", "CHUNK", "LAST")}
+    passes = {name: program.dispatches(name.lower()) for name in _PLAIN}
     kinds = {"": "edge_move"} | ({"RING_": RING_MOVE} if design.shape.apart else {})
     for kind, kernel in kinds.items():
         slices = tuple(Slice(kind.lower() + name) for name in names)
@@ -294,7 +299,7 @@ def _section(
         for places in [[at.get((name, language), (0, 0)) for language in LANGUAGES]]
     )  # fmt: skip
     layout, shape = design.tables, design.shape
-    values |= {name: buffer_numbers.get(name, NONE) for name in ("tables", "tokens", "logits", "layer_inputs")}
+    values |= {name: buffer_numbers.get(name, NONE) for name in _SINGLE}
     values |= {
         name: [buffer_numbers.get(prefix + name, NONE) for prefix in ("", RING)] for name in _BUFFERS
     }  # fmt: skip
@@ -313,7 +318,7 @@ def _section(
         "input_stride": input_stride(shape.layer_inputs),
         "shared": max(program.kernels[name].shared for name in kernels),
         "threads": max(program.kernels[name].threads[0] * program.kernels[name].threads[1] for name in kernels),
-        "staged": STAGED, "most_moved": MOST_MOVED,
+        "staged": STAGED, "most_moved": MOST_MOVED, "top_at": top_offset(shape.vocab),
     }  # fmt: skip
     head = filled(GPU, values)
     return head + bytes(kernels_at - len(head)) + rows_of_kernels + body + sources

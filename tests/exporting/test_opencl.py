@@ -226,6 +226,38 @@ def test_a_lost_device_is_a_status(driver_library: Path) -> None:
             assert gpu.answer(PROMPT, Role.RAW) == expected
 
 
+def test_the_device_chooses_tokens(driver_library: Path) -> None:
+    """Of a greedy answer logits come to the process for the first token only, of a draw the largest; and what was run
+    beyond a stop leaves nothing behind."""
+    greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 60}
+    logits = 4 * model_of(MODEL).spec.vocab
+    with (
+        open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle,
+        bundle.session(engine=Engine.GPU, cache=kernels(), **greedy) as gpu,
+        bundle.session(engine=Engine.CPU, **greedy) as cpu,
+    ):
+        read = ctypes.c_int64.in_dll(bundle.library, "driver_read")
+        before = read.value
+        tokens, text, _ = gpu.answer("abc", Role.RAW)
+        assert (tokens, text) == cpu.answer("abc", Role.RAW)[:2]
+        assert logits + 4 * 59 <= read.value - before < 2 * logits + 4 * 4 * 59
+        for more, least in (({"top_k": 8, "top_p": 0.9}, logits + 59 * 512), ({"repeat_penalty": 1.1}, 60 * logits)):
+            before = read.value
+            answers = []
+            for session in (gpu, cpu):
+                session.rewind()
+                session.set(**greedy | {"temperature": 1.0, "seed": 3} | more)
+                answers.append(session.answer("def", Role.RAW))
+            assert answers[0] == answers[1]
+            assert least <= read.value - before < 1.5 * least
+        for session in (gpu, cpu):
+            session.rewind()
+            session.set(**greedy, stop=[text[20:24]])
+        for prompt in ("abc", "def"):  # the second one follows the first one's answer
+            assert gpu.answer(prompt, Role.RAW) == cpu.answer(prompt, Role.RAW)
+            assert gpu.use()["rows"] == cpu.use()["rows"]
+
+
 def test_a_prompt_is_cancelled_within_a_chunk(driver_library: Path) -> None:
     """And goes on as if it had not begun."""
     greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}

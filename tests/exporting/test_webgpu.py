@@ -224,7 +224,7 @@ def answer_with(name: str, folder: Path, options: dict[str, Any], flags: tuple[s
     sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c"))]
     built = build([HERE / "runtime" / "gpu_answers.c", *sources, *parts], (f"-I{RUNTIME / 'gpu'}", "-ldl", *flags))
     done = subprocess.run(
-        [built, model, kernels(), "40"], capture_output=True, text=True, timeout=900, check=False,
+        [built, model, str(int(Engine.GPU)), kernels(), "40"], capture_output=True, text=True, timeout=900, check=False,
         env=environment(folder) | {"ASAN_OPTIONS": "detect_leaks=0"},  # drivers keep memory until the process ends
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]

@@ -91,7 +91,8 @@ def test_answers_are_those_of_the_module(page: Page) -> None:
             const next = {ask(20, "def")};
             await session.rewind();
             await session.load(state);
-            answers.push([first, next, {ask(20, "def")}]);
+            const drawn = {{ temperature: 1, topK: 8, seed: 3, maxTokens: 10, ignoreEos: true }};
+            answers.push([first, next, {ask(20, "def")}, await session.ask('ghi', drawn)]);
             await session.close();
           }}
           return {{ answers, reports }};

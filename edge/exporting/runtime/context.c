@@ -34,7 +34,8 @@ void context_drop(edge_session *s)
 {
     if (!s->drafted)
         return;
-    drafts_judge(s->drafts, s->drafted, s->drafted - s->ahead);
+    if (!s->picked)
+        drafts_judge(s->drafts, s->drafted, s->drafted - s->ahead);
     pass_settle(s->pass, s->ahead);
     s->drafted = s->ahead = 0;
 }
@@ -165,15 +166,16 @@ static void note_bytes(edge_session *s)
                            (double)kv_bytes(s->rows) * rows);
 }
 
-static bool run(edge_session *s, uint32_t count)
+static bool run(edge_session *s, uint32_t count, picking *pick)
 {
     uint32_t length = kv_length(s->rows);
     if (length && (length == s->turn_rows || length == s->system_rows ||
                    (length < s->turn_rows && length % SNAPSHOT_STEP == 0)))
         kv_remember(s->rows, s->system_rows);
-    s->logits = pass_run(s->pass, s->ids + s->first, count, policy_observes(s->policy) ? count : 0);
+    s->logits = pass_run(s->pass, s->ids + s->first, count, policy_observes(s->policy) ? count : 0, pick);
     if (!s->logits)
         return false;
+    s->picked = pick && pick->count;
     note_bytes(s);
     note(s, length, count);
     return true;
@@ -191,7 +193,8 @@ static void start(edge_session *s)
     }
     s->last = 0;
     s->generated = 0;
-    s->failed = false;
+    s->failed = s->picked = false;
+    s->pace = BURST_S;
     s->pass_size = chunk_for(s, s->waiting);
     watch_start(&s->watch, s->model->config, &s->options, &s->readings);
 }
@@ -231,7 +234,7 @@ static edge_finish run_chunk(edge_session *s)
     kv_announce(s->rows, left);
     if (s->drafts)
         drafts_add(s->drafts, s->ids + s->first, (uint32_t)count);
-    if (!run(s, (uint32_t)count)) {
+    if (!run(s, (uint32_t)count, NULL)) {
         s->failed = !__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED);
         return EDGE_INTERRUPTED;
     }
@@ -252,32 +255,71 @@ edge_finish context_prompt(edge_session *s)
     return s->stopped;
 }
 
-/* ---- drafts ------------------------------------------------------------------------------------------------------- */
+/* ---- tokens ahead of the answer ----------------------------------------------------------------------------------- */
 
-/* Drafts for the next pass, behind its token. Nothing is evicted for their rows, and no budget is overrun by them. */
-static uint32_t propose(edge_session *s)
+/* Of `most` tokens, those that may run at once: nothing is evicted for their rows, and no budget is overrun by them. */
+static uint32_t room_ahead(const edge_session *s, uint32_t most)
 {
-    if (!s->drafts || s->options.speculate == EDGE_SPECULATE_OFF)
-        return 0;
-    uint32_t most = smaller(1 + pass_drafts(s->pass), kv_free(s->rows));
+    most = smaller(most, kv_free(s->rows));
     if (s->options.max_tokens)
         most = smaller(most, s->options.max_tokens - s->generated);
     most = kv_at_once(s->rows, most);
     while (most > 1 && !pass_reaches(s->pass, most))
         most--;
-    int64_t count = most > 1 ? watch_affordable(&s->watch, most) : 0;
-    return count > 1 ? drafts_propose(s->drafts, (uint32_t)count - 1, s->draft + 1) : 0;
+    int64_t count = most > 1 ? watch_affordable(&s->watch, most) : 1;
+    return count > 1 ? (uint32_t)count : 1;
 }
 
-/* Runs the token that waits, and perhaps drafts of those that may follow it. */
-static bool run_with_drafts(edge_session *s)
+/* Drafts for the next pass, behind its token. */
+static uint32_t propose(edge_session *s)
 {
+    if (!s->drafts || s->options.speculate == EDGE_SPECULATE_OFF)
+        return 0;
+    uint32_t most = room_ahead(s, 1 + pass_drafts(s->pass));
+    return most > 1 ? drafts_propose(s->drafts, most - 1, s->draft + 1) : 0;
+}
+
+/* Tokens that a device may choose at once, as `Ahead` of edge/run/drafting/ahead.py says. */
+static uint32_t burst(const edge_session *s)
+{
+    double fits = BURST_S / s->pace;
+    uint32_t most = smaller(pass_picks(s->pass), 1 + s->generated / PICKED_IN_VAIN);
+    most = fits < most ? (uint32_t)fits : most;
+    return room_ahead(s, most > 1 ? most : 1);
+}
+
+/* Runs the token that waits, and those that a device chooses behind it. False: all logits are needed, or *failed. */
+static bool run_picked(edge_session *s, bool *failed)
+{
+    picking pick = {.chosen = s->draft + 1};
+    double before = now_seconds();
+    if (!pass_picks(s->pass))
+        return false;
+    if (sampler_picks(s->sampler, pick.banned, &pick.banned_count))
+        pick.most = burst(s);
+    else if (!sampler_needs_few(s->sampler))
+        return false;
+    *failed = !run(s, 1, &pick);
+    if (*failed || !pick.count)
+        return !*failed;
+    s->drafted = s->ahead = pick.count - 1;
+    s->pace = (now_seconds() - before) / pick.count;
+    return true;
+}
+
+/* Runs the token that waits, and perhaps some of those that follow it. */
+static bool run_ahead(edge_session *s)
+{
+    bool failed = false;
+    if (run_picked(s, &failed) || failed)
+        return !failed;
     if (s->drafts)
         drafts_add(s->drafts, s->ids + s->first, 1);
     uint32_t length = kv_length(s->rows), count = 1 + propose(s);
     double before = now_seconds();
-    bool ran = count > 1 || run(s, 1);
+    bool ran = count > 1 || run(s, 1, NULL);
     if (count > 1) {
+        s->picked = false;
         s->draft[0] = s->ids[s->first];
         s->logits = pass_verify(s->pass, s->draft, count);
         ran = s->logits != NULL;
@@ -295,19 +337,24 @@ static bool run_with_drafts(edge_session *s)
     return true;
 }
 
-/* The token that was generated has run as a draft, and its logits are there. */
+/* The token that was generated has run, and its logits are there, or the device's choice. */
 static void take_ahead(edge_session *s)
 {
-    drafts_add(s->drafts, s->ids + s->first, 1);
-    s->logits += s->model->config->padded_vocab;
     note(s, kv_length(s->rows) - s->ahead, 1);
     s->ahead--;
+    if (s->picked) {
+        note_bytes(s); /* it was a pass of its own */
+        return;
+    }
+    drafts_add(s->drafts, s->ids + s->first - 1, 1);
+    s->logits += s->model->config->padded_vocab;
     s->accepted++;
 }
 
 edge_finish context_step(edge_session *s)
 {
     edge_finish reason;
+    uint32_t last = s->picked ? 1 + s->drafted : 1; /* passes */
     if (s->ahead && s->draft[1 + s->drafted - s->ahead] == s->ids[s->first]) {
         reason = __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_INTERRUPTED : watch_spent(&s->watch);
         if (!reason)
@@ -315,13 +362,13 @@ edge_finish context_step(edge_session *s)
         return reason;
     }
     context_drop(s);
-    if ((reason = look_around(s, 1)))
+    if ((reason = look_around(s, last)))
         return reason;
     if (!pass_reaches(s->pass, 1))
         return EDGE_CAPACITY;
     if (!make_room(s, 1))
         return kv_capacity(s->rows) == s->model->config->capacity ? EDGE_CAPACITY : EDGE_MEMORY;
-    if (run_with_drafts(s))
+    if (run_ahead(s))
         return EDGE_GOING;
     s->failed = true;
     return EDGE_INTERRUPTED;

@@ -170,6 +170,9 @@ void sampler_start(sampler *s, const sampling *params, const int32_t *banned, ui
                    const int32_t *more, uint32_t more_count);
 /* The next token of logits [vocab], which it changes; -1 for NaN. As edge/run/sampling/sampler.py, token by token. */
 int32_t sampler_next(sampler *s, float *logits);
+/* Whether a device may choose the next token: the likeliest but for those that this writes, [MOST_BANS], at most. */
+bool sampler_picks(const sampler *s, int32_t *banned, uint32_t *count);
+bool sampler_needs_few(const sampler *s); /* whether the MOST_TOP largest logits are enough for the next one */
 
 typedef struct stops stops;
 stops *stops_layout(arena *from);
@@ -351,6 +354,16 @@ bool policy_make_room(policy *p, kv *k, uint32_t count, uint64_t *evicted);
 
 /* ---- gpu/, npu/: the pass on a GPU or an NPU ------------------------------------------------------------------------ */
 
+/* Tokens that a device chooses itself: each the likeliest after the one before, the lowest of equals, and none of `banned`.
+ * Or none: then the MOST_TOP largest logits are enough, and all others may be -INFINITY. */
+typedef struct {
+    uint32_t most;               /* to choose; 0: none */
+    int32_t banned[MOST_BANS];
+    uint32_t banned_count;
+    int32_t *chosen;             /* [most] */
+    uint32_t count;              /* it has chosen; 0: it chose none, and the logits tell */
+} picking;
+
 typedef struct gpu gpu; /* a device with the programs, weights and rows of a session; first its gpu_host; each host has its own */
 typedef struct {
     const int32_t *tokens;
@@ -359,10 +372,12 @@ typedef struct {
     bool lengthened;
     const int32_t *starts, *lengths, *positions; /* of kv_pointers */
     const float *inputs;                         /* as a table_reader writes them; NULL: the model has no table */
+    picking *pick;                               /* NULL: all logits are wanted */
 } gpu_input;
 typedef struct {
     edge_engine engine;
     const char *called;                                       /* in messages */
+    bool picks;                                               /* it can choose tokens */
     /* A session with the engine that answers sooner: both are timed, once. NULL for an NPU. */
     edge_status (*begin_faster)(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);
     gpu *(*layout)(arena *from, const edge_model *model);
@@ -394,8 +409,12 @@ uint32_t pass_threads(const pass *p);
 /* Runs tokens and appends their rows, for which there is room; calls kv_announce, kv_prepare and kv_appended. observed:
  * the number of last tokens to observe. Returns the logits [vocab] after the last token, which are valid until the next
  * call and may be changed. NULL, and nothing has changed: cancelled on a GPU, more than a chunk or than there is room for, no token of the
- * vocabulary, a position beyond those that the model has learned, or a file that was cut short. */
-float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
+ * vocabulary, a position beyond those that the model has learned, or a file that was cut short.
+ *
+ * pick: NULL; or, behind a single token, what a device may choose, of `most` up to pass_picks, kv_free and kv_at_once. Then
+ * the rows of all chosen tokens but the last are appended, too, and there are no logits if it has chosen any. */
+float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick);
+uint32_t pass_picks(const pass *p); /* tokens that a device may choose at once; 0: none */
 /* The same for a token and drafts behind it, as many as `pass_drafts` and kv_at_once allow: the logits [count, padded
  * vocabulary] after each, as passes of their own would give them. The fixed state follows with `pass_settle`, which must come
  * before anything else reads or changes rows: the last `dropped` tokens leave nothing behind. */
@@ -420,6 +439,7 @@ typedef struct {
     const int32_t *starts, *lengths;   /* [layers * kv_heads] */
     const int32_t *positions;          /* of the rows of the arena that has windows */
     float *logits;
+    picking *pick;                     /* NULL: all logits are wanted */
     const kv_rows *arenas;             /* [2]: see kv_arenas */
 } device_job;
 typedef bool device_run(const device_job *job); /* false: it did not run, and nothing has changed but `changed` */

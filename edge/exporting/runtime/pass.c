@@ -251,17 +251,37 @@ static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
     return true;
 }
 
-static bool run_on_gpu(pass *p, const int32_t *tokens, uint32_t count)
+/* What the host computes for each token lets a device go no further than one. */
+uint32_t pass_picks(const pass *p)
+{
+    const edge_config *c = p->model->config;
+    if (p->on_gpu ? !host_of(p->on_gpu)->picks : !EDGE_DEVICE)
+        return 0;
+    return EDGE_TABLE || c->tempered ? 1 : c->chunk < MOST_PICKS ? c->chunk : MOST_PICKS;
+}
+
+/* Rows for which a pass is prepared, and which it has appended. */
+static uint32_t most_rows(uint32_t count, const picking *pick)
+{
+    return pick && pick->most ? pick->most : count;
+}
+
+static void append_rows(pass *p, uint32_t count, const picking *pick)
+{
+    kv_appended(p->rows, pick && pick->count ? pick->count : count);
+}
+
+static bool run_on_gpu(pass *p, const int32_t *tokens, uint32_t count, picking *pick)
 {
     if (EDGE_TABLE && !EDGE_TABLE(p->model, tokens, count, p->floats))
         return false;
-    kv_announce(p->rows, count);
-    kv_prepare(p->rows, count);
+    kv_announce(p->rows, most_rows(count, pick));
+    kv_prepare(p->rows, most_rows(count, pick));
     gpu_input input = {tokens, count, kv_next_position(p->rows), kv_next_rope_position(p->rows), kv_lengthened(p->rows),
-                       p->cache.starts, p->cache.lengths, p->cache.positions, EDGE_TABLE ? p->floats : NULL};
+                       p->cache.starts, p->cache.lengths, p->cache.positions, EDGE_TABLE ? p->floats : NULL, pick};
     if (!host_of(p->on_gpu)->run(p->on_gpu, &input, p->logits))
         return false;
-    kv_appended(p->rows, count);
+    append_rows(p, count, pick);
     return true;
 }
 
@@ -275,19 +295,19 @@ static void run_job(pass *p)
         unbind_thread(&before);
 }
 
-/* Everything of a job but its kind and what it wants. False: the file was cut short. */
-static bool prepare_job(pass *p, const int32_t *tokens, uint32_t count)
+/* Everything of a job but its kind and what it wants. rows: to be appended. False: the file was cut short. */
+static bool prepare_job(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows)
 {
     if (EDGE_TABLE && !EDGE_TABLE(p->model, tokens, count, p->floats + p->design->layer_inputs))
         return false;
-    kv_announce(p->rows, count);
-    kv_prepare(p->rows, count);
+    kv_announce(p->rows, rows);
+    kv_prepare(p->rows, rows);
     memcpy(p->tokens, tokens, count * sizeof *tokens);
     int64_t position = kv_next_position(p->rows);
     fill_temperatures(p, position, count);
     p->job->count = count;
     p->job->position = position;
-    p->job->angle = angle_row(p, count);
+    p->job->angle = angle_row(p, rows);
     p->job->observed = p->job->drafts = 0;
     return true;
 }
@@ -299,7 +319,7 @@ uint32_t pass_drafts(const pass *p)
 
 float *pass_verify(pass *p, const int32_t *tokens, uint32_t count)
 {
-    if (count > 1 + p->drafts || !can_run(p, tokens, count) || !prepare_job(p, tokens, count))
+    if (count > 1 + p->drafts || !can_run(p, tokens, count) || !prepare_job(p, tokens, count, count))
         return NULL;
     pass_job *job = p->job;
     job->kind = JOB_VERIFY;
@@ -324,13 +344,13 @@ void pass_settle(pass *p, uint32_t dropped)
     p->unsettled = 0;
 }
 
-float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed)
+float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick)
 {
     if (!can_run(p, tokens, count))
         return NULL;
     if (p->on_gpu)
-        return run_on_gpu(p, tokens, count) ? p->logits : NULL;
-    if (!prepare_job(p, tokens, count))
+        return run_on_gpu(p, tokens, count, pick) ? p->logits : NULL;
+    if (!prepare_job(p, tokens, count, most_rows(count, pick)))
         return NULL;
     uint32_t seen = observed < count ? observed : count;
     pass_job *job = p->job; /* kind and threads are read between jobs, too: they are never QUIT and 0 for a moment */
@@ -342,10 +362,10 @@ float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observe
             .angles = p->rope + job->angle * 2 * p->model->config->head, .angles_stride = p->design->rope_size,
             .temperatures = p->model->config->tempered ? p->floats + p->design->temperatures : NULL,
             .starts = p->cache.starts, .lengths = p->cache.lengths, .positions = p->cache.positions,
-            .logits = p->logits, .arenas = kv_arenas(p->rows)})) {
+            .logits = p->logits, .pick = pick, .arenas = kv_arenas(p->rows)})) {
         run_job(p);
         kv_written(p->rows, count);
     }
-    kv_appended(p->rows, count);
+    append_rows(p, count, pick);
     return p->logits;
 }

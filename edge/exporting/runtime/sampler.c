@@ -345,6 +345,24 @@ static void penalize(const sampler *s, float *logits)
     }
 }
 
+bool sampler_needs_few(const sampler *s)
+{
+    uint64_t passed_over = (uint64_t)s->banned_count[0] + s->banned_count[1];
+    return s->params.temperature > 0 && !penalizes(&s->params) && s->params.top_k &&
+           s->params.top_k + passed_over <= MOST_TOP;
+}
+
+bool sampler_picks(const sampler *s, int32_t *banned, uint32_t *count)
+{
+    if (s->params.temperature > 0 || penalizes(&s->params) || s->banned_count[0] + s->banned_count[1] > MOST_BANS)
+        return false;
+    *count = 0;
+    for (int list = 0; list < 2; list++)
+        for (uint32_t i = 0; i < s->banned_count[list]; i++)
+            banned[(*count)++] = s->banned[list][i];
+    return true;
+}
+
 int32_t sampler_next(sampler *s, float *logits)
 {
     ban(s, logits);

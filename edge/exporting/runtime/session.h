@@ -44,8 +44,12 @@ struct edge_session {
     pass *pass;
     gpu *gpu;                 /* or NPU; NULL: the CPU computes */
     drafts *drafts;           /* NULL: the bundle has no room for any */
-    int32_t draft[MOST_DRAFTS + 1]; /* tokens of the last pass: the one that was generated, and `drafted` behind it */
+    /* Tokens of the last pass: the one that was generated, and `drafted` behind it. picked: a device has chosen them, and
+     * one more, which has not run. */
+    int32_t draft[(MOST_DRAFTS > MOST_PICKS ? MOST_DRAFTS : MOST_PICKS) + 1];
+    bool picked;
     uint32_t drafted, ahead;  /* those of them that the answer has not come to */
+    double pace;              /* seconds of a token that a device chose */
     uint64_t all_drafted, accepted; /* since edge_begin */
     char why[sizeof((edge_error *)0)->message]; /* it is the engine; empty: the app has said so */
     int32_t *ids;             /* [room]: tokens that have not been run: `waiting` from `first` on */

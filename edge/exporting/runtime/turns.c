@@ -227,7 +227,7 @@ static void show(edge_session *s, int32_t token, bool *met)
 static void choose(edge_session *s)
 {
     bool met = false;
-    int32_t token = sampler_next(s->sampler, s->logits);
+    int32_t token = s->picked ? s->draft[1 + s->drafted - s->ahead] : sampler_next(s->sampler, s->logits);
     s->failed = token < 0;
     if (s->failed)
         return;

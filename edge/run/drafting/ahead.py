@@ -13,8 +13,8 @@ from edge.run.drafting.draft_model import DraftModel
 from edge.run.drafting.speculation import Speculation
 from edge.types import FloatArray, IntArray
 
-_IN_VAIN = 4  # of tokens that the engine chooses, one in so many may be run behind the end of the answer
-_BURST_S = 0.05  # of tokens at once: text still flows, and budgets and callers are heard as soon
+IN_VAIN = 4  # of tokens that the engine chooses, one in so many may be run behind the end of the answer
+BURST_S = 0.05  # of tokens at once: text still flows, and budgets and callers are heard as soon
 
 Outcome = FloatArray | tuple[IntArray, FloatArray] | int  # all logits, those of the likeliest, or the engine's choice
 
@@ -35,11 +35,11 @@ class Ahead:
         """Forget what was run, with the conversation that it followed."""
         self._queue = deque[tuple[int, Outcome]]()
         self.drafted = 0  # of the queue when it was run, if these tokens are not the engine's own choice
-        self._pace = _BURST_S  # seconds per token that the engine chose
+        self._pace = BURST_S  # seconds per token that the engine chose
 
     def begin(self) -> None:
         """Another generation begins."""
-        self._pace = _BURST_S
+        self._pace = BURST_S
         if self.speculation:
             self.speculation.begin()
 
@@ -74,7 +74,7 @@ class Ahead:
 
     def burst(self, answered: int) -> int:
         """Tokens that the engine chooses at once, at most, in an answer that has `answered` tokens."""
-        return min(1 + answered // _IN_VAIN, int(_BURST_S / self._pace))
+        return min(1 + answered // IN_VAIN, int(BURST_S / self._pace))
 
     def verify(self, engine: VerifyingEngine, tokens: IntArray, draft: IntArray) -> tuple[int, int, FloatArray]:
         """Run pending tokens and the draft that follows them, and keep what was run of the draft.

@@ -12,6 +12,7 @@ int64_t driver_runs;            /* kernels so far */
 int64_t driver_fails_at = -1;   /* the number of the kernel from which on the device is lost */
 int64_t driver_cancels_at = -1; /* the number of the kernel at which … */
 edge_session *driver_session;   /* … this one's answer is cancelled */
+int64_t driver_read;            /* bytes so far */
 uint32_t driver_compiles;       /* sources so far */
 uint32_t driver_refuses;        /* 1: to compile them; 2: to load its binaries */
 
@@ -33,6 +34,13 @@ static int32_t run_kernel(cl_handle queue, cl_handle kernel, uint32_t dimensions
     if (driver_runs++ == driver_cancels_at)
         edge_cancel(driver_session);
     return real.clEnqueueNDRangeKernel(queue, kernel, dimensions, first, total, group, count, events, event);
+}
+
+static int32_t read_buffer(cl_handle queue, cl_handle buffer, uint32_t wait, size_t offset, size_t size, void *data,
+                           uint32_t count, const cl_handle *events, cl_handle *event)
+{
+    driver_read += (int64_t)size;
+    return real.clEnqueueReadBuffer(queue, buffer, wait, offset, size, data, count, events, event);
 }
 
 static cl_handle with_source(cl_handle context, uint32_t count, const char **sources, const size_t *lengths, int32_t *code)
@@ -67,5 +75,6 @@ void *driver_function(void *library, const char *name)
     REPLACE(clCreateProgramWithBinary, with_binary)
     REPLACE(clBuildProgram, build)
     REPLACE(clEnqueueNDRangeKernel, run_kernel)
+    REPLACE(clEnqueueReadBuffer, read_buffer)
     return found && ours ? ours : found;
 }

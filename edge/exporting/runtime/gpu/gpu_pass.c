@@ -57,9 +57,9 @@ static void fill_angles(gpu *g, const angles_config *angles, int64_t first, uint
 static uint32_t angle_row(gpu *g, const gpu_input *input)
 {
     const gpu_config *config = g->config;
-    int64_t first = input->rope_position;
+    int64_t first = input->rope_position, count = input->pick && input->pick->most ? input->pick->most : input->count;
     if (g->lengthened != input->lengthened || first < g->first_angle
-        || first + input->count > g->first_angle + g->known_angles) {
+        || first + count > g->first_angle + g->known_angles) {
         uint64_t size = (uint64_t)config->angle_rows * 2 * config->pairs_rotated * sizeof *g->angles;
         g->first_angle = first, g->known_angles = config->angle_rows, g->lengthened = input->lengthened;
         for (uint32_t kind = 0; kind < g->model->config->rope_kinds; kind++) {
@@ -93,7 +93,37 @@ static void write_inputs(gpu *g, const gpu_input *input)
     gpu_write(g, g->config->layer_inputs, 0, g->inputs, (uint64_t)vectors * stride * sizeof *g->inputs, false);
 }
 
-/* The buffers that are written without waiting stay as they are until the logits have been read. */
+/* As run_greedy of backends/tvm/gpu/engine.py: each step writes the next one's token. */
+static void pick_tokens(gpu *g, picking *pick, float *logits)
+{
+    for (uint32_t i = 0; i < pick->most; i++) {
+        gpu_dispatch(g, GPU_STEP, 1);
+        gpu_dispatch(g, GPU_PICKED, 1);
+    }
+    gpu_read(g, g->config->tokens, g->config->chunk * sizeof *pick->chosen, pick->chosen, pick->most * sizeof *pick->chosen);
+    while (!g->failure && pick->count < pick->most && pick->chosen[pick->count] >= 0)
+        pick->count++;
+    if (!pick->count) /* the first logits had a NaN */
+        logits[0] = NAN;
+}
+
+/* The largest logits; all others become -INFINITY. */
+static void read_top(gpu *g, float *logits)
+{
+    uint32_t found[2 * MOST_TOP], vocab = g->model->config->vocab, count = vocab < MOST_TOP ? vocab : MOST_TOP;
+    gpu_dispatch(g, GPU_TOP, 1);
+    gpu_read(g, g->config->found, g->config->top_at, found, sizeof found);
+    if (g->failure)
+        return;
+    for (uint32_t i = 0; i < vocab; i++)
+        logits[i] = -INFINITY;
+    for (uint32_t i = 0; i < count; i++) { /* a key, and an id: see kernels/pick.py */
+        uint32_t key = found[2 * i], word = key >> 31 ? key ^ 1u << 31 : ~key;
+        memcpy(logits + found[2 * i + 1], &word, sizeof word);
+    }
+}
+
+/* The buffers that are written without waiting stay as they are until the results have been read. */
 static bool run(gpu *g, const gpu_input *input, float *logits)
 {
     const gpu_config *config = g->config;
@@ -107,6 +137,11 @@ static bool run(gpu *g, const gpu_input *input, float *logits)
     g->tables[GPU_STATE_COUNT] = input->count;
     g->tables[GPU_STATE_POSITION] = (uint32_t)input->position;
     g->tables[GPU_STATE_WANTED] = 1;
+    bool picks = input->pick && input->pick->most;
+    if (picks) {
+        g->tables[GPU_STATE_BANNED] = input->pick->banned_count;
+        memcpy(g->tables + GPU_STATE_BANS, input->pick->banned, input->pick->banned_count * sizeof(int32_t));
+    }
     memcpy(g->tables + config->starts, input->starts, heads * sizeof *input->starts);
     memcpy(g->tables + config->lengths, input->lengths, heads * sizeof *input->lengths);
     if (c->tempered) {
@@ -121,11 +156,18 @@ static bool run(gpu *g, const gpu_input *input, float *logits)
         write_inputs(g, input);
     gpu_write(g, config->tables, 0, g->tables, config->angles * sizeof *g->tables, false);
     gpu_write(g, config->tokens, 0, input->tokens, input->count * sizeof *input->tokens, false);
+    if (picks) {
+        pick_tokens(g, input->pick, logits);
+        return !g->failure;
+    }
     if (!gpu_dispatch(g, input->count == 1 ? GPU_STEP : GPU_CHUNK, input->count))
         return false;
     if (input->count > 1)
         gpu_dispatch(g, GPU_LAST, 1);
-    gpu_read(g, config->logits, 0, logits, c->vocab * sizeof *logits);
+    if (input->pick)
+        read_top(g, logits);
+    else
+        gpu_read(g, config->logits, 0, logits, c->vocab * sizeof *logits);
     return !g->failure;
 }
 
@@ -134,5 +176,5 @@ static uint64_t bytes(const gpu *g) { return g->bytes; }
 static const char *name(const gpu *g) { return g->name; }
 
 const gpu_host edge_gpu = {
-    EDGE_ENGINE_GPU, "the GPU", begin_faster, layout, rows_of, gpu_open, gpu_close, run, failure, bytes, name,
+    EDGE_ENGINE_GPU, "the GPU", true, begin_faster, layout, rows_of, gpu_open, gpu_close, run, failure, bytes, name,
 };

@@ -22,7 +22,7 @@ static double request_seconds(pace p)
 static bool timed(edge_session *s, const int32_t *tokens, uint32_t count, double *seconds)
 {
     double began = now_seconds();
-    const float *logits = pass_run(s->pass, tokens, count, 0);
+    const float *logits = pass_run(s->pass, tokens, count, 0, NULL);
     *seconds += now_seconds() - began;
     for (uint32_t i = 0; logits && i < s->model->config->vocab; i++)
         if (!isfinite(logits[i]))

@@ -281,5 +281,5 @@ static uint64_t bytes(const gpu *g) { return g->bytes; }
 static const char *name(const gpu *g) { return g->name; }
 
 const gpu_host edge_onnxruntime = {
-    EDGE_ENGINE_NPU, "ONNX Runtime", NULL, layout, rows_of, npu_open, npu_close, run, failure, bytes, name,
+    EDGE_ENGINE_NPU, "ONNX Runtime", false, NULL, layout, rows_of, npu_open, npu_close, run, failure, bytes, name,
 };

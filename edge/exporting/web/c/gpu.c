@@ -10,13 +10,19 @@ static uint32_t address(const void *memory)
 
 bool run_on_page(const device_job *job)
 {
+    static const picking none;
+    const picking *pick = job->pick ? job->pick : &none;
     uint32_t told[] = {
         address(job->tokens), job->count, (uint32_t)job->position, address(job->angles), job->angles_stride,
         address(job->temperatures), address(job->starts), address(job->lengths), address(job->positions),
         address(job->logits),
+        job->pick != NULL, pick->most, address(pick->banned), pick->banned_count, address(pick->chosen),
 #define ARENA(a) (a)->count, address((a)->arrays[0]), address((a)->arrays[1]), address((a)->arrays[2]), \
         address((a)->arrays[3]), address((a)->changed)
         ARENA(job->arenas), ARENA(job->arenas + 1),
     };
-    return host_gpu(told) == 1;
+    int32_t ran = host_gpu(told);
+    if (ran > 0 && pick->most)
+        job->pick->count = (uint32_t)ran;
+    return ran > 0;
 }

@@ -6,7 +6,7 @@
  * itself, such as the one in which a device is lost, and it evicts, rotates and saves rows as it does without a GPU.
  */
 
-import { STATE } from "./programs.js";
+import { STATE, TOP } from "./programs.js";
 
 const TILE = 16; // rows
 const ALIGNMENT = 256; // bytes, of uniforms
@@ -181,15 +181,17 @@ export class Gpu {
   }
 
   /**
-   * One pass, as web.h says of env.gpu. Nothing of the module's memory has changed if it is refused.
+   * One pass, or as many steps as it chooses tokens, as web.h says of env.gpu. Nothing of the module's memory has changed if
+   * it is refused.
    *
    * @param {WebAssembly.Memory} memory
    * @param {number} job
    * @returns {Promise<number>}
    */
   async run(memory, job) {
-    const [tokens, count, position, angles, stride, temperatures, starts, lengths, positions, logits, ...rest] =
-      new Uint32Array(memory.buffer, job, 22);
+    const [tokens, count, position, angles, stride, temperatures, starts, lengths, positions, logits, picks, most, bans,
+      banned, chosen, ...rest] = new Uint32Array(memory.buffer, job, 27);
+    const rows = most || count;
     const turn = this.#race?.turn(count, this.why === null);
     this.raced ??= turn?.raced ?? null;
     if (turn?.lost) this.fail(this.raced ?? "");
@@ -200,20 +202,26 @@ export class Gpu {
     try {
       const places = this.#arenas.map((_, at) => placeOf(rest.slice(6 * at, 6 * at + 6)));
       this.#arenas.forEach((arena, at) => this.#upload(memory, arena, places[at]));
-      this.#prepare(memory, { tokens, count, position, angles, stride, temperatures, starts, lengths, positions });
-      this.#submit(count === 1 ? "STEP" : "CHUNK", count);
+      this.#prepare(memory, { tokens, count, rows, position, angles, stride, temperatures, starts, lengths, positions, bans, banned });
+      for (let step = 0; step < most; step++) for (const pass of ["STEP", "PICKED"]) this.#submit(pass, 1);
+      if (!most) this.#submit(count === 1 ? "STEP" : "CHUNK", count);
       if (count > 1) this.#submit("LAST", 1);
+      if (picks && !most) this.#submit("TOP", 1);
       const { all_heads } = this.programs;
       const own = { starts: words(memory, starts, all_heads), lengths: words(memory, lengths, all_heads) };
-      const parts = this.#arenas.flatMap((arena) => arena.appended(own, count));
-      const found = await this.#read(parts);
-      const numbers = new Float32Array(found, 0, this.programs.vocab);
-      if (numbers.some(Number.isNaN)) throw new Error("the GPU computed no number (NaN)");
-      new Float32Array(memory.buffer, logits, numbers.length).set(numbers);
+      const parts = this.#arenas.flatMap((arena) => arena.appended(own, rows));
+      const { programs } = this;
+      const wanted = most ? [programs.tokens, 4 * programs.chunk, 4 * most] : picks ? [programs.found, programs.top_at, 8 * TOP]
+        : [programs.logits, 0, 4 * programs.vocab];
+      const found = await this.#read(wanted, parts);
+      if (most) takeTokens(new Int32Array(found, 0, most), new Int32Array(memory.buffer, chosen, most));
+      else if (picks) takeTop(new Uint32Array(found, 0, 2 * TOP), new Float32Array(memory.buffer, logits, programs.vocab));
+      else takeLogits(new Float32Array(found, 0, programs.vocab), new Float32Array(memory.buffer, logits, programs.vocab));
       for (const part of parts) part.arena.store(memory, places[this.#arenas.indexOf(part.arena)], part, found);
       this.#mapped.unmap();
       this.passes.gpu++;
-      return 1;
+      this.#race?.ran(rows);
+      return most || 1;
     } catch (error) {
       this.fail(/** @type {any} */ (error).message);
       this.passes.cpu++;
@@ -233,21 +241,23 @@ export class Gpu {
   }
 
   /** Sends tokens, and the tables that kernels read. @param {WebAssembly.Memory} memory @param {Record<string, number>} job */
-  #prepare(memory, { tokens, count, position, angles, stride, temperatures, starts, lengths, positions }) {
+  #prepare(memory, { tokens, count, rows, position, angles, stride, temperatures, starts, lengths, positions, bans, banned }) {
     const { programs } = this;
     const { tables, kinds, largest_head: head, all_heads: heads, pairs_rotated: pairs } = programs;
     const start = new Uint32Array(programs.angles);
     [start[STATE.COUNT], start[STATE.POSITION], start[STATE.WANTED]] = [count, position, 1];
+    start[STATE.BANNED] = banned;
+    start.set(words(memory, bans, banned), STATE.BANS);
     start.set(words(memory, starts, heads), programs.starts);
     start.set(words(memory, lengths, heads), programs.lengths);
     this.#write(tables, 0, start);
     for (let kind = 0; kind < kinds && pairs; kind++) {
-      const rows = new Float32Array(memory.buffer, angles + 4 * kind * stride, 2 * head * count);
-      const own = new Float32Array(2 * pairs * count); // cosines, then sines, of each pair once
-      for (let row = 0; row < count; row++) {
+      const all = new Float32Array(memory.buffer, angles + 4 * kind * stride, 2 * head * rows);
+      const own = new Float32Array(2 * pairs * rows); // cosines, then sines, of each pair once
+      for (let row = 0; row < rows; row++) {
         for (let pair = 0; pair < pairs; pair++) {
-          own[2 * row * pairs + pair] = rows[2 * row * head + 2 * pair];
-          own[(2 * row + 1) * pairs + pair] = rows[(2 * row + 1) * head + 2 * pair + 1];
+          own[2 * row * pairs + pair] = all[2 * row * head + 2 * pair];
+          own[(2 * row + 1) * pairs + pair] = all[(2 * row + 1) * head + 2 * pair + 1];
         }
       }
       this.#write(tables, 4 * (programs.angles + kind * programs.angle_rows * 2 * pairs), own);
@@ -292,13 +302,19 @@ export class Gpu {
     if (this.#failed) throw new Error(this.why ?? "");
   }
 
-  /** Logits, and rows behind them. @param {Part[]} parts @returns {Promise<ArrayBuffer>} valid until the buffer is unmapped */
-  async #read(parts) {
+  /**
+   * Bytes of a buffer, and rows behind them.
+   *
+   * @param {number[]} what a buffer, an offset, bytes
+   * @param {Part[]} parts
+   * @returns {Promise<ArrayBuffer>} valid until the buffer is unmapped
+   */
+  async #read([from, offset, bytes], parts) {
     const { queue } = this.#device;
     const read = this.#mapped;
-    let at = 4 * this.programs.vocab;
+    let at = bytes;
     let encoder = this.#device.createCommandEncoder();
-    encoder.copyBufferToBuffer(this.#buffers[this.programs.logits], 0, read, 0, at);
+    encoder.copyBufferToBuffer(this.#buffers[from], offset, read, 0, bytes);
     for (const part of parts) {
       const { pairs, mover } = part.arena.form;
       this.#write(pairs, 0, part.pairs);
@@ -432,24 +448,53 @@ class Arena {
 class Race {
   /** Milliseconds from one step to the next. @type {{cpu: number[], gpu: number[]}} */
   #times = { cpu: [], gpu: [] };
-  /** @type {{engine: "cpu" | "gpu", at: number} | null} the step before */
+  /** @type {{engine: "cpu" | "gpu", at: number, tokens: number} | null} the step before */
   #before = null;
   #over = false;
+
+  /** The GPU has chosen so many. @param {number} tokens */
+  ran(tokens) {
+    if (this.#before) this.#before.tokens = tokens;
+  }
 
   /** Before a pass. cpu: the module is to run it. lost: the GPU is left. raced: which engine is faster. @param {number} count tokens @param {boolean} ready */
   turn(count, ready) {
     if (this.#over) return {};
     const now = performance.now();
-    if (this.#before && count === 1) this.#times[this.#before.engine].push(now - this.#before.at);
+    if (this.#before && count === 1) this.#times[this.#before.engine].push((now - this.#before.at) / this.#before.tokens);
     const { cpu, gpu } = this.#times;
     const ours = ready && cpu.length >= RACED;
-    this.#before = count === 1 ? { engine: ours ? "gpu" : "cpu", at: now } : null;
+    this.#before = count === 1 ? { engine: ours ? "gpu" : "cpu", at: now, tokens: 1 } : null;
     if (gpu.length < RACED) return { cpu: count === 1 && !ours };
     this.#over = true;
     const [slow, fast] = [gpu, cpu].map((each) => each.slice(-RACED).sort((a, b) => a - b)[RACED >> 1]);
     const [names, times] = slow > fast ? [["CPU", "GPU"], [fast, slow]] : [["GPU", "CPU"], [slow, fast]];
     const [first, second] = times.map((each) => each.toFixed(1));
     return { lost: slow > fast, raced: `the ${names[0]} is faster: ${first} ms a token, the ${names[1]} ${second} (measured)` };
+  }
+}
+
+const NAN = "the GPU computed no number (NaN)";
+
+/** Those that the device has chosen. @param {Int32Array} found @param {Int32Array} into */
+function takeTokens(found, into) {
+  if (found.some((token) => token < 0)) throw new Error(NAN);
+  into.set(found);
+}
+
+/** @param {Float32Array} found @param {Float32Array} into */
+function takeLogits(found, into) {
+  if (found.some(Number.isNaN)) throw new Error(NAN);
+  into.set(found);
+}
+
+/** The largest logits, as pairs of a key and an id; all others become −∞. @param {Uint32Array} found @param {Float32Array} into */
+function takeTop(found, into) {
+  if (found[0] === 0xffffffff) throw new Error(NAN);
+  const words = new Uint32Array(into.buffer, into.byteOffset, into.length);
+  into.fill(-Infinity);
+  for (let at = 0; at < 2 * Math.min(TOP, into.length); at += 2) {
+    words[found[at + 1]] = found[at] >>> 31 ? found[at] ^ 0x80000000 : ~found[at];
   }
 }
 

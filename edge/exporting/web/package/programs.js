@@ -3,22 +3,23 @@
 /** @type {Record<string, [number, ...[string, string, number, number][]]>} */
 const STRUCTS = {
   // generated: STRUCTS
-  gpu_config: [220,
+  gpu_config: [228,
     ["kernels", "Uint32", 0, 1], ["kernels_at", "Uint32", 4, 1], ["buffers", "Uint32", 8, 1],
     ["buffers_at", "Uint32", 12, 1], ["parts", "Uint32", 16, 1], ["parts_at", "Uint32", 20, 1],
     ["dispatches", "Uint32", 24, 1], ["dispatches_at", "Uint32", 28, 1], ["passes", "Uint32", 32, 1],
     ["passes_at", "Uint32", 36, 1], ["numbers", "Uint32", 40, 1], ["numbers_at", "Uint32", 44, 1],
     ["tables", "Uint32", 48, 1], ["tokens", "Uint32", 52, 1], ["logits", "Uint32", 56, 1],
-    ["layer_inputs", "Uint32", 60, 1], ["keys", "Uint32", 64, 2], ["values", "Uint32", 72, 2],
-    ["row_scales", "Uint32", 80, 2], ["pairs", "Uint32", 88, 2], ["rows", "Uint32", 96, 2], ["head", "Uint32", 104, 2],
-    ["row_bytes", "Uint32", 112, 2], ["rotated", "Uint32", 120, 2], ["heads_at", "Uint32", 128, 2],
-    ["heads", "Uint32", 136, 2], ["starts", "Uint32", 144, 1], ["lengths", "Uint32", 148, 1],
-    ["angles", "Uint32", 152, 1], ["temperatures", "Uint32", 156, 1], ["positions_at", "Uint32", 160, 1],
-    ["positions", "Uint32", 164, 1], ["angle_rows", "Uint32", 168, 1], ["pairs_rotated", "Uint32", 172, 1],
-    ["kinds", "Uint32", 176, 1], ["vocab", "Uint32", 180, 1], ["chunk", "Uint32", 184, 1],
-    ["all_heads", "Uint32", 188, 1], ["largest_head", "Uint32", 192, 1], ["input_stride", "Uint32", 196, 1],
-    ["halves", "Uint32", 200, 1], ["shared", "Uint32", 204, 1], ["threads", "Uint32", 208, 1],
-    ["staged", "Uint32", 212, 1], ["most_moved", "Uint32", 216, 1]],
+    ["layer_inputs", "Uint32", 60, 1], ["found", "Uint32", 64, 1], ["keys", "Uint32", 68, 2],
+    ["values", "Uint32", 76, 2], ["row_scales", "Uint32", 84, 2], ["pairs", "Uint32", 92, 2],
+    ["rows", "Uint32", 100, 2], ["head", "Uint32", 108, 2], ["row_bytes", "Uint32", 116, 2],
+    ["rotated", "Uint32", 124, 2], ["heads_at", "Uint32", 132, 2], ["heads", "Uint32", 140, 2],
+    ["starts", "Uint32", 148, 1], ["lengths", "Uint32", 152, 1], ["angles", "Uint32", 156, 1],
+    ["temperatures", "Uint32", 160, 1], ["positions_at", "Uint32", 164, 1], ["positions", "Uint32", 168, 1],
+    ["angle_rows", "Uint32", 172, 1], ["pairs_rotated", "Uint32", 176, 1], ["kinds", "Uint32", 180, 1],
+    ["vocab", "Uint32", 184, 1], ["chunk", "Uint32", 188, 1], ["all_heads", "Uint32", 192, 1],
+    ["largest_head", "Uint32", 196, 1], ["input_stride", "Uint32", 200, 1], ["halves", "Uint32", 204, 1],
+    ["shared", "Uint32", 208, 1], ["threads", "Uint32", 212, 1], ["staged", "Uint32", 216, 1],
+    ["most_moved", "Uint32", 220, 1], ["top_at", "Uint32", 224, 1]],
   gpu_kernel: [80,
     ["name", "Text", 0, 48], ["source", "Uint32", 48, 2], ["length", "Uint32", 56, 2], ["threads", "Uint32", 64, 2],
     ["parts", "Uint32", 72, 1], ["written", "Uint32", 76, 1]],
@@ -38,17 +39,21 @@ const STRUCTS = {
 
 const PASSES = [
   // generated: PASSES
-  "STEP", "CHUNK", "LAST", "MOVE_KEYS", "MOVE_VALUES", "MOVE_ROWS", "RING_MOVE_KEYS", "RING_MOVE_VALUES",
-  "RING_MOVE_ROWS"
+  "STEP", "CHUNK", "LAST", "PICKED", "TOP", "MOVE_KEYS", "MOVE_VALUES", "MOVE_ROWS", "RING_MOVE_KEYS",
+  "RING_MOVE_VALUES", "RING_MOVE_ROWS"
   // end
 ];
 
 /** Words at the start of the buffer `tables`. */
 export const STATE = {
   // generated: STATE
-  COUNT: 0, POSITION: 3, WANTED: 4
+  COUNT: 0, ANGLE: 2, POSITION: 3, WANTED: 4, BANNED: 8, BANS: 16
   // end
 };
+
+// generated: TOP
+export const TOP = 64; // logits that are read where they are enough for a draw
+// end
 
 const WGSL = 1; // among the languages of sources
 const NONE = 0xffffffff; // instead of the number of a buffer
