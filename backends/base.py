@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from edge.backends.counts import ExpertForecast, FixedSizes, Footprint, GPUMemory, MostRows, Tuned
@@ -20,6 +20,7 @@ from edge.formats.gguf import GGUFFile
 from edge.model.cores import Core
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
+from edge.records import dataclass
 from edge.storage.versions import version_of
 from edge.types import FloatArray, Granularity, IntArray
 

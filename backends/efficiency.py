@@ -9,8 +9,9 @@ guesses. Other processors and models differ: an estimate made from these is call
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from edge.records import dataclass
 
 Kind = Literal["integers", "others", "floats"]
 """Of weights. integers: those that the engine multiplies as integers, by its best kernels. others: quantized ones that

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -16,6 +15,7 @@ from edge.model.cores import Attention
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray, IntArray
 
 _EXTRA = 3  # the two norms' weights, and the bias

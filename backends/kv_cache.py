@@ -6,13 +6,13 @@ Two counters are distinct: the *row* that a token has in the cache, and the *pos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from edge.backends.importance import RowImportance
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
+from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray, IntArray
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from edge.backends.base import Engine, EngineConfig, Operator
 from edge.backends.kv_cache import end_of
 from edge.errors import InputError
+from edge.records import dataclass
 from edge.types import IntArray
 
 Result = TypeVar("Result")

@@ -8,7 +8,6 @@ their places: attention does not depend on the order of rows, since positions de
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
@@ -18,6 +17,7 @@ from edge.backends.rope import Rotation
 from edge.backends.row_lists import RowLists, rotated_at_once
 from edge.backends.row_store import Store
 from edge.errors import EngineError, InputError
+from edge.records import dataclass
 from edge.types import AnyArray
 
 SLACK = 64  # rows beyond window and chunk, which are freed at once: so far back a cache can be truncated at least

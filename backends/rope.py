@@ -6,13 +6,14 @@ Angles are computed in float64, so that position 10^7 is as exact as position 10
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import Angles, find_angles
 from edge.model.layers import Network
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 _UNROTATED = Angles(np.zeros(0), 1.0)  # of models with learned positions

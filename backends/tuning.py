@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, Protocol, TypeVar
 
 from edge.backends.counts import Tuned
 from edge.devices.records import Record, Subject
 from edge.model.spec import ModelSpec
+from edge.records import dataclass
 
 STEP, CHUNK = "step", "chunk"  # the two parts of a run: decode, prefill
 PARTS = (STEP, CHUNK)

@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +30,7 @@ from edge.budget import format_bytes
 from edge.devices.memory import memory_use
 from edge.devices.platform import wait_for_end
 from edge.errors import BudgetError, EdgeError, EngineError
+from edge.records import dataclass
 
 Message = dict[str, Any]
 Say = Callable[[Message], None]

@@ -6,12 +6,12 @@ import os
 import platform
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.kernel import read_text, whole
 from edge.devices.memory import MemoryLimit, memory_limit, total_memory
 from edge.devices.platform import system_number
+from edge.records import dataclass
 
 # Instruction sets that decide how fast quantized kernels run; `flags` on x86, `Features` on ARM.
 _NOTABLE = (

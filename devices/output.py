@@ -18,11 +18,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief
 
 from edge.errors import InputError
+from edge.records import dataclass
 
 _TEMPORARY, _OLD = ".edge-tmp-", ".edge-old-"
 _OURS = re.compile(rf"({re.escape(_TEMPORARY)}|{re.escape(_OLD)})[0-9a-f]{{8}}-(?P<name>.+)", re.DOTALL)

@@ -14,13 +14,14 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Annotated, Any
 
 from edge.devices.output import new_file
 from edge.devices.private import make_private_folder, read_private
+from edge.records import dataclass
 from edge.values import Rule, parse
 
 SCHEMA = 1

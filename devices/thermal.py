@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.kernel import read_text, read_whole
+from edge.records import dataclass
 
 _MILLI = 1e-3
 _ROOT = Path("/")

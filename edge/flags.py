@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, TypeVar
 
 from edge.errors import KEYWORDS
+from edge.records import dataclass
 
 PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT = (
     "Prompt", "Budgets", "KV cache", "Sampling", "Engine", "Server", "Output"

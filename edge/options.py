@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +19,7 @@ from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds,
 from edge.errors import InputError
 from edge.flags import BUDGETS, CACHE, ENGINE, flags_of, named_in_errors, option
 from edge.model.lora_file import LoraFile, LoraSize, parse_lora
+from edge.records import dataclass
 
 if TYPE_CHECKING:
     from edge.model.draft import DraftFile

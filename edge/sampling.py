@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
 from edge.errors import InputError, ModelFormatError
 from edge.flags import SAMPLING, flags_of, named_in_errors, option
+from edge.records import dataclass
 
 _STATE_IT = "state it, as in --temp 0.7"
 _MOST_BIASES, _LARGEST_BIAS = 1024, 1e9

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from reprlib import repr as brief
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from edge.records import dataclass
 
 T = TypeVar("T")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.backends.onnx.folders import check_folder, folder_graph, folder_key
@@ -16,6 +15,7 @@ from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import WEIGHTS
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
+from edge.records import dataclass
 from edge.storage import cache
 from edge.storage.fingerprint import Fingerprint, fingerprint
 

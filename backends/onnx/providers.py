@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ from typing import Any
 
 from edge.devices.profiles.profile import Npu
 from edge.errors import EngineError, InputError, MissingExtraError
+from edge.records import dataclass
 
 _SUFFIX = "ExecutionProvider"
 _PLUGINS = {"qnn": "onnxruntime_qnn"}  # packages that `--provider` may name before they are installed; extras likewise

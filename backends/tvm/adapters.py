@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK, GRIDS, QuantizedMatrix, half
 from edge.model.layers import Network
 from edge.model.lora import Lora
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 Offsets = dict[str, int]

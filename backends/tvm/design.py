@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
 from edge.backends.base import EngineConfig
@@ -12,6 +12,7 @@ from edge.backends.tvm.packing.blocks import BLOCKS, IntegerBlock
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.backends.tvm.packing.shape import Shape
 from edge.backends.tvm.targets import Target, choose_target, with_tuning
+from edge.records import dataclass
 from edge.values import parse
 
 

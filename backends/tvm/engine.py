@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,8 +28,6 @@ from edge.backends.tvm.adapters import Adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
 from edge.backends.tvm.cpu.arguments import Job, Kept, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
-from edge.backends.tvm.cpu.expert_trace import save_trace
-from edge.backends.tvm.cpu.slots import ExpertSlots, reads_size
 from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.timing import thread_words
 from edge.backends.tvm.cpu.workers import Workers
@@ -53,6 +51,9 @@ from edge.model.cores import Attention
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from edge.backends.tvm.cpu.slots import ExpertSlots
 
 _COMPILING = "compiling for this CPU (first run only)"
 
@@ -99,7 +100,11 @@ class NativeEngine:
         scratch, copies = make_scratch(shape, target, *sizes), config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)
-        reads = reads_size(layout) if slots else 0
+        reads = 0
+        if slots:
+            from edge.backends.tvm.cpu.slots import ExpertSlots, reads_size
+
+            reads = reads_size(layout)
         table = np.array(
             fill_table(layout, scratch, rope_size, streams, reads, kept, copies, choose=config.reads > 0), np.int64
         )
@@ -112,9 +117,9 @@ class NativeEngine:
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
         address = self._weights.ctypes.data
-        self._experts = (
-            ExpertSlots(packed.path, layout, scratch, self._table, self._integers, slots, address) if slots else None
-        )
+        self._experts: ExpertSlots | None = None
+        if slots:
+            self._experts = ExpertSlots(packed.path, layout, scratch, self._table, self._integers, slots, address)
         at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
         self._normals = normals = self._floats[at : at + count].reshape(-1, self._head)
         at, count = scratch.offsets["x"], tokens * shape.padded_hidden
@@ -319,6 +324,8 @@ class NativeEngine:
         if self._token_table:
             self._token_table.close()
         if self._experts:
+            from edge.backends.tvm.cpu.expert_trace import save_trace
+
             save_trace(self._file, self._experts.trace)
             self._experts.close()
             self._experts = None

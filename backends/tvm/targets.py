@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
 from edge.devices.host import cpu_flags
 from edge.errors import InputError, UnsupportedError
+from edge.records import dataclass
 
 
 @dataclass(frozen=True)

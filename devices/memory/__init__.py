@@ -9,11 +9,11 @@ import contextlib
 import ctypes
 import mmap
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.kernel import read_text, read_whole, whole
 from edge.devices.platform import maxrss_unit
+from edge.records import dataclass
 
 _LONGEST_PATH = 4096  # PATH_MAX
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")  # of cgroups, versions 2 and 1

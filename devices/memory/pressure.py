@@ -6,18 +6,18 @@ Everything is read anew each time, below a root, since a process may move to ano
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.kernel import read_text, read_whole
 from edge.devices.memory import cgroup_folders, free_memory
+from edge.records import dataclass
 
 _SOME = re.compile(r"some avg10=(\d{1,9}(?:\.\d{1,9})?)(?:\s|$)", re.ASCII)
 _UNLIMITED = 1 << 60  # version 1 has a number for it
 _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # beyond `high`, processes are slowed down, not killed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pressure:
     """Memory pressure; None: unknown."""
 

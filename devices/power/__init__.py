@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.power import battery, ina, macos, nvml, pmic, rapl
@@ -14,6 +13,7 @@ from edge.devices.power.estimate import Estimate
 from edge.devices.power.guarded import Guarded
 from edge.devices.profiles import host_power
 from edge.errors import InputError
+from edge.records import dataclass
 
 # The best first: counters of energy before samplers of power, the whole device before a part of it.
 _SENSORS: dict[str, Callable[[Path], Meter]] = {

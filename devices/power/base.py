@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from edge.devices.kernel import load_text, whole
+from edge.records import dataclass
 
 MeterKind = Literal["counter", "integrated", "estimate"]
 """counter: the device counts joules. integrated: it tells watts, summed over time. estimate: nothing is measured."""
@@ -16,7 +16,7 @@ Certainty = Literal["measured", "estimated"]
 Scope = Literal["device", "package", "process"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reading:
     """A reading of an energy meter."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge.devices.power.base import MeterKind, Reading, Scope, Unavailable
+from edge.records import dataclass
 
 _MILLI = 1e-3
 

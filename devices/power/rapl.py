@@ -5,10 +5,10 @@ https://docs.kernel.org/power/powercap/powercap.html. Since 2020 only root may r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.power.base import MeterKind, Reading, Scope, Unavailable, read_number
+from edge.records import dataclass
 
 _MICRO = 1e-6
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.kernel import read_text
 from edge.devices.profiles.profile import Npu
+from edge.records import dataclass
 
 _SAYS = "the operating system"
 _ACCELERATORS = {  # by the kernel's driver, of what /sys/class/accel lists

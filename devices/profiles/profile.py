@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal, get_args
 
+from edge.records import dataclass
 from edge.values import Rule
 
 FigureKind = Literal["measured", "datasheet", "published", "assumed"]

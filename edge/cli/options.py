@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import field, is_dataclass
 from typing import Annotated, Any, Optional, get_args, get_type_hints
 
 import typer
@@ -17,6 +17,7 @@ import typer
 from edge.errors import InputError
 from edge.flags import OUTPUT, PROMPT, Flag, flags_of, option
 from edge.options import Options
+from edge.records import dataclass
 from edge.sampling import SamplingParams
 
 

@@ -73,7 +73,6 @@ def run(
     from edge.devices.power import find_meter
     from edge.errors import BudgetError
     from edge.grammar.grammar import read_grammar
-    from edge.grammar.matcher import check_grammar
     from edge.model.spec import check_generates
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
@@ -98,6 +97,8 @@ def run(
         if opened.template is None and not answer.raw and not quiet:
             note(f"{opened.name} has no chat template: it continues texts, and answers no questions (--raw: no note)")
         if form is not None:
+            from edge.grammar.matcher import check_grammar
+
             check_grammar(form, opened)
         asked = opened.prompt(said, system=answer.system, raw=answer.raw, think=think)
         thoughts = ThoughtView(not quiet and not json, shown)

@@ -8,7 +8,6 @@ matrices. A file is for one model, whatever the plan of the bundle, as long as t
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from edge.exporting.model_file import VERSION as MODEL_VERSION
 from edge.model.lora import MAX_RANK, open_lora
 from edge.model.lora_file import LoraFile, parse_lora
 from edge.model.model import Model, open_model
+from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 
 VERSION = 1  # of the file and of the packed matrices in it

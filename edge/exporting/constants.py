@@ -34,7 +34,7 @@ from edge.plan import engines
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
 from edge.plan.plan import DRAFT_TEXT
-from edge.prompt_cache.cache import SNAPSHOT_STEP
+from edge.prompt_cache.tree import SNAPSHOT_STEP
 from edge.run import reclaim
 from edge.run.budgets import governor, meters
 from edge.run.drafting import ahead, drafts, speculation

@@ -7,7 +7,7 @@ content of the buffers of weights as section GPU_WEIGHTS; pages as two files, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -31,6 +31,7 @@ from edge.model.model import Model
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.plan.plan import Plan
+from edge.records import dataclass
 from edge.types import Progress
 
 # Of the hosts of systems: OpenCL's, and webgpu.h's or a page's. LANGUAGES: in the order of KERNEL.source.

@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
@@ -26,6 +25,7 @@ from edge.devices.host import usable_cores
 from edge.devices.output import work_folder
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.exporting.constants import CONSTANTS, constants_header
+from edge.records import dataclass
 from edge.storage import cache
 from edge.types import Progress
 

@@ -12,7 +12,7 @@ runtime has them.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.plan.npu import npu_use
 from edge.plan.plan import Plan
+from edge.records import dataclass
 from edge.types import Progress
 
 FOLDER, WEIGHTS, EMBEDDINGS = "npu", "npu.data", "embed.onnx"

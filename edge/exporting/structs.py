@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal, get_type_hints
 
 from edge.flags import Flag, flags_of
+from edge.records import dataclass
 from edge.sampling import RECOMMENDED, SamplingParams
 
 Kind = Literal["uint32", "int32", "uint64", "int64", "double", "flag", "seed", "text", "texts"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import and_, or_
 from typing import Any
@@ -23,6 +22,7 @@ from tokenizers import Regex, pre_tokenizers
 from edge.errors import UnsupportedError
 from edge.exporting.c_struct import c_struct, filled
 from edge.model.pre_tokenizers import PreTokenizer
+from edge.records import dataclass
 
 CODE_POINTS, BLOCK = 0x110000, 128
 MOST_SPLITS = 8

@@ -6,13 +6,13 @@ llama.cpp and the `gguf` package. Damaged scales give non-finite values without 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from edge.errors import UnsupportedError
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 

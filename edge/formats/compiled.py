@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from edge.records import dataclass
 from edge.values import Rule
 
 _WORD = re.compile(r"[A-Za-z0-9_.+-]{1,200}")

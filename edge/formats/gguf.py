@@ -15,7 +15,6 @@ import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief  # what a file claims may be megabytes long, a message may not
 from typing import Any, BinaryIO
@@ -28,6 +27,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.arrays import read_array
 from edge.formats.blocks import BLOCK_TYPES
 from edge.formats.compiled import Compiled
+from edge.records import dataclass
 
 MAX_HEADER = 48 << 20  # bytes; the largest real vocabularies (262k tokens with merges) need about 16 MiB
 MAX_STRING = 1 << 20  # bytes; chat templates are the longest honest strings, a few tens of KiB
@@ -58,6 +58,7 @@ _SCALARS: dict[int, struct.Struct] = {
         12: "d",
     }.items()
 }
+_PLACES = {rank: struct.Struct(f"<{rank}QIQ") for rank in range(1, 5)}  # a tensor's extents, type and offset
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,12 @@ class _Cursor:
         self._at += count
         return self._at - count
 
-    def scalar(self, form: struct.Struct) -> Any:
+    def numbers(self, form: struct.Struct) -> tuple[Any, ...]:
         at = self.take(form.size)
-        return form.unpack_from(self._buffer, at)[0]
+        return form.unpack_from(self._buffer, at)
+
+    def scalar(self, form: struct.Struct) -> Any:
+        return self.numbers(form)[0]
 
     def text(self, limit: int, what: str) -> str:
         length = self.scalar(_SCALARS[10])
@@ -410,13 +414,13 @@ def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
     rank = cursor.scalar(_SCALARS[4])
     if not 1 <= rank <= 4:
         raise ModelFormatError(f"tensor {name!r} claims {rank} dimensions (1 to 4 are allowed)")
-    shape = tuple(cursor.scalar(_SCALARS[10]) for _ in range(rank))
+    *extents, type_id, offset = cursor.numbers(_PLACES[rank])
+    shape = tuple(extents)
     elements = 1
     for extent in shape:
         elements *= extent
     if not 0 < elements < 1 << 48:
         raise ModelFormatError(f"tensor {name!r} has the impossible shape {shape}")
-    type_id = cursor.scalar(_SCALARS[4])
     if type_id not in BLOCK_TYPES:
         raise UnsupportedError(f"tensor {name!r} has the unknown type {type_id}")
     type_name, block, block_bytes, _ = BLOCK_TYPES[type_id]
@@ -424,5 +428,4 @@ def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
         raise ModelFormatError(
             f"tensor {name!r}: rows of {shape[0]} values do not divide into {type_name} blocks of {block}"
         )
-    offset = cursor.scalar(_SCALARS[10])
     return TensorInfo(name, shape, type_name, type_id, offset, elements // block * block_bytes)

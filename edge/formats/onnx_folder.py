@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
@@ -19,6 +19,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK_TYPES
 from edge.formats.compiled import Compiled
 from edge.formats.gguf import MAX_COUNT, MAX_NAME, GGUFFile, TensorInfo, read_gguf
+from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 from edge.values import parse
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge.errors import InputError
+from edge.records import dataclass
 
 KINDS = ("json_schema", "regex", "lark")
 MOST_TEXT = 1 << 20  # characters of a grammar

@@ -7,13 +7,13 @@ for every head keeps concentrated ones from losing all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from edge.kv.policy import KVView, Needs
 from edge.kv.snapkv import SnapKV
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray, IntArray
 
 

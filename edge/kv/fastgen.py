@@ -9,12 +9,12 @@ for punctuation needs the text and is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from edge.kv.policy import EVERY, KVView, Needs, ScoredAndRecent
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray, IntArray
 
 _HALVINGS = 12  # of the interval in which the share lies

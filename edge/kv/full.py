@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from edge.kv.policy import NOTHING, KVView, Needs
+from edge.records import dataclass
 from edge.types import IntArray
 
 

@@ -7,13 +7,13 @@ queries so far: here per query that could see the row, or old rows would win for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from edge.errors import InputError
 from edge.kv.policy import EVERY, KVView, Needs, ScoredAndRecent
+from edge.records import dataclass
 from edge.types import FloatArray
 
 

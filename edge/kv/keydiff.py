@@ -6,12 +6,12 @@ near the mean direction are interchangeable; distinctive ones attract attention.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from edge.kv.policy import KVView, Needs, ScoredAndRecent
+from edge.records import dataclass
 from edge.types import FloatArray
 
 

@@ -6,12 +6,12 @@ norm get high attention, so the largest are evicted. It needs no attention score
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from edge.kv.policy import KVView, Needs, ScoredAndRecent
+from edge.records import dataclass
 from edge.types import FloatArray
 
 

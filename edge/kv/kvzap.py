@@ -8,13 +8,13 @@ more rows. The paper predicts from attention's input, and evicts below a thresho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from edge.kv.adakv import allocate
 from edge.kv.policy import KVView, Needs, ScoredAndRecent
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 

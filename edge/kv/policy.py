@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from edge.errors import InputError
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray, Granularity, IntArray
 
 Selection = IntArray | Sequence[IntArray]

@@ -7,7 +7,6 @@ window, falls linearly from the first layer to the last, at the same total.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from edge.errors import InputError
 from edge.kv.policy import KVView, Needs
 from edge.kv.snapkv import SnapKV
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray, IntArray
 
 

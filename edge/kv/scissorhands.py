@@ -7,10 +7,10 @@ The rows with the lowest counts are evicted, many at once; the most recent rows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from edge.kv.policy import KVView, Needs, ScoredAndRecent
+from edge.records import dataclass
 from edge.types import FloatArray
 
 

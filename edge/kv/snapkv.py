@@ -7,12 +7,12 @@ window itself is kept. The paper compresses once, at the end of the prompt; here
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from edge.kv.policy import KVView, Needs, Scored
+from edge.records import dataclass
 from edge.types import FloatArray
 
 

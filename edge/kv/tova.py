@@ -7,10 +7,10 @@ per layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from edge.kv.policy import KVView, Needs, Scored
+from edge.records import dataclass
 from edge.types import FloatArray
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from edge.kv.policy import NOTHING, KVView, Needs, check_options, first_and_last
+from edge.records import dataclass
 from edge.types import IntArray
 
 

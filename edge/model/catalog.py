@@ -7,7 +7,6 @@ import hashlib
 import importlib.util
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
@@ -17,6 +16,7 @@ from edge.devices.output import check_path
 from edge.errors import InputError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.coreml_folder import is_coreml_folder
 from edge.formats.onnx_folder import METADATA, is_model_folder
+from edge.records import dataclass
 from edge.storage import cache
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ A core sees normalised rows x. Its last matrix, `output`, multiplies what it ret
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, TypeVar
+
+from edge.records import dataclass
 
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2"]
 Router = Literal["softmax", "sigmoid"]

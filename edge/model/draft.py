@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from edge.formats.gguf import GGUFFile, read_gguf
 from edge.model.catalog import find_model
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
+from edge.records import dataclass
 
 _TOKENS = "tokenizer.ggml.tokens"
 

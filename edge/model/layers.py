@@ -17,11 +17,12 @@ plans, checks of headers, and converters read these classes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from functools import cached_property
 from typing import Literal
 
 from edge.model.cores import Attention, Core, Dense, Experts, OneCore, PerLayerInput, Rope, Temperature, Tensor
+from edge.records import dataclass
 
 Norm = Literal["rms", "layer"]
 Pooling = Literal["mean", "cls", "last"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
@@ -25,6 +24,7 @@ from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.model.lora_file import MAX_SCALE, LoraFile, LoraSize
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source
+from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray
 

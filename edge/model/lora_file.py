@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge.errors import InputError
+from edge.records import dataclass
 
 MAX_SCALE = 1e6
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from reprlib import repr as brief
 from typing import Any
 
 from edge.errors import InputError
 from edge.model.rendering import BLANKS, GUISES, MARK, MOST_TEXT, mark, number_of, reveal, written
 from edge.model.text import well_formed
+from edge.records import dataclass
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # templates have all three

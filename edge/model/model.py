@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, groupby, takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,11 +24,11 @@ from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec, check_generates
 from edge.model.thinking import Think
 from edge.model.tokenizer import Tokenizer, TokenizerLike
-from edge.model.word_piece import WordPiece
 from edge.sampling import SamplingParams, choose_sampling
-from edge.tools.formats import ToolFormat, find_format
-from edge.tools.use import ToolUse, parse_choice
 from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.tools.formats import ToolFormat
 
 _DEFAULT = Think()
 _HASH = re.compile(r"[0-9a-f]{32,}")
@@ -36,7 +36,11 @@ _HASH = re.compile(r"[0-9a-f]{32,}")
 
 def make_tokenizer(file: GGUFFile) -> TokenizerLike:
     """The tokenizer of a file, if edge knows its kind. Raises ModelFormatError, UnsupportedError."""
-    return WordPiece(file) if file.metadata.get("tokenizer.ggml.model") == WordPiece.kind else Tokenizer(file)
+    if file.metadata.get("tokenizer.ggml.model") == "bert":
+        from edge.model.word_piece import WordPiece
+
+        return WordPiece(file)
+    return Tokenizer(file)
 
 
 class Model:
@@ -129,6 +133,8 @@ class Model:
         Raises InputError for messages that are malformed, or that the template refuses, and UnsupportedError without a
         chat template or for a mode of thinking that the model lacks.
         """
+        from edge.tools.use import ToolUse, parse_choice
+
         template, known = self._needed_template(), parse_tools(tools) or []
         only, required, any_call = parse_choice(tool_choice, [tool["function"]["name"] for tool in known])
         known = known if any_call else []
@@ -141,6 +147,8 @@ class Model:
     @property
     def tool_format(self) -> ToolFormat:
         """How this model writes calls of tools, by its chat template."""
+        from edge.tools.formats import find_format
+
         source = self.file.metadata.get("tokenizer.chat_template")
         return find_format(source if isinstance(source, str) else None)
 

@@ -11,10 +11,12 @@ and refuses syntax that it does not know; `tests/exporting/test_runtime_tokens.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
+
+from edge.records import dataclass
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"

@@ -6,11 +6,14 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge.tools.use import ToolUse
 from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.tools.use import ToolUse
 
 
 class Prompt:

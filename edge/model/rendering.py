@@ -22,8 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from minijinja import Environment
-
 FUEL = 1_000_000  # minijinja instructions; real templates use a few thousand for one exchange
 FUEL_PER_MESSAGE = 5_000
 CHILD_MEMORY = 64 << 20  # bytes that rendering may allocate
@@ -104,6 +102,8 @@ class Compiled:
 
 
 def _environment(source: str) -> Any:
+    from minijinja import Environment  # here: where templates are rendered in a child, the parent needs no part of it
+
     environment: Any = Environment(templates={"chat": source}, pycompat=True, fuel=FUEL)
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.add_function("raise_exception", _raise)

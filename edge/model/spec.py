@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 from edge.errors import UnsupportedError
 from edge.formats.compiled import Compiled
 from edge.model.layers import Network
+from edge.records import dataclass
 
 
 @dataclass(frozen=True)

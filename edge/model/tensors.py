@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from edge.formats.gguf import GGUFFile
 from edge.model.cores import Attention, Tensor
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
+from edge.records import dataclass
 from edge.types import AnyArray
 
 FUSED = {  # matrices that may lie in one, row behind row

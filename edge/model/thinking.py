@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge.budget import format_joules, parse_joules
 from edge.errors import InputError
+from edge.records import dataclass
 
 EFFORTS = ("low", "medium", "high")
 

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from edge.backends import engine_named, engines_with, find_backend
 from edge.backends.base import Backend, EngineConfig
@@ -25,6 +25,7 @@ from edge.options import AUTO, Options
 from edge.plan.plan import Plan, first_fit, make_plan
 from edge.plan.resolve import resolve
 from edge.plan.resolved import Resolved
+from edge.records import dataclass
 from edge.storage import cache
 from edge.storage.versions import own_versions
 from edge.values import parse

@@ -6,7 +6,6 @@ models that are larger are cut into shards of some layers each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from edge.formats.blocks import BLOCK
 from edge.formats.compiled import Compiled
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
+from edge.records import dataclass
 
 if TYPE_CHECKING:
     from edge.backends.onnx.graph.layout import Layout, Matrix

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from edge.backends.base import Backend, EngineConfig
@@ -29,6 +29,7 @@ from edge.plan.checks import least_rows
 from edge.plan.resolve import resolve
 from edge.plan.resolved import Resolved
 from edge.prompt_cache.tree import BLOCK
+from edge.records import dataclass
 
 _MOST_EVICTED = 256
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from edge.backends.base import Backend, EngineConfig
@@ -12,6 +11,7 @@ from edge.kv import make_policy, pinned_rows
 from edge.kv.policy import Policy
 from edge.model.spec import ModelSpec
 from edge.options import Options
+from edge.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,10 @@ from edge.devices.output import check_path
 from edge.errors import EdgeError, InputError
 from edge.prompt_cache.cost import Cost
 from edge.prompt_cache.disk import BlockFiles
-from edge.prompt_cache.tree import BLOCK, Block, PrefixTree, prefix_name, root_name
+from edge.prompt_cache.tree import BLOCK, SNAPSHOT_STEP, Block, PrefixTree, prefix_name, root_name
 from edge.types import IntArray
 
 DEFAULT_SIZE = "1GiB"
-SNAPSHOT_STEP = 2048  # tokens of a long prompt after which its tail is stored, too: a multiple of BLOCK
 _WAIT_S = 1.0  # for the lock, which is never free if a signal came in the middle of `store`
 
 _UNKNOWN = Cost()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge.model.spec import ModelSpec
+from edge.records import dataclass
 
 
 @dataclass(frozen=True)

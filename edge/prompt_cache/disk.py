@@ -15,7 +15,6 @@ import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy as np
 from edge.devices.private import is_private_file, make_private_folder, read_private
 from edge.errors import InputError
 from edge.prompt_cache.tree import BLOCK, Block, agreement, prefix_name
+from edge.records import dataclass
 from edge.storage.completion import replacement, status_of
 from edge.storage.lock import file_lock
 from edge.types import IntArray

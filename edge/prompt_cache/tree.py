@@ -11,15 +11,16 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
 import numpy as np
 
+from edge.records import dataclass
 from edge.types import IntArray
 
 BLOCK = 64  # tokens. Shorter ones are more files, longer ones more rows that are stored twice where prompts part.
+SNAPSHOT_STEP = 2048  # tokens of a long prompt after which its tail is stored, too: a multiple of BLOCK
 _NAME_BYTES = 12
 _COMPARED = 256  # blocks of which the one of least worth is evicted, from the least recently used on
 

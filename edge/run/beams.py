@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import nlargest
 
 import numpy as np
 
 from edge.backends.kv_cache import end_of
 from edge.errors import InputError
+from edge.records import dataclass
 from edge.run.generation import Generation
 from edge.run.report import Beam, StopReason
 from edge.run.sampling.sampler import top_k

@@ -5,24 +5,28 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from io import StringIO
+from typing import TYPE_CHECKING
 
 from edge.backends.counts import ExpertCounts
 from edge.errors import InputError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model
 from edge.model.prompt import Prompt
+from edge.records import dataclass
 from edge.run.budgets.meters import Watch
-from edge.run.logprobs import Logprobs, OnLogprob
 from edge.run.report import Beam, Energy, StopReason, Timings, Tokens
 from edge.run.request import Request
-from edge.run.sampling.constraint import Constrained
 from edge.run.sampling.sampler import Sampler
 from edge.run.sampling.stop_strings import StopStrings
 from edge.run.sampling.thoughts import OnThought, Thinking
-from edge.run.sampling.tool_calls import OnCall, ToolCalls, special_marks
 from edge.storage.making import Made
+
+if TYPE_CHECKING:
+    from edge.run.logprobs import Logprobs, OnLogprob
+    from edge.run.sampling.constraint import Constrained
+    from edge.run.sampling.tool_calls import OnCall, ToolCalls
 
 _MOST_AHEAD = 256  # tokens that an engine is asked to run at once
 _MOST_HELD = 0.1  # of the time of decoding; more, and its speed is the caller's rather than the model's
@@ -70,7 +74,12 @@ class Generation:
         """Raises InputError and UnsupportedError, as `Request.encode` and `Matcher`, and MissingExtraError."""
         prompt, keep, tokenizer = request.encode(model), request.keep_text, model.tokenizer
         use = prompt.tools
-        marks = special_marks(use, tokenizer) if use else {}
+        marks: dict[str, int] = {}
+        calls = None
+        if use:
+            from edge.run.sampling.tool_calls import ToolCalls, special_marks
+
+            marks, calls = special_marks(use, tokenizer), ToolCalls(use, on_call)
         begins = use is not None and use.form.begins
         thinking = Thinking(
             model, prompt, request.think, watch, on_thought, keep, () if begins else marks.values(),
@@ -88,15 +97,19 @@ class Generation:
         outside = [token for token, _ in sampling.logit_bias if token >= tokenizer.size]
         if outside:
             raise InputError(f"--logit-bias names token {outside[0]}, and the vocabulary has {tokenizer.size}")
-        logprobs = None if top is None else Logprobs(top, on_logprob, keep=keep)
-        if logprobs is not None:
+        logprobs = constrained = None
+        if top is not None:
+            from edge.run.logprobs import Logprobs
+
+            logprobs = Logprobs(top, on_logprob, keep=keep)
             sample.look = logprobs.look
-        constrained = None
         if grammar is not None:
+            from edge.run.sampling.constraint import Constrained
+
             constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None, begins=begins)
         return cls(
             request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
-            constrained, logprobs, StringIO() if keep else None, ToolCalls(use, on_call) if use else None,
+            constrained, logprobs, StringIO() if keep else None, calls,
         )  # fmt: skip
 
     def part_of(self, chunk: int, least: int) -> int:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from edge.devices.output import new_file
 from edge.devices.private import is_private_file, make_private_folder, read_private
 from edge.errors import CacheError, InputError
 from edge.model.spec import ModelSpec, model_key
+from edge.records import dataclass
 from edge.storage.cache import cache_folder
 from edge.storage.lock import file_lock
 from edge.values import parse

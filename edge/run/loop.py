@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Iterator
 from enum import Enum
 
 from edge.model.prompt import Prompt
-from edge.run.beams import search
 from edge.run.budgets.meters import Watch
 from edge.run.generation import Generation
 from edge.run.report import StopReason
@@ -74,7 +73,11 @@ def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None
             on_prefill(done, known)
         if sequence.prompt.waiting:
             yield Turn.PROMPT
-    answer = decode if run.request.beams is None else search
+    answer = decode
+    if run.request.beams is not None:
+        from edge.run.beams import search
+
+        answer = search
     for piece in answer(sequence, run) if sequence.prompt_done else ():
         if isinstance(piece, str) and run.text is not None:
             run.text.write(piece)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal
 
 from edge.devices.power.base import Certainty, MeterKind, Scope, certainty
+from edge.records import dataclass
 
 SCHEMA = 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.options import Options
+from edge.records import dataclass
 from edge.run.arguments import (
     check_grammar,
     check_limit,
@@ -50,7 +50,7 @@ class Request:
     system: str | None = None
     raw: bool = False
     follow_up: bool = False
-    think: Think = Think()  # noqa: RUF009 - frozen
+    think: Think = Think()
     time: float | None = None  # seconds, of which `time_spent` are gone
     energy: float | None = None  # joules, likewise
     time_spent: float = 0.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -27,25 +27,26 @@ from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_meter, check_prompt, check_top
-from edge.run.batching.batch import Batch
 from edge.run.batching.scheduler import Scheduler, stepwise
 from edge.run.budgets.meters import EnergyMeter, Watch, find_zone
 from edge.run.budgets.shares import whole_of
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
-from edge.run.logprobs import OnLogprob, score
 from edge.run.loop import OnPrefill, begin, generate
 from edge.run.report import RunReport, StopReason, TokenLogprob
 from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Request, Text, Tools, prompt_of
 from edge.run.sampling.sampler import Processor
-from edge.run.sampling.tool_calls import OnCall
-from edge.run.sequences.embedding import check_pooling, embed
 from edge.run.sequences.sequence import TokenSequence
 from edge.run.sequences.snapshots import Mark
 from edge.sampling import SamplingParams
 from edge.storage.making import Made
 from edge.types import FloatArray, IntArray
+
+if TYPE_CHECKING:  # what few runs need is imported where it is used
+    from edge.run.batching.batch import Batch
+    from edge.run.logprobs import OnLogprob
+    from edge.run.sampling.tool_calls import OnCall
 
 Observer = Callable[[Generation, Plan, RunReport], None]  # is called at the end of each generation
 
@@ -268,6 +269,8 @@ class Session:
         The conversation is forgotten. Until the batch is closed, the session generates nothing of its own: `stream`
         raises BusyError.
         """
+        from edge.run.batching.batch import Batch
+
         if self._closed:
             raise InputError("this session is closed: load the model again")
 
@@ -286,6 +289,8 @@ class Session:
         Raises BusyError during a generation, InputError for fewer than two tokens, a `first` that is none of them, or
         more tokens than fit if the policy may not evict.
         """
+        from edge.run.logprobs import score
+
         self.steps.check_idle()
         if self._closed:
             raise InputError("this session is closed: load the model again")
@@ -306,6 +311,8 @@ class Session:
         longer than the cache. Raises BusyError during a generation, InputError for an empty text, or one that is longer
         than the cache if the policy may not evict; UnsupportedError where an engine has no hidden states.
         """
+        from edge.run.sequences.embedding import check_pooling, embed
+
         self.steps.check_idle()
         if self._closed:
             raise InputError("this session is closed: load the model again")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from edge.grammar.grammar import Grammar
 from edge.model.thinking import Think
+from edge.records import dataclass
 
 Priority = Literal["interactive", "tools", "background"]
 PRIORITIES: tuple[Priority, ...] = ("interactive", "tools", "background")
@@ -39,7 +40,7 @@ class Asked:
     sampling: dict[str, Any] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    think: Think = Think()  # noqa: RUF009
+    think: Think = Think()
     logprobs: int | None = None  # alternatives of each token
     grammar: Grammar | None = None
     time: float | None = None  # seconds

@@ -6,9 +6,9 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from edge.records import dataclass
 from edge.run.report import RunReport, TokenLogprob
 from edge.server.refusal import RefusedError
 from edge.tools.parser import Event as CallEvent

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 from functools import partial
 
 from edge.budget import parse_bytes, parse_seconds
 from edge.errors import InputError
 from edge.flags import SERVER, flags_of, option
+from edge.records import dataclass
 
 
 @dataclass(frozen=True)

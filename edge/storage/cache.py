@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -29,6 +28,7 @@ from edge.budget import format_bytes, parse_bytes
 from edge.devices.output import held, sweep
 from edge.devices.private import distrust, make_private_folder
 from edge.errors import CacheError
+from edge.records import dataclass
 from edge.storage.completion import complete, is_whole, make_temporary, read_completion, record_path, status_of
 from edge.storage.lock import file_lock
 from edge.storage.making import making

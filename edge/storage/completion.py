@@ -12,10 +12,11 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from edge.devices.private import is_private_file
+from edge.records import dataclass
 
 _MOST_BYTES = 8192  # of a record
 _ABOUT_CHARACTERS = 200

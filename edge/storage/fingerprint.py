@@ -16,10 +16,10 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.errors import CacheError, InputError
+from edge.records import dataclass
 from edge.storage import cache
 from edge.types import Progress
 

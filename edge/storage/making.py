@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from edge.records import dataclass
 
 
 @dataclass

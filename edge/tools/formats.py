@@ -5,8 +5,9 @@ A family is found by what its chat template contains. To add one: an entry in FO
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from edge.records import dataclass
 
 Body = Literal["json", "tags", "call", "python", "named", "header"]
 

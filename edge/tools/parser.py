@@ -10,9 +10,9 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from edge.records import dataclass
 from edge.tools.formats import ToolFormat
 from edge.tools.json_values import read_text, read_value
 from edge.tools.literals import LITERALS, Literals, quoted

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from reprlib import repr as brief
 from typing import Any
 
 from edge.errors import InputError
+from edge.records import dataclass
 from edge.tools.formats import ToolFormat
 from edge.tools.lark import call_grammar
 from edge.tools.parser import ToolParser

@@ -27,7 +27,7 @@ from test_gguf_file import GGUF, U32
 from edge.errors import BusyError, InputError, ModelFormatError, UnsupportedError
 from edge.exporting.enums import Finish, Role, Trim
 from edge.exporting.planning import SNAPSHOTS
-from edge.prompt_cache.cache import SNAPSHOT_STEP
+from edge.prompt_cache.tree import SNAPSHOT_STEP
 
 pytest.importorskip("tvm_ffi")
 if shutil.which("cc") is None:

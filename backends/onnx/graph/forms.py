@@ -6,7 +6,6 @@ A form is a frozen dataclass with three methods: `arrays` (names, types and shap
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ from edge.backends.onnx.graph.matmul_nbits import is_exact, nearest, pack, to_bl
 from edge.errors import ModelFormatError
 from edge.formats import nf4
 from edge.formats.blocks import BLOCK, dequantize
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 _NUMPY_OF = {"float32": "float32", "float16": "float16", "bfloat16": "uint16", "uint8": "uint8", "int8": "int8"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 
 import numpy as np
@@ -19,6 +19,7 @@ from edge.model.cores import Attention, Core, Experts
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
+from edge.records import dataclass
 from edge.types import FloatArray
 
 _PAGE = 4096  # where tensors begin: mapped files are read page by page

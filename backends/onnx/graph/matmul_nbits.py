@@ -10,12 +10,11 @@ of other types are rounded to 8 bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from edge.formats import blocks as formats
 from edge.formats.blocks import BLOCK, FLOATS, GRIDS
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 _FOUR_BITS = (*(kind for kind, grid in GRIDS.items() if grid.uniform and grid.bits == 4), "Q4_K")

@@ -24,7 +24,6 @@ Outputs:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from edge.backends.onnx.graph.attention import static_attention
@@ -40,6 +39,7 @@ from edge.formats.compiled import StaticForm
 from edge.model.cores import Attention
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
+from edge.records import dataclass
 
 _HEADROOM = 1 / 16
 HIDDEN = -30000.0  # of masks: far below any score, and float16 holds its sum with one

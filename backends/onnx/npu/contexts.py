@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from edge.backends.onnx.graph.static import Part, make_context_graph, make_static_graph, parts_of
@@ -22,6 +21,7 @@ from edge.formats.compiled import Compiled, StaticForm
 from edge.formats.onnx_folder import MANIFEST, check_content, read_manifest
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
+from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 from edge.types import Progress
 

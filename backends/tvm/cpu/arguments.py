@@ -5,7 +5,6 @@ TVM is not needed. `generator.POINTERS` lists the arguments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from edge.backends.ring import LayerKinds
@@ -17,6 +16,7 @@ from edge.backends.tvm.packing.shape import Shape, padded_head
 from edge.backends.tvm.targets import Target
 from edge.model.cores import Attention
 from edge.model.layers import Network
+from edge.records import dataclass
 
 LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
 _SEES_ALL = 1 << 30  # a window that no position is beyond

@@ -22,13 +22,13 @@ import json
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge.devices.executable import Executable, system_function
 from edge.devices.private import open_private
 from edge.errors import EngineError
+from edge.records import dataclass
 
 _Write = Callable[[bytearray, int, int], None]  # in these bytes, at this offset, refer to that offset
 

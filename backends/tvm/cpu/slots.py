@@ -14,7 +14,6 @@ import mmap
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from edge.backends.tvm.packing.layout import SECTOR, PackedLayout
 from edge.devices.memory import memory_limit
 from edge.devices.power import memory_root
 from edge.errors import EngineError
+from edge.records import dataclass
 from edge.types import AnyArray, IntArray
 
 HALF_LIFE = 32  # tokens: of 8 to 256, hits most in texts of topics (tests/native/mixtures.py)

@@ -8,17 +8,15 @@ evenly over a pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.cpu.arguments import Blocks, Streams
-from edge.backends.tvm.cpu.slots import slot_bytes
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE, growth
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place
 from edge.model.cores import Experts
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
+from edge.records import dataclass
 
 STEPS = 256  # shares are multiples of 1/256
 BLOCK = 2 << 20  # bytes that are evicted together: Linux may map them as one page, at a hundredth of the cost
@@ -74,6 +72,8 @@ def _largest_slot(spec: ModelSpec) -> int:
     cores = [core for core in find_network(spec).cores if isinstance(core, Experts)]
     padding = max(round_up(size, TILE) / size for core in cores for size in (core.ffn, spec.hidden))
     worst = max(growth(BLOCKS[name]) for name, _ in spec.expert_types)
+    from edge.backends.tvm.cpu.slots import slot_bytes
+
     return slot_bytes(int(spec.largest_expert * worst * padding) + _MATRIX_PARTS * ALIGNMENT)
 
 

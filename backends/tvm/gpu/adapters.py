@@ -7,7 +7,6 @@ one number, which the kernels are compiled for; what an adapter leaves alone is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from edge.errors import UnsupportedError
 from edge.model.layers import Network
 from edge.model.lora import Lora
 from edge.model.tensors import Source
+from edge.records import dataclass
 from edge.types import FloatArray
 
 _RANKS = 8  # of which padded ranks are multiples: a row of B has whole quads of words

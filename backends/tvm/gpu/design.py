@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import accumulate
 
 from edge.backends.base import EngineConfig
@@ -22,6 +22,7 @@ from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLaye
 from edge.model.layers import Block
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
+from edge.records import dataclass
 
 ANGLES_AHEAD = 64  # decode steps for which angles are computed at once
 KEYS, VALUES = 1, 2  # what is moved of a row
@@ -202,7 +203,7 @@ class Design:
         return cls(
             shape, weights, adapter.language, tuning, config.kv_dtype, config.chunk, config.logits_rows,
             config.observes, rotation.pairs, network.halves,
-            tuple(shape.form_of(layer, network) for layer in network.layers), rotation.kinds, network.windows,
+            tuple(shape.forms_of(network)), rotation.kinds, network.windows,
             tuple(
                 layer if core is None or core.rows_of is None else core.rows_of
                 for layer, core in enumerate(network.attention)

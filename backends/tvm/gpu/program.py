@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+from edge.records import dataclass
 
 LANGUAGES = ("wgsl", "opencl", "cuda", "metal")
 

@@ -13,7 +13,7 @@ float16 or bfloat16 weights 4i + j and 4i + 4 + j are in word j of quad i / 2. F
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import BinaryIO
 
@@ -30,6 +30,7 @@ from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.cores import Tensor as Described
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
+from edge.records import dataclass
 from edge.types import AnyArray
 
 _QUAD = 4  # words that are loaded at once

@@ -7,12 +7,11 @@ different numbers of rows, every eviction divides their part anew, so that all h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
+from edge.records import dataclass
 from edge.types import AnyArray, IntArray
 
 TILE = 16  # rows: keys lie in tiles, so regions begin with one

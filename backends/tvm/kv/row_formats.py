@@ -8,12 +8,11 @@ multiplied by H too, which leaves scores unchanged; for values, attention's outp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from edge.backends.tvm.packing.shape import padded_head
 from edge.model.cores import Attention
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 STEPS = 15  # between the least and the greatest of 4 bits

@@ -8,7 +8,6 @@ the packed bytes back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.formats.blocks import FP4, IQ4_NL, block_size, nbytes
+from edge.records import dataclass
 
 TILE = 16  # rows of a tile
 PART = 32  # values that the kernel multiplies at a time, and for which activations have one scale

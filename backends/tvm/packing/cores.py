@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from edge.model.cores import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.records import dataclass
 
 LANES = 16
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from edge.backends.tvm.packing.blocks import BLOCKS, Block
@@ -14,6 +14,7 @@ from edge.model.cores import Experts, Tensor
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
+from edge.records import dataclass
 
 ALIGNMENT = 64  # bytes, as the widest loads require
 SECTOR = 4096  # files are read in multiples of these where the system's page cache is passed by
@@ -67,7 +68,7 @@ class PackedLayout:
     @cached_property
     def forms(self) -> list[int]:
         """The form of each layer, an index into `Shape.forms`."""
-        return [self.shape.form_of(layer, self.network) for layer in self.network.layers]
+        return self.shape.forms_of(self.network)
 
     @cached_property
     def variants(self) -> dict[str, list[tuple[str, ...]]]:

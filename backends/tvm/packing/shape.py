@@ -7,8 +7,9 @@ tensors) are entries in a table at run time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 
 from edge.backends.checks import check_cores
 from edge.backends.tvm.packing.cores import LANES, Groups, groups_of, round_up, supports
@@ -26,6 +27,7 @@ from edge.model.cores import (
 )
 from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
+from edge.records import dataclass
 
 _MOST_BLOCKS = 8  # of different shapes, each of which is compiled
 
@@ -72,7 +74,7 @@ class Shape:
         """The shape of a model. reason: the engine's `Backend.supports`. Raises UnsupportedError for cores without
         kernels, and for layers that differ too much."""
         network = check_cores(f"{engine} engine", spec, reason)
-        layers = [tuple(_shape_of(block, network) for block in layer) for layer in network.layers]
+        layers = _layers_of(network)
         blocks = tuple(dict.fromkeys(block for layer in layers for block in layer))
         attention = list(filter(None, network.attention))
         if len(blocks) > _MOST_BLOCKS or not attention or not _fit_arenas(network, attention):
@@ -85,9 +87,9 @@ class Shape:
             network.embedding_norm, network.encoder,
         )  # fmt: skip
 
-    def form_of(self, layer: tuple[Block, ...], network: Network) -> int:
-        """The index of a layer's form."""
-        return self.forms.index(tuple(self.blocks.index(_shape_of(block, network)) for block in layer))
+    def forms_of(self, network: Network) -> list[int]:
+        """The index of each layer's form."""
+        return [self.forms.index(tuple(map(self.blocks.index, layer))) for layer in _layers_of(network)]
 
     def side_by_side(self, form: tuple[int, ...]) -> list[list[int]]:
         """The blocks of a form, those together that read the same rows."""
@@ -215,6 +217,12 @@ class Shape:
         cores."""
         widths = (round_up(block.core.width, 32) for block in self.blocks if isinstance(block.core, kind))
         return max(widths, default=0)
+
+
+def _layers_of(network: Network) -> list[tuple[Block, ...]]:
+    """The layers, of blocks as `_shape_of` has them."""
+    shapes = {block: _shape_of(block, network) for block in dict.fromkeys(chain.from_iterable(network.layers))}
+    return [tuple(shapes[block] for block in layer) for layer in network.layers]
 
 
 def _shape_of(block: Block, network: Network) -> Block:

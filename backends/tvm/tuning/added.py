@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from edge.backends.tuning import Values
 from edge.backends.tvm.sources import PASS, source_hash
+from edge.records import dataclass
 from edge.storage import cache
 
 

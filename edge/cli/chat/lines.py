@@ -12,12 +12,12 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from edge.cli.terminal.prompts import read_lines
 from edge.cli.terminal.show import note
 from edge.cli.terminal.signals import Terminated, get_over_it
+from edge.records import dataclass
 
 PROMPT, MORE = "› ", "… "
 _BLOCK = '"""'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from edge.flags import flags_of
 from edge.formats.json_file import read_given
 from edge.model.messages import parse_tools
 from edge.model.thinking import Think
+from edge.records import dataclass
 from edge.sampling import WHOLE, SamplingParams
 
 if TYPE_CHECKING:

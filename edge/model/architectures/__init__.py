@@ -1,66 +1,40 @@
-"""Architectures: one file each, and a line here."""
+"""Architectures: one file each, which is imported for its models, and a line here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 
 from edge.formats.gguf_fields import Header
-from edge.model.architectures import (
-    bert,
-    falcon_h1,
-    gemma,
-    gemma2,
-    gemma3,
-    gemma4,
-    gpt2,
-    gpt_oss,
-    granite,
-    granitehybrid,
-    lfm2,
-    lfm2moe,
-    llama,
-    minicpm,
-    mistral3,
-    nemotron_h,
-    phi3,
-    qwen2,
-    qwen3,
-    qwen3moe,
-    qwen35,
-    qwen35moe,
-    smollm3,
-    stablelm,
-)
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 
-_NETWORKS: dict[str, Callable[[Header, ModelSpec], Network]] = {
-    "llama": llama.network,
-    "ernie4_5": llama.network,  # Baidu's ERNIE 4.5 has no formula of its own
-    "qwen2": qwen2.network,
-    "qwen3": qwen3.network,
-    "qwen3moe": qwen3moe.network,
-    "qwen35": qwen35.network,
-    "qwen35moe": qwen35moe.network,
-    "gemma": gemma.network,
-    "gemma2": gemma2.network,
-    "gemma3": gemma3.network,
-    "gemma4": gemma4.network,
-    "phi3": phi3.network,
-    "gpt2": gpt2.network,
-    "gpt-oss": gpt_oss.network,
-    "granite": granite.network,
-    "granitehybrid": granitehybrid.network,
-    "falcon-h1": falcon_h1.network,
-    "lfm2": lfm2.network,
-    "lfm2moe": lfm2moe.network,
-    "mistral3": mistral3.network,
-    "nemotron_h": nemotron_h.network,
-    "minicpm": minicpm.network,
-    "smollm3": smollm3.network,
-    "stablelm": stablelm.network,
-    "bert": bert.bert,
-    "nomic-bert": bert.nomic_bert,
+_NETWORKS = {
+    "llama": "llama:network",
+    "ernie4_5": "llama:network",  # Baidu's ERNIE 4.5 has no formula of its own
+    "qwen2": "qwen2:network",
+    "qwen3": "qwen3:network",
+    "qwen3moe": "qwen3moe:network",
+    "qwen35": "qwen35:network",
+    "qwen35moe": "qwen35moe:network",
+    "gemma": "gemma:network",
+    "gemma2": "gemma2:network",
+    "gemma3": "gemma3:network",
+    "gemma4": "gemma4:network",
+    "phi3": "phi3:network",
+    "gpt2": "gpt2:network",
+    "gpt-oss": "gpt_oss:network",
+    "granite": "granite:network",
+    "granitehybrid": "granitehybrid:network",
+    "falcon-h1": "falcon_h1:network",
+    "lfm2": "lfm2:network",
+    "lfm2moe": "lfm2moe:network",
+    "mistral3": "mistral3:network",
+    "nemotron_h": "nemotron_h:network",
+    "minicpm": "minicpm:network",
+    "smollm3": "smollm3:network",
+    "stablelm": "stablelm:network",
+    "bert": "bert:bert",
+    "nomic-bert": "bert:nomic_bert",
 }
 
 USUAL: dict[str, tuple[str, ...]] = {
@@ -80,5 +54,8 @@ have them, so that a model can be described without its file (`edge/model/layout
 
 def find_network(header: Header, spec: ModelSpec) -> Network | None:
     """The model's description of layers; None for architectures that only llama.cpp runs."""
-    make = _NETWORKS.get(spec.architecture)
-    return make(header, spec) if make else None
+    if spec.architecture not in _NETWORKS:
+        return None
+    module, _, name = _NETWORKS[spec.architecture].partition(":")
+    network: Network = getattr(import_module(f"{__name__}.{module}"), name)(header, spec)
+    return network

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Rope, Temperature
+from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 

@@ -13,9 +13,10 @@ the spare memory at a time. The run stops only if the system is about to kill it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from typing import Literal
+
+from edge.records import dataclass
 
 Stop = Literal["time", "memory", "energy", "power", "thermal"]
 Cause = Literal["limit", "free memory", "pressure"]
@@ -38,7 +39,7 @@ FIRST_PAID, FIRST_TIMED = 1, 32
 FORGET = 0.9  # factor for the cost of the costliest token at each step: a disturbed one loses its weight
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunLimits:
     """None: no limit."""
 
@@ -49,7 +50,7 @@ class RunLimits:
     max_temp: float | None = None  # °C, of the hottest sensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemoryReading:
     """Bytes; None: unknown."""
 
@@ -61,7 +62,7 @@ class MemoryReading:
     stalled: float | None = None  # per cent of the time, see edge.devices.memory.pressure
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sample:
     """Readings between two steps. joules: of this run, since it began. None: not read this time, or no longer
     readable."""
@@ -74,7 +75,7 @@ class Sample:
     drawn: float | None = None  # joules of all runs, which power limits count; None: there are no others
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     """Carried from sample to sample."""
 
@@ -96,7 +97,7 @@ class State:
     gave_at: float = -SETTLE_S  # when memory was last returned because of pressure
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Decision:
     """By default, to continue."""
 

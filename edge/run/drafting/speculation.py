@@ -10,8 +10,9 @@ A draft of another model takes n · d of these times, too. Of both drafts, the o
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from edge.records import dataclass
 from edge.run.drafting.draft_model import DraftModel
 from edge.run.drafting.drafts import Drafts
 from edge.run.report import Drafted

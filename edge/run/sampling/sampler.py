@@ -11,15 +11,18 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from edge.backends.base import NOT_FINITE
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.run.sampling.constraint import Constrained
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from edge.run.sampling.constraint import Constrained
 
 Processor = Callable[[IntArray, FloatArray], FloatArray | None]
 """Is given the tokens of the answer so far, int32 [n], and the next logits, float32 [vocab]; changes them in place, or

@@ -6,7 +6,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -27,9 +27,8 @@ from edge.model.lora import Lora
 from edge.model.prompt import Prompt, joined
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.plan import Plan
-from edge.prompt_cache.cache import SNAPSHOT_STEP, PromptCache
 from edge.prompt_cache.cost import Cost
-from edge.prompt_cache.tree import BLOCK, agreement
+from edge.prompt_cache.tree import BLOCK, SNAPSHOT_STEP, agreement
 from edge.run.budgets.meters import EnergyMeter
 from edge.run.drafting.ahead import Ahead, Outcome
 from edge.run.drafting.draft_model import DraftModel
@@ -37,6 +36,9 @@ from edge.run.sampling.sampler import Sampler
 from edge.run.sequences.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
 from edge.run.sequences.snapshots import Mark, Outline, Snapshots
 from edge.types import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from edge.prompt_cache.cache import PromptCache
 
 
 class TokenSequence:
@@ -453,11 +455,9 @@ class TokenSequence:
         tokens = prompt.peek(min(len(self.fed), max(0, prompt.waiting - 1)))
         differ = np.flatnonzero(tokens != np.array(self.fed[: tokens.size], np.int32))
         rows = int(differ[0]) if differ.size else tokens.size
-        cache = self.prompt_cache
-        if cache is not None and cache.known(kv, prompt.peek(kv.capacity)[:-1]) > rows:
+        if self.prompt_cache is not None and self.prompt_cache.known(kv, prompt.peek(kv.capacity)[:-1]) > rows:
             rows = 0  # the prompt cache has more of it
-        kept = bool(rows) and not self.evicted and (rows == kv.length or self.rewind(Mark(rows)))
-        if not kept:
+        if not rows or self.evicted or not (rows == kv.length or self.rewind(Mark(rows))):
             self.reset()
             return 0
         self.prompt, self.pending = Prompt(()), []

@@ -6,13 +6,14 @@ have one: their caches return to the end of rows whose tail was saved, and the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from edge.backends.kv_cache import KVCache, KVState
 from edge.model.model import Model
 from edge.model.thinking import Think
+from edge.records import dataclass
 from edge.types import IntArray
 
 

@@ -14,7 +14,6 @@ from edge.devices.power import find_meter
 from edge.model.catalog import find_local
 from edge.model.model import Model
 from edge.options import Options, takes_options
-from edge.prompt_cache.cache import PromptCache
 from edge.run.arguments import check_meter
 from edge.run.budgets.meters import EnergyMeter
 from edge.run.history import remember_run
@@ -56,8 +55,11 @@ def open_session(
     """`load`, for a caller that counts the process's memory itself. more: bytes that the process does not hold yet, but
     will; None: by the plans of its open sessions."""
     cache = options.prompt_cache
-    if cache is not None and not isinstance(cache, PromptCache):
-        options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
+    if cache is not None:
+        from edge.prompt_cache.cache import PromptCache
+
+        if not isinstance(cache, PromptCache):
+            options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
     meter = check_meter(meter or find_meter())
     with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
         opened = model if isinstance(model, Model) else _open(model, options)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edge.model.lora_file import Loras
+from edge.records import dataclass
 from edge.run.batching.scheduler import Pieces
 from edge.run.batching.slots import Ticket
 from edge.run.logprobs import OnLogprob

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge.devices.memory import memory_use
 from edge.plan.plan import PlanBytes
+from edge.records import dataclass
 from edge.server.refusal import RefusedError
 
 _SHARE = 16  # one part in this many of a budget is the server's own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from edge.devices.memory import memory_use, release_free_memory
@@ -16,6 +16,7 @@ from edge.model.lora_file import Loras, parse_lora
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.prompt_cache.cache import PromptCache
+from edge.records import dataclass
 from edge.run.budgets.shares import Ledger as Energy
 from edge.run.report import RunReport
 from edge.run.session import Session

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from edge.errors import EngineError
 from edge.model.lora_file import Loras
 from edge.prompt_cache.tree import agreement
+from edge.records import dataclass
 from edge.run.budgets.shares import Ledger, Share
 from edge.run.report import RunReport
 from edge.run.request import Request

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
+from edge.records import dataclass
 from edge.run.report import BUDGETS, RunReport, TokenLogprob, ToolCall
 from edge.server.events import Ended, Event, Likely, Piece, Scored
 

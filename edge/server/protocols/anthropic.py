@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 from uuid import uuid4
 
 from edge.model.thinking import Think
+from edge.records import dataclass
 from edge.server.asked import Asked, Chat
 from edge.server.events import Call, Ended, Event, Piece
 from edge.server.http import event

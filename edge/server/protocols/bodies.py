@@ -5,7 +5,7 @@ Fields that a protocol has and these lack are ignored, as the protocols' own ser
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from edge.budget import parse_joules, parse_seconds
@@ -13,6 +13,7 @@ from edge.errors import InputError
 from edge.flags import flags_of
 from edge.grammar.grammar import Grammar
 from edge.model.thinking import EFFORTS, Think
+from edge.records import dataclass
 from edge.sampling import SamplingParams
 from edge.server.protocols.fields import said, whole
 from edge.server.refusal import RefusedError

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
 
+from edge.records import dataclass
 from edge.run.session import Session
 from edge.server.asked import Asked
 from edge.server.events import Embedded, Event

@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from edge.model.thinking import Think
+from edge.records import dataclass
 from edge.server.asked import Asked, Chat
 from edge.server.events import Ended, Event, Piece
 from edge.server.http import dumps

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from uuid import uuid4
 
+from edge.records import dataclass
 from edge.server.asked import Asked, Chat
 from edge.server.events import Call, Ended, Event, Piece
 from edge.server.http import event

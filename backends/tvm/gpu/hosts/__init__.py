@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -13,6 +12,7 @@ from edge.backends.tvm.gpu.program import Dispatch, Kernel
 from edge.devices.graphics import VARIABLE, is_off, resident_memory
 from edge.devices.power import nvml
 from edge.errors import UnsupportedError
+from edge.records import dataclass
 from edge.types import AnyArray
 
 Buffer = Any  # as the host likes it

@@ -1,0 +1,110 @@
+"""Dataclasses whose methods are compiled when they are first called.
+
+The standard library compiles up to six methods for each dataclass where its module is imported, which took a quarter of
+the start of `edge run`: most classes are never compared or printed in a run, and many have no instance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from operator import attrgetter
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any
+
+
+def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: bool = True, **others: bool) -> Any:
+    """`dataclasses.dataclass`, and the same classes, defined faster.
+
+    Fields have defaults at most, no other settings, and are no `InitVar`.
+    """
+    if cls is None:
+        return lambda cls: _dataclass(cls, frozen=frozen, eq=eq, **others)
+    cls.__doc__ = cls.__doc__ or cls.__name__  # the standard library's, of the signature, takes longer than all else
+    derived = any(dataclasses.is_dataclass(each) for each in cls.__bases__)  # of frozen ones only frozen ones
+    made = dataclasses.dataclass(cls, init=False, repr=False, eq=False, frozen=frozen and derived, **others)
+    made.__dataclass_params__.frozen = frozen
+    names = tuple(each.name for each in dataclasses.fields(made))
+    methods = {"__init__": _first_init(made), "__repr__": _representation(names)}
+    if frozen:
+        methods |= {"__setattr__": _set, "__delattr__": _delete}
+    if eq:
+        values = attrgetter("__class__", *names)  # the class, since of a single name it would not return a tuple
+        methods |= {"__eq__": _equality(values), "__hash__": (lambda self: hash(values(self))) if frozen else None}
+    for name, method in methods.items():
+        if name not in vars(made) or (name == "__hash__" and vars(made)[name] is None):  # None: it has an __eq__
+            setattr(made, name, method)
+    return made
+
+
+if TYPE_CHECKING:  # type checkers know this decorator
+    from dataclasses import dataclass as dataclass
+else:
+    dataclass = _dataclass
+
+
+def _first_init(cls: type[Any]) -> Any:
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        setattr(cls, "__init__", _compile_init(cls))  # noqa: B010
+        cls.__init__(self, *values, **named)
+
+    return init
+
+
+def _compile_init(cls: type[Any]) -> Any:
+    missing: Any = dataclasses.MISSING
+    scope: dict[str, Any] = {"_missing": missing}
+    parameters: tuple[list[str], list[str]] = ["self"], ["*"]  # by position, by keyword alone
+    defaults: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    frozen, body = cls.__dataclass_params__.frozen, ["_fields = self.__dict__"]
+    for field in dataclasses.fields(cls):
+        name = value = field.name
+        by_keyword = field.kw_only is True
+        if field.default_factory is not missing:
+            scope[f"_make_{name}"] = field.default_factory
+            value = f"_make_{name}() if {name} is _missing else {name}"
+        optional = value != name or field.default is not missing
+        if optional:
+            defaults[by_keyword][name] = field.default
+        parameters[by_keyword].append(name + "=0" * optional)  # a constant takes less time to compile
+        body.append(f"_fields[{name!r}] = {value}" if frozen else f"self.{name} = {value}")
+    if hasattr(cls, "__post_init__"):
+        body.append("self.__post_init__()")
+    listed = ", ".join(parameters[0] + parameters[1][len(parameters[1]) == 1 :])
+    exec(f"def __init__({listed}): {'; '.join(body)}", scope)
+    made: Any = scope["__init__"]
+    made.__qualname__ = f"{cls.__qualname__}.__init__"
+    made.__defaults__, made.__kwdefaults__ = tuple(defaults[0].values()), defaults[1]
+    return made
+
+
+def _equality(values: Any) -> Any:
+    def equal(self: Any, other: object) -> Any:
+        return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
+
+    return equal
+
+
+def _representation(names: tuple[str, ...]) -> Any:
+    @recursive_repr()
+    def represent(self: Any) -> str:
+        values = [f"{name}={getattr(self, name)!r}" for name in names]
+        return f"{type(self).__qualname__}({', '.join(values)})"
+
+    return represent
+
+
+def _set(self: Any, name: str, value: object) -> None:
+    if _is_frozen(self, name):
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    object.__setattr__(self, name, value)
+
+
+def _delete(self: Any, name: str) -> None:
+    if _is_frozen(self, name):
+        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+    object.__delattr__(self, name)
+
+
+def _is_frozen(instance: Any, name: str) -> bool:
+    """Plain subclasses may add attributes."""
+    return name in instance.__dataclass_fields__ or "__dataclass_fields__" in vars(type(instance))
