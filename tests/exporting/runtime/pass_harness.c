@@ -77,7 +77,7 @@ int main(int count, char **values)
                 return complain("another start");
         }
         read_fd(in, tokens, (uint64_t)length * sizeof *tokens);
-        const float *logits = pass_run(made, tokens, (uint32_t)length, head[0] ? (uint32_t)length : 0);
+        const float *logits = pass_run(made, tokens, (uint32_t)length, head[0] ? (uint32_t)length : 0, NULL);
         if (!logits)
             return complain("a pass is refused");
         write_fd(out, logits, model.config->vocab * sizeof *logits);
