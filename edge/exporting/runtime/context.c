@@ -303,6 +303,9 @@ static bool run_picked(edge_session *s, bool *failed)
     if (*failed || !pick.count)
         return !*failed;
     s->drafted = s->ahead = pick.count - 1;
+    s->last = pick.count;
+    for (uint32_t passes = 1; passes < pick.count; passes++)
+        note_bytes(s);
     s->pace = (now_seconds() - before) / pick.count;
     return true;
 }
@@ -342,10 +345,8 @@ static void take_ahead(edge_session *s)
 {
     note(s, kv_length(s->rows) - s->ahead, 1);
     s->ahead--;
-    if (s->picked) {
-        note_bytes(s); /* it was a pass of its own */
+    if (s->picked)
         return;
-    }
     drafts_add(s->drafts, s->ids + s->first - 1, 1);
     s->logits += s->model->config->padded_vocab;
     s->accepted++;
@@ -354,7 +355,6 @@ static void take_ahead(edge_session *s)
 edge_finish context_step(edge_session *s)
 {
     edge_finish reason;
-    uint32_t last = s->picked ? 1 + s->drafted : 1; /* passes */
     if (s->ahead && s->draft[1 + s->drafted - s->ahead] == s->ids[s->first]) {
         reason = __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_INTERRUPTED : watch_spent(&s->watch);
         if (!reason)
@@ -362,8 +362,9 @@ edge_finish context_step(edge_session *s)
         return reason;
     }
     context_drop(s);
-    if ((reason = look_around(s, last)))
+    if ((reason = look_around(s, s->last ? s->last : 1)))
         return reason;
+    s->last = 1;
     if (!pass_reaches(s->pass, 1))
         return EDGE_CAPACITY;
     if (!make_room(s, 1))

@@ -269,7 +269,7 @@ static double reading_of(double value)
 
 edge_status edge_read(edge_session *s, const edge_readings *readings, edge_error *error)
 {
-    edge_status status = enter(s, error);
+    edge_status status = enter_answer(s, error); /* rows stay as they are */
     if (status)
         return status;
     if (!readings || readings->size < sizeof *readings)
@@ -354,7 +354,7 @@ static bool list_ids(void *to, const int32_t *ids, size_t count)
 int64_t edge_tokenize(edge_session *s, const char *text, size_t length, uint32_t special, int32_t *ids, size_t capacity,
                       edge_error *error)
 {
-    edge_status status = enter(s, error);
+    edge_status status = enter_answer(s, error);
     if (status)
         return status;
     if ((length && !text) || (capacity && !ids))

@@ -71,7 +71,7 @@ struct edge_session {
     edge_readings readings;
     watch watch;
     bool started;             /* its budgets count */
-    uint32_t pass_size, last; /* tokens of a prompt that run at once; that ran in the last pass */
+    uint32_t pass_size, last; /* tokens of a prompt that run at once; that ran since the last look around */
     uint32_t reserved;        /* rows that an opening will need */
     bool full;                /* a text does not fit */
     edge_finish stopped;      /* why the prompt did not run to its end */

@@ -93,7 +93,13 @@ static void write_inputs(gpu *g, const gpu_input *input)
     gpu_write(g, g->config->layer_inputs, 0, g->inputs, (uint64_t)vectors * stride * sizeof *g->inputs, false);
 }
 
-/* As run_greedy of backends/tvm/gpu/engine.py: each step writes the next one's token. */
+static void fill(float *logits, uint32_t vocab, float value)
+{
+    for (uint32_t i = 0; i < vocab; i++)
+        logits[i] = value;
+}
+
+/* As run_greedy of backends/tvm/gpu/engine.py: each step writes the next one's token; -1 - token for NaN. */
 static void pick_tokens(gpu *g, picking *pick, float *logits)
 {
     for (uint32_t i = 0; i < pick->most; i++) {
@@ -101,10 +107,10 @@ static void pick_tokens(gpu *g, picking *pick, float *logits)
         gpu_dispatch(g, GPU_PICKED, 1);
     }
     gpu_read(g, g->config->tokens, g->config->chunk * sizeof *pick->chosen, pick->chosen, pick->most * sizeof *pick->chosen);
-    while (!g->failure && pick->count < pick->most && pick->chosen[pick->count] >= 0)
+    while (!g->failure && pick->count < pick->most && (uint32_t)pick->chosen[pick->count] < g->config->vocab)
         pick->count++;
     if (!pick->count) /* the first logits had a NaN */
-        logits[0] = NAN;
+        fill(logits, g->config->vocab, NAN);
 }
 
 /* The largest logits; all others become -INFINITY. */
@@ -115,11 +121,11 @@ static void read_top(gpu *g, float *logits)
     gpu_read(g, g->config->found, g->config->top_at, found, sizeof found);
     if (g->failure)
         return;
-    for (uint32_t i = 0; i < vocab; i++)
-        logits[i] = -INFINITY;
+    fill(logits, vocab, -INFINITY);
     for (uint32_t i = 0; i < count; i++) { /* a key, and an id: see kernels/pick.py */
-        uint32_t key = found[2 * i], word = key >> 31 ? key ^ 1u << 31 : ~key;
-        memcpy(logits + found[2 * i + 1], &word, sizeof word);
+        uint32_t key = found[2 * i], token = found[2 * i + 1], word = key >> 31 ? key ^ 1u << 31 : ~key;
+        if (token < vocab) /* a driver may have compiled the kernel wrongly */
+            memcpy(logits + token, &word, sizeof word);
     }
 }
 
