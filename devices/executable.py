@@ -55,10 +55,12 @@ if sys.platform == "win32":
             raise EngineError(f"Windows has no {len(code)} bytes of memory for compiled code")
         memory = ctypes.c_void_p(address)
         ctypes.memmove(address, code, len(code))
+        free = partial(kernel.VirtualFree, memory, ctypes.c_size_t(0), _RELEASE)
         if not kernel.VirtualProtect(memory, size, _EXECUTE_READ, ctypes.byref(before)):
+            free()
             raise _refused()
         kernel.FlushInstructionCache(ctypes.c_void_p(_THIS_PROCESS), memory, size)
-        return address, partial(kernel.VirtualFree, memory, ctypes.c_size_t(0), _RELEASE)
+        return address, free
 
 else:
 
@@ -74,6 +76,7 @@ else:
         if address == _FAILED:
             raise _refused()
         memory = ctypes.c_void_p(address)
+        free = partial(system.munmap, memory, size)
         if jit:
             system.pthread_jit_write_protect_np(0)  # this thread may write such memory, and not execute it
         ctypes.memmove(address, code, len(code))
@@ -81,5 +84,6 @@ else:
             system.pthread_jit_write_protect_np(1)
             system.sys_icache_invalidate(memory, size)
         elif system.mprotect(memory, size, _READ | _EXECUTE):
+            free()
             raise _refused()
-        return address, partial(system.munmap, memory, size)
+        return address, free

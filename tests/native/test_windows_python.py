@@ -6,6 +6,7 @@ import json
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def installed() -> Path:
     (folder / "edge").mkdir(exist_ok=True)
     for each in [*(ROOT / "edge").iterdir(), *(ROOT / name for name in ("backends", "converters", "devices"))]:
         link = folder / "edge" / each.name
-        if not link.is_symlink():
+        with suppress(FileExistsError):
             link.symlink_to(each)
     return folder
 
@@ -95,7 +96,11 @@ def start(*words: str, cache: Path) -> subprocess.Popen[str]:
 
 def run(*words: str, cache: Path) -> tuple[int, str, str]:
     with start(*words, cache=cache) as process:
-        out, err = process.communicate(timeout=600)
+        try:
+            out, err = process.communicate(timeout=600)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
     return process.returncode, out.replace("\r\n", "\n"), err.replace("\r\n", "\n")
 
 
@@ -128,7 +133,7 @@ def test_logits_are_those_of_linux(tmp_path: Path, design: Design) -> None:
         engine.close()
     np.testing.assert_array_equal(np.fromfile(out, np.float32).reshape(8, -1), np.array(logits))
     flags = set(said.split())
-    assert flags == {name for name in _FLAGS if name in cpu_flags()}
+    assert {name for name in _FLAGS if name in cpu_flags()} <= flags  # Linux may be told to hide some
     assert "avx2" in flags or targets.choose_target().name == "generic"
 
 
