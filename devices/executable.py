@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 
-from edge.errors import EngineError
+from edge.errors import EngineError, UnsupportedError
 
 _READ, _WRITE, _EXECUTE = 1, 2, 4
 _MAP_JIT = 0x800  # of macOS
@@ -26,7 +26,7 @@ class Executable:
     """A copy of machine code, as long as this object lives. address: of its first byte, at the start of a page."""
 
     def __init__(self, code: bytes) -> None:
-        """Raises EngineError if the system forbids executable memory."""
+        """Raises UnsupportedError if the system forbids executable memory."""
         self.address, free = _load(code)
         weakref.finalize(self, free).atexit = False  # other threads may still run the code
 
@@ -41,8 +41,8 @@ def system_function(name: str) -> int | None:
     return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
 
 
-def _refused() -> EngineError:
-    return EngineError("this system lets no program make its memory executable: use --backend=llamacpp")
+def _refused() -> UnsupportedError:
+    return UnsupportedError("this system lets no program make its memory executable: use --backend=llamacpp")
 
 
 if sys.platform == "win32":

@@ -29,7 +29,7 @@ from edge.backends.tvm.tuning.added import Added, note_added
 from edge.backends.tvm.tuning.lookup import find_tuned_for
 from edge.backends.tvm.tuning.space import allowed, compiled_values
 from edge.devices.profiles.profile import DeviceProfile
-from edge.errors import InputError
+from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.storage.versions import own_versions
@@ -75,7 +75,7 @@ def add(folder: Path) -> Design:
     """Add an exported folder to this device's cache, which then needs no compiler for that model.
 
     Its code runs as this user from then on: checksums detect damage, not the author. Raises InputError if the folder is
-    damaged or from another version of edge, UnsupportedError if it is for another instruction set than this CPU has,
+    damaged or from another version of edge, UnsupportedError if it is for another instruction set or system,
     CacheError if the cache folder cannot be written.
     """
     try:
@@ -100,6 +100,8 @@ def add(folder: Path) -> Design:
         raise InputError(f"{folder} was compiled by another version of edge: compile it with this one")
     # This device looks it up by the instruction set and the tuned values, not by the CPU that it was scheduled for.
     usual = choose_target(design.target.name)
+    if design.target.system != usual.system:
+        raise UnsupportedError(f"{folder} was compiled for {design.target.system}: compile it for this system")
     if not allowed(usual, settings) or compiled_values(design.target) != compiled_values(
         with_tuning(usual, added.values)
     ):
