@@ -33,6 +33,12 @@ from edge.run.starting.loading import load
 from edge.storage.making import account
 
 
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that took long, on a loaded machine, would delay the next ones."""
+    monkeypatch.setattr(meters, "_COST", 0.0)
+
+
 class Driven:
     """A meter over a fake RAPL tree, whose counter goes up by about so many joules for every token that is run."""
 
@@ -198,6 +204,7 @@ def test_energy_stops_within_a_token(tmp_path: Path, seed: int) -> None:
     assert 20 < report.tokens.generated < 200
 
 
+@pytest.mark.usefixtures("readings")
 @pytest.mark.parametrize("seed", range(5))
 def test_a_prompt_that_the_budget_does_not_pay_for_is_left(tmp_path: Path, seed: int) -> None:
     golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.5, seed)
@@ -220,8 +227,8 @@ def test_a_prompt_that_the_budget_does_not_pay_for_is_left(tmp_path: Path, seed:
     assert report.energy.joules <= 2.0 + max(driven.tokens)
 
 
-def test_power_is_held_by_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meters, "_COST", 0.0)  # a reading that took long on a loaded machine would delay the next ones
+@pytest.mark.usefixtures("readings")
+def test_power_is_held_by_pauses(tmp_path: Path) -> None:
     golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.2, 1)
     with load(golden.model, max_kv_size=48, power="4W", meter=driven, speculate="off") as session:
         session.generate(golden.tokens[:8], max_tokens=30, ignore_eos=True, raw=True)
