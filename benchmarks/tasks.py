@@ -65,7 +65,8 @@ def main() -> None:
                 scores = edge.eval_tasks(session, open_tasks()).scores
             headings[3:] = [f"{each.task} {each.metric}" for each in scores]
             rows.append([name, kind, f"{path.stat().st_size / 1e6:.0f}",
-                         *(f"{each.value:.3f} ± {each.stderr:.3f}" for each in scores)])  # fmt: skip
+                         *(" ± ".join("–" if of is None else f"{of:.3f}" for of in (each.value, each.stderr))
+                           for each in scores)])  # fmt: skip
             print("  ".join(rows[-1]), flush=True)
     print(table(headings, rows, left=2))
 

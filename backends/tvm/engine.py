@@ -83,6 +83,8 @@ class NativeEngine:
         shape = layout.shape
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         name = f"{ENGINE.NAME} {source_hash('kv', 'cpu/kernels', 'cpu/phases')}"
+        if config.reads:  # rows of answers are not those of `full`
+            name += f" {config.reads}"
         key = state_key(name, file, spec, config.kv_dtype)
         network = layout.network
         kinds = LayerKinds.of(network.windows, network.rowless)

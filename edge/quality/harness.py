@@ -99,7 +99,9 @@ class SessionLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     def _generate(self, context: str, settings: Mapping[str, Any]) -> str:
         until, most = settings.get("until") or (), int(settings.get("max_gen_toks") or _ANSWER_TOKENS)
-        tokens = self._fitting(self.tok_encode(context) or [self.prefix_token_id], max(1, self._room - most))
+        if most >= self._room:
+            raise InputError(f"an answer may have {most} tokens, and the cache {self._room} rows: raise --max-kv-size")
+        tokens = self._fitting(self.tok_encode(context) or [self.prefix_token_id], self._room - most)
         return self._session.generate(
             tokens, max_tokens=most, sampling=_sampling(settings),
             stop=[each for each in ([until] if isinstance(until, str) else until) if each],

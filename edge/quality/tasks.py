@@ -87,6 +87,7 @@ def open_tasks(
             raise InputError(f"--include {include}: there is no such folder")
     if num_fewshot is not None and not num_fewshot >= 0:
         raise InputError(f"--num-fewshot must be 0 or more, not {num_fewshot}")
+    names = [names] if isinstance(names, str) else names
     with _quiet():
         manager = TaskManager(include_path=folders, include_defaults=False)
         if include is not None and not set(manager.all_tasks) - set(TaskManager(None, SHIPPED, False).all_tasks):

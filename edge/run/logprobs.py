@@ -77,7 +77,8 @@ def score(
             "raise --max-kv-size or use --kv-policy=streaming"
         )
     tokens, done = tokens.astype(np.int32), 0
-    if keep_rows and total <= kv.capacity:  # else evictions would come at other times
+    reads = sequence.policy.needs.reads  # rows of scored tokens are not those of a context
+    if keep_rows and not reads and not sequence.changes and total <= kv.capacity:  # no evictions
         beginning = Prompt([tokens[:first]])
         beginning.read()
         done = sequence.keep_beginning(beginning)
@@ -90,8 +91,11 @@ def score(
         count = min(step, total - done) if scored else min(config.chunk, first - 1 - done)
         if not sequence.make_room(count):
             raise BudgetError("memory is short: close other programs, or state a smaller --max-kv-size")
-        logits = sequence.forward(tokens[done : done + count], upcoming=step, every=scored)
-        if scored:
+        part = tokens[done : done + count]
+        if not scored:
+            sequence.forward_prompt(part, upcoming=step)
+        else:
+            logits = sequence.forward(part, upcoming=step, every=True)
             targets = tokens[done + 1 : done + 1 + count].tolist()
             found += [Reader(row, top).of(target) for row, target in zip(logits, targets, strict=True)]
         done += count

@@ -231,6 +231,21 @@ def test_a_session_reads_pages_for_the_answer_alone() -> None:
     assert answers[0] != answers[1]
 
 
+def test_scores_and_saved_rows_do_not_depend_on_what_ran_before() -> None:
+    model = model_of(NAME)
+    text, first = some_tokens(model, 3 * CHUNK + 20), 2 * CHUNK + 2  # a chunk of the context is one token
+    found, keys = [], set()
+    for policy, before in (("quest:rows=128", []), ("quest:rows=128", [text[: first + 4]]), ("full", [])):
+        options = Options(backend="cpu", kv_policy=policy, max_kv_size=ROWS, prefill_step_size=CHUNK, threads=1)
+        with load(model, options) as session:
+            for other in before:
+                session.score(other, first=first - 3, keep_rows=True)
+            found.append([each.logprob for each in session.score(text, first=first, keep_rows=True)])
+            keys.add(session.engine.kv.settings)
+    assert found[0] == found[1] != found[2]
+    assert len(keys) == 2
+
+
 def test_quality_is_measured_of_tokens_that_run_alone() -> None:
     """In edge eval kv, with as many rows as the text needs, whatever sizes are asked for."""
     model = model_of(NAME)

@@ -206,7 +206,7 @@ class NativeStore(Generic[OwnRows]):
         return self.rows.value_norms(self._in_arena(rows, head))
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
-        self._forget_bounds(int(rows.min(initial=0)))
+        self._forget_bounds()
         self.rows.set_keys(self._in_arena(rows, head), keys, self.heads if head is None else self.heads[head])
 
     def save(self, rows: AnyArray) -> Iterable[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
@@ -60,7 +61,7 @@ class TokenSequence:
         self._meter, self._learned = meter, learned
         # Tokens of an answer have the results of passes of their own, however many run at once.
         self._exact = engine.capabilities.verifies and not self.policy.needs.queries
-        self._changes = engine.kv.foresight > 0  # rows of a short text are not those of a long one
+        self.changes = engine.kv.foresight > 0  # rows of a short text are not those of a long one
         self._forget()
 
     def _forget(self) -> None:
@@ -111,7 +112,7 @@ class TokenSequence:
         """The number of first tokens of a prompt whose rows are the same behind `text`; the last one is run."""
         kv = self.engine.kv
         fits = len(self.fed) == kv.length and tokens.size <= kv.capacity  # else evictions would come at other times
-        if not fits or self.evicted or self._changes or self.policy.needs.queries or not text.size:
+        if not fits or self.evicted or self.changes or self.policy.needs.queries or not text.size:
             return 0
         return min(agreement(text, tokens), max(0, tokens.size - 1))
 
@@ -140,18 +141,24 @@ class TokenSequence:
             tokens = np.array(self._again[:count], np.int32)
             self.engine.kv.announce(len(self._again))
             del self._again[:count]
-            self._forward_prompt(tokens, upcoming=1)
+            self.forward_prompt(tokens, upcoming=1)
         return bool(self._again)
 
-    def _forward_prompt(self, tokens: IntArray, upcoming: int) -> FloatArray:
-        """As `forward`; all rows are read, for a token alone, too, or the answer would depend on how prompts are cut
-        into chunks."""
-        if not self.policy.needs.reads:
+    def forward_prompt(self, tokens: IntArray, upcoming: int) -> FloatArray:
+        """As `forward`, with `_all_rows`."""
+        with self._all_rows():
             return self.forward(tokens, upcoming=upcoming)
+
+    @contextmanager
+    def _all_rows(self) -> Iterator[None]:
+        """All rows are read, for a token alone, too, or results would depend on how texts are cut into chunks."""
+        if not self.policy.needs.reads:
+            yield
+            return
         engine = cast(ChoosingEngine, self.engine)
         engine.choose_rows(on=False)
         try:
-            return self.forward(tokens, upcoming=upcoming)
+            yield
         finally:
             engine.choose_rows(on=True)
 
@@ -203,7 +210,7 @@ class TokenSequence:
         """Run the next `count` tokens of the prompt, for which there is room; `upcoming` will follow them at once."""
         self.engine.kv.announce(self.prompt.waiting)
         tokens = self.prompt.peek(count)
-        self._outcome = self._forward_prompt(tokens, upcoming)
+        self._outcome = self.forward_prompt(tokens, upcoming)
         self.prompt.advance(count)
         self.ahead.note(tokens)
         self._keep_place()
@@ -370,7 +377,8 @@ class TokenSequence:
     def hidden(self, engine: HiddenEngine, tokens: IntArray) -> FloatArray:
         """`HiddenEngine.hidden`, by this sequence's engine."""
         self._observe(tokens.size, tokens.size)
-        states = engine.hidden(tokens)
+        with self._all_rows():
+            states = engine.hidden(tokens)
         self._count(tokens)
         return states
 
