@@ -283,7 +283,7 @@ def _run(case: Case, group: Path | None, environment: dict[str, str]) -> Outcome
     )  # fmt: skip
     with Together(launcher.pid) as together:
         output, said = launcher.communicate(_text(case.prompt))
-    *_, ended, kib = output.split()
+    ended, kib = output.split()[-2:] or (str(launcher.returncode), "0")  # nothing if the launcher was killed
     peak = max(int(kib) * 1024, together.peak if case.counts_children else 0)
     kind = "took too long" if ended == "late" else _kind(case, int(ended), peak, said)
     return Outcome(case, kind, peak, said[-2000:])

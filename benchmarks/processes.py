@@ -49,7 +49,7 @@ def _own(child: int, process: int) -> int:
 
 def _have_one_memory(child: int, process: int) -> bool:
     """Of a child between vfork and exec, which a busy machine may leave there for long. Compilers are started so."""
-    return ctypes.CDLL(None).syscall(_KCMP[platform.machine()], child, process, _KCMP_VM, 0, 0) == 0
+    return ctypes.CDLL(None).syscall(_KCMP.get(platform.machine(), -1), child, process, _KCMP_VM, 0, 0) == 0
 
 
 def _children(process: int) -> list[int]:

@@ -115,8 +115,8 @@ class CPU(Backend):
         from edge.backends.tvm.cpu.arguments import Kept, make_scratch
         from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
         from edge.backends.tvm.kv.householder import REFLECTION_BYTES
-        from edge.backends.tvm.kv.pages import bounds_bytes
-        from edge.backends.tvm.kv.regions import TILE, allocated_rows, make_regions
+        from edge.backends.tvm.kv.pages import bounds_bytes, pages_held
+        from edge.backends.tvm.kv.regions import TILE, make_regions
         from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
         from edge.backends.tvm.packing.cores import round_up
         from edge.backends.tvm.packing.shape import Shape, padded_head, rope_values
@@ -133,8 +133,7 @@ class CPU(Backend):
         heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
         kept = Kept.of(network, target.gemm_tokens, config.drafts)
-        pages = allocated_rows(config.capacity, uneven=config.uneven) // TILE if config.reads else 0
-        given = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages
+        given = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages_held(config)
         scratch = make_scratch(shape, target, *given)
         per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
         fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)

@@ -32,8 +32,8 @@ from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.timing import thread_words
 from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kv.pages import pages_read
-from edge.backends.tvm.kv.regions import TILE, allocated_rows, make_regions
+from edge.backends.tvm.kv.pages import pages_held, pages_read
+from edge.backends.tvm.kv.regions import TILE, make_regions
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, choose_normals, make_kv
@@ -97,8 +97,7 @@ class NativeEngine:
         observed = round_up(regions.longest, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
         kept = Kept.of(network, target.gemm_tokens, config.drafts)
-        pages = allocated_rows(config.capacity, uneven=config.uneven) // TILE if config.reads else 0
-        sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages
+        sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages_held(config)
         scratch, copies = make_scratch(shape, target, *sizes), config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)

@@ -8,12 +8,18 @@ pages (`NativeStore.bounded`), so that prompts, saved rows and forks need no bou
 
 from __future__ import annotations
 
-from edge.backends.tvm.kv.regions import TILE
+from edge.backends.base import EngineConfig
+from edge.backends.tvm.kv.regions import TILE, allocated_rows
 
 DENSE_LAYERS = 2  # the first ones read all rows: by Quest's own measurements, they attend to most of them
 NEWEST = 4  # pages that are read in any case, beside the first page
 _ALL = 1 << 30
 BOUND_BYTES = 2  # of a bound in one dimension
+
+
+def pages_held(config: EngineConfig) -> int:
+    """Pages of a head, among which steps choose; 0 if they read all."""
+    return allocated_rows(config.capacity, uneven=config.uneven) // TILE if config.reads else 0
 
 
 def pages_read(rows: int) -> int:

@@ -288,34 +288,39 @@ static uint32_t burst(const edge_session *s)
     return room_ahead(s, most > 1 ? most : 1);
 }
 
-/* Runs the token that waits, and those that a device chooses behind it. False: all logits are needed, or *failed. */
-static bool run_picked(edge_session *s, bool *failed)
+/* Whether a device may choose what follows the token that waits, or send few logits. */
+static bool may_pick(const edge_session *s, picking *pick)
 {
-    picking pick = {.chosen = s->draft + 1};
-    double before = now_seconds();
     if (!pass_picks(s->pass))
         return false;
-    if (sampler_picks(s->sampler, pick.banned, &pick.banned_count))
-        pick.most = burst(s);
-    else if (!sampler_needs_few(s->sampler))
+    if (!sampler_picks(s->sampler, pick->banned, &pick->banned_count))
+        return sampler_needs_few(s->sampler);
+    pick->most = burst(s);
+    return true;
+}
+
+/* Runs the token that waits, and those that a device chooses behind it. */
+static bool run_picked(edge_session *s, picking *pick)
+{
+    double before = now_seconds();
+    if (!run(s, 1, pick))
         return false;
-    *failed = !run(s, 1, &pick);
-    if (*failed || !pick.count)
-        return !*failed;
-    s->drafted = s->ahead = pick.count - 1;
-    s->last = pick.count;
-    for (uint32_t passes = 1; passes < pick.count; passes++)
+    if (!pick->count)
+        return true;
+    s->drafted = s->ahead = pick->count - 1;
+    s->last = pick->count;
+    for (uint32_t passes = 1; passes < pick->count; passes++)
         note_bytes(s);
-    s->pace = (now_seconds() - before) / pick.count;
+    s->pace = (now_seconds() - before) / pick->count;
     return true;
 }
 
 /* Runs the token that waits, and perhaps some of those that follow it. */
 static bool run_ahead(edge_session *s)
 {
-    bool failed = false;
-    if (run_picked(s, &failed) || failed)
-        return !failed;
+    picking pick = {.chosen = s->draft + 1};
+    if (may_pick(s, &pick))
+        return run_picked(s, &pick);
     if (s->drafts)
         drafts_add(s->drafts, s->ids + s->first, 1);
     uint32_t length = kv_length(s->rows), count = 1 + propose(s);

@@ -363,6 +363,11 @@ typedef struct {
     int32_t *chosen;             /* [most] */
     uint32_t count;              /* it has chosen; 0: it chose none, and the logits tell */
 } picking;
+/* Rows for which a pass over `count` tokens is prepared. */
+static inline uint32_t most_rows(uint32_t count, const picking *pick)
+{
+    return pick && pick->most ? pick->most : count;
+}
 
 typedef struct gpu gpu; /* a device with the programs, weights and rows of a session; first its gpu_host; each host has its own */
 typedef struct {

@@ -260,12 +260,7 @@ uint32_t pass_picks(const pass *p)
     return EDGE_TABLE || c->tempered ? 1 : c->chunk < MOST_PICKS ? c->chunk : MOST_PICKS;
 }
 
-/* Rows for which a pass is prepared, and which it has appended. */
-static uint32_t most_rows(uint32_t count, const picking *pick)
-{
-    return pick && pick->most ? pick->most : count;
-}
-
+/* Those that a pass has appended. */
 static void append_rows(pass *p, uint32_t count, const picking *pick)
 {
     kv_appended(p->rows, pick && pick->count ? pick->count : count);

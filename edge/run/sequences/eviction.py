@@ -1,11 +1,14 @@
-"""Between policies and engines: a policy's view of a cache, when to observe attention, and how to apply its choice."""
+"""Between policies and engines: a policy's view of a cache, when to observe attention or read all rows, and how to
+apply its choice."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
+from edge.backends.base import ChoosingEngine, Engine
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import HeadKVCache, KVCache
 from edge.kv.policy import EVERY, KVView, Needs
@@ -46,6 +49,20 @@ def queries_to_observe(needs: Needs, free: int, incoming: int, upcoming: int) ->
         return incoming
     near = free - incoming < max(upcoming, needs.queries)
     return min(needs.queries, incoming) if near else 0
+
+
+@contextmanager
+def all_rows(engine: Engine, needs: Needs) -> Iterator[None]:
+    """All rows are read, for a token alone, too, or results would depend on how texts are cut into chunks."""
+    if not needs.reads:
+        yield
+        return
+    choosing = cast(ChoosingEngine, engine)
+    choosing.choose_rows(on=False)
+    try:
+        yield
+    finally:
+        choosing.choose_rows(on=True)
 
 
 def unobserved(needs: Needs, free: int) -> int:

@@ -5,20 +5,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from edge.backends.base import (
-    ChoosingEngine,
-    Engine,
-    HiddenEngine,
-    ObservedEngine,
-    PickingEngine,
-    VerifyingEngine,
-)
+from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, VerifyingEngine
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState, RewindError, end_of
 from edge.errors import InputError
@@ -34,7 +26,7 @@ from edge.run.budgets.meters import EnergyMeter
 from edge.run.drafting.ahead import Ahead, Outcome
 from edge.run.drafting.draft_model import DraftModel
 from edge.run.sampling.sampler import Sampler
-from edge.run.sequences.eviction import keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
+from edge.run.sequences.eviction import all_rows, keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
 from edge.run.sequences.snapshots import Mark, Outline, Snapshots
 from edge.types import FloatArray, IntArray
 
@@ -145,22 +137,9 @@ class TokenSequence:
         return bool(self._again)
 
     def forward_prompt(self, tokens: IntArray, upcoming: int) -> FloatArray:
-        """As `forward`, with `_all_rows`."""
-        with self._all_rows():
+        """As `forward`, and all rows are read."""
+        with all_rows(self.engine, self.policy.needs):
             return self.forward(tokens, upcoming=upcoming)
-
-    @contextmanager
-    def _all_rows(self) -> Iterator[None]:
-        """All rows are read, for a token alone, too, or results would depend on how texts are cut into chunks."""
-        if not self.policy.needs.reads:
-            yield
-            return
-        engine = cast(ChoosingEngine, self.engine)
-        engine.choose_rows(on=False)
-        try:
-            yield
-        finally:
-            engine.choose_rows(on=True)
 
     def adopt(self, lora: Lora | None, lost: bool) -> None:
         """Forget the conversation; the engine runs these adapters from here on. lost: whether there was one."""
@@ -377,7 +356,7 @@ class TokenSequence:
     def hidden(self, engine: HiddenEngine, tokens: IntArray) -> FloatArray:
         """`HiddenEngine.hidden`, by this sequence's engine."""
         self._observe(tokens.size, tokens.size)
-        with self._all_rows():
+        with all_rows(self.engine, self.policy.needs):
             states = engine.hidden(tokens)
         self._count(tokens)
         return states

@@ -57,7 +57,7 @@ static void fill_angles(gpu *g, const angles_config *angles, int64_t first, uint
 static uint32_t angle_row(gpu *g, const gpu_input *input)
 {
     const gpu_config *config = g->config;
-    int64_t first = input->rope_position, count = input->pick && input->pick->most ? input->pick->most : input->count;
+    int64_t first = input->rope_position, count = most_rows(input->count, input->pick);
     if (g->lengthened != input->lengthened || first < g->first_angle
         || first + count > g->first_angle + g->known_angles) {
         uint64_t size = (uint64_t)config->angle_rows * 2 * config->pairs_rotated * sizeof *g->angles;
