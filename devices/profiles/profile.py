@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Literal, get_args
 
+from edge.devices.cores import speed_of, worth_using
 from edge.records import dataclass
 from edge.values import Rule
 
@@ -133,6 +134,7 @@ class Bandwidth:
     about: str  # how it was derived
 
 
+_APPLE = ("ios", "macos")
 _ARCHS = {"AMD64": "x86_64", "arm64": "aarch64"}  # as compilers name what systems call so
 
 
@@ -168,6 +170,20 @@ class DeviceProfile:
     @property
     def cores(self) -> int | None:
         return sum(cluster.cores for cluster in self.clusters) or None
+
+    @property
+    def threads(self) -> int | None:
+        """The cores that a run uses by default; None if unknown. Apple's systems name the fast ones; off ARM, clocks
+        differ between cores that are alike."""
+        if self.system in _APPLE:
+            return self.clusters[0].cores if self.clusters else None
+        return worth_using(self._speeds()) or None
+
+    def _speeds(self) -> list[int]:
+        """Of all cores; 0: unknown."""
+        if self.arch != "aarch64" or not all(each.ghz for each in self.clusters):
+            return [0] * (self.cores or 0)
+        return [speed_of(round(each.ghz * 1000)) for each in self.clusters for _ in range(each.cores) if each.ghz]
 
     @property
     def memory(self) -> int | None:
@@ -213,7 +229,8 @@ class DeviceProfile:
         return None
 
     def flops(self, threads: int) -> float | None:
-        """float32 operations per second of this many threads, scaled from the figure for all; None if unknown."""
+        """float32 operations per second of this many threads on the fastest cores, scaled from the figure for all by
+        the cores' speeds; None if unknown."""
         return self._shared("f32_flops", threads)
 
     def int8_ops(self, threads: int) -> float | None:
@@ -237,4 +254,7 @@ class DeviceProfile:
         if figure is None:
             return None
         measured = figure.threads or self.cores or threads
+        fastest = sorted(self._speeds(), reverse=True)
+        if threads < measured <= len(fastest) and fastest[-1]:
+            return figure.value * sum(fastest[:threads]) / sum(fastest[:measured])
         return figure.value * min(1.0, threads / measured)
