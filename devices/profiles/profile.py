@@ -48,6 +48,7 @@ F16_SHARE = 0.25
 
 Text = Annotated[str, Rule("a line of text", lambda text: text.strip() and len(text) <= 2000 and text.isprintable())]
 Number = Annotated[int | float, Rule("a number greater than 0", lambda number: 1e-30 < number < 1e18)]
+Amount = Annotated[int | float, Rule("a number of at least 0", lambda number: 0 <= number < 1e18)]
 Count = Annotated[int, Rule("a whole number from 1 to 4096", lambda count: 1 <= count <= 4096)]
 FigureName = Annotated[str, Rule(f"one of {', '.join(FIGURES)}", FIGURES.__contains__)]
 
@@ -109,10 +110,20 @@ class Speed:
     contexts: tuple[Number, ...]  # rows in the cache at which answers were timed
     token_s: tuple[Number, ...]  # median seconds per token of an answer at each
     source: Text
+    # What the run took, to compare other models with: the share of the weights' bytes that are multiplied as integers,
+    # and the bytes of weights and rows, operations and those of attention, of the prompt and of a token at a context.
+    integers: Annotated[float, Rule("a share from 0 to 1", lambda share: 0 <= share <= 1)] | None = None
+    prompt_work: tuple[Amount, ...] = ()
+    token_work: tuple[Amount, ...] = ()
+    token_context: Amount = 0
 
     def __post_init__(self) -> None:
         if len(self.contexts) != len(self.token_s):
             raise ValueError("contexts and token_s differ in length")
+        if {len(self.prompt_work), len(self.token_work)} not in ({0}, {4}):
+            raise ValueError("prompt_work and token_work have four numbers each")
+        if self.token_work and (self.token_context not in self.contexts or not self.token_work[0]):
+            raise ValueError("token_context is one of contexts, and a token reads weights")
 
 
 @dataclass(frozen=True)

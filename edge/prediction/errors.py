@@ -37,7 +37,7 @@ class Correction:
     npu: bool
     what: What
     factor: float  # published / predicted
-    error: float  # factor by which nine in ten are off at most, after the correction, out of sample
+    error: float | None  # factor by which nine in ten are off at most, corrected, out of sample; None: unknown
     figures: int
     devices: list[str]
     engines: list[str]  # programs whose figures these are
@@ -97,7 +97,13 @@ def corrected_by(answers: Correction, prompts: Correction) -> str:
     factors = f"{answers.factor:.2f} (answers) and {prompts.factor:.2f} (prompts)"
     figures = answers.figures + prompts.figures
     return (
-        f"edge was measured on no such device: estimates are times {factors}, by {figures} speeds that others published\n"
-        f"of {', '.join(sorted(engines))} on {len(devices)} devices; errors are those of nine in ten of these figures, "
-        "with their device left out"
+        f"edge was measured on no such device: estimates are times {factors}, by {figures} speeds that others\n"
+        f"published of {', '.join(sorted(engines))} on {len(devices)} devices; errors are those of nine in ten of "
+        "these figures, with their device left out"
     )
+
+
+def learned_from(answers: Correction, prompts: Correction) -> str:
+    """As `corrected_by`, of speeds of other models that were measured on the device."""
+    factors = f"{answers.factor:.2f} (answers) and {prompts.factor:.2f} (prompts)"
+    return f"estimates are times {factors}, by speeds measured there of {', '.join(answers.engines)}"

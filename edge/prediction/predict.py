@@ -15,6 +15,7 @@ from statistics import median
 from edge.backends import engine_named
 from edge.backends.counts import Footprint
 from edge.backends.efficiency import Efficiency, Shares
+from edge.backends.tvm import ENGINE
 from edge.devices.power.base import certainty
 from edge.devices.profiles import HOST
 from edge.devices.profiles.profile import DeviceProfile, Power
@@ -22,7 +23,9 @@ from edge.model.spec import ModelSpec
 from edge.plan.plan import Plan
 from edge.prediction import npu
 from edge.prediction.efficiency import efficiency_of, weight_shares
-from edge.prediction.errors import Correction, corrected_by, correction, worded
+from edge.prediction.errors import Correction, corrected_by, correction, learned_from, worded
+from edge.prediction.learning import learn
+from edge.prediction.roofline import counting_s, reading_s
 from edge.prediction.work import Work, work_of
 from edge.run.history import Phase, Run
 
@@ -193,6 +196,9 @@ class _Roof:
                 None, decoding, prompts,
             )  # fmt: skip
         reach = efficiency_of(plan.backend, device.isa)
+        if corrected and on_cpu and plan.backend == ENGINE.NAME and device.speeds:
+            decoding, prompts = (learn(device, reach, plan.backend, threads, what) for what in ("decode", "prompt"))
+            source = "estimated from speeds of other models measured on this device" if decoding else source
         bandwidth = device.bandwidth(threads) if on_cpu else None
         rate = None if bandwidth is None else bandwidth.bytes_per_s
         flops, int8_ops = (device.flops(threads), device.int8_ops(threads)) if on_cpu else (None, None)
@@ -224,14 +230,10 @@ class _Roof:
         return self.reach.together(self.shares, lambda each: each.reading)
 
     def _reading(self, work: Work, bandwidth: float) -> float:
-        rows = self.reach.rows_of(self.plan.config.kv_dtype)
-        weights = work.weight_bytes / self.reading_share()
-        return (weights + work.kv_bytes / rows.reading) / bandwidth
+        return reading_s(work, self.reach, self.shares, self.plan.config.kv_dtype, bandwidth)
 
     def _counting(self, work: Work, flops: float) -> float:
-        rows = self.reach.rows_of(self.plan.config.kv_dtype)
-        linear = self.reach.together(self.shares, lambda each: each.rate(flops, self.int8_ops))
-        return (work.flops - work.attention_flops) / linear + work.attention_flops / (flops * rows.float32)
+        return counting_s(work, self.reach, self.shares, self.plan.config.kv_dtype, flops, self.int8_ops)
 
     def prompt_seconds(self, prompt: int, start: int, bandwidth: float, flops: float) -> float:
         """Seconds to prefill a prompt in chunks, after `start` rows."""
@@ -398,9 +400,7 @@ def _limited(wanted: Wanted, points: Sequence[Decode], power: Power | None) -> G
     return Guess(points[0].tok_s.value * max(0.0, share), drawn.source)  # 0: it draws more even while it waits
 
 
-def _basis(
-    device: DeviceProfile, plan: Plan, roof: _Roof, predicted: Sequence[_Line | Guess | None]
-) -> list[str]:
+def _basis(device: DeviceProfile, plan: Plan, roof: _Roof, predicted: Sequence[_Line | Guess | None]) -> list[str]:
     """The figures that estimates rest on; empty if all was measured earlier."""
     threads = plan.config.threads
     bandwidth, flops, figure = device.bandwidth(threads), device.flops(threads), device.figures.get("f32_flops")
@@ -417,7 +417,8 @@ def _basis(
     int8_ops = device.int8_ops(threads)
     said += [f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else []
     if roof.decoding and roof.prompts:
-        said += [corrected_by(roof.decoding, roof.prompts)]
+        told = learned_from if device.measured_by else corrected_by
+        said += [told(roof.decoding, roof.prompts)]
     return said
 
 
