@@ -1,7 +1,7 @@
-"""Predictions of a model from another's kit on the same device, beside what its own kit measured: an error out of sample.
+"""Predictions of a model from another's kit on the same device, beside what its own kit measured: out of sample.
 
-Takes results of kits of several models on one device (`edge profile MODEL --on kit:DIR`, or --on ssh:HOST). Each model is
-predicted from the ceilings that the other's kit measured, then from the other's speeds, too.
+Takes results of kits of several models on one device (`edge profile MODEL --on kit:DIR`, or --on ssh:HOST). Each model
+is predicted from the ceilings that the other's kit measured, then from the other's speeds, too.
 """
 
 from __future__ import annotations
