@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,15 @@ pytest.importorskip("tvm_ffi")
 if shutil.which("cc") is None:
     pytest.skip("no C compiler cc", allow_module_level=True)
 
-GREEDY = {"max_tokens": 12, "temperature": 0, "ignore_eos": 1, "threads": 1}  # more wait for each other on a loaded machine
+GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": 1, "threads": 1}
 ROWS = 8192
+
+
+@contextmanager
+def two_sessions(name: str, options: dict[str, Any], **chosen: Any) -> Iterator[tuple[BundleSession, BundleSession]]:
+    chosen = GREEDY | chosen
+    with open_bundle(bundle_of(name, **options)) as it, it.session(**chosen) as one, it.session(**chosen) as other:
+        yield one, other
 
 
 def private(session: BundleSession) -> int:
@@ -37,20 +45,19 @@ def test_a_soft_trim_gives_back_pages_that_hold_no_row(tmp_path: Path) -> None:
     """Of rows that an answer has left, which is taken back. The capacity stays."""
     model = write_small(tmp_path / "long.gguf", Small(layers=2, context=ROWS))
     options = STREAMING | {"kv_policy": "full", "max_kv_size": ROWS}
-    with open_bundle(bundle_of(str(model), **options)) as bundle:
-        with bundle.session(**GREEDY) as trimmed, bundle.session(**GREEDY) as other:
-            for session in (trimmed, other):
-                session.answer(ids(300), Role.IDS)
-            trimmed.answer(ids(ROWS * 3 // 4, seed=2), Role.IDS)
-            trimmed.rewind(1)
-            kv, before = trimmed.use()["kv"], private(trimmed)
-            trimmed.trim(Trim.SOFT)
-            assert kv >= 2 * MIB
-            assert before - private(trimmed) > kv // 2
-            assert (trimmed.use()["capacity"], trimmed.use()["rows"]) == (ROWS, other.use()["rows"])
-            for text in (ids(9), ids(900, seed=3), ids(40, seed=4)):
-                assert trimmed.answer(text, Role.IDS) == other.answer(text, Role.IDS)
-            assert trimmed.save() == other.save()
+    with two_sessions(str(model), options) as (trimmed, other):
+        for session in (trimmed, other):
+            session.answer(ids(300), Role.IDS)
+        trimmed.answer(ids(ROWS * 3 // 4, seed=2), Role.IDS)
+        trimmed.rewind(1)
+        kv, before = trimmed.use()["kv"], private(trimmed)
+        trimmed.trim(Trim.SOFT)
+        assert kv >= 2 * MIB
+        assert before - private(trimmed) > kv // 2
+        assert (trimmed.use()["capacity"], trimmed.use()["rows"]) == (ROWS, other.use()["rows"])
+        for text in (ids(9), ids(900, seed=3), ids(40, seed=4)):
+            assert trimmed.answer(text, Role.IDS) == other.answer(text, Role.IDS)
+        assert trimmed.save() == other.save()
 
 
 @pytest.mark.parametrize(
@@ -66,57 +73,53 @@ def test_a_soft_trim_gives_back_pages_that_hold_no_row(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_soft_trim_changes_no_answer(name: str, options: dict[str, Any]) -> None:
     """Before a question, between its append and its answer, and between tokens."""
-    with open_bundle(bundle_of(name, **options)) as bundle:
-        with bundle.session(**GREEDY) as trimmed, bundle.session(**GREEDY) as other:
-            for length in (30, 70, 45):
+    with two_sessions(name, options) as (trimmed, other):
+        for length in (30, 70, 45):
+            trimmed.trim(Trim.SOFT)
+            for session in (trimmed, other):
+                session.append(Role.IDS, ids(length, seed=length))
+            trimmed.trim(Trim.SOFT)
+            finish = Finish.GOING
+            while not finish:
+                piece, finish = trimmed.next(), Finish.GOING
+                assert piece == other.next()
+                finish = piece.finish
                 trimmed.trim(Trim.SOFT)
-                for session in (trimmed, other):
-                    session.append(Role.IDS, ids(length, seed=length))
-                trimmed.trim(Trim.SOFT)
-                finish = Finish.GOING
-                while not finish:
-                    piece, finish = trimmed.next(), Finish.GOING
-                    assert piece == other.next()
-                    finish = piece.finish
-                    trimmed.trim(Trim.SOFT)
-            assert trimmed.save() == other.save()
+        assert trimmed.save() == other.save()
 
 
 def test_a_trim_of_another_thread_waits_for_the_next_token() -> None:
     """It refuses nothing, and disturbs no call of the thread that answers."""
-    options = GREEDY | {"max_tokens": 60}
-    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle:
-        with bundle.session(**options) as trimmed, bundle.session(**options) as other:
-            ended = threading.Event()
+    with two_sessions(MODEL, STREAMING, max_tokens=60, threads=2) as (trimmed, other):
+        ended = threading.Event()
 
-            def trim() -> None:
-                while not ended.is_set():
-                    trimmed.trim(Trim.SOFT)
+        def trim() -> None:
+            while not ended.is_set():
+                trimmed.trim(Trim.SOFT)
 
-            thread = threading.Thread(target=trim)
-            thread.start()
-            try:
-                for _ in range(3):
-                    assert trimmed.answer(TEXT) == other.answer(TEXT)
-            finally:
-                ended.set()
-                thread.join()
-            assert trimmed.save() == other.save()
+        thread = threading.Thread(target=trim)
+        thread.start()
+        try:
+            for _ in range(3):
+                assert trimmed.answer(TEXT) == other.answer(TEXT)
+        finally:
+            ended.set()
+            thread.join()
+        assert trimmed.save() == other.save()
 
 
 def test_rows_are_given_back_while_a_prompt_runs() -> None:
-    """Of a text that is longer than the cache, whose caller waits for it: a request of another thread is not refused."""
-    with open_bundle(bundle_of(MODEL, **STREAMING | {"max_kv_size": 500})) as bundle:
-        with bundle.session(**GREEDY) as session:
-            thread = threading.Thread(target=session.append, args=(Role.IDS, ids(6000)))
-            thread.start()
-            with suppress(BusyError):
-                while thread.is_alive():
-                    session.use()
-            session.trim(Trim.ALL)
-            thread.join()
-            assert session.use()["capacity"] == 256
-            assert session.next().token is not None
+    """Of a text longer than the cache, whose caller waits for it: a request of another thread is not refused."""
+    with two_sessions(MODEL, STREAMING | {"max_kv_size": 500}) as (session, _):
+        thread = threading.Thread(target=session.append, args=(Role.IDS, ids(6000)))
+        thread.start()
+        with suppress(BusyError):
+            while thread.is_alive():
+                session.use()
+        session.trim(Trim.ALL)
+        thread.join()
+        assert session.use()["capacity"] == 256
+        assert session.next().token is not None
 
 
 @pytest.mark.exhaustive

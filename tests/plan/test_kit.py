@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
+from select import select
 
 import psutil
 import pytest
@@ -29,7 +32,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.plan.play import play_use
 from edge.profiling.kit.device import device_of
 from edge.profiling.kit.machine import QUESTION, fastest_cores, profile_of
-from edge.profiling.kit.make import DESCRIPTION, PROGRAM, make_kit
+from edge.profiling.kit.make import DESCRIPTION, MODEL, PROGRAM, make_kit
 from edge.profiling.kit.result import parse_result
 from edge.profiling.kit.result import profile_of as profile_of_result
 from edge.profiling.profile import read_profile
@@ -123,6 +126,71 @@ def test_a_kit_that_cannot_run_says_why(tmp_path: Path) -> None:
     done = subprocess.run([kit_for(sustained=0.5) / PROGRAM], stdout=subprocess.PIPE, stderr=writer, timeout=60)
     os.close(writer)
     assert done.returncode != 0  # the connection is lost: it does not go on
+
+
+def test_a_kit_says_that_it_lives_and_ends_when_nothing_hears_it() -> None:
+    """While one step takes long, such as a prompt: here a debugger holds the thread that measures."""
+    kit, seize, interrupt = kit_for(sustained=0.5), 0x4206, 0x4207
+    trace = ctypes.CDLL(None).ptrace
+    for _ in range(5):  # the step may have ended before it is held
+        process = subprocess.Popen(
+            [kit / PROGRAM, kit / MODEL], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=0
+        )
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        if trace(seize, process.pid, None, None) or trace(interrupt, process.pid, None, None):
+            process.kill()
+            process.wait()
+            pytest.skip("this system lets no process hold another")
+        os.waitpid(process.pid, 0)  # until it is held
+        while select([process.stderr], [], [], 20)[0] and (more := os.read(process.stderr.fileno(), 1 << 16)):
+            said += more
+            if len(set(said.splitlines()[-2:])) == 1 and said.count(b"\n") > 1:
+                break
+        else:
+            process.kill()
+            process.wait()
+            continue
+        process.stderr.close()
+        process.wait(60)
+        assert process.returncode == -signal.SIGPIPE
+        return
+    raise AssertionError(said)
+
+
+def test_clocks_are_read_behind_cores_that_are_missing(tmp_path: Path) -> None:
+    """Numbers of the fake cores have a gap; the fastest is behind it."""
+    for core, kilohertz in ((0, 1_800_000), (4, 2_400_000), (7, 3_100_000)):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{core}/cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "scaling_cur_freq").write_text(f"{kilohertz}\n")
+    (tmp_path / "sys/devices/system/cpu/cpufreq").mkdir()
+    kit = kit_for()
+    done = subprocess.run(
+        [kit / PROGRAM, kit / MODEL], capture_output=True, timeout=120, env=os.environ | {"EDGE_SENSORS": str(tmp_path)}
+    )
+    found = parse_result(done.stdout, "it")
+    assert {each.hertz for each in found.climate} == {3.1e9}
+    assert (found.energy, found.prompt_joules, found.answer_joules) == (None, None, None)
+    assert profile_of_result(found).engines[0].energy.certainty == "estimated"
+
+
+def test_joules_that_a_sensor_missed_are_not_told() -> None:
+    """A battery on the charger for a part of the run: the profile has the rest as measured."""
+    assert result().sustained is not None
+    windows = result().sustained.windows
+    long_run = replace(result().sustained, windows=[replace(windows[0], joules=6.0), replace(windows[0], joules=None)])
+    part = replace(
+        result(), energy="battery", prompt_joules=None, answer_joules=float(result().tokens), sustained=long_run
+    )
+    engine = profile_of_result(part).engines[0]
+    assert (engine.energy.kind, engine.energy.scope, engine.energy.certainty) == ("integrated", "device", "measured")
+    assert (engine.prefill.joules_per_token, engine.decode.joules_per_token) == (None, 1.0)
+    assert engine.sustained is not None
+    assert [each.joules_per_token for each in engine.sustained.windows] == [6.0 / windows[0].per_token.count, None]
+    assert render(".md", profile_report(profile_of_result(part)), {})
+    rapl = profile_of_result(replace(part, energy="RAPL")).engines[0].energy
+    assert (rapl.kind, rapl.scope) == ("counter", "package")
 
 
 def test_an_arm64_kit_runs_under_qemu() -> None:

@@ -2,7 +2,7 @@
 
 The kit travels as a tar archive into the standard input of one remote shell, which unpacks it into a folder of its own,
 runs it, and removes the folder however that ends: when the kit fails, when the disk is full, and when the connection is
-lost, since the kit ends by SIGPIPE at its next line of progress. The result is what the shell prints.
+lost, since the kit ends by SIGPIPE at its next line of progress, seconds later. The result is what the shell prints.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edge.profiling.kit.make import PROGRAM
 OnStep = Callable[[str, float], None]
 """Called with the current step, and the part of it that is done."""
 
-_SILENCE_S = 120.0  # a kit says something more often, but for the slowest prompts
+_SILENCE_S = 120.0  # a kit says something every few seconds, also while a prompt takes long
 _PROBE_S = 60.0
 _MOST_RESULT = 16 << 20
 _LONGEST_LINE, _MOST_LINES = 1 << 16, 256  # that a machine may say besides its result
