@@ -26,8 +26,9 @@ from test_profile_json import JSON, places
 
 from edge.backends.tvm.targets import choose_target
 from edge.devices.host import probe_host, usable_cores
-from edge.devices.profiles import find_profile
+from edge.devices.profiles import find_profile, host_power
 from edge.devices.profiles.file import read_profile as read_device
+from edge.devices.profiles.profile import Power
 from edge.errors import InputError, UnsupportedError
 from edge.plan.play import play_use
 from edge.profiling.kit.device import device_of
@@ -233,10 +234,10 @@ def answer_of(**changes: str) -> str:
 
 
 def test_boards_are_planned_for_by_their_own_words() -> None:
-    found = profile_of(answer_of(), "pi.local")
-    assert (found.name, found.description, found.isa) == ("pi.local", "Raspberry Pi 5 Model B Rev 1.0", "dotprod")
+    found = profile_of(answer_of(board="Some Board"), "pi.local")
+    assert (found.name, found.description, found.isa) == ("pi.local", "Some Board", "dotprod")
     assert (found.cores, found.memory) == (2, 8_000_000 * 1024)
-    assert profile_of(answer_of(cpuinfo="Features : fp asimd"), "a_b").name == "target"
+    assert profile_of(answer_of(board="", cpuinfo="Features : fp asimd"), "a_b").name == "target"
     assert profile_of(answer_of(cpuinfo="Features : fp asimd"), "pi").isa == "neon"
     for changes, said in (
         ({"uname": "Darwin\narm64"}, "pi runs Darwin on arm64: kits are for Linux"),
@@ -247,6 +248,44 @@ def test_boards_are_planned_for_by_their_own_words() -> None:
             profile_of(answer_of(**changes), "pi")
     with pytest.raises(InputError, match=r"^pi did not answer as a machine with a POSIX shell does$"):
         profile_of("This account is currently not available.\n", "pi")
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({}, "raspberry-pi-5"), ({"board": "Raspberry Pi 500 Rev 1.0"}, "pi"),
+        ({"board": "Raspberry Pi Zero 2 W Rev 1.0"}, "raspberry-pi-zero-2w"),
+        ({"board": "", "android": "samsung\nSM-S931B"}, "galaxy-s25"),
+        ({"board": "", "android": "samsung\nSM-S921B"}, "sm-s921b"),  # with an Exynos
+        ({"board": "", "android": "Google\nPixel 9"}, "pixel-9"),
+        ({"board": "", "android": "Google\nPixel 9 Pro"}, "pixel-9-pro"),
+    ],
+)  # fmt: skip
+def test_known_models_have_the_figures_that_no_kit_measures(parts: dict[str, str], name: str) -> None:
+    """Watts above all, which estimates of joules take. What a kit measures comes from the machine."""
+    found = profile_of(answer_of(**parts), "pi")
+    assert found.name == name
+    if not found.figures.keys() - {"memory"}:
+        assert name in ("pi", "sm-s921b", "pixel-9-pro")
+        return
+    known = find_profile(name)
+    assert found.power == known.power
+    assert found.cpu == (known.cpu if known.isa == "dotprod" else None)
+    assert (found.memory, found.cores) == (8_000_000 * 1024, 2)
+    assert "bus_bandwidth" not in found.figures
+    ran = replace(result(), board=found.description, kit=replace(result().kit, power=known.power or Power()))
+    made = device_of(ran, "mine")
+    assert (made.power, made.value("throttle_celsius")) == (
+        replace(known.power, profile="mine") if known.power else None, ran.trip or known.value("throttle_celsius"),
+    )  # fmt: skip
+
+
+def test_a_host_that_is_a_known_board_has_its_watts(tmp_path: Path) -> None:
+    (tmp_path / "proc/device-tree").mkdir(parents=True)
+    (tmp_path / "proc/device-tree/model").write_text("Raspberry Pi 5 Model B Rev 1.0\0")
+    assert host_power(tmp_path) == find_profile("raspberry-pi-5").power
+    (tmp_path / "proc/device-tree/model").write_text("Some Board\0")
+    assert host_power(tmp_path).profile.startswith("generic-")
 
 
 def test_cores_are_those_of_the_fastest_kind() -> None:

@@ -41,6 +41,11 @@ _PROGRESS = re.compile(r"\s*(?P<percent>\d+(\.\d+)?)% (?P<what>.+)")
 _RUN = "; ".join((
     "umask 077",
     "export LC_ALL=C",
+    "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)",
+    # What runs left that could not clean up, as where power was lost: of another boot, or of a shell that is gone.
+    "for old in \"$HOME\"/.edge-profile.* \"${TMPDIR:-/tmp}\"/edge-profile.* /data/local/tmp/edge-profile.*; do"
+    " read -r shell at 2>/dev/null <\"$old/owner\" || continue;"
+    " [ \"$at\" = \"$boot\" ] && kill -0 \"$shell\" 2>/dev/null || rm -rf \"$old\"; done 2>/dev/null",
     "made() { mktemp -d \"$1.XXXXXX\" 2>/dev/null; }",
     "dir=$(made \"$HOME/.edge-profile\" || made \"${TMPDIR:-/tmp}/edge-profile\""
     " || made /data/local/tmp/edge-profile)"
@@ -50,6 +55,7 @@ _RUN = "; ".join((
     "trap clean EXIT",
     "trap stop HUP INT TERM PIPE",
     "cd \"$dir\" || exit 71",
+    "echo $$ $boot >owner",
     "tar -xf - || { echo edge-profile: the kit cannot be unpacked there >&2; exit 73; }",
     f"echo {_UNPACKED} >&2",
     f"./{PROGRAM} </dev/null || exit $?",
