@@ -26,6 +26,7 @@ if shutil.which("cc") is None:
 
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": 1, "threads": 1}
 ROWS = 8192
+FULL = {"kv_policy": "full", "max_kv_size": 256}
 
 
 @contextmanager
@@ -65,8 +66,8 @@ def test_a_soft_trim_gives_back_pages_that_hold_no_row(tmp_path: Path) -> None:
     [
         (MODEL, STREAMING),
         pytest.param(MODEL, STREAMING | {"kv_policy": "h2o", "kv_dtype": "int4"}, marks=pytest.mark.exhaustive),
-        pytest.param("gemma3-swa", STREAMING | {"kv_policy": "full"}, marks=pytest.mark.exhaustive),
-        pytest.param("qwen35", STREAMING | {"kv_policy": "full"}, marks=pytest.mark.exhaustive),
+        pytest.param("gemma3", STREAMING | FULL, marks=pytest.mark.exhaustive),
+        pytest.param("qwen35", STREAMING | FULL, marks=pytest.mark.exhaustive),
         pytest.param("lfm2", STREAMING | {"kv_policy": "streaming"}, marks=pytest.mark.exhaustive),
         pytest.param("phi3-longrope", STREAMING | {"kv_policy": "h2o"}, marks=pytest.mark.exhaustive),
     ],
