@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from edge.devices.host import processor
+from edge.devices.kernel import read_text
 from edge.devices.private import distrust, make_private_folder
 from edge.devices.profiles.file import read_profile, write_profile
 from edge.devices.profiles.npus import SeenNpu, chips, seen_npus
@@ -64,6 +65,17 @@ def find_profile(name: str) -> DeviceProfile:
         if name in _names(folder):
             return _read(name, folder)
     raise InputError(f"unknown device {name!r}: choose {', '.join(profile_names())}")
+
+
+def find_model(model: str) -> DeviceProfile | None:
+    """The shipped profile of the device that calls itself so: by its device tree, or by Android's maker and model."""
+    from fnmatch import fnmatchcase
+
+    profiles = (read_profile(_FOLDER / f"{name}.toml") for name in sorted(_names(_FOLDER)) if model)
+    return next(
+        (each for each in profiles for own in each.models if fnmatchcase(model, own) or fnmatchcase(model, f"* {own}")),
+        None,
+    )
 
 
 def add_profile(profile: DeviceProfile) -> Path:
@@ -125,9 +137,9 @@ def _is_kind(one: Npu, other: Npu) -> bool:
     return (one.vendor, one.name) == (other.vendor, other.name)
 
 
-def host_power() -> Power:
-    """This host's power figures: from the user's profile, or assumed for this kind of processor."""
-    host = _probed_host()
+def host_power(root: Path = Path("/")) -> Power:
+    """This host's power figures: from the user's profile, that of its board, or assumed for this kind of processor."""
+    host = _probed_host() or find_model(read_text(root / "proc/device-tree/model").strip("\0"))
     if host and host.power:
         return host.power
     generic = "generic-arm64" if platform.machine() in ("aarch64", "arm64") else "generic-x86"

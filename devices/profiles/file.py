@@ -20,7 +20,7 @@ else:
 
 _MOST_BYTES = 1 << 18  # no profile is longer
 _TEXTS = ("name", "description", "machine", "isa", "cpu", "system", "gpu", "measured_by")
-_LISTS = ("instruction_sets", "sensors", "sources")
+_LISTS = ("models", "instruction_sets", "sensors", "sources")
 
 
 def read_profile(path: Path) -> DeviceProfile:

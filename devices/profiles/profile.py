@@ -156,6 +156,7 @@ class DeviceProfile:
     name: Annotated[Text, Rule("letters, digits, - and . only", is_name)]
     description: Text
     machine: Text
+    models: tuple[Text, ...] = ()  # as such devices call themselves, in the device tree or to Android; * is any text
     isa: Text | None = None  # a target of the native engine; None: the machine's best, or none
     cpu: Text | None = None  # LLVM's name, for scheduling; None as for isa
     system: Text = "linux"

@@ -68,5 +68,9 @@ ABOUT: dict[type[IntEnum], dict[int, str]] = {
         Speculate.AUTO: "Where drafts pay, on the CPU. Not with h2o or room for adapters.",
         Speculate.OFF: "Every token runs on its own.",
     },
-    Trim: {Trim.SOFT: "What costs nothing.", Trim.HALF: "Half of what can be spared.", Trim.ALL: "All of it."},
+    Trim: {
+        Trim.SOFT: "Pages that hold nothing. The next tokens take them again.",
+        Trim.HALF: "Half of the rows that can be spared, too.",
+        Trim.ALL: "All of them.",
+    },
 }

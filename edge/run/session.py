@@ -326,8 +326,8 @@ class Session:
         level: from 0, which costs nothing, to 1: all that can be spared. That is the memory of the prompt cache first,
         then KV rows, down to 256 or to those in use if the policy never evicts. Any thread and any signal handler may
         call this; while an answer is generated, it happens before the next token. On Android, `onTrimMemory` has
-        TRIM_MEMORY_RUNNING_MODERATE (5) and UI_HIDDEN (20) for 0, RUNNING_LOW (10) and BACKGROUND (40) for 0.5,
-        RUNNING_CRITICAL (15), MODERATE (60) and COMPLETE (80) for 1; on iOS, a memory warning is 1.
+        TRIM_MEMORY_RUNNING_MODERATE (5), UI_HIDDEN (20) and BACKGROUND (40) for 0, RUNNING_LOW (10) and MODERATE (60)
+        for 0.5, RUNNING_CRITICAL (15) and COMPLETE (80) for 1; on iOS, a memory warning is 1.
 
         Raises InputError for other levels.
         """

@@ -86,7 +86,6 @@ def test_kotlin_throws_what_the_library_says(echo: dict[str, list[str]]) -> None
 
 def test_a_closed_session_says_so(echo: dict[str, list[str]]) -> None:
     assert echo["closed"] == ["the session is closed"]
-    assert echo["closed trim"] == ["false"]
     assert echo["closed answer"] == ["INTERRUPTED"]
     assert echo["model closed"] == ["the model is closed"]
 
@@ -97,8 +96,7 @@ def test_answers_are_cancelled_and_sessions_go_on(echo: dict[str, list[str]]) ->
     assert echo["three finish"] == ["INTERRUPTED"]
     assert echo["next"] == ["next"]
     assert echo["busy"] == echo["busy answer"] == [BUSY]
-    assert echo["busy trim"] == ["false"]
-    assert echo["job"] == ["true INTERRUPTED true"]
+    assert echo["job"] == ["true INTERRUPTED"]
     assert echo["cancel"] == echo["close"] == ["true INTERRUPTED"]
     assert echo["left"] == ["INTERRUPTED"]
 
@@ -124,9 +122,9 @@ def test_sensors_are_android_s(phone: dict[str, list[str]]) -> None:
     assert phone["old"] == ["null"]  # Android 10 has no thermal headroom
 
 
-def test_only_background_levels_trim_and_never_an_answer(phone: dict[str, list[str]]) -> None:
-    assert phone["trims"] == ["[0, 1000, 1000, 0]"]
-    assert phone["while answering"] == ["2013"]  # the two trims before, and 13 tokens
+def test_each_level_trims_also_while_an_answer_runs(phone: dict[str, list[str]]) -> None:
+    assert phone["trims"] == ["[1000, 1000, 1000, 2000, 2000, 3000, 3000]"]
+    assert phone["while answering"] == ["26013"]  # the trims before, 13 soft ones, and 13 tokens
     assert phone["closed"] == ["0 0"]
 
 

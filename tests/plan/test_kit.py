@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
+from select import select
 
 import psutil
 import pytest
@@ -23,13 +26,14 @@ from test_profile_json import JSON, places
 
 from edge.backends.tvm.targets import choose_target
 from edge.devices.host import probe_host, usable_cores
-from edge.devices.profiles import find_profile
+from edge.devices.profiles import find_profile, host_power
 from edge.devices.profiles.file import read_profile as read_device
+from edge.devices.profiles.profile import Power
 from edge.errors import InputError, UnsupportedError
 from edge.plan.play import play_use
 from edge.profiling.kit.device import device_of
 from edge.profiling.kit.machine import QUESTION, fastest_cores, profile_of
-from edge.profiling.kit.make import DESCRIPTION, PROGRAM, make_kit
+from edge.profiling.kit.make import DESCRIPTION, MODEL, PROGRAM, make_kit
 from edge.profiling.kit.result import parse_result
 from edge.profiling.kit.result import profile_of as profile_of_result
 from edge.profiling.profile import read_profile
@@ -125,6 +129,71 @@ def test_a_kit_that_cannot_run_says_why(tmp_path: Path) -> None:
     assert done.returncode != 0  # the connection is lost: it does not go on
 
 
+def test_a_kit_says_that_it_lives_and_ends_when_nothing_hears_it() -> None:
+    """While one step takes long, such as a prompt: here a debugger holds the thread that measures."""
+    kit, seize, interrupt = kit_for(sustained=0.5), 0x4206, 0x4207
+    trace = ctypes.CDLL(None).ptrace
+    for _ in range(5):  # the step may have ended before it is held
+        process = subprocess.Popen(
+            [kit / PROGRAM, kit / MODEL], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=0
+        )
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        if trace(seize, process.pid, None, None) or trace(interrupt, process.pid, None, None):
+            process.kill()
+            process.wait()
+            pytest.skip("this system lets no process hold another")
+        os.waitpid(process.pid, 0)  # until it is held
+        while select([process.stderr], [], [], 20)[0] and (more := os.read(process.stderr.fileno(), 1 << 16)):
+            said += more
+            if len(set(said.splitlines()[-2:])) == 1 and said.count(b"\n") > 1:
+                break
+        else:
+            process.kill()
+            process.wait()
+            continue
+        process.stderr.close()
+        process.wait(60)
+        assert process.returncode == -signal.SIGPIPE
+        return
+    raise AssertionError(said)
+
+
+def test_clocks_are_read_behind_cores_that_are_missing(tmp_path: Path) -> None:
+    """Numbers of the fake cores have a gap; the fastest is behind it."""
+    for core, kilohertz in ((0, 1_800_000), (4, 2_400_000), (7, 3_100_000)):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{core}/cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "scaling_cur_freq").write_text(f"{kilohertz}\n")
+    (tmp_path / "sys/devices/system/cpu/cpufreq").mkdir()
+    kit = kit_for()
+    done = subprocess.run(
+        [kit / PROGRAM, kit / MODEL], capture_output=True, timeout=120, env=os.environ | {"EDGE_SENSORS": str(tmp_path)}
+    )
+    found = parse_result(done.stdout, "it")
+    assert {each.hertz for each in found.climate} == {3.1e9}
+    assert (found.energy, found.prompt_joules, found.answer_joules) == (None, None, None)
+    assert profile_of_result(found).engines[0].energy.certainty == "estimated"
+
+
+def test_joules_that_a_sensor_missed_are_not_told() -> None:
+    """A battery on the charger for a part of the run: the profile has the rest as measured."""
+    assert result().sustained is not None
+    windows = result().sustained.windows
+    long_run = replace(result().sustained, windows=[replace(windows[0], joules=6.0), replace(windows[0], joules=None)])
+    part = replace(
+        result(), energy="battery", prompt_joules=None, answer_joules=float(result().tokens), sustained=long_run
+    )
+    engine = profile_of_result(part).engines[0]
+    assert (engine.energy.kind, engine.energy.scope, engine.energy.certainty) == ("integrated", "device", "measured")
+    assert (engine.prefill.joules_per_token, engine.decode.joules_per_token) == (None, 1.0)
+    assert engine.sustained is not None
+    assert [each.joules_per_token for each in engine.sustained.windows] == [6.0 / windows[0].per_token.count, None]
+    assert render(".md", profile_report(profile_of_result(part)), {})
+    rapl = profile_of_result(replace(part, energy="RAPL")).engines[0].energy
+    assert (rapl.kind, rapl.scope) == ("counter", "package")
+
+
 def test_an_arm64_kit_runs_under_qemu() -> None:
     if shutil.which("qemu-aarch64-static") is None:
         pytest.skip("no qemu-aarch64-static")
@@ -165,10 +234,10 @@ def answer_of(**changes: str) -> str:
 
 
 def test_boards_are_planned_for_by_their_own_words() -> None:
-    found = profile_of(answer_of(), "pi.local")
-    assert (found.name, found.description, found.isa) == ("pi.local", "Raspberry Pi 5 Model B Rev 1.0", "dotprod")
+    found = profile_of(answer_of(board="Some Board"), "pi.local")
+    assert (found.name, found.description, found.isa) == ("pi.local", "Some Board", "dotprod")
     assert (found.cores, found.memory) == (2, 8_000_000 * 1024)
-    assert profile_of(answer_of(cpuinfo="Features : fp asimd"), "a_b").name == "target"
+    assert profile_of(answer_of(board="", cpuinfo="Features : fp asimd"), "a_b").name == "target"
     assert profile_of(answer_of(cpuinfo="Features : fp asimd"), "pi").isa == "neon"
     for changes, said in (
         ({"uname": "Darwin\narm64"}, "pi runs Darwin on arm64: kits are for Linux"),
@@ -179,6 +248,44 @@ def test_boards_are_planned_for_by_their_own_words() -> None:
             profile_of(answer_of(**changes), "pi")
     with pytest.raises(InputError, match=r"^pi did not answer as a machine with a POSIX shell does$"):
         profile_of("This account is currently not available.\n", "pi")
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({}, "raspberry-pi-5"), ({"board": "Raspberry Pi 500 Rev 1.0"}, "pi"),
+        ({"board": "Raspberry Pi Zero 2 W Rev 1.0"}, "raspberry-pi-zero-2w"),
+        ({"board": "", "android": "samsung\nSM-S931B"}, "galaxy-s25"),
+        ({"board": "", "android": "samsung\nSM-S921B"}, "sm-s921b"),  # with an Exynos
+        ({"board": "", "android": "Google\nPixel 9"}, "pixel-9"),
+        ({"board": "", "android": "Google\nPixel 9 Pro"}, "pixel-9-pro"),
+    ],
+)  # fmt: skip
+def test_known_models_have_the_figures_that_no_kit_measures(parts: dict[str, str], name: str) -> None:
+    """Watts above all, which estimates of joules take. What a kit measures comes from the machine."""
+    found = profile_of(answer_of(**parts), "pi")
+    assert found.name == name
+    if not found.figures.keys() - {"memory"}:
+        assert name in ("pi", "sm-s921b", "pixel-9-pro")
+        return
+    known = find_profile(name)
+    assert found.power == known.power
+    assert found.cpu == (known.cpu if known.isa == "dotprod" else None)
+    assert (found.memory, found.cores) == (8_000_000 * 1024, 2)
+    assert "bus_bandwidth" not in found.figures
+    ran = replace(result(), board=found.description, kit=replace(result().kit, power=known.power or Power()))
+    made = device_of(ran, "mine")
+    assert (made.power, made.value("throttle_celsius")) == (
+        replace(known.power, profile="mine") if known.power else None, ran.trip or known.value("throttle_celsius"),
+    )  # fmt: skip
+
+
+def test_a_host_that_is_a_known_board_has_its_watts(tmp_path: Path) -> None:
+    (tmp_path / "proc/device-tree").mkdir(parents=True)
+    (tmp_path / "proc/device-tree/model").write_text("Raspberry Pi 5 Model B Rev 1.0\0")
+    assert host_power(tmp_path) == find_profile("raspberry-pi-5").power
+    (tmp_path / "proc/device-tree/model").write_text("Some Board\0")
+    assert host_power(tmp_path).profile.startswith("generic-")
 
 
 def test_cores_are_those_worth_using() -> None:

@@ -21,6 +21,7 @@ from test_cli import edge_json
 
 from edge.devices.host import usable_cores
 from edge.errors import EngineError, InputError
+from edge.profiling.kit.make import MODEL, PROGRAM
 from edge.profiling.kit.remote import ask_machine, run_kit
 from edge.profiling.kit.result import parse_result
 from edge.profiling.kit.ssh import Address
@@ -226,6 +227,27 @@ def test_silence_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(EngineError, match=r"^pi said nothing for 0\.2 s: it was given up$"):
         run_kit(Address("pi"), kit_for(), quietly, silence=0.2)
+
+
+def test_a_run_removes_what_earlier_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a shell that is gone, or before the machine was started again; a run that goes on beside it stays."""
+    home, kit = tmp_path / "home", tmp_path / "kit"
+    home.mkdir()
+    kit.mkdir()
+    write_program(kit / PROGRAM, "echo result")
+    (kit / MODEL).touch()
+    write_program(tmp_path / "ssh", f'for last; do :; done; HOME={home} TMPDIR={home} exec sh -c "$last"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    owners = {"other-boot": f"{os.getpid()} 7e57", "gone": f"{gone.pid} {boot}", "going-on": f"{os.getpid()} {boot}"}
+    for name, owner in owners.items():
+        (home / f".edge-profile.{name}").mkdir()
+        (home / f".edge-profile.{name}" / "owner").write_text(owner + "\n")
+    (home / ".edge-profile.mine").mkdir()
+    assert run_kit(Address("pi"), kit, quietly) == b"result\n"
+    assert sorted(each.name for each in home.iterdir()) == [".edge-profile.going-on", ".edge-profile.mine"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 /* The conversation: its rows in the KV cache, and its tokens that have not been run. A port of
  * edge/run/sequences/sequence.py, of `prefill` in edge/run/loop.py, and of edge/run/reclaim.py. */
+#include <math.h>
 #include <string.h>
 
 #include "session.h"
@@ -99,12 +100,24 @@ static void give_rows(edge_session *s, double bytes)
     s->needed -= (double)(before - kv_bytes(s->rows));
 }
 
-void context_give(edge_session *s, double bytes)
+static void give(edge_session *s, double bytes)
 {
     bool in_prompt = s->started && s->waiting && !s->generated;
     if (bytes > 0 && in_prompt && s->chunk > SMALLEST_CHUNK)
         s->chunk = s->chunk / 2 > SMALLEST_CHUNK ? s->chunk / 2 : SMALLEST_CHUNK; /* memory is checked again sooner */
     give_rows(s, bytes);
+}
+
+void context_trim(edge_session *s)
+{
+    int32_t asked = __atomic_exchange_n(&s->trim, 0, __ATOMIC_ACQUIRE);
+    if (!asked)
+        return;
+    give(s, rint((double)(asked - 1) / (double)EDGE_TRIM_ALL * context_spare(s)));
+    if (s->gpu)
+        return;
+    kv_release(s->rows);
+    pass_release(s->pass);
 }
 
 static uint32_t smaller(uint32_t one, uint32_t other)
@@ -126,19 +139,20 @@ static uint32_t chunk_for(const edge_session *s, uint32_t count)
 /* Before each pass: waits, gives memory back or stops, as budgets, the device and the app want it. */
 static edge_finish look_around(edge_session *s, uint32_t tokens)
 {
-    double give = 0;
-    edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, context_spare(s), &give);
-    if (give > 0)
-        context_give(s, give);
+    double wanted = 0;
+    context_trim(s);
+    edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, context_spare(s), &wanted);
+    if (wanted > 0)
+        give(s, wanted);
     return __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_INTERRUPTED : reason;
 }
 
 void context_pay(edge_session *s)
 {
-    double give = 0;
-    watch_pay(&s->watch, &s->cancelled, s->needed, context_spare(s), &give);
-    if (give > 0)
-        context_give(s, give);
+    double wanted = 0;
+    watch_pay(&s->watch, &s->cancelled, s->needed, context_spare(s), &wanted);
+    if (wanted > 0)
+        give(s, wanted);
 }
 
 /* A cache with a tail, which is a fixed state or a ring, does not come back to any length, so that some tokens may have to

@@ -231,9 +231,9 @@ typedef struct { /* where a saved state goes or comes from: a buffer or an open 
 typedef int32_t edge_trim_level;
 enum {
     /* generated: Trim */
-    EDGE_TRIM_SOFT = 0, /* What costs nothing. */
-    EDGE_TRIM_HALF = 1, /* Half of what can be spared. */
-    EDGE_TRIM_ALL = 2, /* All of it. */
+    EDGE_TRIM_SOFT = 0, /* Pages that hold nothing. The next tokens take them again. */
+    EDGE_TRIM_HALF = 1, /* Half of the rows that can be spared, too. */
+    EDGE_TRIM_ALL = 2, /* All of them. */
     /* end */
 };
 
@@ -275,7 +275,8 @@ EDGE_API edge_status edge_load(edge_session *session, const edge_stream *stream,
  * another adapter. If the file is refused, there is none. EDGE_UNSUPPORTED if the bundle has no room for it. */
 EDGE_API edge_status edge_set_adapter(edge_session *session, const edge_stream *adapter, double scale,
                                       edge_error *error);
-/* Memory is short: gives back what can be spared, for good. Not while an answer is generated on another thread. */
+/* Memory is short: gives back what can be spared; rows, which HALF and ALL take, for good. From any thread: a call that goes
+ * on in another one does it before its next pass, or at its end. */
 EDGE_API edge_status edge_trim(edge_session *session, edge_trim_level level, edge_error *error);
 /* Between tokens, from any thread; EDGE_BUSY while another one computes. Disturbs no answer. */
 EDGE_API edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error);

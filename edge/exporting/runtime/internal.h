@@ -267,7 +267,7 @@ void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t h
 void rows_move(kv_rows *rows, uint32_t source, uint32_t target); /* no row twice before: */
 void rows_settle(kv_rows *rows);
 void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count); /* neighbours, in whole tiles */
-void rows_release(kv_rows *rows, uint32_t first);                                 /* all from this one on, a tile's first */
+void rows_release(kv_rows *rows, uint32_t first, uint32_t count);                 /* become zeros; whole tiles */
 void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key);      /* head: of all layers' */
 void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key);        /* may change the key */
 void rows_written(kv_rows *rows, uint32_t first, uint32_t count);                  /* by compiled code */
@@ -308,6 +308,7 @@ uint32_t kv_at_once(const kv *k, uint32_t count);  /* of `count` rows, how many 
 void kv_drop(kv *k, uint32_t count);               /* the last rows, of those that kv_at_once allowed */
 void kv_truncate(kv *k, uint32_t length);
 void kv_shrink(kv *k, uint32_t capacity);
+void kv_release(kv *k); /* gives pages that hold nothing back to the system; they come again when they are written */
 uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
 uint64_t kv_fixed(const kv *k);                    /* bytes of rings and of the fixed state */
 /* Takes a snapshot of the fixed state, for kv_truncate to come back to the present length, as long as nothing is evicted
@@ -431,6 +432,7 @@ uint64_t pass_bytes(const pass *p); /* scratch */
 /* The table of the pass and the memory for an adapter, where the model has room for one. */
 typedef struct { int64_t *table; uint8_t *memory; } adapter_room;
 adapter_room pass_adapter(const pass *p);
+void pass_release(pass *p); /* gives scratch back until the next pass writes it; the last logits stay */
 
 /* A pass for a device beside the processor. It reads rows of arenas that are `changed`, and writes those that it appends
  * to the arenas, too: so rows are saved, moved and rotated here, and the processor can go on at any time. */

@@ -349,6 +349,25 @@ void kv_drop(kv *k, uint32_t count)
     k->known = k->known < k->whole.length ? k->known : k->whole.length;
 }
 
+/* Of the arena, from the first of a tile on. */
+static void release(kv *k, const kv_part *p, uint32_t first, uint32_t count)
+{
+    rows_release(p->rows, first, count);
+    if (p->observed)
+        release_memory(k->paid + first, sizeof(float) * count);
+    if (p->windowed)
+        release_memory(k->positions + first, sizeof(int32_t) * count);
+}
+
+void kv_release(kv *k)
+{
+    for (kv_part *p = &k->whole; p; p = p == &k->whole ? &k->ring : NULL)
+        for (uint32_t head = 0, used = tiles_of(p->length); head < p->heads; head++)
+            release(k, p, p->start + head * p->even + used, p->even - used);
+    if (k->state_bytes)
+        release_memory((uint8_t *)k->snapshots + k->held * k->state_bytes, (SNAPSHOTS - k->held) * k->state_bytes);
+}
+
 void kv_shrink(kv *k, uint32_t capacity)
 {
     kv_part *p = &k->whole;
@@ -364,11 +383,7 @@ void kv_shrink(kv *k, uint32_t capacity)
             memmove(k->paid + target, k->paid + source, sizeof(float) * p->length);
     }
     uint32_t end = p->start + p->heads * p->even;
-    rows_release(p->rows, end);
-    if (p->observed)
-        release_memory(k->paid + end, sizeof(float) * (p->rows->count - end));
-    if (p->windowed)
-        release_memory(k->positions + end, sizeof(int32_t) * (p->rows->count - end));
+    release(k, p, end, p->rows->count - end);
     kv_place(k, p);
 }
 

@@ -102,6 +102,16 @@ adapter_room pass_adapter(const pass *p)
     return p->adapter;
 }
 
+void pass_release(pass *p)
+{
+    if (p->on_gpu)
+        return;
+    uint64_t first = p->design->normals, end = first + p->model->sizes[SECTION_NORMALS] / sizeof *p->floats;
+    release_memory(p->floats, first * sizeof *p->floats);
+    release_memory(p->floats + end, (p->design->floats - end) * sizeof *p->floats);
+    release_memory(p->integers, p->design->integers * sizeof *p->integers);
+}
+
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
 
 static void run_compiled(pass *p, int64_t number)

@@ -112,11 +112,11 @@ void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count)
     }
 }
 
-void rows_release(kv_rows *rows, uint32_t first)
+void rows_release(kv_rows *rows, uint32_t first, uint32_t count)
 {
     for (int array = 0; array < ARRAYS; array++) {
         size_t bytes = (size_t)rows->widths[array] * rows->item[array];
-        release_memory(rows->arrays[array] + first * bytes, (rows->count - first) * bytes);
+        release_memory(rows->arrays[array] + first * bytes, count * bytes);
     }
 }
 

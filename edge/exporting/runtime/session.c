@@ -1,5 +1,4 @@
 /* Sessions: beginning and end, options, readings, memory. */
-#include <math.h>
 #include <string.h>
 
 #include "session.h"
@@ -18,7 +17,7 @@ edge_status check_gpu(const edge_session *s, edge_error *error)
 /* What `busy` says of a session. */
 enum { FREE, LOOKED_AT, IN_USE };
 
-static edge_status claim(edge_session *s, int32_t as, edge_error *error)
+static edge_status check_session(const edge_session *s, edge_error *error)
 {
     if (!s)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the session is NULL: edge_begin makes one");
@@ -26,15 +25,42 @@ static edge_status claim(edge_session *s, int32_t as, edge_error *error)
         return edge_fail(error, EDGE_BUSY, "the session belongs to process %d, and a forked child has none of its "
                          "threads: begin one in the child", s->process);
     edge_status status = model_is_whole(s->model, error);
-    if (status || (status = check_gpu(s, error)))
-        return status;
-    for (int32_t now = FREE; !__atomic_compare_exchange_n(&s->busy, &now, as, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
-         now = FREE) {
+    return status ? status : check_gpu(s, error);
+}
+
+/* False: a call of another thread goes on. All orders are sequential, for the sake of `trim`. */
+static bool take_hold(edge_session *s, int32_t as)
+{
+    for (int32_t now = FREE;
+         !__atomic_compare_exchange_n(&s->busy, &now, as, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); now = FREE) {
         if (now == IN_USE)
-            return edge_fail(error, EDGE_BUSY, "another thread uses this session: call edge_cancel, and wait for it");
-        sleep_seconds(1e-6); /* a look takes no longer, and must not fail the answer that goes on meanwhile */
+            return false;
+        sleep_seconds(1e-6); /* a look or a trim is short, and must not fail the answer that goes on meanwhile */
     }
-    return EDGE_OK;
+    return true;
+}
+
+static void let_go(edge_session *s)
+{
+    __atomic_store_n(&s->busy, FREE, __ATOMIC_SEQ_CST);
+}
+
+static edge_status claim(edge_session *s, int32_t as, edge_error *error)
+{
+    edge_status status = check_session(s, error);
+    if (status || take_hold(s, as))
+        return status;
+    return edge_fail(error, EDGE_BUSY, "another thread uses this session: call edge_cancel, and wait for it");
+}
+
+/* Trims as asked, unless another thread holds the session: it does so before its next pass, or when it leaves. */
+static void trim(edge_session *s)
+{
+    while (__atomic_load_n(&s->trim, __ATOMIC_SEQ_CST) && take_hold(s, LOOKED_AT)) {
+        context_drop(s);
+        context_trim(s);
+        let_go(s);
+    }
 }
 
 edge_status enter_answer(edge_session *s, edge_error *error)
@@ -52,7 +78,8 @@ edge_status enter(edge_session *s, edge_error *error)
 
 edge_status leave(edge_session *s, edge_status status)
 {
-    __atomic_store_n(&s->busy, FREE, __ATOMIC_RELEASE);
+    let_go(s);
+    trim(s);
     return status;
 }
 
@@ -284,13 +311,16 @@ edge_status edge_read(edge_session *s, const edge_readings *readings, edge_error
 
 edge_status edge_trim(edge_session *s, edge_trim_level level, edge_error *error)
 {
-    edge_status status = enter(s, error);
+    edge_status status = check_session(s, error);
     if (status)
         return status;
     if (level < EDGE_TRIM_SOFT || level > EDGE_TRIM_ALL)
-        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_trim_level", (int64_t)level));
-    context_give(s, rint((double)level / (double)EDGE_TRIM_ALL * context_spare(s)));
-    return leave(s, EDGE_OK);
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_trim_level", (int64_t)level);
+    for (int32_t asked = 0; asked <= level
+         && !__atomic_compare_exchange_n(&s->trim, &asked, level + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);)
+        ;
+    trim(s);
+    return EDGE_OK;
 }
 
 edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error)

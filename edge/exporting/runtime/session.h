@@ -29,7 +29,7 @@ struct edge_session {
     edge_model *model;
     void *memory;
     uint64_t size;
-    volatile int32_t busy, cancelled;
+    volatile int32_t busy, cancelled, trim; /* trim: the level that is asked for, and 1 */
     int64_t process; /* that began it, and has its threads */
 
     tokenizer *tokenizer;
@@ -107,7 +107,7 @@ bool context_push(edge_session *s, const int32_t *ids, size_t count);
 edge_finish context_prompt(edge_session *s); /* runs all that wait; sets `logits` */
 edge_finish context_step(edge_session *s);   /* runs the token that was generated */
 void context_pay(edge_session *s);           /* the answer has ended: waits for its power limit */
-void context_give(edge_session *s, double bytes);
+void context_trim(edge_session *s);          /* as edge_trim has asked; no drafts are there */
 double context_spare(const edge_session *s); /* bytes that can be given back */
 turn_mark context_mark(const edge_session *s);
 bool context_rewind(edge_session *s, const turn_mark *mark);

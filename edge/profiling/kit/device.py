@@ -6,13 +6,14 @@ from contextlib import suppress
 from dataclasses import astuple, replace
 
 from edge.devices.host import flags_of, notable
-from edge.devices.profiles import HOST, find_profile
+from edge.devices.profiles import HOST, find_model, find_profile
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, FigureKind, Speed, is_name
 from edge.errors import InputError
 from edge.profiling.kit.result import Result
 
 _CACHES = {"L1d": "l1d", "L2": "l2", "L3": "l3"}
 _KEPT = ("core_watts", "idle_watts", "dram_pj_per_byte")
+_UNMEASURED = (*_KEPT, "throttle_celsius")
 
 
 def device_of(result: Result, name: str) -> DeviceProfile:
@@ -24,8 +25,8 @@ def device_of(result: Result, name: str) -> DeviceProfile:
         raise InputError("a page's speeds are those of WebAssembly in its browser: measure the device with a kit")
     kit, ceilings = result.kit, result.ceilings
     source = f"a kit of edge {kit.versions.get('edge', '?')}, {result.date[:10]}"
-    base = None
-    if kit.device != HOST:
+    base = find_model(result.device_name)
+    if base is None and kit.device != HOST:
         with suppress(InputError):
             base = find_profile(kit.device)
 
@@ -44,14 +45,14 @@ def device_of(result: Result, name: str) -> DeviceProfile:
     if result.trip is not None and result.trip > 0:
         figures["throttle_celsius"] = measured(result.trip)
     kind: FigureKind = "assumed"
-    known = base.figures if base else {}
+    known = unmeasured(base) if base else {}
     watts = {name: getattr(kit.power, name) for name in _KEPT}
     figures |= {
         name: known.get(name, Figure(value, kind, f"the profile {kit.power.profile}"))
         for name, value in watts.items()
         if value > 0
     }
-    figures |= {name: figure for name, figure in known.items() if name.startswith(("npu_", "gpu_"))}
+    figures = known | figures
     cores = Cluster(result.device_name, result.fastest_cores, source)
     return DeviceProfile(
         name=name,
@@ -78,6 +79,12 @@ def with_earlier(made: DeviceProfile, before: DeviceProfile) -> DeviceProfile:
     measured = {(each.model, each.kv_dtype, each.threads) for each in made.speeds}
     kept = [each for each in before.speeds if (each.model, each.kv_dtype, each.threads) not in measured]
     return replace(made, speeds=(*made.speeds, *kept))
+
+
+def unmeasured(profile: DeviceProfile) -> dict[str, Figure]:
+    """The figures of a device that no kit measures."""
+    found = profile.figures.items()
+    return {name: figure for name, figure in found if name in _UNMEASURED or name.startswith(("npu_", "gpu_"))}
 
 
 def _speed(result: Result, source: str) -> Speed:

@@ -6,6 +6,7 @@
  * has the description of the kit, which the result repeats: edge profile --read result.json needs nothing else.
  */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,12 +15,13 @@
 
 #include "ceilings.h"
 #include "edge.h"
+#include "energy.h"
 #include "kit.h"
 #include "machine.h"
 
 enum { WARM_UP = 32, WARM_UP_ANSWER = 4, LEAST_TOKENS = 4, LEAST_WINDOWS = 5, THREADS_PROMPT = 128 };
 static const double MARGIN = 1.3; /* longer contexts are slower than those measured so far */
-static const double WINDOW_S = 60, THREADS_S = 2, LOAD_S = 1;
+static const double WINDOW_S = 60, THREADS_S = 2, LOAD_S = 1, HEARTBEAT_S = 2;
 
 static edge_model *model;
 static edge_session *session;
@@ -51,11 +53,33 @@ static void begin_stage(double length)
     stage_share = length / whole;
 }
 
+static pthread_mutex_t telling = PTHREAD_MUTEX_INITIALIZER;
+static char said[96];
+static double told_at;
+
 /* Where no reader is left, SIGPIPE ends the program: so it does not go on when a connection was lost. */
+static void tell(void)
+{
+    if (fputs(said, stderr) < 0)
+        exit(1); /* SIGPIPE is ignored */
+    told_at = now();
+}
+
 static void say(const char *what, double done)
 {
-    if (fprintf(stderr, "%5.1f%% %s\n", 100 * (stage_start + stage_share * (done < 1 ? done : 1)), what) < 0)
-        exit(1); /* SIGPIPE is ignored */
+    pthread_mutex_lock(&telling);
+    snprintf(said, sizeof said, "%5.1f%% %s\n", 100 * (stage_start + stage_share * (done < 1 ? done : 1)), what);
+    tell();
+    pthread_mutex_unlock(&telling);
+}
+
+/* The same again while one step takes long, such as a prompt on a slow machine. */
+static void say_again(void)
+{
+    pthread_mutex_lock(&telling);
+    if (*said && now() - told_at >= HEARTBEAT_S)
+        tell();
+    pthread_mutex_unlock(&telling);
 }
 
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
@@ -179,6 +203,17 @@ static void measure_load(const char *path)
     printf("\"isa\": \"%s\", \"threads\": %u, \"capacity\": %u,\n", info.isa, usage().threads, info.capacity);
 }
 
+/* Less than 0: not all were measured. */
+static double add_joules(double sum, double more)
+{
+    return sum < 0 || more < 0 ? -1 : sum + more;
+}
+
+static void print_joules(const char *name, double joules)
+{
+    printf(joules < 0 ? "\"%s\": null, " : "\"%s\": %.9g, ", name, joules);
+}
+
 static void measure_speeds(void)
 {
     static double first[REPETITIONS];
@@ -199,20 +234,24 @@ static void measure_speeds(void)
         say(what, (double)count / REPETITIONS);
         forget();
         mark("prompt");
-        double joules = joules_now(), cpu = cpu_now();
+        energy_reading start = energy_read(now());
+        double cpu = cpu_now();
         first[count] = run_prompt(tokens, PROMPT);
-        double between = joules_now(), cpu_between = cpu_now(), started = now();
+        double cpu_between = cpu_now(), started = now();
+        energy_reading between = energy_read(started);
         mark("answer");
         run_answer(ANSWER, SPEED_S);
         answering += now() - started;
-        spent[0] += between - joules;
-        spent[1] += joules_now() - between;
+        energy_reading end = energy_read(now());
+        spent[0] = add_joules(spent[0], energy_between(&start, &between));
+        spent[1] = add_joules(spent[1], energy_between(&between, &end));
         worked[0] += cpu_between - cpu;
         worked[1] += cpu_now() - cpu_between;
     }
     printf("\"prompts\": %u, \"tokens\": %u, \"answering_s\": %.9g, \"others\": %.4f,\n", count, timed, answering,
            others_share(&before));
-    printf("\"prompt_joules\": %.9g, \"answer_joules\": %.9g, ", spent[0], spent[1]);
+    print_joules("prompt_joules", spent[0]);
+    print_joules("answer_joules", spent[1]);
     printf("\"prompt_cpu_s\": %.9g, \"answer_cpu_s\": %.9g,\n", worked[0], worked[1]);
     print_spread("ttft", first, count);
     printf(",\n");
@@ -297,7 +336,8 @@ static void measure_sustained(void)
     uint32_t left = info.capacity - PROMPT;
     printf("\"sustained\": {\"length\": %g, \"windows\": [", length);
     while ((start = now() - began) < SUSTAINED_S - length / 2) {
-        double joules = joules_now(), cpu = cpu_now(), away = 0, told = -1e9;
+        energy_reading from = energy_read(now());
+        double joules = 0, cpu = cpu_now(), away = 0, told = -1e9;
         others_since before = others_begin();
         climate_begin();
         timed = 0;
@@ -309,12 +349,14 @@ static void measure_sustained(void)
                 told = now();
             }
             if (left < 2) { /* another answer to the same prompt, which is not counted */
-                double paused = now(), spent = joules_now(), worked = cpu_now();
+                energy_reading pause = energy_read(now());
+                double paused = now(), worked = cpu_now();
+                joules = add_joules(joules, energy_between(&from, &pause));
                 forget();
                 run_prompt(tokens, PROMPT);
                 left = info.capacity - PROMPT;
                 away += now() - paused;
-                joules += joules_now() - spent;
+                from = energy_read(now());
                 cpu += cpu_now() - worked;
             }
             uint32_t ran = run_answer(left < 8 ? left : 8, 1e9);
@@ -322,7 +364,9 @@ static void measure_sustained(void)
         }
         double lasted = now() - began - start - away, celsius = climate_celsius(), hertz = climate_hertz();
         printf("%s\n  {\"start\": %.4f, \"seconds\": %.6f, ", comma, start, lasted);
-        printf("\"joules\": %.9g, \"cpu_s\": %.9g, ", joules_now() - joules, cpu_now() - cpu);
+        energy_reading to = energy_read(now());
+        print_joules("joules", add_joules(joules, energy_between(&from, &to)));
+        printf("\"cpu_s\": %.9g, ", cpu_now() - cpu);
         printf("\"others\": %.4f, \"celsius\": ", others_share(&before));
         printf(celsius > -100 ? "%.1f" : "null", celsius);
         printf(", \"hertz\": ");
@@ -368,7 +412,7 @@ int main(int count, char **words)
     printf("{\"kind\": \"edge kit result\", \"schema\": 1, \"kit\": %s,\n", KIT_JSON);
     printf("\"time\": %lld,\n", (long long)time(NULL));
     describe_machine();
-    start_sampling();
+    start_sampling(say_again);
     mark("load");
     measure_load(count > 1 ? words[1] : beside("model.edge"));
     uint32_t threads = usage().threads;

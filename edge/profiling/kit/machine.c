@@ -1,11 +1,8 @@
-/* The files of Linux's /proc and /sys, of which any may be missing: on phones many are. */
 #define _GNU_SOURCE
 #include "machine.h"
 
-#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +12,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_SAMPLES = 600, MOST_MARKS = 64, TEXT = 16384, MOST_CPUS = 1024 };
-#define CPU "/sys/devices/system/cpu/cpu"
+#include "energy.h"
+#include "files.h"
+
+enum { MOST_SAMPLES = 600, MOST_MARKS = 64, TEXT = 16384 };
+#define CPUS "/sys/devices/system/cpu"
 
 typedef struct { double at, rss, anonymous, file, swap, rows; } memory_sample;
 typedef struct { double at, celsius, hertz, allowed, watts; } climate_sample;
@@ -28,7 +28,6 @@ static memory_sample memory[MOST_SAMPLES + 1];
 static climate_sample climate[MOST_SAMPLES + 1];
 static uint32_t marked, memories, climates, highest_rows;
 static double began, peak, peak_anonymous, peak_swap;
-static double drawn; /* joules, of a battery that tells watts */
 static double window_celsius, window_hertz;
 static uint32_t window_clocks;
 static char zone[320], zone_name[64];
@@ -36,6 +35,7 @@ static double trip;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_t sampler;
 static bool ended;
+static void (*each_second)(void);
 
 double now(void)
 {
@@ -51,35 +51,7 @@ double cpu_now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* ---- files ------------------------------------------------------------------------------------------------------- */
-
-/* The beginning of a file, without blanks at its end; empty if it cannot be read. Returns its length. */
-static size_t read_text(char *text, size_t size, const char *format, ...)
-{
-    char path[384];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(path, sizeof path, format, arguments);
-    va_end(arguments);
-    FILE *file = fopen(path, "r");
-    size_t length = file ? fread(text, 1, size - 1, file) : 0;
-    if (file)
-        fclose(file);
-    while (length && (text[length - 1] == '\n' || text[length - 1] == ' ' || !text[length - 1]))
-        length--;
-    text[length] = 0;
-    return length;
-}
-
-/* -1 if there is none. */
-static double read_number(const char *path, const char *file)
-{
-    char text[64], *end;
-    if (!read_text(text, sizeof text, "%s%s", path, file))
-        return -1;
-    double number = strtod(text, &end);
-    return end == text || *end ? -1 : number;
-}
+/* ---- text ----------------------------------------------------------------------------------------------------------- */
 
 /* The number behind a word at the beginning of a line; 0 if there is none. */
 static double number_behind(const char *text, const char *word)
@@ -119,9 +91,9 @@ static void print_caches(void)
     printf("\"caches\": {");
     for (int i = 0; i < 8; i++) {
         char level[8], type[32], size[32], *end;
-        read_text(level, sizeof level, CPU "0/cache/index%d/level", i);
-        read_text(type, sizeof type, CPU "0/cache/index%d/type", i);
-        read_text(size, sizeof size, CPU "0/cache/index%d/size", i);
+        read_text(level, sizeof level, CPUS "/cpu0/cache/index%d/level", i);
+        read_text(type, sizeof type, CPUS "/cpu0/cache/index%d/type", i);
+        read_text(size, sizeof size, CPUS "/cpu0/cache/index%d/size", i);
         double kib = strtod(size, &end);
         if (strlen(level) != 1 || *end != 'K')
             continue;
@@ -186,8 +158,8 @@ static bool of_processor(const char *name)
 
 static double celsius_of(const char *path)
 {
-    double celsius = read_number(path, "") / 1000;
-    return celsius > -40 && celsius < 150 && read_number(path, "") != -1 ? celsius : -1000;
+    double celsius = read_number("%s", path) / 1000;
+    return celsius > -40 && celsius < 150 ? celsius : -1000;
 }
 
 static void find_passive_trip(int number)
@@ -197,7 +169,7 @@ static void find_passive_trip(int number)
         snprintf(path, sizeof path, "/sys/class/thermal/thermal_zone%d/trip_point_%d", number, i);
         if (!read_text(type, sizeof type, "%s_type", path) || strcmp(type, "passive"))
             continue;
-        double celsius = read_number(path, "_temp") / 1000;
+        double celsius = read_number("%s_temp", path) / 1000;
         if (celsius > 0 && celsius < 150 && (!trip || celsius < trip))
             trip = celsius;
     }
@@ -234,70 +206,25 @@ static void find_zone(void)
     }
 }
 
-static double hertz_now(void)
+static double hertz_now(void) /* the highest of those that are online; numbers of others are missing on some machines */
 {
     double most = 0;
-    for (int i = 0; i < MOST_CPUS; i++) {
-        char path[96];
-        snprintf(path, sizeof path, CPU "%d", i);
-        if (access(path, F_OK))
-            break;
-        double kilo = read_number(path, "/cpufreq/scaling_cur_freq");
+    DIR *folder = open_folder(CPUS);
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        int number, end = 0;
+        if (sscanf(entry->d_name, "cpu%d%n", &number, &end) != 1 || entry->d_name[end])
+            continue;
+        double kilo = read_number(CPUS "/%s/cpufreq/scaling_cur_freq", entry->d_name);
         most = kilo * 1e3 > most ? kilo * 1e3 : most;
     }
+    if (folder)
+        closedir(folder);
     if (most <= 0) {
         char text[4096];
         read_text(text, sizeof text, "/proc/cpuinfo");
         most = number_behind(text, "cpu MHz") * 1e6;
     }
     return most;
-}
-
-/* ---- energy ------------------------------------------------------------------------------------------------------ */
-
-static double counted(void) /* joules of all packages, by Intel's and AMD's counters; -1: none */
-{
-    double total = -1;
-    for (int i = 0; i < 16; i++) {
-        char path[64];
-        snprintf(path, sizeof path, "/sys/class/powercap/intel-rapl:%d", i);
-        double micro = read_number(path, "/energy_uj");
-        if (micro >= 0)
-            total = (total < 0 ? 0 : total) + micro * 1e-6;
-    }
-    return total;
-}
-
-static double battery_watts(void) /* that it gives now; -1: it is none, or it charges */
-{
-    DIR *folder = opendir("/sys/class/power_supply");
-    double watts = -1;
-    for (struct dirent *entry; folder && (entry = readdir(folder));) {
-        char path[320], status[32];
-        snprintf(path, sizeof path, "/sys/class/power_supply/%s", entry->d_name);
-        if (!read_text(status, sizeof status, "%s/status", path) || strcmp(status, "Discharging"))
-            continue;
-        double power = read_number(path, "/power_now"), volts = read_number(path, "/voltage_now");
-        double amperes = read_number(path, "/current_now"); /* less than 0 on some */
-        if (power > 0)
-            watts = power * 1e-6;
-        else if (volts > 0 && amperes != -1 && amperes)
-            watts = volts * 1e-6 * (amperes < 0 ? -amperes : amperes) * 1e-6;
-    }
-    if (folder)
-        closedir(folder);
-    return watts;
-}
-
-static double counter_start = -1;
-
-double joules_now(void)
-{
-    double joules = counted();
-    pthread_mutex_lock(&lock);
-    joules = counter_start >= 0 && joules >= 0 ? joules - counter_start : drawn;
-    pthread_mutex_unlock(&lock);
-    return joules;
 }
 
 /* ---- other programs ---------------------------------------------------------------------------------------------- */
@@ -342,18 +269,18 @@ static void sample_memory(void)
     pthread_mutex_unlock(&lock);
 }
 
-static void sample_climate(double since)
+static void sample_climate(void)
 {
-    double most = read_number(CPU "0", "/cpufreq/cpuinfo_max_freq");
-    double allowed = read_number(CPU "0", "/cpufreq/scaling_max_freq");
+    double most = read_number(CPUS "/cpu0/cpufreq/cpuinfo_max_freq");
+    double allowed = read_number(CPUS "/cpu0/cpufreq/scaling_max_freq");
+    energy_read(now());
     climate_sample each = {now() - began, *zone ? celsius_of(zone) : -1000, hertz_now(),
-                           most > 0 && allowed > 0 ? allowed / most : -1, battery_watts()};
+                           most > 0 && allowed > 0 ? allowed / most : -1, energy_battery_watts()};
     pthread_mutex_lock(&lock);
     if (climates > MOST_SAMPLES)
         for (climates = 0; 2 * climates <= MOST_SAMPLES; climates++)
             climate[climates] = climate[2 * climates];
     climate[climates++] = each;
-    drawn += each.watts > 0 ? each.watts * since : 0;
     window_celsius = each.celsius > window_celsius ? each.celsius : window_celsius;
     window_hertz += each.hertz;
     window_clocks += each.hertz > 0;
@@ -367,18 +294,20 @@ static void *sample(void *nothing)
         struct timespec pause = {0, 50000000};
         sample_memory();
         if (now() - looked >= 1) {
-            sample_climate(now() - looked);
+            sample_climate();
             looked = now();
+            each_second();
         }
         nanosleep(&pause, NULL);
     }
     return nothing;
 }
 
-void start_sampling(void)
+void start_sampling(void (*heartbeat)(void))
 {
     began = now();
-    counter_start = counted();
+    each_second = heartbeat;
+    energy_begin(began);
     find_zone();
     sample_memory();
     if (pthread_create(&sampler, NULL, sample, NULL))
@@ -438,8 +367,10 @@ void print_samples(void)
     __atomic_store_n(&ended, true, __ATOMIC_RELAXED);
     pthread_join(sampler, NULL);
     sample_memory();
-    bool counts = counter_start >= 0, battery = battery_watts() > 0 && drawn > 0;
-    printf("\"energy\": %s,\n", counts ? "\"intel-rapl\"" : battery ? "\"battery\"" : "null");
+    if (energy_source())
+        print_text("energy", energy_source());
+    else
+        printf("\"energy\": null,\n");
     printf("\"peak\": %.0f, \"peak_anonymous\": %.0f, \"peak_swap\": %.0f,\n", peak, peak_anonymous, peak_swap);
     print_text("sensor", zone_name);
     print_known("trip", trip, trip > 0);

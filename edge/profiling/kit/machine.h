@@ -9,13 +9,12 @@ double cpu_now(void);        /* core-seconds of this process */
 uint64_t memory_bytes(void); /* of the machine */
 void describe_machine(void); /* fields of the result */
 
-/* Samples memory, temperature and clock on a thread of its own, until print_samples. */
-void start_sampling(void);
+/* Samples memory, temperature, clock and energy on a thread of its own, until print_samples; it calls `each_second`, too. */
+void start_sampling(void (*each_second)(void));
 void mark(const char *what);      /* what the run does from now on */
 void sampled_rows(uint32_t rows); /* KV rows in use */
 void print_samples(void);
 
-double joules_now(void); /* that a sensor has counted since start_sampling; 0 without one */
 void climate_begin(void);
 double climate_celsius(void); /* the highest since climate_begin; -1000: unknown */
 double climate_hertz(void);   /* the mean since climate_begin; 0: unknown */

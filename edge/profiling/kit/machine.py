@@ -7,8 +7,10 @@ import re
 from edge.backends.tvm.targets import app_targets
 from edge.devices.cores import fast_cores
 from edge.devices.host import flags_of, notable, processor_of
+from edge.devices.profiles import find_model
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, is_name
 from edge.errors import InputError, UnsupportedError
+from edge.profiling.kit.device import unmeasured
 
 _MARK = "--edge--"
 # Asks for everything at once. Each part begins with a line of its own, since any of them may be missing.
@@ -47,15 +49,18 @@ def profile_of(answer: str, name: str) -> DeviceProfile:
     description = android or _printable(parts.get("board", "")) or _printable(found) or machine
     memory = next((line.split()[1] for line in parts.get("memory", "").splitlines() if line.startswith("MemTotal")), "")
     figures = {"memory": Figure(int(memory) * 1024, "measured", source)} if memory.isdecimal() and int(memory) else {}
+    known = find_model(description)
+    names = (known.name if known else "", _product(parts.get("android", "")), name)
     return DeviceProfile(
-        name=next((each for each in (_product(parts.get("android", "")), name) if is_name(each)), "target"),
+        name=next((each for each in names if is_name(each)), "target"),
         description=description,
         machine=machine,
         isa=isa,
+        cpu=known.cpu if known and known.isa == isa else None,
         system="android" if android else "linux",
         clusters=(Cluster(_printable(found) or machine, fastest_cores(parts.get("cores", ""), machine), source),),
         instruction_sets=notable(flags),
-        figures=figures,
+        figures=figures | (unmeasured(known) if known else {}),
     )
 
 

@@ -2,7 +2,7 @@
 
 The kit travels as a tar archive into the standard input of one remote shell, which unpacks it into a folder of its own,
 runs it, and removes the folder however that ends: when the kit fails, when the disk is full, and when the connection is
-lost, since the kit ends by SIGPIPE at its next line of progress. The result is what the shell prints.
+lost, since the kit ends by SIGPIPE at its next line of progress, seconds later. The result is what the shell prints.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edge.profiling.kit.make import PROGRAM
 OnStep = Callable[[str, float], None]
 """Called with the current step, and the part of it that is done."""
 
-_SILENCE_S = 120.0  # a kit says something more often, but for the slowest prompts
+_SILENCE_S = 120.0  # a kit says something every few seconds, also while a prompt takes long
 _PROBE_S = 60.0
 _MOST_RESULT = 16 << 20
 _LONGEST_LINE, _MOST_LINES = 1 << 16, 256  # that a machine may say besides its result
@@ -41,6 +41,11 @@ _PROGRESS = re.compile(r"\s*(?P<percent>\d+(\.\d+)?)% (?P<what>.+)")
 _RUN = "; ".join((
     "umask 077",
     "export LC_ALL=C",
+    "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)",
+    # What runs left that could not clean up, as where power was lost: of another boot, or of a shell that is gone.
+    "for old in \"$HOME\"/.edge-profile.* \"${TMPDIR:-/tmp}\"/edge-profile.* /data/local/tmp/edge-profile.*; do"
+    " read -r shell at 2>/dev/null <\"$old/owner\" || continue;"
+    " [ \"$at\" = \"$boot\" ] && kill -0 \"$shell\" 2>/dev/null || rm -rf \"$old\"; done 2>/dev/null",
     "made() { mktemp -d \"$1.XXXXXX\" 2>/dev/null; }",
     "dir=$(made \"$HOME/.edge-profile\" || made \"${TMPDIR:-/tmp}/edge-profile\""
     " || made /data/local/tmp/edge-profile)"
@@ -50,6 +55,7 @@ _RUN = "; ".join((
     "trap clean EXIT",
     "trap stop HUP INT TERM PIPE",
     "cd \"$dir\" || exit 71",
+    "echo $$ $boot >owner",
     "tar -xf - || { echo edge-profile: the kit cannot be unpacked there >&2; exit 73; }",
     f"echo {_UNPACKED} >&2",
     f"./{PROGRAM} </dev/null || exit $?",

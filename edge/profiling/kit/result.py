@@ -10,7 +10,6 @@ from typing import Annotated
 
 from edge.backends.tvm import ENGINE as CPU
 from edge.devices.host import flags_of, model_name, notable, processor_of
-from edge.devices.power.base import MeterKind
 from edge.devices.profiles.profile import Power
 from edge.devices.regular import read_bounded
 from edge.errors import InputError
@@ -41,6 +40,7 @@ from edge.profiling.verdict import evidence_of, judge
 from edge.values import Rule, parse
 
 KIND, SCHEMA = "edge kit result", 1
+_COUNTERS = ("RAPL", "intel-rapl")  # of processor packages; the second by kits of earlier days
 _ANYWHERE = ("edge quantize ", "edge run ")  # advice that does not measure the machine where edge is
 WASM = "wasm32"  # the machine of pages
 _MOST_BYTES = 16 << 20  # a result of an hour has less than a tenth
@@ -65,7 +65,7 @@ class Ceilings:
 class _Window:
     start: _Seconds
     seconds: float
-    joules: float
+    joules: float | None  # None: not all of it was measured
     cpu_s: float
     others: float | None
     celsius: float | None
@@ -101,9 +101,9 @@ class Result:
     tokens: int
     answering_s: float
     others: float | None  # of all cores' time; None: a page cannot know
-    prompt_joules: float
+    prompt_joules: float | None  # None: not all of them were measured
     prompt_cpu_s: float  # core-seconds
-    answer_joules: float
+    answer_joules: float | None
     answer_cpu_s: float
     ttft: Spread
     token: Spread
@@ -234,6 +234,9 @@ def _engine(result: Result) -> EngineProfile:
     spent = spend.of(
         kit.decode, result.answering_s, result.answer_cpu_s, result.answer_joules, result.tokens
     )  # fmt: skip
+    per_prompt = spend.of(
+        kit.prefill, result.ttft.p50 * result.prompts, result.prompt_cpu_s, result.prompt_joules, result.prompts
+    )  # fmt: skip
     first = result.samples[0] if result.samples else None
     known = first is not None and first.anonymous is not None and first.file is not None
     return EngineProfile(
@@ -250,9 +253,7 @@ def _engine(result: Result) -> EngineProfile:
             context=0,
             at_once=min(plan.config.chunk, kit.prompt),
             per_token=per_prompt_token,
-            joules_per_token=spend.of(
-                kit.prefill, result.ttft.p50 * result.prompts, result.prompt_cpu_s, result.prompt_joules, result.prompts
-            ) / kit.prompt,
+            joules_per_token=None if per_prompt is None else per_prompt / kit.prompt,
             bytes_per_s=kit.prefill.bytes / result.ttft.p50,
             flops_per_s=kit.prefill.flops / result.ttft.p50,
         ),
@@ -265,7 +266,7 @@ def _engine(result: Result) -> EngineProfile:
             joules_per_token=spent,
             bytes_per_s=kit.decode.bytes / result.token.p50,
             flops_per_s=kit.decode.flops / result.token.p50,
-            watts=spent * result.tokens / result.answering_s if result.answering_s > 0 else None,
+            watts=spent * result.tokens / result.answering_s if spent is not None and result.answering_s > 0 else None,
         ),
         curve=result.curve,
         curve_end=result.curve_end or kit.curve_end,
@@ -318,14 +319,15 @@ class _Joules:
         sensor = self.result.energy
         if sensor is None:
             return Energy(f"{self._power.profile} profile", "estimate", "process", 0.0)
-        kind: MeterKind = "integrated" if sensor == "battery" else "counter"
-        return Energy(sensor, kind, "device" if sensor == "battery" else "package", 0.0)
+        counts = sensor in _COUNTERS
+        return Energy(sensor, "counter" if counts else "integrated", "package" if counts else "device", 0.0)
 
-    def of(self, work: Work, seconds: float, cpu_s: float, measured: float, times: int) -> float:
-        """Joules of one of `times` pieces of work, which together took `seconds`, `cpu_s` and `measured` joules. The
-        formula of the estimate is that of edge.devices.power.estimate."""
+    def of(self, work: Work, seconds: float, cpu_s: float, measured: float | None, times: int) -> float | None:
+        """Joules of one of `times` pieces of work, which together took `seconds`, `cpu_s` and `measured` joules; None
+        where the sensor missed some, such as a battery's while it charges. The formula of the estimate is that of
+        edge.devices.power.estimate."""
         if self.result.energy is not None:
-            return measured / times
+            return None if measured is None else measured / times
         spent = cpu_s * self._power.core_watts + seconds * self._power.idle_watts
         return spent / times + work.bytes * self._power.dram_pj_per_byte * 1e-12
 

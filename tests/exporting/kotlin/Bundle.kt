@@ -34,6 +34,7 @@ private fun conversation(model: EdgeModel, folder: File) {
     val state = session.save()
     show("second", session, "And?")
     session.load(state)
+    session.trim(Trim.SOFT)
     show("second", session, "And?")
     session.set(GREEDY)
     RandomAccessFile(folder.resolve("state"), "rw").use { file -> session.save(descriptor(file)) }
@@ -82,7 +83,7 @@ private fun storm(model: EdgeModel) {
                         when (random.nextInt(6)) {
                             0, 1 -> runBlocking { session.answer("Hi").take(1 + random.nextInt(8)).collect() }
                             2 -> session.cancel()
-                            3 -> session.trimIfIdle(Trim.SOFT)
+                            3 -> session.trim(Trim.SOFT)
                             4 -> session.save()
                             else -> session.usage()
                         }

@@ -59,14 +59,16 @@ private fun trims(model: EdgeModel) {
     val context = Context()
     val session = model.session()
     val trimming = session.trimInBackground(context)
-    fun level(level: Int): Long { // echo.c counts 1000 for a soft trim
+    fun level(level: Int): Long { // echo.c counts 1000 for a soft trim, 2000 for half, 3000 for all
         val before = session.usage().tokens
         context.callbacks.forEach { (it as ComponentCallbacks2).onTrimMemory(level) }
         return session.usage().tokens - before
     }
     val levels = listOf(
-        ComponentCallbacks2.TRIM_MEMORY_RUNNING_CRITICAL, ComponentCallbacks2.TRIM_MEMORY_UI_HIDDEN,
-        ComponentCallbacks2.TRIM_MEMORY_BACKGROUND, ComponentCallbacks2.TRIM_MEMORY_COMPLETE,
+        ComponentCallbacks2.TRIM_MEMORY_RUNNING_MODERATE, ComponentCallbacks2.TRIM_MEMORY_UI_HIDDEN,
+        ComponentCallbacks2.TRIM_MEMORY_BACKGROUND, ComponentCallbacks2.TRIM_MEMORY_RUNNING_LOW,
+        ComponentCallbacks2.TRIM_MEMORY_MODERATE, ComponentCallbacks2.TRIM_MEMORY_RUNNING_CRITICAL,
+        ComponentCallbacks2.TRIM_MEMORY_COMPLETE,
     )
     println("trims=${levels.map { level(it) }}")
     runBlocking {

@@ -16,6 +16,7 @@ struct edge_session {
     char stops[16][132], cache[64], npu[64];
     edge_readings readings;
     atomic_int inside, cancelled, ended;
+    atomic_uint trims;
     char text[1 << 20];
     size_t length, at;
     uint32_t answering, tokens;
@@ -198,9 +199,10 @@ edge_status edge_set_adapter(edge_session *session, const edge_stream *adapter, 
 edge_status edge_trim(edge_session *session, edge_trim_level level, edge_error *error)
 {
     (void)error;
-    enter(session);
-    session->tokens += 1000 * (1 + (uint32_t)level);
-    return leave(session, EDGE_OK);
+    if (atomic_load(&session->ended)) /* it may come at any other time */
+        atomic_fetch_add(&faults, 1);
+    atomic_fetch_add(&session->trims, 1000 * (1 + (uint32_t)level));
+    return EDGE_OK;
 }
 
 /* Shows what arrived: options in the order of their fields, and the readings. */
@@ -212,7 +214,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         sizeof *usage, o->threads, (uint32_t)o->top_k, o->max_tokens, o->cpu_mask, o->seed,
         (uint64_t)((o->temperature * 1000 + o->top_p * 100 + o->min_p * 10 + o->repeat_penalty) * 1000 + 0.5),
         session->adapter, o->stop_count ? strlen(session->stops[o->stop_count - 1]) : 0,
-        (uint64_t)5 << 32, 7, session->tokens, (uint64_t)atomic_load(&faults), o->speculate, 0,
+        (uint64_t)5 << 32, 7, session->tokens + atomic_load(&session->trims), (uint64_t)atomic_load(&faults), o->speculate, 0,
         session->readings.joules + session->readings.celsius * 1000 + session->readings.headroom * 1e6,
         o->time + o->energy * 10 + o->power * 100 + o->max_temp * 1000 + o->headroom * 1e4,
         session->readings.available == 1 << 30, o->engine, "timed 😀", session->cache,

@@ -17,9 +17,12 @@ interface ComponentCallbacks2 : ComponentCallbacks {
     fun onTrimMemory(level: Int)
 
     companion object {
+        const val TRIM_MEMORY_RUNNING_MODERATE = 5
+        const val TRIM_MEMORY_RUNNING_LOW = 10
         const val TRIM_MEMORY_RUNNING_CRITICAL = 15
         const val TRIM_MEMORY_UI_HIDDEN = 20
         const val TRIM_MEMORY_BACKGROUND = 40
+        const val TRIM_MEMORY_MODERATE = 60
         const val TRIM_MEMORY_COMPLETE = 80
     }
 }

@@ -49,7 +49,7 @@ public struct Piece: Sendable {
     public let finish: Finish
 }
 
-/// How much memory a trim gives back: what costs nothing, half of what can be spared, all of it.
+/// How much memory a trim gives back: pages that hold nothing, half of the rows that can be spared, all.
 public enum Trim: Int32, Sendable {
     // generated: Trim
 }

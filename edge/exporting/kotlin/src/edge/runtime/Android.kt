@@ -16,8 +16,6 @@ import java.io.IOException
 
 private const val HEADROOM_EVERY_NANOS = 1_000_000_000L // Android answers NaN if it is asked more often
 private const val HEADROOM_AHEAD_SECONDS = 10
-private val OUT_OF_SIGHT =
-    listOf(ComponentCallbacks2.TRIM_MEMORY_UI_HIDDEN, ComponentCallbacks2.TRIM_MEMORY_BACKGROUND)
 
 /**
  * Opens a model among the app's assets.
@@ -53,13 +51,14 @@ private fun installed(context: Context, name: String): File {
 }
 
 /**
- * Gives memory back when the app is no longer seen, unless an answer is generated: a soft trim, which costs nothing.
- * Close the result before the session.
+ * Gives memory back as the system asks for it, before the next token if an answer is generated: a soft trim when the app
+ * goes out of sight, which is all that Android 14 and later tell of; before, half when memory is low, and all when the
+ * process would be ended next. Close the result before the session.
  */
 fun EdgeSession.trimInBackground(context: Context): Closeable {
     val callbacks = object : ComponentCallbacks2 {
         override fun onTrimMemory(level: Int) {
-            if (level in OUT_OF_SIGHT) trimIfIdle(Trim.SOFT)
+            trim(trimOf(level))
         }
 
         override fun onConfigurationChanged(newConfig: Configuration) = Unit
@@ -70,6 +69,14 @@ fun EdgeSession.trimInBackground(context: Context): Closeable {
     val application = context.applicationContext
     application.registerComponentCallbacks(callbacks)
     return Closeable { application.unregisterComponentCallbacks(callbacks) }
+}
+
+/** As the docstring of edge's Session.trim says. Rows are given back for good, so routine levels take none. */
+@Suppress("DEPRECATION") // not sent from Android 14 on
+private fun trimOf(level: Int): Trim = when (level) {
+    ComponentCallbacks2.TRIM_MEMORY_RUNNING_LOW, ComponentCallbacks2.TRIM_MEMORY_MODERATE -> Trim.HALF
+    ComponentCallbacks2.TRIM_MEMORY_RUNNING_CRITICAL, ComponentCallbacks2.TRIM_MEMORY_COMPLETE -> Trim.ALL
+    else -> Trim.SOFT
 }
 
 /**

@@ -43,7 +43,7 @@ enum class Finish {
 /** A part of an answer: whole characters, perhaps none. [token] is -1 for the rest of a text. */
 data class Piece(val text: String, val token: Int, val finish: Finish)
 
-/** How much memory [EdgeSession.trim] gives back: what costs nothing, half of what can be spared, all of it. */
+/** How much memory [EdgeSession.trim] gives back: pages that hold nothing, half of the rows that can be spared, all. */
 enum class Trim {
     // generated: Trim
 }

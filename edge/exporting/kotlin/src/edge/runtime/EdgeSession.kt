@@ -22,14 +22,14 @@ private const val SENSORS_EVERY_NANOS = 500_000_000L
 /**
  * A conversation with a model; see [EdgeModel.session].
  *
- * All functions may be called from any thread. [cancel] and [close] may interrupt an answer; other functions that
+ * All functions may be called from any thread. [cancel] and [close] may interrupt an answer, and [trim] comes between its tokens; other functions that
  * change the conversation throw IllegalStateException while one is generated.
  */
 class EdgeSession internal constructor(
     private val model: EdgeModel, private var handle: Long, private val sensors: Sensors?,
 ) : Closeable {
-    private val calls = ReentrantLock()         // held by every call into the library but cancel
-    private val lifetime = Any()                // guards `handle` from being freed during cancel; never held for long
+    private val calls = ReentrantLock()         // held by every call into the library but cancel and trim
+    private val lifetime = Any()                // guards `handle` from being freed during these; never held for long
     private val answering = AtomicBoolean()
     @Volatile private var closing = false
 
@@ -157,20 +157,12 @@ class EdgeSession internal constructor(
     @JvmOverloads
     fun setAdapter(fd: Int, scale: Double = 1.0) = change { Native.setAdapter(it, fd, null, scale) }
 
-    /** Memory is short: gives back what can be spared, for good. */
-    fun trim(level: Trim) = change { Native.trim(it, level.ordinal) }
-
-    /** As [trim], but does nothing and returns false while an answer is generated, or after [close]. */
-    fun trimIfIdle(level: Trim): Boolean {
-        if (!answering.compareAndSet(false, true)) return false
-        try {
-            call { Native.trim(it, level.ordinal) }
-        } catch (closed: ClosedException) {
-            return false
-        } finally {
-            answering.set(false)
-        }
-        return true
+    /**
+     * Memory is short: gives back what can be spared; KV rows, which [Trim.HALF] and [Trim.ALL] take, for good. While an
+     * answer is generated, that happens before its next token, and this does not wait for it. After [close] nothing happens.
+     */
+    fun trim(level: Trim) = synchronized(lifetime) {
+        if (handle != 0L) Native.trim(handle, level.ordinal)
     }
 
     fun usage(): Usage = call {
