@@ -21,7 +21,7 @@ import edge
 from edge.devices.profiles import find_profile
 from edge.errors import UnsupportedError
 from edge.exporting.bundle import prepare
-from edge.exporting.gpu_programs import page_bytes
+from edge.exporting.gpu_programs import buffer_bytes
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.sampling import SamplingParams
@@ -210,13 +210,13 @@ def test_memory_counts_the_buffers_of_the_gpu() -> None:
 
     alone = planned(False, memory=40 << 20, kv_policy="streaming")
     spec = model_of(NAME).spec
-    limit = alone.predicted_peak + alone.bytes.reserve + page_bytes(spec, alone.config)
+    limit = alone.predicted_peak + alone.bytes.reserve + buffer_bytes("web", spec, alone.config)
     same, less = (planned(True, memory=each, kv_policy="streaming") for each in (limit, limit - 1))
     assert (same.config, same.bytes) == (alone.config, alone.bytes)
     assert less.config != alone.config == planned(False, memory=limit - 1, kv_policy="streaming").config
-    assert less.predicted_peak + less.bytes.reserve + page_bytes(spec, less.config) < limit
+    assert less.predicted_peak + less.bytes.reserve + buffer_bytes("web", spec, less.config) < limit
     manifest = json.loads((site_of(NAME, "simd", gpu=True) / "manifest.json").read_text())
-    buffers = page_bytes(spec, planned(True, memory=64 << 20, max_kv_size=ROWS).config)
+    buffers = buffer_bytes("web", spec, planned(True, memory=64 << 20, max_kv_size=ROWS).config)
     assert 0.95 * buffers < manifest["web"]["gpu"]["memory"] <= buffers
 
 
