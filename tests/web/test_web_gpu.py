@@ -216,7 +216,9 @@ def test_a_visit_goes_by_the_race_of_an_earlier_one(page: Page) -> None:
               const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle('edge');
               const {{ files }} = await (await fetch('manifest.json')).json();
               const weights = Object.keys(files).find((name) => name.endsWith('model.gpu'));
-              for await (const name of folder.keys()) if (name.endsWith(files[weights].sha256)) await folder.removeEntry(name);
+              for await (const name of folder.keys()) {{
+                if (name.endsWith(files[weights].sha256)) await folder.removeEntry(name);
+              }}
               return engineReason;
             """)  # fmt: skip
             found.append((reason, any(path.endswith("model.gpu") for path in sent.paths[before:])))
