@@ -68,7 +68,7 @@ void watch_bytes(watch *w, double bytes)
 
 void watch_gpu(watch *w, double core_seconds, double cpu)
 {
-    w->on_gpu += fmax(0, core_seconds - cpu);
+    w->on_gpu += core_seconds > cpu ? core_seconds - cpu : 0;
 }
 
 double watch_joules(const watch *w)

@@ -2,7 +2,6 @@
  * linked or loaded by the app, or found by the names of its file, and never unloaded: drivers have threads.
  *
  * Errors arrive in callbacks, of which none may come after `close`, since the memory of the session then goes. */
-#include <math.h>
 #include <string.h>
 
 #include "gpu.h"
@@ -75,7 +74,8 @@ static void await(gpu *g)
         double waited = now_seconds() - began;
         if (waited > PATIENCE_S)
             gpu_fail(g, LATE, "the GPU does not answer", 23);
-        sleep_seconds(fmin(fmax(PAUSE_S, waited / 16), LONG_PAUSE_S));
+        double pause = waited / 16;
+        sleep_seconds(pause < PAUSE_S ? PAUSE_S : pause < LONG_PAUSE_S ? pause : LONG_PAUSE_S);
     }
 }
 
