@@ -162,15 +162,12 @@ def prepare(
         raise UnsupportedError(f"the tokenizer of {model.name} is known to llama.cpp alone, and cannot be exported")
     ids, words = tokenizer_sections(model.tokenizer)
     tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
-    in_page = gpu and profile.system == "web"
-    plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())), lora_rank, gpu=in_page)
+    plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())), lora_rank, gpu=gpu)
     designs = exported_designs(
         layout, plan.config.kv_dtype, profile.arch, profile.system, _tuning(plan, model, profile), isas,
         lora=lora_rank > 0,
     )  # fmt: skip
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
-    if gpu:
-        check_gpu(profile.system, model.spec, plan.config)
     graphs = plan_graphs(model, profile, plan.config) if npu else None
     return Bundle(model, profile, layout, plan, pinned, designs, tables, npu=graphs)
 

@@ -15,16 +15,18 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
 from edge.backends.tvm.gpu import ENGINE as GPU_ENGINE
-from edge.backends.tvm.gpu import EXPORTED_DTYPES
+from edge.backends.tvm.gpu import EXPORTED_DTYPES, SHOWN_BYTES, kernels_bytes
 from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, RING, RING_MOVE, VALUES, Design, RowForm, input_stride
 from edge.backends.tvm.gpu.export import any_gpu, places_of, write_weights
+from edge.backends.tvm.gpu.hosts.opencl import POCL_COMPILER_BYTES
 from edge.backends.tvm.gpu.kv import STAGED, arena_bytes
 from edge.backends.tvm.gpu.picking import top_offset
 from edge.backends.tvm.gpu.program import Dispatch, Program, Slice
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
 from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.shape import Shape
 from edge.errors import UnsupportedError
 from edge.exporting.c_struct import c_struct, filled
 from edge.model.model import Model
@@ -38,8 +40,7 @@ from edge.types import Progress
 LANGUAGES = OPENCL, WGSL = ("opencl", "wgsl")
 HOSTS = dict.fromkeys(("linux", "android", "windows"), LANGUAGES) | dict.fromkeys(("ios", "macos", "web"), (WGSL,))
 HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
-# That an OpenCL driver takes for itself, as pocl 3.1 did (measured): it contains a C compiler. No phone's is known.
-DRIVER_BYTES, DRIVER = 160 << 20, "as pocl 3.1 took, measured; phones' drivers are not known"
+DRIVER = "as measured where {} compiles; phones' drivers are not known"
 
 NONE = 0xFFFFFFFF  # instead of the number of a buffer
 # Runs of dispatches, by their numbers. Rows are moved by keys, values or both, in the arena of all rows or of rings.
@@ -146,8 +147,16 @@ def describe_gpu(gpu: GPUPrograms, plan: Plan, *, in_page: bool) -> dict[str, An
         mapped = mapped_bytes(gpu.model.spec, plan.config)
         return buffers | {"mapped": mapped, "peak": plan.predicted_peak + sum(sizes.values()) + mapped}
     rest = plan.predicted_peak - of_cpu.weights - of_cpu.kv - of_cpu.scratch
-    driver = {"bytes": DRIVER_BYTES, "source": DRIVER}
-    return buffers | {"driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + DRIVER_BYTES}
+    measured = driver_bytes(gpu.languages, gpu.model.spec)
+    driver = {"bytes": measured, "source": DRIVER.format("pocl" if OPENCL in gpu.languages else "lavapipe")}
+    return buffers | {"driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + measured}
+
+
+def driver_bytes(languages: tuple[str, ...], spec: ModelSpec) -> int:
+    """Of the process, for a driver in a first run, when it compiles: pocl's for OpenCL, which contains LLVM and Clang,
+    or else lavapipe's."""
+    kinds = len(Shape.of(spec, GPU_ENGINE.NAME, GPU_ENGINE.supports).blocks)
+    return kernels_bytes(kinds) + (POCL_COMPILER_BYTES if OPENCL in languages else SHOWN_BYTES)
 
 
 def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
@@ -159,11 +168,12 @@ def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     return rows
 
 
-def page_bytes(spec: ModelSpec, config: EngineConfig) -> int:
-    """Of buffers, that a page with a GPU takes beside the module's memory. Raises as `check_gpu`."""
-    check_gpu("web", spec, config)
+def buffer_bytes(system: str, spec: ModelSpec, config: EngineConfig) -> int:
+    """Of the device's buffers, and of a host's own: in a page beside the module's memory. Raises as `check_gpu`."""
+    check_gpu(system, spec, config)
     need = GPU_ENGINE.footprint(spec, replace(config, logits_rows=1, pinned=0, lora_rank=0))
-    return need.weights + need.kv + need.scratch + mapped_bytes(spec, config)
+    host = mapped_bytes(spec, config) if system == "web" else HOST_BYTES
+    return need.weights + need.kv + need.scratch + host
 
 
 def make_programs(

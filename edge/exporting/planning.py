@@ -14,7 +14,7 @@ from edge.budget import format_bytes
 from edge.devices.profiles import HOST
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import BudgetError, InputError, UnsupportedError
-from edge.exporting.gpu_programs import page_bytes
+from edge.exporting.gpu_programs import buffer_bytes
 from edge.exporting.model_file import POLICIES
 from edge.formats.gguf import GGUFFile
 from edge.kv import make_policy
@@ -41,7 +41,8 @@ def plan_bundle(
     profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int = 0, *, gpu: bool = False
 ) -> Plan:
     """The plan for a device. tables: bytes of model.edge besides the weights. lora_rank: of the largest adapter that
-    sessions have room for. gpu: of a page, whose buffers are within the limit, too, and not in the plan's bytes.
+    sessions have room for. gpu: with programs for one, whose buffers are within the limit, too, and not in the plan's
+    bytes; what its driver takes is not planned.
 
     Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
     """
@@ -81,14 +82,15 @@ def _plan_bundle(
     profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int, gpu: bool
 ) -> Plan:
     # Pages that have the GPU's programs draft nothing, on the CPU either.
-    drafts = 0 if lora_rank or gpu else _most_drafts(profile)
-    engine, process = _Bundled(options, lora_rank, drafts, gpu=gpu), _own_bytes(profile, spec) + tables
+    drafts = 0 if lora_rank or (gpu and profile.system == "web") else _most_drafts(profile)
+    engine = _Bundled(options, lora_rank, drafts, profile.system if gpu else None)
+    process = _own_bytes(profile, spec) + tables
     if profile.name == HOST:
         plan = make_plan(spec, engine, options, process=process)
     else:
         limit, threads = limits_of(profile, options)
         plan = make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads)
-    outside = page_bytes(spec, plan.config) if gpu else 0
+    outside = engine.outside(spec, plan.config)
     return replace(
         plan, config=replace(plan.config, lora_rank=lora_rank), predicted_peak=plan.predicted_peak - outside,
         bytes=replace(plan.bytes, scratch=plan.bytes.scratch - outside),
@@ -154,16 +156,28 @@ class _Bundled(CPU):
 
     MOST_SNAPSHOTS = 0  # counted here: they have the recurrent state alone
 
-    def __init__(self, options: Options, lora_rank: int, drafts: int, *, gpu: bool) -> None:
+    def __init__(self, options: Options, lora_rank: int, drafts: int, gpu: str | None) -> None:
+        """gpu: the system whose GPU the bundle has programs for."""
         self._options, self._lora_rank, self._drafts, self._gpu = options, lora_rank, drafts, gpu
 
     def most_drafts(self, spec: ModelSpec) -> int:
         return self._drafts
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
+        need = self._on_cpu(spec, config)
+        return replace(need, scratch=need.scratch + self.outside(spec, config))
+
+    def outside(self, spec: ModelSpec, config: EngineConfig) -> int:
+        """That a GPU takes beside the CPU's bytes; in an app beyond them, whose process has one engine at a time."""
+        if self._gpu is None:
+            return 0
+        need = self._on_cpu(spec, config)
+        on_cpu = 0 if self._gpu == "web" else need.weights + need.kv + need.scratch
+        return max(0, buffer_bytes(self._gpu, spec, replace(config, lora_rank=self._lora_rank)) - on_cpu)
+
+    def _on_cpu(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         pinned = max(config.pinned, prompt_rows(self._options, config.pinned, config.capacity))
         need = super().footprint(spec, replace(config, pinned=pinned, lora_rank=self._lora_rank))
         kv, fixed = (bytes + SNAPSHOTS * spec.state_bytes for bytes in (need.kv, need.fixed_kv))
         scratch = need.scratch + (DRAFT_TEXT_BYTES if config.drafts else 0)
-        scratch += page_bytes(spec, replace(config, lora_rank=self._lora_rank)) if self._gpu else 0
         return replace(need, kv=kv, fixed_kv=fixed, scratch=scratch, runtime=0, streamed=0, least_weights=None)

@@ -103,8 +103,8 @@ OPTIONS = [
         "throttles; held by pauses.", without=("web",),
     ),
     Field(
-        "engine", "uint32", "What computes: 0 the faster of CPU and GPU, 1 the CPU, 2 the GPU, 3 the NPU; read when a "
-        "session begins only.",
+        "engine", "uint32", "What computes: 0 the faster of CPU and GPU, never timed under time or energy, 1 the CPU, "
+        "2 the GPU, 3 the NPU; read when a session begins only.",
         without=("web",),
     ),
     Field(

@@ -54,7 +54,7 @@ def bundle_sources(
 ) -> tuple[Path, list[Path]]:  # fmt: skip
     """model.edge, and what belongs to it besides the runtime, which is to be built otherwise: tables and objects."""
     chosen, isas = Options().updated(**options), [choose_target().name]
-    bundle = prepare(model_of(name), find_profile(HOST), chosen, isas, lora_rank, npu=npu)
+    bundle = prepare(model_of(name), find_profile(HOST), chosen, isas, lora_rank, gpu=gpu, npu=npu)
     if gpu:
         bundle = with_gpu(bundle)
     more: dict[str, Any] = ({"lora_rank": lora_rank} if lora_rank else {}) | ({"gpu": True} if gpu else {})

@@ -13,6 +13,7 @@ from typing import Any
 from bundles import bundle_of, model_of
 from conftest import CACHE
 from ctypes_bundle import BundleSession, open_bundle
+from runtime_library import build
 
 import edge
 from edge.exporting.enums import Engine, Role
@@ -81,3 +82,25 @@ def check_long_answer(environment: Mapping[str, str]) -> None:
     first, last = found["peaks"]
     assert last - first < 16 << 10  # KiB; a row of each token would take 20 MiB, its logits 20 GB
     assert (found["evicted"] + found["rows"], found["same"]) == (20_000 + 2, True)
+
+
+def check_peak(name: str, folder: Path, environment: Mapping[str, str]) -> None:
+    """Of a process without Python: three turns on the GPU, with nothing compiled before, then with all that edge and
+    the driver keep. The session of the CPU beside it is small."""
+    bundle, sources = bundle_of(name, gpu=True, **ROWS), Path(__file__).parent / "runtime"
+    peak = json.loads((bundle / "manifest.json").read_text())["gpu"]["peak"]
+    program = build(
+        [sources / "gpu_answers.c", sources / "peak.c", bundle / "libedge.so"],
+        (f"-Wl,-rpath,{bundle}", "-Dmain=answers"),
+    )
+    kept, compiled = folder / "kept", folder / "compiled"
+    for each in (kept, compiled):
+        each.mkdir()
+    drivers = dict.fromkeys(("MESA_SHADER_CACHE_DIR", "POCL_CACHE_DIR"), str(compiled))
+    for _ in range(2):
+        done = subprocess.run(
+            [program, bundle / "model.edge", str(int(Engine.GPU)), kept, "8"], capture_output=True, text=True,
+            timeout=900, check=True, env={**environment, **drivers},
+        )  # fmt: skip
+        assert 8 << 20 < int(done.stdout.split()[-1]) < peak
+    assert any(compiled.iterdir())  # or else the first run has compiled nothing

@@ -76,6 +76,14 @@ def test_the_command_says_what_a_gpu_and_an_npu_take(tmp_path: Path) -> None:
     assert "\nThrough ONNX Runtime (CPUExecutionProvider): 64 KV rows, " in done.stdout
 
 
+def test_memory_limits_a_gpus_buffers_too() -> None:
+    """Which are larger than what the CPU takes of a model as small as this one."""
+    model, phone, limit = open_model(GOLDEN / "llama-gqa-tied.gguf"), find_profile("pixel-9"), Options(memory=20 << 20)
+    prepare(model, phone, limit)
+    with pytest.raises(BudgetError, match="needs 21 MiB, the memory budget is 20 MiB"):
+        prepare(model, phone, limit, gpu=True)
+
+
 def test_the_same_inputs_give_the_same_bytes(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, _ = made
     again = export(GGUF, tmp_path / "again", max_kv_size=64, isas=[ISA])

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from bundles import bundle_of, bundle_sources, model_of
 from ctypes_bundle import _options, open_bundle
-from gpu_sessions import MODEL, PROMPT, ROWS, ask_both, check_long_answer, kernels, sessions
+from gpu_sessions import MODEL, PROMPT, ROWS, ask_both, check_long_answer, check_peak, kernels, sessions
 from runtime_library import RUNTIME, build
 
 from edge.backends.tvm.gpu.design import Tuning
@@ -152,21 +152,49 @@ def test_auto_takes_the_faster_engine_and_remembers_it(driver_library: Path, tmp
         assert len(verdicts) == 1, verdicts
         (record,) = tmp_path.glob("*.race")
         measured = record.read_bytes()[:-32]
-        assert all(number > 0 for number in struct.unpack("4d", measured))
+        assert all(number > 0 for number in struct.unpack_from("4d", measured))
+        driver = measured[-32:]
         for cpu, gpu in ((1.0, 2.0), (2.0, 1.0)):  # tokens per second
-            record.write_bytes(_sealed(struct.pack("4d", cpu, cpu, gpu, gpu)))
+            record.write_bytes(_sealed(struct.pack("4d", cpu, cpu, gpu, gpu) + driver))
             before = runs.value
-            with bundle.session(**choosing) as session:
+            with bundle.session(**choosing, energy=10.0) as session:
                 use, faster = session.use(), Engine.GPU if gpu > cpu else Engine.CPU
                 assert (use["engine"], runs.value) == (faster, before)
                 assert use["engine_why"] == (
                     f"the {faster.name} was faster: 128 tokens of a prompt and 128 of an answer take it 128000 ms, the "
                     f"{'CPU' if gpu > cpu else 'GPU'} 256000 ms (measured)"
                 )
-        record.write_bytes(measured + bytes(32))
-        bundle.session(**choosing).end()
-        assert runs.value > before
-        assert record.read_bytes() == _sealed(record.read_bytes()[:-32])
+        another_driver = _sealed(struct.pack("4d", 1.0, 1.0, 2.0, 2.0) + bytes(32))
+        for outdated in (measured + bytes(32), another_driver):
+            record.write_bytes(outdated)
+            with bundle.session(**choosing, time=10.0) as session:
+                use = session.use()
+                assert (use["engine"], runs.value) == (Engine.CPU, before)
+                assert use["engine_why"] == "nothing is timed in a session with a limit of time or energy"
+            assert record.read_bytes() == outdated
+            bundle.session(**choosing).end()
+            assert runs.value > before
+            assert record.read_bytes() == _sealed(record.read_bytes()[:-32])
+            assert record.read_bytes()[32:64] == driver
+            before = runs.value
+
+
+def test_a_gpu_that_fails_once_is_timed_again(driver_library: Path, tmp_path: Path) -> None:
+    shutil.copytree(kernels(), tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.race"))
+    choosing: dict[str, Any] = {"engine": Engine.AUTO, "cache": str(tmp_path), "temperature": 0.0, "max_tokens": 20}
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
+        runs, fails_at = (ctypes.c_int64.in_dll(bundle.library, f"driver_{name}") for name in ("runs", "fails_at"))
+        ctypes.c_uint32.in_dll(bundle.library, "driver_is_gpu").value = 1
+        fails_at.value = runs.value + 10
+        with bundle.session(**choosing) as session:
+            use = session.use()
+            assert (use["engine"], use["engine_why"]) == (Engine.CPU, "the GPU failed when it was timed")
+            assert session.answer(PROMPT, Role.RAW)[2] == Finish.LENGTH
+        assert not [*tmp_path.glob("*.race")]
+        fails_at.value = -1
+        with bundle.session(**choosing) as session:
+            assert "was faster: 128 tokens" in session.use()["engine_why"]
+        assert [*tmp_path.glob("*.race")]
 
 
 def test_what_a_driver_refuses_is_not_tried_at_each_start(driver_library: Path, tmp_path: Path) -> None:
@@ -281,6 +309,12 @@ def test_a_prompt_is_cancelled_within_a_chunk(driver_library: Path) -> None:
 @pytest.mark.exhaustive
 def test_twenty_thousand_tokens_take_no_more_memory() -> None:
     check_long_answer(os.environ)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [MODEL, "gemma4"])
+def test_a_process_without_python_stays_below_the_manifests_peak(name: str, tmp_path: Path) -> None:
+    check_peak(name, tmp_path, os.environ)
 
 
 def test_a_device_that_is_missing_is_said_in_one_line(tmp_path: Path) -> None:

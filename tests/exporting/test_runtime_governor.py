@@ -321,6 +321,19 @@ def test_joules_are_estimated_until_the_app_reads_them() -> None:
     assert app.c_look(1)[0] == "energy"
 
 
+def test_a_gpus_work_costs_as_that_of_all_cores() -> None:
+    """Of which the process has seen a part."""
+    app = App({"energy": 30.0}, False, Power(3.0, 0.5, 200.0))
+    app.start()
+    app.work(1.0, 0.0, 0)
+    app.lib.watch_gpu(app.c, ctypes.c_double(8.0), ctypes.c_double(2.0))
+    assert app.lib.watch_joules(app.c) == pytest.approx(8 * 3.0 + 0.5)
+    app.lib.watch_gpu(app.c, ctypes.c_double(1.0), ctypes.c_double(2.0))  # a driver that computes on all cores
+    assert app.lib.watch_joules(app.c) == pytest.approx(8 * 3.0 + 0.5)
+    app.work(1.0, 0.0, 0)
+    assert app.c_look(1)[0] == "energy"
+
+
 def test_joules_that_were_read_long_before_an_answer_do_not_count() -> None:
     app = App({"energy": 10.0}, True, Power(3.0, 0.5, 200.0))
     app.lib.watch_read(app.c, ctypes.byref(app.readings()), False)

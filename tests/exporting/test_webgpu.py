@@ -18,7 +18,7 @@ import pytest
 from bundles import bundle_of, bundle_sources
 from conftest import SOME_GPU
 from ctypes_bundle import open_bundle
-from gpu_sessions import MODEL, PROMPT, ROWS, ask_both, check_long_answer, kernels, sessions
+from gpu_sessions import MODEL, PROMPT, ROWS, ask_both, check_long_answer, check_peak, kernels, sessions
 from runtime_library import RUNTIME, build
 
 from edge.backends.tvm.gpu.design import Tuning
@@ -48,7 +48,7 @@ def driver() -> Iterator[ctypes.CDLL]:
     """The bundle's library without OpenCL, whose adapter can be told to call itself a GPU, and to fail."""
     library = ctypes.CDLL(str(driver_library()))
     yield library
-    for name in ("is_gpu", "refuses"):
+    for name in ("is_gpu", "refuses", "hangs"):
         ctypes.c_uint32.in_dll(library, f"driver_{name}").value = 0
     for name in ("fails_at", "cancels_at"):
         ctypes.c_int64.in_dll(library, f"driver_{name}").value = -1
@@ -57,8 +57,10 @@ def driver() -> Iterator[ctypes.CDLL]:
 def driver_library() -> Path:
     _, parts = bundle_sources(MODEL, gpu=True, **ROWS)
     sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c")), *parts]
-    flags = (f"-I{RUNTIME / 'gpu'}", "-ldl", "-shared", "-fPIC", "-Ddlopen=driver_open", "-Ddlsym=driver_function")
-    return build([HERE / "runtime" / "webgpu_driver.c", *sources], (*flags, f'-DWGPU_LIBRARY="{LIBRARY}"'), ".so")
+    replaced = {"dlopen": "open", "dlsym": "function", "clock_gettime": "clock", "nanosleep": "sleep"}
+    flags = (f"-I{RUNTIME / 'gpu'}", "-ldl", "-shared", "-fPIC", f'-DWGPU_LIBRARY="{LIBRARY}"')
+    ours = (f"-D{name}=driver_{replacement}" for name, replacement in replaced.items())
+    return build([HERE / "runtime" / "webgpu_driver.c", *sources], (*flags, *ours), ".so")
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -117,6 +119,86 @@ def test_what_cannot_run_is_a_status_and_the_cpu_answers(
             assert session.answer(PROMPT, Role.RAW)[2] == Finish.LENGTH
 
 
+def test_what_a_driver_cannot_compile_is_not_tried_at_each_start(driver: ctypes.CDLL, tmp_path: Path) -> None:
+    refuses, is_gpu, compiles = (
+        ctypes.c_uint32.in_dll(driver, f"driver_{name}") for name in ("refuses", "is_gpu", "compiles")
+    )
+    refuses.value, is_gpu.value = 4, 1
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
+        reasons = set()
+        before = compiles.value
+        for _ in range(3):
+            with bundle.session(engine=Engine.AUTO, cache=str(tmp_path)) as session:
+                reasons.add(session.use()["engine_why"])
+        with pytest.raises(UnsupportedError, match=r"cannot compile the bundle's kernels \(WebGPU: .*\): set"):
+            bundle.session(engine=Engine.GPU, cache=str(tmp_path))
+        assert compiles.value == before + 1
+        assert len(reasons) == 1, reasons
+        refuses.value = 0
+        for path in tmp_path.iterdir():
+            path.unlink()
+        bundle.session(engine=Engine.GPU, cache=str(tmp_path)).end()
+        assert [*tmp_path.iterdir()] == []
+
+
+def test_another_library_is_another_race(driver: ctypes.CDLL, tmp_path: Path) -> None:
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
+        ctypes.c_uint32.in_dll(driver, "driver_is_gpu").value = 1
+        bundle.session(engine=Engine.AUTO, cache=str(tmp_path)).end()
+        (record,) = tmp_path.glob("*.race")
+        ctypes.c_uint32.in_dll(driver, "driver_refuses").value = 5
+        with bundle.session(engine=Engine.AUTO, cache=str(tmp_path)) as session:
+            assert session.use()["engine_why"].startswith("the app's wgpu-native is version 22")
+        assert [*tmp_path.glob("*.race")] == [record]
+
+
+def test_a_device_that_hangs_is_a_status(driver: ctypes.CDLL) -> None:
+    """It is asked, not waited for, and left as it is; another session goes on."""
+    hangs = ctypes.c_uint32.in_dll(driver, "driver_hangs")
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
+        with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
+            expected = gpu.answer(PROMPT, Role.RAW)
+            gpu.rewind()
+            hangs.value = 1
+            with pytest.raises(EngineError, match=r"the GPU has failed \(WebGPU: the GPU does not answer\): end"):
+                gpu.answer(PROMPT, Role.RAW)
+            assert hangs.value == 1
+        hangs.value = 0
+        with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
+            assert gpu.answer(PROMPT, Role.RAW) == expected
+
+
+@pytest.mark.parametrize(("budget", "finish"), [
+    ({"time": 850.0}, Finish.TIME), ({"energy": 8500.0}, Finish.ENERGY), ({"power": 1e-3}, Finish.POWER),
+    ({"max_temp": 40.0}, Finish.THERMAL),
+])  # fmt: skip
+def test_budgets_end_answers_as_on_the_cpu(driver: ctypes.CDLL, budget: dict[str, float], finish: Finish) -> None:
+    """By the same readings: a token takes 100 s and 1,000 J, and the device is hot."""
+    ahead = ctypes.c_double.in_dll(driver, "driver_ahead")
+    with (
+        open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle,
+        bundle.session(engine=Engine.GPU) as gpu,
+        bundle.session(engine=Engine.CPU) as cpu,
+    ):
+        answers = []
+        for session in (gpu, cpu):
+            session.set(**GREEDY | budget)
+            tokens: list[int | None] = []
+            joules = {} if "power" in budget else {"joules": 1000.0}
+            session.read(celsius=80.0, **joules)
+            session.append(Role.RAW, PROMPT)
+            while not (piece := session.next()).finish:
+                tokens.append(piece.token)
+                ahead.value += 100
+                joules = {name: value + 1000 for name, value in joules.items()}
+                session.read(celsius=80.0, **joules)
+            assert piece.finish == finish
+            answers.append(tokens)
+        if "time" in budget or "energy" in budget:  # pauses depend on how long a pass took
+            assert answers[0] == answers[1]
+        assert len(answers[0]) < GREEDY["max_tokens"]
+
+
 def test_auto_times_a_gpu_and_takes_no_software(driver: ctypes.CDLL, tmp_path: Path) -> None:
     choosing: dict[str, Any] = {"engine": Engine.AUTO, "cache": str(tmp_path)}
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
@@ -167,6 +249,28 @@ def test_a_prompt_is_cancelled_within_a_chunk(driver: ctypes.CDLL) -> None:
             assert answer == cpu.answer(PROMPT, Role.RAW)
 
 
+def test_an_answer_is_cancelled_within_a_burst(driver: ctypes.CDLL) -> None:
+    """Of the tokens that were sent, each of two submissions; none comes to the app."""
+    with (
+        open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle,
+        bundle.session(engine=Engine.GPU, **GREEDY) as gpu,
+    ):
+        runs, cancels_at = (ctypes.c_int64.in_dll(driver, f"driver_{name}") for name in ("runs", "cancels_at"))
+        ctypes.c_void_p.in_dll(driver, "driver_session").value = gpu.handle.value
+        expected = gpu.answer(PROMPT, Role.RAW)[0]
+        gpu.rewind()
+        gpu.append(Role.RAW, PROMPT)
+        tokens = [gpu.next().token for _ in range(20)]
+        cancels_at.value = runs.value
+        pieces = list(gpu.pieces())
+        assert pieces[-1].finish == Finish.INTERRUPTED
+        tokens += [piece.token for piece in pieces[:-1]]
+        assert tokens == expected[: len(tokens)]
+        burst = 1 + len(tokens) // 4
+        assert 0 < runs.value - cancels_at.value <= 2 * burst
+        assert gpu.use()["rows"] <= len(gpu.tokenize(PROMPT)) + 1 + len(tokens)
+
+
 def test_the_declarations_are_those_of_the_header(tmp_path: Path) -> None:
     """The driver compiles with the real webgpu.h, and structures and numbers are the same with ours."""
     ours = (RUNTIME / "gpu" / "webgpu_abi.h").read_text()
@@ -197,7 +301,8 @@ def test_the_declarations_are_those_of_the_header(tmp_path: Path) -> None:
     )  # fmt: skip
     own = (f"-I{RUNTIME / 'gpu'}",)
     real = (*own, "-DEDGE_WEBGPU_HEADER=<webgpu.h>", "-isystem", str(RESOURCES))
-    build([RUNTIME / "gpu" / "webgpu.c"], (*real, "-c"), ".o")
+    for source in ("webgpu.c", "webgpu_kernels.c"):
+        build([RUNTIME / "gpu" / source], (*real, "-c"), ".o")
     built = [build([program], own), build([program, LIBRARY], (*real, f"-Wl,-rpath,{RESOURCES}"))]
     said = [subprocess.run([each], capture_output=True, text=True, check=True).stdout for each in built]
     assert said[0] == said[1]
@@ -228,6 +333,12 @@ def answer_with(name: str, folder: Path, options: dict[str, Any], flags: tuple[s
         env=environment(folder) | {"ASAN_OPTIONS": "detect_leaks=0"},  # drivers keep memory until the process ends
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [MODEL, "gemma4"])
+def test_a_process_without_python_stays_below_the_manifests_peak(name: str, tmp_path: Path) -> None:
+    check_peak(name, tmp_path, environment(tmp_path))
 
 
 @pytest.mark.exhaustive

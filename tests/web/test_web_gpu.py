@@ -21,7 +21,7 @@ import edge
 from edge.devices.profiles import find_profile
 from edge.errors import UnsupportedError
 from edge.exporting.bundle import prepare
-from edge.exporting.gpu_programs import page_bytes
+from edge.exporting.gpu_programs import buffer_bytes
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.sampling import SamplingParams
@@ -190,6 +190,45 @@ def test_the_module_answers_until_a_gpu_is_ready_and_races_with_it(page: Page) -
     assert found["engines"][-1] == ("cpu" if slower else "gpu")
 
 
+@pytest.mark.exhaustive
+def test_a_visit_goes_by_the_race_of_an_earlier_one(page: Page) -> None:
+    """Where the CPU was faster, the GPU's weights are not loaded again; another adapter is raced."""
+    slow = HARDWARE + (
+        "const map = GPUBuffer.prototype.mapAsync; GPUBuffer.prototype.mapAsync = async function (...all) "
+        "{ await new Promise((done) => setTimeout(done, 300)); return map.apply(this, all); };"
+    )
+    other = "Object.defineProperty(GPUAdapterInfo.prototype, 'vendor', { value: 'another' });"
+    with served(site_of(NAME, "simd", gpu=True)) as (url, sent):
+        at(page, url)
+        found = []
+        for change in (slow, slow, slow + other):
+            before = len(sent.paths)
+            reason = run(page, f"""
+              const change = {change!r}; {WATCHED}
+              const session = await Edge.open('./');
+              for (const end = performance.now() + PATIENCE; performance.now() < end; await PAUSE()) {{
+                {ask(24)};
+                await session.rewind();
+                if (/is faster/.test(session.report.engineReason)) break;
+              }}
+              const {{ engineReason }} = session.report;
+              await session.close();
+              const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle('edge');
+              const {{ files }} = await (await fetch('manifest.json')).json();
+              const weights = Object.keys(files).find((name) => name.endsWith('model.gpu'));
+              for await (const name of folder.keys()) {{
+                if (name.endsWith(files[weights].sha256)) await folder.removeEntry(name);
+              }}
+              return engineReason;
+            """)  # fmt: skip
+            found.append((reason, any(path.endswith("model.gpu") for path in sent.paths[before:])))
+    (first, loaded), (second, again), (third, anew) = found
+    assert re.fullmatch(r"the CPU is faster: [\d.]+ ms a token, the GPU [\d.]+ \(measured\)", first)
+    assert second == first.replace("measured", "measured on an earlier visit")
+    assert third.endswith(" (measured)")
+    assert (loaded, again, anew) == (True, False, True)
+
+
 @pytest.mark.parametrize(("name", "options", "words"), [
     (NAME, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose --kv-policy streaming, window or full"),
     (NAME, {"kv_dtype": "int4"}, "no int4 KV rows: choose --kv-dtype f16"),
@@ -210,13 +249,13 @@ def test_memory_counts_the_buffers_of_the_gpu() -> None:
 
     alone = planned(False, memory=40 << 20, kv_policy="streaming")
     spec = model_of(NAME).spec
-    limit = alone.predicted_peak + alone.bytes.reserve + page_bytes(spec, alone.config)
+    limit = alone.predicted_peak + alone.bytes.reserve + buffer_bytes("web", spec, alone.config)
     same, less = (planned(True, memory=each, kv_policy="streaming") for each in (limit, limit - 1))
     assert (same.config, same.bytes) == (alone.config, alone.bytes)
     assert less.config != alone.config == planned(False, memory=limit - 1, kv_policy="streaming").config
-    assert less.predicted_peak + less.bytes.reserve + page_bytes(spec, less.config) < limit
+    assert less.predicted_peak + less.bytes.reserve + buffer_bytes("web", spec, less.config) < limit
     manifest = json.loads((site_of(NAME, "simd", gpu=True) / "manifest.json").read_text())
-    buffers = page_bytes(spec, planned(True, memory=64 << 20, max_kv_size=ROWS).config)
+    buffers = buffer_bytes("web", spec, planned(True, memory=64 << 20, max_kv_size=ROWS).config)
     assert 0.95 * buffers < manifest["web"]["gpu"]["memory"] <= buffers
 
 

@@ -49,6 +49,7 @@ class Sent:
     cut: list[int] = field(default_factory=list)
     flip: list[int] = field(default_factory=list)
     ranges: bool = True
+    paths: list[str] = field(default_factory=list)  # of all requests
     loaded: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))  # one for each piece
 
 
@@ -56,6 +57,7 @@ class _Shaky(serve._Handler):
     sent: Sent
 
     def _answer(self, *, with_body: bool) -> None:
+        self.sent.paths.append(self.path)
         if not self.sent.ranges:
             del self.headers["Range"]
         if self.path == "/loaded":

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 KV_DTYPES = ("f16", "int8", "int4", "f32")
 EXPORTED_DTYPES = tuple(each for each in KV_DTYPES if each != "int4")  # hosts in apps choose no reflections of keys
-# What a driver takes beside `DRIVER_BYTES` and our buffers, by the kinds of blocks and so of kernels. First runs with
+SHOWN_BYTES = 78 << 20  # that drivers take to show their GPUs; measured with lavapipe and pocl
+# What a driver takes beside `SHOWN_BYTES` and our buffers, by the kinds of blocks and so of kernels. First runs with
 # lavapipe count always, since Mesa's cache is not ours: measured, 92 to 104 MiB with two kinds of blocks, 83 to 123
 # with three, 160 with seven (Gemma 4). With pocl up to 76 once we have its binaries.
 _DRIVER_BYTES = 96 << 20
@@ -28,6 +29,11 @@ _BLOCK_BYTES = 16 << 20
 # Bytes on the host for each row of a head: its physical row and position, and scratch of the policy.
 _BOOKKEEPING = 12 + 36
 _LOOKED_AT = 24  # bytes for each value of keys that are read or rotated at once
+
+
+def kernels_bytes(kinds: int) -> int:
+    """Of a driver for the kernels of so many kinds of blocks."""
+    return _DRIVER_BYTES + _BLOCK_BYTES * kinds
 
 
 class GPU(Backend):
@@ -50,7 +56,7 @@ class GPU(Backend):
         {"f16": RowEfficiency(0.5, 1.0)},
         1e-4,
     )
-    DRIVER_BYTES = 106 << 20  # with Python modules; 78 MiB with lavapipe and pocl
+    DRIVER_BYTES = SHOWN_BYTES + (28 << 20)  # with Python modules
     PACKAGES = ("apache-tvm", "wgpu", "pyopencl", "cuda-bindings")
 
     def check_installed(self) -> None:
@@ -129,7 +135,7 @@ class GPU(Backend):
             weights=weights,
             kv=kv,
             scratch=on_device + on_host + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
-            runtime=_DRIVER_BYTES + _BLOCK_BYTES * (len(shape.blocks) + (rank > 0)) + REFLECTION_BYTES * (normal > 0),
+            runtime=kernels_bytes(len(shape.blocks) + (rank > 0)) + REFLECTION_BYTES * (normal > 0),
             fixed_kv=fixed,
             lora=lora,
             gpu=weights + kv + lora + on_device,

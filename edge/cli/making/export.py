@@ -77,7 +77,11 @@ def export(
             f"On a GPU ({', '.join(found['languages'])}): {format_bytes(sum(sizes.values()))} of buffers, of which "
             f"{format_bytes(sizes['weights'])} weights and {format_bytes(sizes['kv'])} KV rows; "
             f"peak {format_bytes(found['peak'])} (estimated"
-            + (f", of which {format_bytes(driver['bytes'])} for the driver, {driver['source']}" if driver else "")
+            + (
+                f"; {format_bytes(driver['bytes'])} for the driver, {driver['source']}, and beside --memory"
+                if driver
+                else ""
+            )
             + ")"
         )
     if found := manifest.get("npu"):

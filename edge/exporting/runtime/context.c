@@ -186,7 +186,10 @@ static bool run(edge_session *s, uint32_t count, picking *pick)
     if (length && (length == s->turn_rows || length == s->system_rows ||
                    (length < s->turn_rows && length % SNAPSHOT_STEP == 0)))
         kv_remember(s->rows, s->system_rows);
+    double began = now_seconds(), cpu = cpu_seconds();
     s->logits = pass_run(s->pass, s->ids + s->first, count, policy_observes(s->policy) ? count : 0, pick);
+    if (s->gpu && host_of(s->gpu)->engine == EDGE_ENGINE_GPU)
+        watch_gpu(&s->watch, (now_seconds() - began) * s->model->config->threads, cpu_seconds() - cpu);
     if (!s->logits)
         return false;
     s->picked = pick && pick->count;

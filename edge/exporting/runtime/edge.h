@@ -136,7 +136,8 @@ typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to th
     /* Thermal headroom that may be used up, by readings, as Android counts: 1 is where the system throttles; held by
      * pauses. 0: no limit. */
     double headroom;
-    /* What computes: 0 the faster of CPU and GPU, 1 the CPU, 2 the GPU, 3 the NPU; read when a session begins only. */
+    /* What computes: 0 the faster of CPU and GPU, never timed under time or energy, 1 the CPU, 2 the GPU, 3 the NPU;
+     * read when a session begins only. */
     uint32_t engine;
     /* A folder for what the GPU's driver compiles, and for which engine was faster; read when a session begins only.
      * NULL: every session compiles, and engine 0 is the CPU. */

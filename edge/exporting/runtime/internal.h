@@ -220,13 +220,16 @@ typedef struct { /* the budgets of one answer: a port of Watch (edge/run/budgets
     governor_state state;
     edge_readings readings;   /* the newest, by the app */
     double read_at, first_joules, joules, estimated; /* at the newest: joules of the answer; the estimate's then */
-    double celsius_limit, headroom_limit, started, paused, bytes, celsius_at, memory_at;
+    double celsius_limit, headroom_limit, started, paused, bytes, on_gpu, celsius_at, memory_at;
     const edge_config *config;
     bool measured, memory_is_new;
 } watch;
 void watch_start(watch *w, const edge_config *config, const edge_options *options, const edge_readings *readings);
 void watch_read(watch *w, const edge_readings *readings, bool answering);
 void watch_bytes(watch *w, double bytes); /* read from memory, for estimates */
+/* For estimates: a GPU has worked, which no clock of the process shows, for which all cores would have been busy so long;
+ * cpu: of them, as the process's clock shows. */
+void watch_gpu(watch *w, double core_seconds, double cpu);
 double watch_joules(const watch *w);
 edge_finish watch_spent(const watch *w); /* the budget that is spent; never waits */
 /* Why the answer must end, EDGE_GOING to go on; waits as long as limits want it, unless *cancelled. tokens: run since.

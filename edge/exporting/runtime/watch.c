@@ -17,7 +17,7 @@ static double limit_of(double option)
 /* Joules since a moment of the system's. */
 static double estimate(const watch *w)
 {
-    return cpu_seconds() * w->config->core_watts + now_seconds() * w->config->idle_watts +
+    return (cpu_seconds() + w->on_gpu) * w->config->core_watts + now_seconds() * w->config->idle_watts +
            w->bytes * w->config->joules_per_byte;
 }
 
@@ -64,6 +64,11 @@ void watch_read(watch *w, const edge_readings *readings, bool answering)
 void watch_bytes(watch *w, double bytes)
 {
     w->bytes += bytes;
+}
+
+void watch_gpu(watch *w, double core_seconds, double cpu)
+{
+    w->on_gpu += core_seconds > cpu ? core_seconds - cpu : 0;
 }
 
 double watch_joules(const watch *w)

@@ -28,7 +28,7 @@ _OPTIONS = ["-cl-std=CL1.2", "-cl-mad-enable"]
 _POCL_METHOD = "POCL_WORK_GROUP_METHOD"
 _POCL = "Portable Computing Language"  # its platform's name
 # Of Clang and LLVM beyond what plans count of drivers: together measured up to 260 MiB with pocl 3.1.
-_POCL_COMPILER_BYTES = 200 << 20
+POCL_COMPILER_BYTES = 200 << 20
 _WORST = 1 << 31  # OpenCL names no limit of workgroups in a dimension; indices are int32
 
 
@@ -65,7 +65,7 @@ def compiling_bytes(adapter: Adapter, kernels: Iterable[Kernel] | None) -> int |
         return None
     compiler = _compiler(adapter)
     made = kernels is not None and all(has_binary(compiler, each.source) for each in kernels)
-    return 0 if made else _POCL_COMPILER_BYTES
+    return 0 if made else POCL_COMPILER_BYTES
 
 
 def _devices() -> list[tuple[Any, Any]]:

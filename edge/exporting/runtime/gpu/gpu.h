@@ -2,7 +2,8 @@
  *
  *     gpu_device.c  the device: which driver has it, and what they share
  *     opencl.c      by OpenCL: its library, kernels, buffers; runs the dispatches of section GPU
- *     webgpu.c      the same by webgpu.h
+ *     webgpu.c      the same by webgpu.h, but for kernels
+ *     webgpu_kernels.c  those
  *     gpu_rows.c    KV rows in its memory
  *     gpu_pass.c    tokens in, logits out
  *     gpu_race.c    whether the GPU or the CPU answers sooner
@@ -74,7 +75,8 @@ struct gpu {
     uint64_t bytes;                       /* of all buffers */
     const volatile int32_t *cancelled;
     uint32_t sent;                        /* dispatches of a chunk that are sent at once */
-    char name[64];
+    char name[64], version[128];          /* of the device, and of its driver */
+    uint32_t library;                     /* version of the library of webgpu.h; 0: another interface */
     gpu_arena arenas[2];
     uint32_t *tables;                     /* of the device, up to its angles */
     float *angles, *temperatures, *inputs;
@@ -108,8 +110,19 @@ edge_status begin_faster(edge_model *model, const edge_options *options, edge_se
 enum { MOST_KEPT = 64 << 20 };
 typedef struct { uint8_t *data; uint64_t size, at; } kept_file;
 bool kept_path(const char *folder, const uint8_t digest[32], const char *suffix, char *path); /* [LONGEST_PATH] */
+/* The same for what the device's driver makes of the bundle's kernels in a language, of enum gpu_languages. */
+bool kept_kernels(const gpu *g, uint32_t language, const char *folder, const char *suffix, char *path);
+void hash_driver(hasher *h, const gpu *g); /* adds the device, and what compiles for it */
 void kept_read(const char *path, kept_file *kept); /* size 0: there is none, or it is damaged */
 void kept_write(const char *path, kept_file *made);
+
+/* webgpu.c */
+enum { MOST_PARTS = 16, LOST = 1000, LATE, REFUSED }; /* of a kernel; codes of failures beside WGPUErrorType's */
+uint32_t webgpu_version(void); /* of the library that the app brings; 0: none, 1: it does not tell */
+
+/* webgpu_kernels.c */
+edge_status webgpu_kernels(gpu *g, const char *cache, edge_error *error);
+uint32_t webgpu_parts(const gpu *g); /* the most buffers of a kernel */
 
 /* gpu_system.c */
 void *opencl_library(void); /* NULL: there is none */

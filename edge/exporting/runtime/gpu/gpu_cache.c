@@ -20,6 +20,26 @@ bool kept_path(const char *folder, const uint8_t digest[32], const char *suffix,
     return true;
 }
 
+void hash_driver(hasher *h, const gpu *g)
+{
+    hash_add(h, g->name, strlen(g->name));
+    hash_add(h, g->version, strlen(g->version));
+    if (g->library)
+        hash_add(h, &g->library, sizeof g->library);
+}
+
+bool kept_kernels(const gpu *g, uint32_t language, const char *folder, const char *suffix, char *path)
+{
+    const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at); /* whose sources end the section, the first one first */
+    hasher h;
+    uint8_t digest[32];
+    hash_start(&h);
+    hash_add(&h, g->section + kernels->source[language], g->model->sizes[SECTION_GPU] - kernels->source[language]);
+    hash_driver(&h, g);
+    hash_end(&h, digest);
+    return kept_path(folder, digest, suffix, path);
+}
+
 static void digest_of(const uint8_t *data, uint64_t size, uint8_t digest[32])
 {
     hasher h;

@@ -69,7 +69,7 @@ static void close_driver(gpu *g)
     memset(g->buffers, 0, c->buffers * sizeof *g->buffers);
     memset(g->parts, 0, c->parts * sizeof *g->parts);
     memset(g->groups, 0, c->dispatches * sizeof *g->groups);
-    g->failure = 0, g->bytes = 0, g->name[0] = 0;
+    g->failure = 0, g->bytes = 0, g->library = 0, g->name[0] = g->version[0] = 0;
 }
 
 /* GPUs before devices that run on the CPU. Whose device could not be opened is not asked for another one. */

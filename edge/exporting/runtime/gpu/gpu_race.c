@@ -1,7 +1,8 @@
 /* CPU or GPU, for sessions that leave it open: both are timed, by the rule of edge/plan/engines.py and as
- * edge/run/starting/race.py does it, but for a second at most. The cache folder keeps what was measured, for a bundle on
- * a version of the system: then no driver is loaded for a GPU that is slower. Never both at once: the memory is that of
- * one session. */
+ * edge/run/starting/race.py does it, but for a second at most; not for sessions whose seconds or joules are counted. The
+ * cache folder keeps what was measured, for a bundle on a version of the system and of the library of webgpu.h: then no
+ * driver is loaded for a GPU that is slower. Where it was faster, its driver must still be the same. An engine that fails
+ * may do so once: that is not kept. Never both at once: the memory is that of one session. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +11,11 @@
 
 static const double LAP_S = 0.2; /* of a lap, about: there are four */
 
-typedef struct { double prefill, decode; } pace; /* tokens per second; 0: the engine has failed */
+static const char FAILED_CPU[] = "the CPU failed when it was timed";
+static const char COUNTED[] = "nothing is timed in a session with a limit of time or energy";
+
+typedef struct { double prefill, decode; } pace; /* tokens per second */
+typedef struct { pace paces[2]; uint8_t driver[32]; } record; /* of the CPU, of the GPU; what has compiled for that one */
 
 static double request_seconds(pace p)
 {
@@ -62,23 +67,24 @@ static bool lap(edge_session *s, pace *found)
     return true;
 }
 
-static pace race(edge_session *s)
+/* The best lap. False: the engine has failed. */
+static bool race(edge_session *s, pace *best)
 {
-    pace best = {0, 0}, found;
     double began = now_seconds();
+    *best = (pace){0, 0};
     for (uint32_t round = 0; round < RACE_ROUNDS && now_seconds() - began < LAP_S; round++) {
-        if (!lap(s, &found)) {
-            best = (pace){0, 0};
-            break;
-        }
-        if (request_seconds(found) < request_seconds(best))
-            best = found;
+        pace found;
+        if (!lap(s, &found))
+            return false;
+        if (request_seconds(found) < request_seconds(*best))
+            *best = found;
     }
     kv_clear(s->rows);
-    return best;
+    return true;
 }
 
-/* Of the file that keeps what was measured: for these sections of the bundle, instruction set, threads, and system. */
+/* Of the file that keeps what was measured: for these sections of the bundle, instruction set, threads, system, and library
+ * of webgpu.h. */
 static bool name_record(const edge_options *options, char *path)
 {
     hasher h;
@@ -91,46 +97,45 @@ static bool name_record(const edge_options *options, char *path)
         hash_add(&h, options->isa, strlen(options->isa));
     hash_add(&h, &options->threads, sizeof options->threads);
     hash_add(&h, &options->cpu_mask, sizeof options->cpu_mask);
+    uint32_t library = webgpu_version();
+    hash_add(&h, &library, sizeof library);
     hash_end(&h, digest);
     return kept_path(options->cache, digest, ".race", path);
 }
 
-static bool read_record(const char *path, pace paces[2])
+static bool read_record(const char *path, record *found)
 {
     kept_file kept;
     kept_read(path, &kept);
-    bool whole = kept.size == 2 * sizeof *paces;
+    bool whole = kept.size == sizeof *found;
     if (whole)
-        memcpy(paces, kept.data, 2 * sizeof *paces);
+        memcpy(found, kept.data, sizeof *found);
     if (kept.data)
         unmap_memory(kept.data, kept.size + 32);
     return whole;
 }
 
-static void keep_record(const char *path, const pace paces[2])
+static void keep_record(const char *path, const record *found)
 {
-    uint8_t memory[2 * sizeof *paces + 32];
-    kept_file made = {memory, 0, 2 * sizeof *paces};
-    memcpy(memory, paces, 2 * sizeof *paces);
+    uint8_t memory[sizeof *found + 32];
+    kept_file made = {memory, 0, sizeof *found};
+    memcpy(memory, found, sizeof *found);
     kept_write(path, &made);
 }
 
-static bool gpu_is_faster(const pace paces[2])
+static bool gpu_is_faster(const record *found)
 {
-    return request_seconds(paces[1]) < request_seconds(paces[0]);
+    return request_seconds(found->paces[1]) < request_seconds(found->paces[0]);
 }
 
-static void tell(edge_session *s, const pace paces[2])
+static void tell(edge_session *s, const record *found)
 {
-    double seconds[] = {request_seconds(paces[0]), request_seconds(paces[1])};
-    bool on_gpu = gpu_is_faster(paces);
+    double seconds[] = {request_seconds(found->paces[0]), request_seconds(found->paces[1])};
+    bool on_gpu = gpu_is_faster(found);
     edge_error said = {.size = sizeof said};
-    if (isfinite(seconds[0]) && isfinite(seconds[1]))
-        edge_fail(&said, EDGE_OK, "the %s was faster: %d tokens of a prompt and %d of an answer take it %d ms, the %s %d ms "
-                  "(measured)", on_gpu ? "GPU" : "CPU", (int64_t)RACE_PROMPT, (int64_t)RACE_ANSWER,
-                  (int64_t)(1000 * seconds[on_gpu]), on_gpu ? "CPU" : "GPU", (int64_t)(1000 * seconds[!on_gpu]));
-    else
-        edge_fail(&said, EDGE_OK, "the %s failed when both were timed", on_gpu ? "CPU" : "GPU");
+    edge_fail(&said, EDGE_OK, "the %s was faster: %d tokens of a prompt and %d of an answer take it %d ms, the %s %d ms "
+              "(measured)", on_gpu ? "GPU" : "CPU", (int64_t)RACE_PROMPT, (int64_t)RACE_ANSWER,
+              (int64_t)(1000 * seconds[on_gpu]), on_gpu ? "CPU" : "GPU", (int64_t)(1000 * seconds[!on_gpu]));
     memcpy(s->why, said.message, sizeof s->why);
 }
 
@@ -144,35 +149,65 @@ static edge_status begin_on_cpu(edge_model *model, const edge_options *options, 
     return status;
 }
 
+/* Times the GPU, whose session has begun, then the CPU, and begins the session of the faster one. */
+static edge_status begin_timed(edge_model *model, const edge_options *options, const char *path, record *found,
+                               edge_session **session, edge_error *error)
+{
+    edge_error unable = {.size = sizeof unable};
+    bool works = race(*session, &found->paces[1]);
+    edge_end(*session);
+    if (!works)
+        return begin_on_cpu(model, options, "the GPU failed when it was timed", session, error);
+    edge_status status = begin_on(model, options, NULL, session, error);
+    if (status)
+        return status;
+    works = race(*session, &found->paces[0]);
+    if (works)
+        keep_record(path, found);
+    if (!works || gpu_is_faster(found)) {
+        edge_end(*session);
+        if (begin_on(model, options, EDGE_GPU, session, &unable))
+            return begin_on_cpu(model, options, unable.message, session, error);
+    }
+    if (works)
+        tell(*session, found);
+    else
+        memcpy((*session)->why, FAILED_CPU, sizeof FAILED_CPU);
+    return EDGE_OK;
+}
+
 edge_status begin_faster(edge_model *model, const edge_options *options, edge_session **session, edge_error *error)
 {
     char path[LONGEST_PATH];
-    pace paces[2] = {{0, 0}, {0, 0}}; /* of the CPU, of the GPU */
+    record found = {0};
     edge_error unable = {.size = sizeof unable};
+    bool counted = options->time > 0 || options->energy > 0;
     if (!name_record(options, path))
         return begin_on_cpu(model, options, "no cache folder is set, which would keep what a race measures", session, error);
-    bool known = read_record(path, paces);
-    if (!known) {
-        if (begin_on(model, options, EDGE_GPU, session, &unable))
-            return begin_on_cpu(model, options, unable.message, session, error);
-        paces[1] = race(*session);
+    bool known = read_record(path, &found);
+    if (!known && counted)
+        return begin_on_cpu(model, options, COUNTED, session, error);
+    if (known && !gpu_is_faster(&found)) {
+        edge_status status = begin_on(model, options, NULL, session, error);
+        if (!status)
+            tell(*session, &found);
+        return status;
+    }
+    if (begin_on(model, options, EDGE_GPU, session, &unable))
+        return begin_on_cpu(model, options, unable.message, session, error);
+    hasher h;
+    uint8_t driver[32];
+    hash_start(&h);
+    hash_driver(&h, (*session)->gpu);
+    hash_end(&h, driver);
+    if (known && !memcmp(driver, found.driver, sizeof driver)) {
+        tell(*session, &found);
+        return EDGE_OK;
+    }
+    if (counted) {
         edge_end(*session);
+        return begin_on_cpu(model, options, COUNTED, session, error);
     }
-    edge_status status = EDGE_OK;
-    if (!known || !gpu_is_faster(paces)) {
-        if ((status = begin_on(model, options, NULL, session, error)))
-            return status;
-        if (!known) {
-            paces[0] = race(*session);
-            keep_record(path, paces);
-        }
-    }
-    if (gpu_is_faster(paces)) {
-        if (!known)
-            edge_end(*session);
-        if (begin_on(model, options, EDGE_GPU, session, &unable))
-            return begin_on_cpu(model, options, unable.message, session, error);
-    }
-    tell(*session, paces);
-    return EDGE_OK;
+    memcpy(found.driver, driver, sizeof driver);
+    return begin_timed(model, options, path, &found, session, error);
 }

@@ -87,23 +87,7 @@ static edge_status find_device(gpu *g, bool software, edge_error *error)
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* A file of binaries: of each kernel the size, uint64, and the bytes. Its name depends on the sources, the device and its
- * driver. */
-static bool name_binaries(const gpu *g, const char *folder, char *path)
-{
-    char about[256] = {0};
-    hasher h;
-    uint8_t digest[32];
-    hash_start(&h);
-    const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at); /* whose sources end the section, the first one first */
-    hash_add(&h, g->section + kernels->source[GPU_OPENCL], g->model->sizes[SECTION_GPU] - kernels->source[GPU_OPENCL]);
-    hash_add(&h, g->name, strlen(g->name));
-    g->cl.clGetDeviceInfo(g->device, CL_DRIVER_VERSION, sizeof about - 1, about, NULL);
-    hash_add(&h, about, strlen(about));
-    hash_end(&h, digest);
-    return kept_path(folder, digest, ".cl", path);
-}
-
+/* From a file of binaries: of each kernel the size, uint64, and the bytes. */
 static cl_handle from_binary(gpu *g, kept_file *kept)
 {
     uint64_t size;
@@ -163,7 +147,7 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
     char path[LONGEST_PATH];
     kept_file kept = {0}, made = {0};
-    bool keeps = cache && name_binaries(g, cache, path);
+    bool keeps = cache && kept_kernels(g, GPU_OPENCL, cache, ".cl", path);
     if (keeps)
         kept_read(path, &kept);
     uint64_t mapped = kept.size + 32;
@@ -254,6 +238,7 @@ static edge_status open_device(gpu *g, const char *cache, bool software, edge_er
     if (status)
         return status;
     g->cl.clGetDeviceInfo(g->device, CL_DEVICE_NAME, sizeof g->name - 1, g->name, NULL);
+    g->cl.clGetDeviceInfo(g->device, CL_DRIVER_VERSION, sizeof g->version - 1, g->version, NULL);
     cl_handle made = g->cl.clCreateContext(NULL, 1, &g->device, NULL, NULL, &code);
     if (!failed(g, code)) {
         g->context = made;

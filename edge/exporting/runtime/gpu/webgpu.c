@@ -9,16 +9,10 @@
 enum {
     ALIGNMENT = 256,      /* bytes, of a dispatch's numbers */
     LEAST_MAPPED = 65536, /* bytes of the buffer that the process reads */
-    MOST_COPIED = 4 << 20,
-    MOST_PARTS = 16, LOST = 1000, LATE, REFUSED /* codes of failures beside WGPUErrorType's */
+    MOST_COPIED = 4 << 20
 };
 static const double PATIENCE_S = 300; /* that anything may take: drivers compile when a kernel runs first */
-static const double PAUSE_S = 5e-5;
-
-static WGPUStringView view_of(const char *text, size_t length)
-{
-    return (WGPUStringView){text, length};
-}
+static const double PAUSE_S = 5e-5, LONG_PAUSE_S = 1e-3; /* between two questions; longer ones as time goes by */
 
 /* ---- the library and its device ---------------------------------------------------------------------------------- */
 
@@ -36,6 +30,16 @@ static bool load(gpu *g)
     g->wg.wgpuGetInstanceFeatures = gpu_function(library, "wgpuGetInstanceFeatures");
 #undef LOAD
     return true;
+}
+
+uint32_t webgpu_version(void)
+{
+    void *library;
+    uint32_t (*version)(void);
+    if (!webgpu_library(&library))
+        return 0;
+    *(void **)&version = gpu_function(library, "wgpuGetVersion");
+    return version ? version() : 1;
 }
 
 /* Whether the structures of the library are those that we know. Of wgpu-native its version says it, of others a function
@@ -56,19 +60,22 @@ static edge_status check_version(const gpu *g, edge_error *error)
                      "or auto", (int64_t)version, (int64_t)WEBGPU_NATIVE);
 }
 
-/* Lets the library call back until the request is answered, which after a failure may be later, when `g` is closed. */
+/* Lets the library call back until the request is answered, which after a failure may be later, when `g` is closed. It is
+ * never told to wait itself: it would wait for a device that hangs. */
 static void await(gpu *g)
 {
     double began = now_seconds();
     while (!g->answered && !g->failure) {
         if (g->wg_device && g->wg.wgpuDevicePoll)
-            g->wg.wgpuDevicePoll(g->wg_device, true, NULL);
+            g->wg.wgpuDevicePoll(g->wg_device, false, NULL);
         g->wg.wgpuInstanceProcessEvents(g->instance);
         if (g->answered || g->failure)
             break;
-        if (now_seconds() - began > PATIENCE_S)
+        double waited = now_seconds() - began;
+        if (waited > PATIENCE_S)
             gpu_fail(g, LATE, "the GPU does not answer", 23);
-        sleep_seconds(PAUSE_S);
+        double pause = waited / 16;
+        sleep_seconds(pause < PAUSE_S ? PAUSE_S : pause < LONG_PAUSE_S ? pause : LONG_PAUSE_S);
     }
 }
 
@@ -112,21 +119,12 @@ static uint64_t largest_part(const gpu *g)
     return largest;
 }
 
-static uint32_t most_parts(const gpu *g)
-{
-    const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
-    uint32_t most = 0;
-    for (uint32_t i = 0; i < g->config->kernels; i++)
-        most = kernels[i].parts > most ? kernels[i].parts : most;
-    return most;
-}
-
 /* Why an adapter cannot run the programs; NULL if it can. */
 static const char *unfit(const gpu *g, const WGPULimits *limits)
 {
     if (limits->maxStorageBufferBindingSize < largest_part(g) || limits->maxBufferSize < largest_buffer(g))
         return "its buffers are too small";
-    if (limits->maxStorageBuffersPerShaderStage < most_parts(g))
+    if (limits->maxStorageBuffersPerShaderStage < webgpu_parts(g))
         return "its kernels have too few buffers";
     if (limits->minStorageBufferOffsetAlignment > ALIGNMENT || limits->minUniformBufferOffsetAlignment > ALIGNMENT)
         return "parts of its buffers cannot begin where the programs need it";
@@ -136,17 +134,24 @@ static const char *unfit(const gpu *g, const WGPULimits *limits)
     return NULL;
 }
 
-/* Whether it runs on the CPU. Keeps its name. */
+/* The beginning of a text, in `room` bytes. */
+static void copy_text(char *to, size_t room, WGPUStringView from)
+{
+    size_t length = from.data ? from.length : 0;
+    length = length < room ? length : room - 1;
+    memset(to, 0, room);
+    if (length)
+        memcpy(to, from.data, length);
+}
+
+/* Whether it runs on the CPU. Keeps its name, and the driver's version. */
 static bool is_software(gpu *g)
 {
     WGPUAdapterInfo info = {0};
     if (g->wg.wgpuAdapterGetInfo(g->adapter, &info) != WGPUStatus_Success)
         return false;
-    size_t length = info.device.data ? info.device.length : 0;
-    length = length < sizeof g->name ? length : sizeof g->name - 1;
-    memset(g->name, 0, sizeof g->name);
-    if (length)
-        memcpy(g->name, info.device.data, length);
+    copy_text(g->name, sizeof g->name, info.device);
+    copy_text(g->version, sizeof g->version, info.description);
     bool software = info.adapterType == WGPUAdapterType_CPU;
     g->wg.wgpuAdapterInfoFreeMembers(info);
     return software;
@@ -205,54 +210,6 @@ static void make_device(gpu *g, const WGPULimits *limits)
     await(g);
     if (g->wg_device)
         g->wg_queue = g->wg.wgpuDeviceGetQueue(g->wg_device);
-}
-
-/* ---- kernels ------------------------------------------------------------------------------------------------------ */
-
-static void make_kernel(gpu *g, uint32_t number, const gpu_kernel *kernel)
-{
-    WGPUBindGroupLayoutEntry entries[MOST_PARTS + 1] = {{0}};
-    for (uint32_t i = 0; i <= kernel->parts; i++) {
-        WGPUBufferBindingType type = i == kernel->parts ? WGPUBufferBindingType_Uniform :
-                                     kernel->written >> i & 1 ? WGPUBufferBindingType_Storage :
-                                     WGPUBufferBindingType_ReadOnlyStorage;
-        entries[i] = (WGPUBindGroupLayoutEntry){
-            .binding = i, .visibility = WGPUShaderStage_Compute, .buffer = {.type = type},
-        };
-    }
-    WGPUShaderSourceWGSL source = {
-        .chain = {.sType = WGPUSType_ShaderSourceWGSL},
-        .code = view_of((const char *)g->section + kernel->source[GPU_WGSL], kernel->length[GPU_WGSL]),
-    };
-    WGPUShaderModuleDescriptor about = {.nextInChain = &source.chain};
-    WGPUBindGroupLayoutDescriptor bound = {.entryCount = kernel->parts + 1, .entries = entries};
-    WGPUBindGroupLayout layout = g->wg.wgpuDeviceCreateBindGroupLayout(g->wg_device, &bound);
-    g->layouts[number] = layout;
-    WGPUPipelineLayoutDescriptor groups = {.bindGroupLayoutCount = 1, .bindGroupLayouts = &layout};
-    WGPUShaderModule module = g->wg.wgpuDeviceCreateShaderModule(g->wg_device, &about);
-    WGPUPipelineLayout whole = g->wg.wgpuDeviceCreatePipelineLayout(g->wg_device, &groups);
-    WGPUComputePipelineDescriptor wanted = {
-        .layout = whole, .compute = {.module = module, .entryPoint = view_of(kernel->name, strlen(kernel->name))},
-    };
-    if (!g->failure)
-        g->kernels[number] = g->wg.wgpuDeviceCreateComputePipeline(g->wg_device, &wanted);
-    if (whole)
-        g->wg.wgpuPipelineLayoutRelease(whole);
-    if (module)
-        g->wg.wgpuShaderModuleRelease(module);
-}
-
-static edge_status make_kernels(gpu *g, edge_error *error)
-{
-    const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
-    if (most_parts(g) > MOST_PARTS)
-        gpu_fail(g, REFUSED, "a kernel has too many buffers", 29);
-    for (uint32_t i = 0; i < g->config->kernels && !g->failure; i++)
-        make_kernel(g, i, kernels + i);
-    if (!g->failure)
-        return EDGE_OK;
-    return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot compile the bundle's kernels (%s): set engine to cpu or auto",
-                     g->name, g->failed_by);
 }
 
 /* ---- buffers ------------------------------------------------------------------------------------------------------- */
@@ -339,7 +296,6 @@ static edge_status make_buffers(gpu *g, edge_error *error)
 
 static edge_status open_device(gpu *g, const char *cache, bool software, edge_error *error)
 {
-    (void)cache; /* drivers have their own */
     WGPUInstanceDescriptor plain = {0};
     WGPULimits limits;
     edge_status status = check_version(g, error);
@@ -352,7 +308,8 @@ static edge_status open_device(gpu *g, const char *cache, bool software, edge_er
     make_device(g, &limits);
     if (g->failure)
         return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot be opened (%s): set engine to cpu or auto", g->name, g->failed_by);
-    status = make_kernels(g, error);
+    g->library = webgpu_version();
+    status = webgpu_kernels(g, cache, error);
     return status ? status : make_buffers(g, error);
 }
 
@@ -368,7 +325,7 @@ static void release_buffer(gpu *g, WGPUBuffer buffer)
     g->wg.wgpuBufferRelease(buffer);
 }
 
-static void close_device(gpu *g)
+static void release_device(gpu *g)
 {
     for (uint32_t i = 0; i < g->config->dispatches; i++)
         RELEASE(wgpuBindGroupRelease, g->groups[i]);
@@ -387,6 +344,14 @@ static void close_device(gpu *g)
     RELEASE(wgpuDeviceRelease, g->wg_device);
     RELEASE(wgpuAdapterRelease, g->adapter);
     RELEASE(wgpuInstanceRelease, g->instance);
+}
+
+/* What belongs to a device that hangs stays: to release it would wait for the device. Nothing asks its library again, so
+ * that it calls nothing back. */
+static void close_device(gpu *g)
+{
+    if (g->failure != LATE)
+        release_device(g);
     g->instance = NULL, g->adapter = NULL, g->wg_device = NULL, g->wg_queue = NULL;
     g->mapped = g->uniform = NULL;
     g->copied = 0;

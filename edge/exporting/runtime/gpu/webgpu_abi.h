@@ -40,7 +40,7 @@ typedef enum { WGPURequestAdapterStatus_Success = 1 } WGPURequestAdapterStatus;
 typedef enum { WGPURequestDeviceStatus_Success = 1 } WGPURequestDeviceStatus;
 typedef enum { WGPUMapAsyncStatus_Success = 1 } WGPUMapAsyncStatus;
 typedef enum { WGPUQueueWorkDoneStatus_Success = 1 } WGPUQueueWorkDoneStatus;
-typedef enum { WGPUErrorType_OutOfMemory = 3 } WGPUErrorType;
+typedef enum { WGPUErrorType_Validation = 2, WGPUErrorType_OutOfMemory, WGPUErrorType_Internal } WGPUErrorType;
 typedef enum { WGPUDeviceLostReason_Unknown = 1 } WGPUDeviceLostReason;
 typedef enum {
     WGPUBufferBindingType_Uniform = 2, WGPUBufferBindingType_Storage, WGPUBufferBindingType_ReadOnlyStorage

@@ -7,13 +7,13 @@
  */
 
 import { STATE, TOP } from "./programs.js";
+import { Race } from "./race.js";
 
 const TILE = 16; // rows
 const ALIGNMENT = 256; // bytes, of uniforms
 const WORK = 2048; // dispatches of a submit times their tokens: drivers reset a GPU that is busy for seconds
 const PATIENCE = 30000; // ms that a pass may take …
 const FIRST = 300000; // … and the first ones, which drivers compile
-const RACED = 8; // tokens that each engine generates before the slower one is left
 
 /** Bits of WebGPU's usages, a stage, and a mode of mapping. */
 const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, COMPUTE, READ] = [1, 4, 8, 64, 128, 4, 1];
@@ -52,12 +52,16 @@ export class Gpu {
   #lost = new Promise(() => {});
   /** Positions as the device has them. */
   #sent;
+  /** @type {Race | null} */
   #race;
+  #verdicts;
+  #adapter = "";
 
-  /** @param {any} programs see readPrograms @param {{race: boolean}} options race: a GPU that is slower is left */
-  constructor(programs, { race }) {
+  /** @param {any} programs see readPrograms @param {import("./race.js").Verdicts | null} verdicts of races: a GPU that is slower is left; null: it is not raced */
+  constructor(programs, verdicts) {
     this.programs = programs;
-    this.#race = race ? new Race() : null;
+    this.#verdicts = verdicts;
+    this.#race = verdicts && new Race();
     this.#sent = new Int32Array(programs.positions);
   }
 
@@ -103,6 +107,14 @@ export class Gpu {
     if (!adapter) throw new Error("the browser has no GPU here");
     if (!software && (adapter.info?.isFallbackAdapter ?? adapter.isFallbackAdapter)) {
       throw new Error("the only GPU is a software adapter, which runs on the CPU");
+    }
+    const { vendor, architecture, device: model, description } = adapter.info ?? {};
+    this.#adapter = [vendor, architecture, model, description].join();
+    const verdict = await this.#verdicts?.recall(this.#adapter);
+    if (verdict) {
+      this.raced = verdict.raced.replace("(measured)", "(measured on an earlier visit)");
+      this.#race = null;
+      if (verdict.lost) throw new Error(this.raced);
     }
     const largest = (/** @type {{size: number}[]} */ all) => Math.max(...all.map(({ size }) => size));
     const { parts, buffers, chunk, vocab } = this.programs;
@@ -193,8 +205,11 @@ export class Gpu {
       banned, chosen, ...rest] = new Uint32Array(memory.buffer, job, 27);
     const rows = most || count;
     const turn = this.#race?.turn(count, this.why === null);
-    this.raced ??= turn?.raced ?? null;
-    if (turn?.lost) this.fail(this.raced ?? "");
+    if (turn?.raced) {
+      this.raced = turn.raced;
+      await this.#verdicts?.keep(this.#adapter, { raced: turn.raced, lost: turn.lost });
+      if (turn.lost) this.fail(turn.raced);
+    }
     if (this.why !== null || turn?.cpu) {
       this.passes.cpu++;
       return 0;
@@ -441,36 +456,6 @@ class Arena {
       const own = new Uint32Array(buffer, address, place.rows);
       rows.forEach((row, number) => (own[row] = scales[2 * number + kind]));
     });
-  }
-}
-
-/** Which engine generates tokens sooner: some are left to the module first, then some to the GPU. */
-class Race {
-  /** Milliseconds from one step to the next. @type {{cpu: number[], gpu: number[]}} */
-  #times = { cpu: [], gpu: [] };
-  /** @type {{engine: "cpu" | "gpu", at: number, tokens: number} | null} the step before */
-  #before = null;
-  #over = false;
-
-  /** The GPU has chosen so many. @param {number} tokens */
-  ran(tokens) {
-    if (this.#before) this.#before.tokens = tokens;
-  }
-
-  /** Before a pass. cpu: the module is to run it. lost: the GPU is left. raced: which engine is faster. @param {number} count tokens @param {boolean} ready */
-  turn(count, ready) {
-    if (this.#over) return {};
-    const now = performance.now();
-    if (this.#before && count === 1) this.#times[this.#before.engine].push((now - this.#before.at) / this.#before.tokens);
-    const { cpu, gpu } = this.#times;
-    const ours = ready && cpu.length >= RACED;
-    this.#before = count === 1 ? { engine: ours ? "gpu" : "cpu", at: now, tokens: 1 } : null;
-    if (gpu.length < RACED) return { cpu: count === 1 && !ours };
-    this.#over = true;
-    const [slow, fast] = [gpu, cpu].map((each) => each.slice(-RACED).sort((a, b) => a - b)[RACED >> 1]);
-    const [names, times] = slow > fast ? [["CPU", "GPU"], [fast, slow]] : [["GPU", "CPU"], [slow, fast]];
-    const [first, second] = times.map((each) => each.toFixed(1));
-    return { lost: slow > fast, raced: `the ${names[0]} is faster: ${first} ms a token, the ${names[1]} ${second} (measured)` };
   }
 }
 

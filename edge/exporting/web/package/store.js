@@ -65,7 +65,7 @@ export async function loadModel(source, target, tell, signal) {
 /**
  * The file in storage, or nothing where there is none: an old browser, a private window, no space.
  *
- * @param {Source} source
+ * @param {{name: string}} source
  * @param {{reads?: boolean}} [use] reads: other tabs may read it, too, but none writes
  */
 async function openFile(source, { reads = false } = {}) {
@@ -225,6 +225,24 @@ async function* fetchPieces(source, first, last, signal, tell) {
   } finally {
     await reader.cancel().catch(() => {});
   }
+}
+
+/** A short text in storage; empty if there is none. @param {string} name */
+export async function readNote(name) {
+  try {
+    const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER);
+    return await (await (await folder.getFileHandle(name)).getFile()).text();
+  } catch {
+    return "";
+  }
+}
+
+/** Keeps a short text, and no others of its site. @param {string} name @param {string} text */
+export async function keepNote(name, text) {
+  const file = await openFile({ name });
+  file.write(new TextEncoder().encode(text), 0);
+  file.close();
+  await forget(name, { others: true });
 }
 
 /** Bytes of this model in storage. @param {string} name */

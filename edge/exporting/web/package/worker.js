@@ -7,6 +7,7 @@ import { Gpu, whyNone } from "./gpu.js";
 import { fetchBytes, fetchFile, fetchManifest } from "./manifest.js";
 import { chooseIsa, EdgeError, Engine, FINISHES } from "./module.js";
 import { readPrograms } from "./programs.js";
+import { verdictsOf } from "./race.js";
 import { forget, loadModel, storageName } from "./store.js";
 
 const PAGE = 65536;
@@ -149,7 +150,7 @@ addEventListener("message", async ({ data: { id, call, values } }) => {
  * @param {string} url @param {any} manifest @param {any} options @param {AbortSignal} signal
  * @returns {Promise<(tell: (step: string, loaded: number, total: number) => void) => Promise<void>>}
  */
-async function chooseGpu(url, manifest, { engine: wanted = "auto", memory }, signal) {
+async function chooseGpu(url, manifest, { engine: wanted = "auto", memory, threads }, signal) {
   const { gpu: programs } = manifest.web;
   if (!["auto", "cpu", "gpu"].includes(wanted)) throw new EdgeError("bad-argument", `engine ${wanted}: choose auto, cpu, gpu`);
   if (wanted === "cpu" || (!programs && wanted === "auto")) return async () => {};
@@ -160,7 +161,7 @@ async function chooseGpu(url, manifest, { engine: wanted = "auto", memory }, sig
   if (withoutGpu && insists) throw new EdgeError("unsupported", withoutGpu);
   if (withoutGpu) return async () => {};
   const content = await fetchFile(url, manifest, programs.programs, signal);
-  const device = (gpu = new Gpu(readPrograms(content), { race: !insists }));
+  const device = (gpu = new Gpu(readPrograms(content), insists ? null : verdictsOf(url, manifest, threads)));
   return async (tell) => {
     const file = new URL(programs.weights, url).href;
     const name = await storageName(file, manifest.files[programs.weights].sha256);

@@ -1,0 +1,91 @@
+/* Kernels through webgpu.h. Drivers keep themselves what they compile; that one fails to is kept in the app's cache folder. */
+#include <string.h>
+
+#include "gpu.h"
+
+uint32_t webgpu_parts(const gpu *g)
+{
+    const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < g->config->kernels; i++)
+        most = kernels[i].parts > most ? kernels[i].parts : most;
+    return most;
+}
+
+static WGPUStringView view_of(const char *text, size_t length)
+{
+    return (WGPUStringView){text, length};
+}
+
+static void make_kernel(gpu *g, uint32_t number, const gpu_kernel *kernel)
+{
+    WGPUBindGroupLayoutEntry entries[MOST_PARTS + 1] = {{0}};
+    for (uint32_t i = 0; i <= kernel->parts; i++) {
+        WGPUBufferBindingType type = i == kernel->parts ? WGPUBufferBindingType_Uniform :
+                                     kernel->written >> i & 1 ? WGPUBufferBindingType_Storage :
+                                     WGPUBufferBindingType_ReadOnlyStorage;
+        entries[i] = (WGPUBindGroupLayoutEntry){
+            .binding = i, .visibility = WGPUShaderStage_Compute, .buffer = {.type = type},
+        };
+    }
+    WGPUShaderSourceWGSL source = {
+        .chain = {.sType = WGPUSType_ShaderSourceWGSL},
+        .code = view_of((const char *)g->section + kernel->source[GPU_WGSL], kernel->length[GPU_WGSL]),
+    };
+    WGPUShaderModuleDescriptor about = {.nextInChain = &source.chain};
+    WGPUBindGroupLayoutDescriptor bound = {.entryCount = kernel->parts + 1, .entries = entries};
+    WGPUBindGroupLayout layout = g->wg.wgpuDeviceCreateBindGroupLayout(g->wg_device, &bound);
+    g->layouts[number] = layout;
+    WGPUPipelineLayoutDescriptor groups = {.bindGroupLayoutCount = 1, .bindGroupLayouts = &layout};
+    WGPUShaderModule module = g->wg.wgpuDeviceCreateShaderModule(g->wg_device, &about);
+    WGPUPipelineLayout whole = g->wg.wgpuDeviceCreatePipelineLayout(g->wg_device, &groups);
+    WGPUComputePipelineDescriptor wanted = {
+        .layout = whole, .compute = {.module = module, .entryPoint = view_of(kernel->name, strlen(kernel->name))},
+    };
+    if (!g->failure)
+        g->kernels[number] = g->wg.wgpuDeviceCreateComputePipeline(g->wg_device, &wanted);
+    if (whole)
+        g->wg.wgpuPipelineLayoutRelease(whole);
+    if (module)
+        g->wg.wgpuShaderModuleRelease(module);
+}
+
+/* A failure that was kept, in the driver's words. */
+static void fail_as_before(gpu *g, const char *path)
+{
+    kept_file kept;
+    kept_read(path, &kept);
+    if (kept.size == sizeof g->failed_by) {
+        memcpy(g->failed_by, kept.data, sizeof g->failed_by - 1);
+        g->failure = REFUSED;
+    }
+    if (kept.data)
+        unmap_memory(kept.data, kept.size + 32);
+}
+
+static void keep_failure(const gpu *g, const char *path)
+{
+    uint8_t memory[sizeof g->failed_by + 32];
+    kept_file made = {memory, 0, sizeof g->failed_by};
+    memcpy(memory, g->failed_by, sizeof g->failed_by);
+    kept_write(path, &made);
+}
+
+edge_status webgpu_kernels(gpu *g, const char *cache, edge_error *error)
+{
+    const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
+    char path[LONGEST_PATH];
+    bool keeps = cache && kept_kernels(g, GPU_WGSL, cache, ".wgsl", path);
+    if (webgpu_parts(g) > MOST_PARTS)
+        gpu_fail(g, REFUSED, "a kernel has too many buffers", 29);
+    else if (keeps)
+        fail_as_before(g, path);
+    for (uint32_t i = 0; i < g->config->kernels && !g->failure; i++)
+        make_kernel(g, i, kernels + i);
+    if (!g->failure)
+        return EDGE_OK;
+    if (keeps && (g->failure == (int32_t)WGPUErrorType_Validation || g->failure == (int32_t)WGPUErrorType_Internal))
+        keep_failure(g, path);
+    return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot compile the bundle's kernels (%s): set engine to cpu or auto",
+                     g->name, g->failed_by);
+}
