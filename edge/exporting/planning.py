@@ -22,7 +22,7 @@ from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
 from edge.plan.device import MODULE_MOST, RUNTIME_BYTES, limits_of
-from edge.plan.plan import DRAFT_TEXT_BYTES, Plan, make_plan
+from edge.plan.plan import Plan, make_plan
 
 # Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room; and what the
 # sampler has for each token of the vocabulary.
@@ -149,8 +149,7 @@ def check_engine(options: Options) -> None:
 
 class _Bundled(CPU):
     """The native engine, but for what it takes. The weights are mapped, and never streamed: on other devices the system
-    pages them as it likes. Room is kept for the keys of a system prompt, for snapshots of a recurrent state, and for
-    the text that drafts are copied from."""
+    pages them as it likes. Room is kept for the keys of a system prompt, and for snapshots of a recurrent state."""
 
     MOST_SNAPSHOTS = 0  # counted here: they have the recurrent state alone
 
@@ -164,6 +163,5 @@ class _Bundled(CPU):
         pinned = max(config.pinned, prompt_rows(self._options, config.pinned, config.capacity))
         need = super().footprint(spec, replace(config, pinned=pinned, lora_rank=self._lora_rank))
         kv, fixed = (bytes + SNAPSHOTS * spec.state_bytes for bytes in (need.kv, need.fixed_kv))
-        scratch = need.scratch + (DRAFT_TEXT_BYTES if config.drafts else 0)
-        scratch += page_bytes(spec, replace(config, lora_rank=self._lora_rank)) if self._gpu else 0
+        scratch = need.scratch + (page_bytes(spec, replace(config, lora_rank=self._lora_rank)) if self._gpu else 0)
         return replace(need, kv=kv, fixed_kv=fixed, scratch=scratch, runtime=0, streamed=0, least_weights=None)

@@ -56,7 +56,7 @@ class Ahead:
     def note(self, tokens: IntArray) -> None:
         """The text goes on with these tokens."""
         if self.speculation:
-            self.speculation.drafts.add(tokens)
+            self.speculation.note(tokens)
 
     def drop(self, count: int) -> None:
         """The last `count` tokens of the text will be noted again."""
