@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from edge.backends import backend_elsewhere
@@ -156,7 +157,7 @@ class _Bundled(CPU):
     def __init__(self, options: Options, lora_rank: int, drafts: int, *, gpu: bool) -> None:
         self._options, self._lora_rank, self._drafts, self._gpu = options, lora_rank, drafts, gpu
 
-    def most_drafts(self, spec: ModelSpec) -> int:
+    def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
         return self._drafts
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
