@@ -12,8 +12,8 @@ from edge.backends.counts import FixedSizes
 from edge.devices.host import logical_cores
 from edge.errors import InputError, UnsupportedError
 from edge.kv import DEFAULT_SINKS, Needs
-from edge.kv.quest import PAGE
 from edge.kv.policy import check_options
+from edge.kv.quest import PAGE
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.resolved import Resolved
