@@ -147,14 +147,14 @@ class _Both:
         self.python.note(np.array(tokens, np.int32))
         self._library.drafts_add(self._c, (c_int32 * len(tokens))(*tokens), len(tokens))
 
-    def propose(self, room: int) -> list[int]:
-        draft, expected = (c_int32 * self._most)(), self.python.propose(room).tolist()
-        assert draft[: self._library.drafts_propose(self._c, room, draft)] == expected
+    def propose(self, room: int, behind: int = 0) -> list[int]:
+        draft, expected = (c_int32 * self._most)(), self.python.propose(room, 1, behind).tolist()
+        assert draft[: self._library.drafts_propose(self._c, room, behind, draft)] == expected
         return list(expected)
 
-    def time(self, drafted: int, seconds: float) -> None:
-        self.python.time(1, drafted, seconds)
-        self._library.drafts_time(self._c, 1 + drafted, c_double(seconds))
+    def time(self, drafted: int, seconds: float, behind: int = 0) -> None:
+        self.python.time(1, drafted, seconds, behind)
+        self._library.drafts_time(self._c, 1 + drafted, behind, c_double(seconds))
 
     def judge(self, drafted: int, accepted: int) -> None:
         self.python.judge(drafted, accepted)
@@ -170,9 +170,10 @@ def test_drafts_are_as_long_as_those_of_the_python_session() -> None:
     costs = [0.0, 1.0, 1.3, 1.35, 1.4, 1.9, 2.0, 2.6, 2.7]
     for token in text:
         both.note([token])
-        drafted = len(both.propose(int(rng.integers(0, most + 1))))
+        behind = int(rng.choice([0, 1023, 1024, 5000, 16384]))
+        drafted = len(both.propose(int(rng.integers(0, most + 1)), behind))
         lengths.add(drafted)
-        both.time(drafted, costs[1 + drafted] * float(rng.uniform(0.9, 2.5)))
+        both.time(drafted, costs[1 + drafted] * float(rng.uniform(0.9, 2.5)), behind)
         if drafted:
             both.judge(drafted, int(rng.integers(0, drafted + 1)))
     assert lengths >= {0, 2, most}

@@ -237,6 +237,25 @@ def test_one_slow_pass_does_not_exclude_a_length() -> None:
     assert one._cost(4) == 2
 
 
+def test_lengths_that_have_not_run_lie_between_those_that_have() -> None:
+    """Single drafts pay with AVX-512 though they would not by the first estimate, and nothing else shows it."""
+    one = _Loop({1: 1.0, 8: 2.4}).one
+    assert one._cost(2) == pytest.approx(1.2)
+    assert one._cost(8) == 2.4
+    assert one._cost(9) > 1.8
+
+
+def test_times_behind_a_long_text_do_not_silence_a_short_one() -> None:
+    rng = np.random.default_rng(4)
+    one, text = _Loop(AVX2_COSTS).one, rng.integers(0, 50_000, 100).astype(np.int32)
+    one.note(np.concatenate([text, text[:50]]))
+    for _ in range(40):  # rows of a token cost as much as all weights
+        for rows in AVX2_COSTS:
+            one.time(1, rows - 1, 20.0 * rows, behind=20_000)
+    assert one.propose(99, 1, 20_000).size == 0
+    assert one.propose(99, 1, 200).size == 3
+
+
 def test_only_auto_and_off_are_known() -> None:
     with pytest.raises(InputError, match="choose auto or off"):
         Options.parse(speculate="maybe")

@@ -12,8 +12,10 @@ struct drafts {
     uint32_t count, behind;     /* tokens, and those that `runs` have not been told of; DRAFT_DEPTH: they begin anew */
     uint32_t kind;              /* by its match, of the draft that is verified or compared */
     int64_t untried;            /* the first token of a draft that is not verified; -1: there is none */
-    double times[MOST_DRAFTS + 2]; /* seconds of a pass, by its tokens */
-    uint32_t passes[MOST_DRAFTS + 2]; /* that were timed */
+    struct {
+        double times[MOST_DRAFTS + 2];    /* seconds of a pass, by its tokens */
+        uint32_t passes[MOST_DRAFTS + 2]; /* that were timed, at most FEW_TIMES */
+    } contexts[DRAFT_CONTEXTS + 1];       /* by the rows that a pass reads */
     double right[DRAFT_KINDS], tried[DRAFT_KINDS];
     int32_t tokens[DRAFT_TEXT];
     uint8_t runs[DRAFT_TEXT];   /* of equal tokens, by their distance: those of the nearest are last */
@@ -97,11 +99,28 @@ static uint32_t find_place(drafts *d, uint32_t *match)
 }
 
 /* The time of a pass over `tokens`, in passes over one. */
-static double cost_of(const drafts *d, uint32_t tokens)
+static double cost_of(const drafts *d, uint32_t context, uint32_t tokens)
 {
-    if (d->passes[1] >= FEW_TIMES && d->passes[tokens] >= FEW_TIMES)
-        return d->times[tokens] / d->times[1];
+    const double *times = d->contexts[context].times;
+    const uint32_t *passes = d->contexts[context].passes;
+    uint32_t below = tokens, above = tokens;
+    while (below > 1 && passes[below] < FEW_TIMES)
+        below--;
+    while (above < MOST_DRAFTS + 1 && passes[above] < FEW_TIMES)
+        above++;
+    if (passes[1] >= FEW_TIMES && passes[above] >= FEW_TIMES) { /* what has not run lies between what has */
+        double low = times[below] / times[1], high = times[above] / times[1], wide = above - below;
+        return low + (high - low) * (tokens - below) / (wide > 1 ? wide : 1);
+    }
     return tokens > 1 ? FIRST_COST + FIRST_COST_EACH * tokens : 1;
+}
+
+static uint32_t context_of(uint32_t behind)
+{
+    uint32_t context = 0;
+    while (context < DRAFT_CONTEXTS && behind >= CONTEXT_ROWS[context])
+        context++;
+    return context;
 }
 
 static uint32_t kind_of(uint32_t match)
@@ -112,8 +131,9 @@ static uint32_t kind_of(uint32_t match)
     return kind;
 }
 
-uint32_t drafts_propose(drafts *d, uint32_t most, int32_t *draft)
+uint32_t drafts_propose(drafts *d, uint32_t most, uint32_t behind, int32_t *draft)
 {
+    uint32_t context = context_of(behind);
     uint32_t match, first = most ? find_place(d, &match) + 1 : 0;
     if (!most || !match)
         return 0;
@@ -123,7 +143,7 @@ uint32_t drafts_propose(drafts *d, uint32_t most, int32_t *draft)
     for (uint32_t count = 1; count <= most; count++) {
         power *= chance;
         expected += power;
-        double gain = expected / cost_of(d, 1 + count);
+        double gain = expected / cost_of(d, context, 1 + count);
         if (gain > best) {
             best = gain;
             length = count;
@@ -135,16 +155,17 @@ uint32_t drafts_propose(drafts *d, uint32_t most, int32_t *draft)
     return length;
 }
 
-void drafts_time(drafts *d, uint32_t tokens, double seconds)
+void drafts_time(drafts *d, uint32_t tokens, uint32_t behind, double seconds)
 {
-    double before = d->times[tokens], most = OUTLIER_TIME * before;
-    if (!d->passes[tokens])
-        d->times[tokens] = seconds;
-    else if (d->passes[tokens] < FEW_TIMES)
-        d->times[tokens] = before < seconds ? before : seconds;
+    uint32_t context = context_of(behind), *passes = d->contexts[context].passes + tokens;
+    double *time = d->contexts[context].times + tokens, most = OUTLIER_TIME * *time;
+    if (!*passes)
+        *time = seconds;
+    else if (*passes < FEW_TIMES)
+        *time = *time < seconds ? *time : seconds;
     else
-        d->times[tokens] = before + NEWEST_TIME * ((seconds < most ? seconds : most) - before);
-    d->passes[tokens] += d->passes[tokens] < FEW_TIMES;
+        *time += NEWEST_TIME * ((seconds < most ? seconds : most) - *time);
+    *passes += *passes < FEW_TIMES;
 }
 
 void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted)
