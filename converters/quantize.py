@@ -16,9 +16,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from edge.converters.calibrate import LEAST, Routed, Walk, check_walk, gram, sequences, stages, statistics
-from edge.converters.outcome import again_notes, notes_on
+from edge.converters.outcome import again_notes, notes_on, trained_notes
 from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
-from edge.converters.quantizers import mixed
+from edge.converters.quantizers import lattice, mixed
 from edge.converters.quantizers.awq import Folds, find_factors, makers
 from edge.converters.quantizers.ggml_rows import K_QUANTS, quantize_rows
 from edge.converters.quantizers.gptq import damping, diagonal_blocks, gptq, shift
@@ -132,7 +132,7 @@ def quantize_gguf(
     write_gguf(target, fields_as(file, settings.type), planned, maker.data(tokens),
                lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
     nbytes = sum(each.nbytes for each in planned)
-    notes = quantizing_notes(file, spec, settings, planned)
+    notes = (*quantizing_notes(file, spec, settings, planned), *trained_notes(file, settings.type))
     if maker.few:
         often = f"{maker.few} of {maker.experts} times, an expert saw fewer than {LEAST} tokens of the calibration text"
         notes = (*notes, f"{often}, and was rounded by what all experts of its layer saw: a longer text is better")
@@ -184,7 +184,8 @@ def find_folds(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, types: Mapping[str, str], settings: Settings,
     progress: Progress,
 ) -> Folds:  # fmt: skip
-    """AWQ's factors of every stage whose matrices have a grid. tokens: int32 [sequences, length]."""
+    """AWQ's factors of every stage whose matrices have a grid, but for weights that were trained for theirs, which
+    factors would move. tokens: int32 [sequences, length]."""
     folds, walk, sources = Folds(), Walk(file, spec, tokens), find_tensors(file, spec)
     for layer in range(spec.layers):
         at, made = f"blk.{layer}.", makers(find_network(spec).layers[layer])
@@ -202,6 +203,8 @@ def find_folds(
                     )
 
                 weights = [walk.weights[name] for name in rounding]
+                if grid.kind == lattice.KIND and any(map(lattice.is_trained, weights)):
+                    continue
                 if isinstance(inputs, Routed):
                     apart = zip(*(np.split(weight, len(inputs.parts)) for weight in weights), strict=True)
                     scales = np.stack([factors([*each], inputs.of(expert)) for expert, each in enumerate(apart)])
@@ -281,7 +284,10 @@ class _Maker:
         kind, settings = self._types[self._sources[name].tensor], self._settings
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
             weight = nf4.dequantize(*nf4.quantize(weight))
-        if kind in K_QUANTS and inputs is not None:  # rounded by importance, whichever method rounds the others
+        if self._settings.group_size == BLOCK and kind == lattice.KIND and lattice.is_trained(weight):
+            data = quantize(weight, kind)
+            values = blocks.dequantize(data, kind)
+        elif kind in K_QUANTS and inputs is not None:  # rounded by importance, whichever method rounds the others
             moved = weight if inputs.moved is None else weight @ inputs.moved
             data = quantize_rows(moved, kind, np.diag(inputs.hessian))
             values = blocks.dequantize(data, kind)

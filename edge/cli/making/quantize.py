@@ -10,7 +10,7 @@ import typer
 from edge.budget import format_bytes, parse_bytes
 from edge.cli import options as o
 from edge.cli.making.convert import run_conversion
-from edge.cli.making.cost import NO_EVAL, cost_json, show_cost
+from edge.cli.making.cost import DEVICE, NO_EVAL, check_device, cost_json, show_cost
 from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError, UnsupportedError
 
@@ -30,6 +30,7 @@ def quantize(
         bool, o.flag("--pure", help="Use this type for all matrices, including the head: no mixture.")
     ] = False,
     no_eval: Annotated[bool, o.flag("--no-eval", help=NO_EVAL)] = False,
+    device: Annotated[str | None, o.flag("--device", metavar="NAME", help=DEVICE)] = None,
     force: Annotated[bool, o.flag("--force", help="Replace OUT.")] = False,
     dry_run: Annotated[bool, o.flag("--dry-run", help="List the tensors and sizes, and write nothing.")] = False,
     calibration: Annotated[
@@ -59,7 +60,7 @@ def quantize(
     from edge.converters.convert import Conversion
     from edge.converters.evaluate import evaluate
     from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_file
-    from edge.converters.outcome import again_notes, notes_on, type_counts
+    from edge.converters.outcome import again_notes, is_trained_q4_0, notes_on, trained_notes, type_counts
     from edge.converters.quantize import Settings
     from edge.devices.output import check_file
     from edge.formats.gguf import read_gguf
@@ -67,6 +68,7 @@ def quantize(
     from edge.run.starting.opening import open_model
 
     check_threads(threads)
+    check_device(device, evaluates=not no_eval and not dry_run)
     texts = calibration or []
     check_texts(texts)
 
@@ -80,7 +82,15 @@ def quantize(
         )  # fmt: skip
         open_model(source)  # no folder of Hugging Face: edge convert reads those
         run_conversion(
-            source, target, wanted, [*texts, OWN_TEXT], calibration_tokens, force=force, json=json, quiet=quiet
+            source,
+            target,
+            wanted,
+            [*texts, OWN_TEXT],
+            calibration_tokens,
+            device=device,
+            force=force,
+            json=json,
+            quiet=quiet,
         )
         return
     if kind is None:
@@ -92,6 +102,8 @@ def quantize(
     file = opened.file
     if file.folder is not None:
         raise UnsupportedError(f"{file.folder} is a model in ONNX: edge quantize reads GGUF files")
+    if texts and kind == "Q4_0" and is_trained_q4_0(file):
+        raise InputError("--calibration is of no use: the weights are values of Q4_0, which keeps them as they are")
     if target.exists() and target.samefile(file.path):
         raise InputError(f"{target} is IN: write to another file")
     if not dry_run:
@@ -120,7 +132,7 @@ def quantize(
             except (UnsupportedError, InputError) as error:
                 unknown = str(error)
     before = {name: info.type for name, info in file.tensors.items()}
-    notes = notes_on(file, tensors, kind)
+    notes = [*notes_on(file, tensors, kind), *trained_notes(file, kind)]
     total, values = sum(each.nbytes for each in tensors), opened.spec.parameters
     if json:
         print_json({
@@ -130,7 +142,7 @@ def quantize(
                 {"name": each.name, "shape": each.shape, "from": before[each.name], "type": each.type,
                  "bytes": each.nbytes} for each in tensors
             ],
-            "notes": notes, **cost_json(found, target),
+            "notes": notes, **cost_json(found, target, device),
         })  # fmt: skip
         return
     if dry_run:
@@ -149,7 +161,7 @@ def quantize(
     if unknown:
         note(f"what was lost is not known: {unknown}")
     if found:
-        show_cost(found, target, 8 * total / values, target.stat().st_size)
+        show_cost(found, target, 8 * total / values, target.stat().st_size, device)
 
 
 def _peak() -> int:
