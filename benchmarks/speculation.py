@@ -93,14 +93,16 @@ def main() -> None:
                 drafted = pairs[-1][0].drafted
                 joules = statistics.median(one.energy.per_token / other.energy.per_token for one, other in pairs)
                 rows.append([
-                    kind, f"{'goes on' if ignore_eos else 'ends'}, {pairs[0][0].tokens.generated}", *(f"{statistics.median(each):,.0f}" for each in zip(*speeds, strict=True)),
+                    f"{kind}, goes on" if ignore_eos else kind, f"{pairs[0][0].tokens.generated:,}",
+                    *(f"{statistics.median(each):,.0f}" for each in zip(*speeds, strict=True)),
                     f"{statistics.median(one / other for one, other in speeds):.2f}",
                     f"{drafted.accepted:,} of {drafted.tokens:,}", f"{joules:.2f}",
                     "yes" if all(one.text == other.text for one, other in pairs) else "NO",
                 ])  # fmt: skip
         name = f"{model} with {arguments.draft}" if arguments.draft else model
         print(f"\n## {name}, {arguments.tokens} tokens, greedy, {arguments.rounds} rounds, medians\n")
-        print(table(["text", "tokens", "drafts, tok/s", "off, tok/s", "ratio", "right", "joules, ratio", "same answer"], rows))
+        headings = ["text", "tokens", "drafts, tok/s", "off, tok/s", "ratio", "right", "joules, ratio", "same answer"]
+        print(table(headings, rows))
 
 
 if __name__ == "__main__":

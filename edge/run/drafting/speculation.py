@@ -3,8 +3,9 @@
 With a chance a that a drafted token is right, if those before it are, a pass over n of them and the p tokens before
 (one, or those that a grammar forces) yields p + a + a² + … + aⁿ tokens, and takes c(p + n) times as long as a pass over
 one. c is measured as passes run, by the rows that they read, since those of each token are read for it alone; lengths
-that have not run lie between those that have. a is counted, by the length of the match that the draft came from. A draft that is
-not worth a try is compared with the token that comes, so what was wrong for long is tried again once it would be right.
+that have not run lie between those that have. a is counted, by the length of the match that the draft came from. A
+draft that is not worth a try is compared with the token that comes, so what was wrong for long is tried again once it
+would be right.
 
 A draft of another model takes n · d of these times, too. Of both drafts, the one that is expected to bring more goes.
 """

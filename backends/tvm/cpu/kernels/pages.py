@@ -11,7 +11,6 @@ from collections.abc import Callable
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.cache import Cache
-from edge.backends.tvm.cpu.kernels.row_formats import LARGEST
 from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Register,
@@ -32,6 +31,8 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     total,
     when,
 )
+from edge.backends.tvm.kv.row_formats import LARGEST
+
 
 ALWAYS = 3e38  # the score of the first page
 _HALF_STEP, _HALF_LEAST = 1.001 * 2**-11, 2**-25  # by which rounding changes a float16 at most: relative, or near 0
