@@ -33,7 +33,6 @@ from edge.backends.tvm.cpu.kernels.vectors import (
 )
 from edge.backends.tvm.kv.row_formats import LARGEST
 
-
 ALWAYS = 3e38  # the score of the first page
 _HALF_STEP, _HALF_LEAST = 1.001 * 2**-11, 2**-25  # by which rounding changes a float16 at most: relative, or near 0
 _LOWEST, _HIGHEST = -(1 << 31), 1 << 31  # bounds of int32
