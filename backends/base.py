@@ -7,7 +7,7 @@ An engine knows nothing of prompts, budgets or policies. It runs tokens and keep
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
@@ -291,9 +291,9 @@ class Backend(ABC):
         """Why the engine can evict no rows of this model, so that policy `full` is the only one; None if it can."""
         return "an encoder sees whole texts" if spec.encoder else None
 
-    def most_drafts(self, spec: ModelSpec) -> int:
+    def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
         """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
-        ones could not be forgotten without a trace."""
+        ones could not be forgotten without a trace. tuning: `EngineConfig.tuning`."""
         return 0
 
     def can_repack(self, spec: ModelSpec) -> bool:

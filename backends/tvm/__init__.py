@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
@@ -100,12 +100,13 @@ class CPU(Backend):
 
         return supports(core)
 
-    def most_drafts(self, spec: ModelSpec) -> int:
+    def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
         """One fewer than the tokens for which products read weights once."""
         from edge.backends.tvm.compiler.compiled import is_installed
-        from edge.backends.tvm.targets import planning_target
+        from edge.backends.tvm.targets import planning_target, with_tuning
 
-        return planning_target().gemm_tokens - 1 if is_installed() and not spec.encoder else 0
+        target = with_tuning(planning_target(), tuning)
+        return target.gemm_tokens - 1 if is_installed() and not spec.encoder else 0
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the arrays that the engine allocates; the weights are those of the packed file."""

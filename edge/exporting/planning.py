@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from edge.backends import backend_elsewhere
@@ -22,7 +23,7 @@ from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
 from edge.plan.device import MODULE_MOST, RUNTIME_BYTES, limits_of
-from edge.plan.plan import DRAFT_TEXT_BYTES, Plan, make_plan
+from edge.plan.plan import Plan, make_plan
 
 # Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room; and what the
 # sampler has for each token of the vocabulary.
@@ -151,8 +152,7 @@ def check_engine(options: Options) -> None:
 
 class _Bundled(CPU):
     """The native engine, but for what it takes. The weights are mapped, and never streamed: on other devices the system
-    pages them as it likes. Room is kept for the keys of a system prompt, for snapshots of a recurrent state, and for
-    the text that drafts are copied from."""
+    pages them as it likes. Room is kept for the keys of a system prompt, and for snapshots of a recurrent state."""
 
     MOST_SNAPSHOTS = 0  # counted here: they have the recurrent state alone
 
@@ -160,7 +160,7 @@ class _Bundled(CPU):
         """gpu: the system whose GPU the bundle has programs for."""
         self._options, self._lora_rank, self._drafts, self._gpu = options, lora_rank, drafts, gpu
 
-    def most_drafts(self, spec: ModelSpec) -> int:
+    def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
         return self._drafts
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
@@ -179,5 +179,4 @@ class _Bundled(CPU):
         pinned = max(config.pinned, prompt_rows(self._options, config.pinned, config.capacity))
         need = super().footprint(spec, replace(config, pinned=pinned, lora_rank=self._lora_rank))
         kv, fixed = (bytes + SNAPSHOTS * spec.state_bytes for bytes in (need.kv, need.fixed_kv))
-        scratch = need.scratch + (DRAFT_TEXT_BYTES if config.drafts else 0)
-        return replace(need, kv=kv, fixed_kv=fixed, scratch=scratch, runtime=0, streamed=0, least_weights=None)
+        return replace(need, kv=kv, fixed_kv=fixed, runtime=0, streamed=0, least_weights=None)

@@ -18,6 +18,7 @@ from edge.errors import InputError
 from edge.kv.policy import KVView, Needs
 from edge.types import IntArray
 
+PAGE = 16  # rows
 _LEAST = 128  # rows: below, those that are read in any case leave no choice
 
 

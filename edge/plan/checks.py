@@ -13,6 +13,7 @@ from edge.devices.host import logical_cores
 from edge.errors import InputError, UnsupportedError
 from edge.kv import DEFAULT_SINKS, Needs
 from edge.kv.policy import check_options
+from edge.kv.quest import PAGE
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.resolved import Resolved
@@ -152,6 +153,11 @@ def least_rows(pinned: int) -> int:
 
 def _check_sinks(run: Resolved) -> None:
     check_options(run.options.sinks)  # of policies without sinks, too
+    if run.policy.needs.reads and run.options.sinks > PAGE:
+        raise InputError(
+            f"--kv-policy={run.kv_policy} reads no more than the first {PAGE} rows for every token: "
+            f"--sinks {run.options.sinks} is too many"
+        )
     sinks, rows, context = run.pinned, run.rows, run.spec.context
     needed = least_rows(sinks)
     if sinks <= DEFAULT_SINKS:

@@ -45,7 +45,7 @@ _DRIFT = 2 << 20  # by which the next process may be larger, because other pages
 
 _TOKEN_BYTES = 5  # of a sequence's token ids, in an array that grows
 DRAFT_TEXT = 1 << 16  # tokens of a sequence that drafts are copied from, at most
-DRAFT_TEXT_BYTES = 4 * DRAFT_TEXT
+DRAFT_TEXT_BYTES = (4 + 1) * DRAFT_TEXT  # and, of each distance, how far the text repeats itself
 _SAVING = 1  # snapshot more, while its parts are joined
 _BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joined and written, or read and put back
 
@@ -218,7 +218,7 @@ class _Before:
         scratch += 4 * (config.capacity + config.chunk) * config.sequences
         if config.sequences > 1:  # each keeps those of its rows, by which the next prompt finds what it shares
             scratch += _TOKEN_BYTES * config.capacity * config.sequences
-            scratch += DRAFT_TEXT_BYTES * config.sequences * (config.drafts > 0)
+        scratch += DRAFT_TEXT_BYTES * config.sequences * (config.drafts > 0)
         reserve = _RESERVE + -self.resident % _GRAIN
         interpreter = self.resident + need.runtime
         on_card = run.gpu is not None and not run.gpu.unified

@@ -47,7 +47,7 @@ class Resolved:
         """Drafted tokens to verify at once; 0 where a policy would see the attention that wrong ones paid, or where a
         token alone reads other rows."""
         off = self.options.speculate == "off" or self.policy.needs.queries or self.policy.needs.reads
-        return 0 if off else self.backend.most_drafts(self.spec)
+        return 0 if off else self.backend.most_drafts(self.spec, self.tuned.values if self.tuned else {})
 
     def draft_config(self, config: EngineConfig) -> EngineConfig | None:
         """Of the model that drafts beside an engine with this configuration; None if there is none."""

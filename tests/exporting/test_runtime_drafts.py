@@ -14,10 +14,14 @@ import numpy as np
 import pytest
 from bundles import Pair, bundle_sources, recorded_session
 from ctypes_bundle import open_bundle
+from hypothesis import given
+from hypothesis import strategies as st
 from runtime_library import RUNTIME, build, load_runtime
+from test_speculation import repetitive_texts
 
 from edge.errors import InputError
 from edge.exporting.enums import Finish, Role, Speculate
+from edge.plan.plan import DRAFT_TEXT, DRAFT_TEXT_BYTES
 from edge.run.drafting.speculation import Speculation
 
 pytest.importorskip("tvm_ffi")
@@ -126,32 +130,77 @@ class _Arena(ctypes.Structure):
     _fields_ = [("memory", c_void_p), ("used", c_uint64)]
 
 
+class _Both:
+    """The C library's drafts and Python's, which are told the same."""
+
+    def __init__(self, most: int) -> None:
+        self._library = load_runtime("drafts.c")
+        self._library.drafts_layout.restype = c_void_p
+        self._memory = ctypes.create_string_buffer(DRAFT_TEXT_BYTES + 4096)
+        start = -(-ctypes.addressof(self._memory) // 64) * 64
+        arena = _Arena(start, 0)
+        self._c, self._most = c_void_p(self._library.drafts_layout(byref(arena))), most
+        assert arena.used <= DRAFT_TEXT_BYTES + 1024
+        self.python = Speculation(most)
+
+    def note(self, tokens: list[int]) -> None:
+        self.python.note(np.array(tokens, np.int32))
+        self._library.drafts_add(self._c, (c_int32 * len(tokens))(*tokens), len(tokens))
+
+    def propose(self, room: int, behind: int = 0) -> list[int]:
+        draft, expected = (c_int32 * self._most)(), self.python.propose(room, 1, behind).tolist()
+        assert draft[: self._library.drafts_propose(self._c, room, behind, draft)] == expected
+        return list(expected)
+
+    def time(self, drafted: int, seconds: float, behind: int = 0) -> None:
+        self.python.time(1, drafted, seconds, behind)
+        self._library.drafts_time(self._c, 1 + drafted, behind, c_double(seconds))
+
+    def judge(self, drafted: int, accepted: int) -> None:
+        self.python.judge(drafted, accepted)
+        self._library.drafts_judge(self._c, drafted, accepted)
+
+
 def test_drafts_are_as_long_as_those_of_the_python_session() -> None:
     """For the same text, times of passes, and luck."""
-    library, most = load_runtime("drafts.c"), 7
-    library.drafts_layout.restype = c_void_p
-    memory = ctypes.create_string_buffer((1 << 19) + 64)
-    start = -(-ctypes.addressof(memory) // 64) * 64
-    ours, theirs = c_void_p(library.drafts_layout(byref(_Arena(start, 0)))), Speculation(most)
-    rng, draft, lengths = np.random.default_rng(3), (c_int32 * most)(), set[int]()
+    both, most = _Both(7), 7
+    rng, lengths = np.random.default_rng(3), set[int]()
     phrases = [rng.integers(0, 5000, rng.integers(2, 30)) for _ in range(60)]
-    text = np.concatenate([phrases[each] for each in rng.integers(0, 60, 120)]).astype(np.int32)
+    text = np.concatenate([phrases[each] for each in rng.integers(0, 60, 120)]).tolist()
     costs = [0.0, 1.0, 1.3, 1.35, 1.4, 1.9, 2.0, 2.6, 2.7]
-    for number, token in enumerate(text):
-        theirs.drafts.add(text[number : number + 1])
-        library.drafts_add(ours, (c_int32 * 1)(token), 1)
-        room = int(rng.integers(0, most + 1))
-        expected = theirs.propose(room).tolist()
-        assert draft[: library.drafts_propose(ours, room, draft)] == expected
-        lengths.add(len(expected))
-        seconds = costs[1 + len(expected)] * float(rng.uniform(0.9, 2.5))
-        theirs.time(1, len(expected), seconds)
-        library.drafts_time(ours, 1 + len(expected), c_double(seconds))
-        if expected:
-            accepted = int(rng.integers(0, len(expected) + 1))
-            theirs.judge(len(expected), accepted)
-            library.drafts_judge(ours, len(expected), accepted)
+    for token in text:
+        both.note([token])
+        behind = int(rng.choice([0, 1023, 1024, 5000, 16384]))
+        drafted = len(both.propose(int(rng.integers(0, most + 1)), behind))
+        lengths.add(drafted)
+        both.time(drafted, costs[1 + drafted] * float(rng.uniform(0.9, 2.5)), behind)
+        if drafted:
+            both.judge(drafted, int(rng.integers(0, drafted + 1)))
     assert lengths >= {0, 2, most}
+
+
+@given(repetitive_texts(), st.integers(0, 3))
+def test_the_same_is_copied_as_in_the_python_session(pieces: list[list[int]], skipped: int) -> None:
+    """Whatever the text: the longest match, of many places; where it is not verified, the same is learned."""
+    both = _Both(5)
+    for rows in range(1, 7):
+        for _ in range(3):
+            both.time(rows - 1, 1 + 0.3 * rows)
+    for number, piece in enumerate(pieces):
+        for part in [piece] if number % 3 == 0 else [[token] for token in piece]:
+            both.note(part)
+            if len(part) > skipped or number % 2:
+                both.propose(5)
+
+
+def test_old_text_is_forgotten_as_in_the_python_session() -> None:
+    both, rng = _Both(5), np.random.default_rng(5)
+    text = rng.integers(0, 50, DRAFT_TEXT // 2 + 300).tolist()
+    for _ in range(3):
+        both.note(text)
+        for at in range(200):
+            both.note(text[at : at + 1])
+            both.propose(5)
 
 
 @pytest.mark.exhaustive

@@ -21,8 +21,9 @@ from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.kv.pages import NEWEST
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.row_formats import unpack_keys
-from edge.errors import UnsupportedError
+from edge.errors import InputError, UnsupportedError
 from edge.exporting.planning import check_options
+from edge.kv.quest import PAGE
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.quality.material import Amounts, Document, Material, Setup, settings_of
@@ -97,6 +98,12 @@ class Last:
         codes = codes * scales[:, :1] if scales.shape[1] else codes
         return codes + scales[:, 1:] if scales.shape[1] > 1 else codes
 
+    @property
+    def bounds(self) -> AnyArray:
+        """Those of the pages, float16 [pages, 2, head]."""
+        found = self.engine._arena.bounds.view(np.float16).reshape(-1, 2, self.engine._layout.shape.padded_head)
+        return np.asarray(found[self.rows[0] // TILE :])
+
     def out(self) -> FloatArray:
         """Attention's output, [group, head]."""
         at = self.slot("mixed") + self.kv_head * self.core.group * self.core.head_dim
@@ -106,18 +113,26 @@ class Last:
 
 
 def bounds_of(keys: FloatArray) -> AnyArray:
-    """The greatest and the least value of whole pages, float16 [pages, 2, head]."""
+    """The greatest and the least value of whole pages, [pages, 2, head]."""
     pages = keys[: len(keys) // TILE * TILE].reshape(-1, TILE, keys.shape[1])
-    return np.stack([pages.max(axis=1), pages.min(axis=1)], axis=1).astype(np.float16)
+    return np.stack([pages.max(axis=1), pages.min(axis=1)], axis=1)
 
 
-def best_pages(queries: FloatArray, keys: FloatArray) -> list[int]:
-    older = -(-len(keys) // TILE) - NEWEST
-    greatest, least = np.swapaxes(bounds_of(keys)[:older].astype(np.float32), 0, 1)
+def best_pages(queries: FloatArray, bounds: AnyArray, length: int) -> list[int]:
+    older = -(-length // TILE) - NEWEST
+    greatest, least = np.swapaxes(bounds[:older].astype(np.float32), 0, 1)
     scores = np.maximum(queries[:, None] * greatest, queries[:, None] * least).sum(axis=-1).max(axis=0)
     scores[0] = np.inf
     chosen = np.argsort(-scores, kind="stable")[: READS // TILE - NEWEST]
     return [*np.sort(chosen).tolist(), *range(older, older + NEWEST)]
+
+
+def check_bounds(bounds: AnyArray, keys: FloatArray) -> None:
+    """No key is beyond them, and they are as near as float16 and another step of it allow."""
+    signs = np.array([1, -1])[:, None]
+    found, wanted = (each[: len(bounds)].astype(np.float64) * signs for each in (bounds, bounds_of(keys)))
+    assert (found >= wanted).all()
+    assert (found <= wanted + abs(wanted) * 2**-9 + 2**-23).all()
 
 
 @pytest.mark.parametrize("dtype", ["f16", *(pytest.param(each, marks=exhaustive) for each in ("int8", "int4", "f32"))])
@@ -138,8 +153,10 @@ def test_a_step_reads_the_pages_of_the_highest_bounds(dtype: str) -> None:
             for token in tokens[length : length + 18]:
                 engine.forward(token[None])
                 last = Last(engine, engine._layout.shape.attention.kv_heads - 1)
-                wanted = best_pages(last.queries, last.stored("keys"))
+                keys, bounds = last.stored("keys"), last.bounds
+                wanted = best_pages(last.queries, bounds, len(keys))
                 assert last.pages.tolist() == wanted
+                check_bounds(bounds[: len(keys) // TILE - NEWEST], keys)
                 if dtype == "int4":
                     continue
                 rows = [row for page in wanted for row in range(page * TILE, (page + 1) * TILE)]
@@ -148,6 +165,20 @@ def test_a_step_reads_the_pages_of_the_highest_bounds(dtype: str) -> None:
                 attention = powers / powers.sum(axis=1, keepdims=True)
                 found = attention @ last.stored("values")[rows]
                 np.testing.assert_allclose(last.out(), found[:, : last.core.head_dim], atol=1e-5)
+
+
+@exhaustive
+def test_keys_beyond_float16_have_finite_bounds() -> None:
+    """Their pages are read by what the other dimensions are worth, not by products of infinity and 0."""
+    model = model_of(NAME)
+    with engine_of(model, READS, "f32") as engine:
+        engine.forward(some_tokens(model, 200))
+        keys = engine.kv.store.rows.arrays["keys"]
+        keys[np.random.default_rng(6).random(keys.size) < 0.01] = 1e6
+        steps(engine, some_tokens(model, 2))
+        bounds = Last(engine, 0).bounds[: 200 // TILE - NEWEST]
+        assert np.isfinite(bounds).all()
+        assert (bounds == 65504).any()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +235,7 @@ def test_bounds_are_those_of_the_rows(operations: list[tuple[str, float]]) -> No
         for start, length in zip(store.regions.starts.tolist(), store.lengths.tolist(), strict=True):
             keys = store.rows.gather("keys", start + np.arange(length)).astype(np.float32)
             found = engine._arena.bounds.view(np.float16).reshape(-1, 2, keys.shape[1])[start // TILE :]
-            np.testing.assert_array_equal(found[:bounded], bounds_of(keys)[:bounded])
+            np.testing.assert_array_equal(found[:bounded], bounds_of(keys)[:bounded])  # float16 rows: exactly
     assert kv.length <= READS or bounded
 
 
@@ -270,5 +301,8 @@ def test_quest_is_refused_where_it_cannot_be() -> None:
         load(model, Options(backend="reference", kv_policy="quest"))
     with pytest.raises(UnsupportedError, match="runs one sequence at a time: leave --sequences out"):
         load(model, Options(backend="cpu", kv_policy="quest", sequences=2))
+    assert PAGE == TILE
+    with pytest.raises(InputError, match="quest reads no more than the first 16 rows for every token: --sinks 17 is"):
+        load(model, Options(backend="cpu", kv_policy="quest", sinks=17))
     with pytest.raises(UnsupportedError, match="an exported model has no KV policy quest"):
         check_options(Options(kv_policy="quest"))

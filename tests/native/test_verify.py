@@ -19,6 +19,8 @@ from edge.backends.kv_cache import CapacityError, RewindError
 from edge.errors import InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
+from edge.options import Options
+from edge.plan.plan import DRAFT_TEXT_BYTES, make_plan
 from edge.run.sequences.sequence import TokenSequence
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
@@ -27,25 +29,28 @@ CPU = engine_named("cpu")
 DRAFTS = 7
 
 
-def load(model: Model, kv_dtype: str = "f16", threads: int = 2) -> VerifyingEngine:
-    config = EngineConfig(96, 16, kv_dtype, threads, drafts=DRAFTS)
+def load(
+    model: Model, kv_dtype: str = "f16", threads: int = 2, drafts: int = DRAFTS, tuning: dict[str, int] | None = None
+) -> VerifyingEngine:
+    config = EngineConfig(96, 16, kv_dtype, threads, drafts=drafts, tuning=tuning or {})
     return cast(VerifyingEngine, CPU.load(model.file, model.spec, config))
 
 
-def check(model: Model, kv_dtype: str = "f16", threads: int = 2) -> None:
+def check(model: Model, kv_dtype: str = "f16", threads: int = 2, tuning: dict[str, int] | None = None) -> None:
     """Drafts of any length behind any number of rows; wrong ones are forgotten without a trace."""
     rng = np.random.default_rng(7)
     text = rng.integers(0, model.spec.vocab, 70).astype(np.int32)
-    with closing(load(model, kv_dtype, threads)) as engine:
+    drafts = CPU.most_drafts(model.spec, tuning) if tuning else DRAFTS
+    with closing(load(model, kv_dtype, threads, drafts, tuning)) as engine:
         engine.forward(text[:20])
         expected = [np.array(engine.forward(token[None])) for token in text[20:]]
         engine.kv.truncate(0)
         engine.forward(text[:20])
         at = 20
         while at < text.size:
-            right, wrong = (int(rng.integers(low, DRAFTS + 1)) for low in (1, 0))
+            right, wrong = (int(rng.integers(low, drafts + 1)) for low in (1, 0))
             right = min(right, text.size - at)
-            wrong = min(wrong, 1 + DRAFTS - right)
+            wrong = min(wrong, 1 + drafts - right)
             tokens = np.concatenate([text[at : at + right], rng.integers(0, model.spec.vocab, wrong)]).astype(np.int32)
             found = engine.verify(tokens)[:right]
             for number, row in enumerate(found):
@@ -61,8 +66,27 @@ def test_drafts_have_the_logits_of_steps(threads: int) -> None:
 
 _RUN = sorted(
     path.stem for path in GOLDEN.glob("*.gguf")
-    if path.with_suffix(".npz").exists() and CPU.most_drafts(open_model(path).spec)
+    if path.with_suffix(".npz").exists() and CPU.most_drafts(open_model(path).spec, {})
 )  # fmt: skip
+
+
+def test_as_many_drafts_as_a_tuned_tile_has_tokens() -> None:
+    """A plan asks for as many behind the next token; tiles of fewer than are verified, or of more, change nothing."""
+    model = open_model(GOLDEN / "llama-gqa-tied.gguf")
+    for tokens in (3, 12):
+        assert CPU.most_drafts(model.spec, {"gemm_tokens": tokens}) == tokens - 1
+    check(model, tuning={"gemm_tokens": 12})
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_plans_count_the_text_that_drafts_are_copied_from(sequences: int) -> None:
+    model = open_model(GOLDEN / "llama-gqa-tied.gguf")
+    drafts, none = (
+        make_plan(model.spec, CPU, Options(max_kv_size=96, threads=1, sequences=sequences, speculate=speculate))
+        for speculate in ("auto", "off")
+    )
+    room = [CPU.footprint(model.spec, each.config).scratch for each in (drafts, none)]
+    assert drafts.bytes.scratch - none.bytes.scratch == sequences * DRAFT_TEXT_BYTES + room[0] - room[1]
 
 
 @pytest.mark.exhaustive

@@ -11,50 +11,82 @@ from edge.errors import InputError
 from edge.options import Options
 from edge.plan.plan import DRAFT_TEXT
 from edge.run.drafting.drafts import Drafts
+from edge.run.drafting.speculation import FEW as FEW_PASSES
 from edge.run.drafting.speculation import Speculation
 
 MOST = 7
 FEW = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
-def _longest_match(tokens: list[int]) -> int:
-    """By comparing all places."""
-    found = 0
-    for place in range(len(tokens) - 1):
+def expected_draft(tokens: list[int], most: int) -> tuple[int, list[int]]:
+    """The longest match, at most 64, and what follows the latest place of it, by comparing all places."""
+    match, place = 0, -1
+    for at in range(len(tokens) - 1):
         count = 0
-        while count <= place and tokens[place - count] == tokens[-1 - count]:
+        while count < min(at + 1, 64) and tokens[at - count] == tokens[-1 - count]:
             count += 1
-        found = max(found, min(count, 64))
-    return found
+        if count and count >= match:
+            match, place = count, at
+    follows = tokens[place + 1 :]
+    return match, [follows[at % len(follows)] for at in range(most)] if match else []
 
 
-@given(FEW, st.integers(1, 9))
-def test_a_draft_follows_the_longest_match(tokens: list[int], most: int) -> None:
-    drafts = Drafts()
-    for token in tokens:
-        drafts.add(np.array([token], np.int32))
-    draft = drafts.draft(most).tolist()
-    longest = _longest_match(tokens)
-    assert len(draft) == (most if longest else 0)
-    if longest:
-        assert drafts.match >= min(longest, 4)  # of many places, the latest that agree in four tokens are compared
-        ends = [
-            at
-            for at in range(len(tokens) - 1)
-            if tokens[max(0, at + 1 - drafts.match) : at + 1] == tokens[-drafts.match :]
-        ]
-        assert any(np.resize(tokens[at + 1 :], most).tolist() == draft for at in ends)
+@st.composite
+def repetitive_texts(draw: st.DrawFn) -> list[list[int]]:
+    """Pieces of one text: few different tokens, and copies of what was before, with many places of short matches."""
+    pieces: list[list[int]] = []
+    for _ in range(draw(st.integers(1, 8))):
+        text = [token for piece in pieces for token in piece]
+        if text and draw(st.booleans()):
+            begins, length = draw(st.integers(0, len(text) - 1)), draw(st.integers(1, 90))
+            pieces.append(text[begins : begins + length])
+        else:
+            pieces.append(draw(st.one_of(FEW, st.lists(st.just(1), min_size=1, max_size=100))))
+    return pieces
 
 
-@given(st.lists(FEW, max_size=8))
-def test_tokens_may_come_in_any_pieces(pieces: list[list[int]]) -> None:
-    whole, single = Drafts(), Drafts()
+@given(repetitive_texts(), st.integers(1, 9), st.booleans())
+def test_a_draft_follows_the_longest_match(pieces: list[list[int]], most: int, singly: bool) -> None:
+    drafts, text = Drafts(), list[int]()
     for piece in pieces:
-        whole.add(np.array(piece, np.int32))
-        for token in piece:
-            single.add(np.array([token], np.int32))
-    assert whole.draft(5).tolist() == single.draft(5).tolist()
-    assert whole.match == single.match
+        for part in [[token] for token in piece] if singly else [piece]:
+            drafts.add(np.array(part, np.int32))
+            if singly and len(text) % 3:
+                drafts.draft(most)  # which changes nothing
+        text += piece
+        draft = drafts.draft(most).tolist()
+        assert (drafts.match, draft) == expected_draft(text, most)
+
+
+def test_of_many_places_the_one_with_the_longest_match_is_copied() -> None:
+    """Though most of them agree in four tokens."""
+    rng = np.random.default_rng(0)
+    copied, end = rng.integers(10, 99, 36).tolist(), [1, 2, 3, 4]
+    text = [*copied, *end, 5, 6, 7]
+    for _ in range(20):
+        text += [*rng.integers(10, 99, 5).tolist(), *end, 8]
+    drafts = Drafts()
+    drafts.add(np.array([*text, *copied, *end], np.int32))
+    assert drafts.draft(3).tolist() == [5, 6, 7]
+    assert drafts.match == 40
+
+
+@given(repetitive_texts(), st.integers(0, 30), st.integers(1, 5))
+def test_tokens_that_are_dropped_or_forgotten_are_not_copied(pieces: list[list[int]], dropped: int, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge.run.drafting.drafts.DRAFT_TEXT", 128)
+        drafts, text = Drafts(), list[int]()
+        for piece in pieces:
+            for token in piece:
+                drafts.add(np.array([token], np.int32))
+                text = [*(text[-64:] if len(text) == 128 else text), token]
+                assert drafts.text.tolist() == text
+            drafts.draft(most)
+            drafts.drop(dropped)
+            text = text[: max(0, len(text) - dropped)]
+            drafts.add(np.array(piece[:3], np.int32))
+            text = [*(text[-64:] if len(text) + len(piece[:3]) > 128 else text), *piece[:3]]
+            assert drafts.draft(most).tolist() == expected_draft(text, most)[1]
 
 
 def test_what_is_copied_is_found_again_while_it_goes_on() -> None:
@@ -118,6 +150,110 @@ def test_a_pass_that_costs_what_its_tokens_cost_is_not_worth_a_draft() -> None:
     text = np.arange(100, dtype=np.int32)
     one.drafts.add(np.concatenate([text, text[:50]]))
     assert one.propose(99).size == 0
+
+
+AVX2_COSTS = {1: 1.0, 2: 1.46, 3: 1.7, 4: 1.96}  # docs/figures.md
+
+
+class _Loop:
+    """Steps and verifications of a text that is known, with costs that are known."""
+
+    def __init__(self, costs: dict[int, float]) -> None:
+        self.one, self.costs = Speculation(len(costs) - 1), costs
+        self.proposed = 0
+        for rows, cost in costs.items():
+            for _ in range(FEW_PASSES):
+                self.one.time(1, rows - 1, cost)
+
+    def run(self, context: list[int], answer: list[int]) -> list[int]:
+        """The lengths of the drafts of each pass."""
+        self.one.begin()
+        self.one.note(np.array(context, np.int32))
+        lengths, at = [], 0
+        while at < len(answer):
+            self.one.note(np.array(answer[at : at + 1], np.int32))
+            draft = self.one.propose(len(answer) - at - 1).tolist()
+            right = next((n for n, token in enumerate(draft) if token != answer[at + 1 + n]), len(draft))
+            for token in answer[at + 1 : at + 1 + right]:
+                self.one.note(np.array([token], np.int32))
+            if draft:
+                self.one.judge(len(draft), right)
+            lengths.append(len(draft))
+            at += 1 + right
+        return lengths
+
+    def first(self, lengths: list[int]) -> int:
+        return next((at for at, length in enumerate(lengths) if length), len(lengths))
+
+
+def _misleading(rng: np.random.Generator, match: int, places: int) -> list[int]:
+    """A text in which `match` tokens come again and again, and another one behind them each time."""
+    phrase = rng.integers(0, 50_000, match).tolist()
+    return [token for at in range(places) for token in (*phrase, 60_000 + at, 70_000 + at)]
+
+
+def test_drafts_that_were_wrong_are_tried_again() -> None:
+    """At the costs of AVX2: a text that repeats itself with other ends silences drafts, and a copy brings them back."""
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 50_000, 400).tolist()
+    for match in (3, 6, 12, 20, 40):
+        fresh, used = _Loop(AVX2_COSTS), _Loop(AVX2_COSTS)
+        bad = _misleading(rng, match, 60)
+        used.run(bad[:100], bad[100:])
+        assert used.one.drafted - used.one.accepted < 60  # wrong ones ended
+        wanted = fresh.run(text, text[50:300])
+        found = used.run(text, text[50:300])
+        assert fresh.first(found) < 60
+        assert len(found) < len(wanted) + 40
+
+
+def test_short_matches_are_drafted_where_they_are_right() -> None:
+    """Their first chances are below what pays; they are learned from drafts that were not verified."""
+    rng = np.random.default_rng(1)
+    pairs = rng.permutation(50_000)[:800].reshape(-1, 4).tolist()
+    dealt = [token for each in rng.integers(0, 200, 600) for token in pairs[each]]  # of four tokens, three can be known
+    lengths = _Loop(AVX2_COSTS).run([token for each in pairs for token in each], dealt)
+    assert sum(lengths[-100:]) > 100
+
+
+def test_a_text_without_repetition_is_left_alone() -> None:
+    rng = np.random.default_rng(2)
+    for words in (50_000, 300, 20):  # single tokens are the same by chance, and pairs
+        lengths = _Loop(AVX2_COSTS).run([], rng.integers(0, words, 1000).tolist())
+        assert sum(length > 0 for length in lengths) < 20
+
+
+def test_one_slow_pass_does_not_exclude_a_length() -> None:
+    """The first pass over four tokens took thirty times as long as the others will."""
+    rng = np.random.default_rng(3)
+    loop, text = _Loop({1: 1.0}), rng.integers(0, 50_000, 100).astype(np.int32)
+    one = loop.one
+    one.most = 3
+    one.note(np.concatenate([text, text[:50]]))
+    one.time(1, 3, 30.0)
+    assert one.propose(99).size == 3
+    for slow in (2, 2, 2, 2):
+        one.time(1, 3, slow)
+    assert one._cost(4) == 2
+
+
+def test_lengths_that_have_not_run_lie_between_those_that_have() -> None:
+    """Single drafts pay with AVX-512 though they would not by the first estimate, and nothing else shows it."""
+    one = _Loop({1: 1.0, 8: 2.4}).one
+    assert one._cost(2) == pytest.approx(1.2)
+    assert one._cost(8) == 2.4
+    assert one._cost(9) > 1.8
+
+
+def test_times_behind_a_long_text_do_not_silence_a_short_one() -> None:
+    rng = np.random.default_rng(4)
+    one, text = _Loop(AVX2_COSTS).one, rng.integers(0, 50_000, 100).astype(np.int32)
+    one.note(np.concatenate([text, text[:50]]))
+    for _ in range(40):  # rows of a token cost as much as all weights
+        for rows in AVX2_COSTS:
+            one.time(1, rows - 1, 20.0 * rows, behind=20_000)
+    assert one.propose(99, 1, 20_000).size == 0
+    assert one.propose(99, 1, 200).size == 3
 
 
 def test_only_auto_and_off_are_known() -> None:

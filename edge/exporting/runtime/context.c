@@ -293,7 +293,7 @@ static uint32_t propose(edge_session *s)
     if (!s->drafts || s->options.speculate == EDGE_SPECULATE_OFF)
         return 0;
     uint32_t most = room_ahead(s, 1 + pass_drafts(s->pass));
-    return most > 1 ? drafts_propose(s->drafts, most - 1, s->draft + 1) : 0;
+    return most > 1 ? drafts_propose(s->drafts, most - 1, kv_length(s->rows), s->draft + 1) : 0;
 }
 
 /* Tokens that a device may choose at once, as `Ahead` of edge/run/drafting/ahead.py says. */
@@ -352,7 +352,7 @@ static bool run_ahead(edge_session *s)
     if (!ran)
         return false;
     if (s->drafts)
-        drafts_time(s->drafts, count, now_seconds() - before);
+        drafts_time(s->drafts, count, length, now_seconds() - before);
     if (count > 1) {
         s->drafted = s->ahead = count - 1;
         s->all_drafted += s->drafted;

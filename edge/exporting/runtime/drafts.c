@@ -4,13 +4,21 @@
 
 #include "internal.h"
 
+#if defined __GNUC__ && !defined __clang__
+#pragma GCC optimize("O3") /* with vectors, as clang has them at -Os: a token reads all of the text */
+#endif
+
 struct drafts {
-    uint32_t count, match;      /* tokens; of them equal before `place` and at the end, at most DRAFT_DEPTH */
-    int64_t place;              /* of the token that the last one is equal to; -1: there is none */
-    uint32_t kind;              /* by its match, of the draft that is verified */
-    double times[MOST_DRAFTS + 2]; /* seconds of a pass, by its tokens; 0: none has run */
+    uint32_t count, behind;     /* tokens, and those that `runs` have not been told of; DRAFT_DEPTH: they begin anew */
+    uint32_t kind;              /* by its match, of the draft that is verified or compared */
+    int64_t untried;            /* the first token of a draft that is not verified; -1: there is none */
+    struct {
+        double times[MOST_DRAFTS + 2];    /* seconds of a pass, by its tokens */
+        uint32_t passes[MOST_DRAFTS + 2]; /* that were timed, at most FEW_TIMES */
+    } contexts[DRAFT_CONTEXTS + 1];       /* by the rows that a pass reads */
     double right[DRAFT_KINDS], tried[DRAFT_KINDS];
     int32_t tokens[DRAFT_TEXT];
+    uint8_t runs[DRAFT_TEXT];   /* of equal tokens, by their distance: those of the nearest are last */
 };
 
 drafts *drafts_layout(arena *from)
@@ -21,25 +29,31 @@ drafts *drafts_layout(arena *from)
         d->tried[kind] = TRUSTED_DRAFTS;
     }
     if (d)
-        d->place = -1;
+        drafts_clear(d);
     return d;
 }
 
 void drafts_clear(drafts *d)
 {
-    d->count = d->match = 0;
-    d->place = -1;
+    d->count = 0;
+    d->behind = DRAFT_DEPTH;
+    d->untried = -1;
 }
 
-static void lose_place(drafts *d)
+static void learn(drafts *d, uint32_t tried, uint32_t accepted)
 {
-    d->place = -1;
-    d->match = 0;
+    double *right = d->right + d->kind, *all = d->tried + d->kind, kept = DRAFTS_REMEMBERED / (*all + tried);
+    kept = kept < 1 ? kept : 1;
+    *right = kept * (*right + accepted);
+    *all = kept * (*all + tried);
 }
 
 void drafts_add(drafts *d, const int32_t *tokens, uint32_t count)
 {
     const uint32_t half = DRAFT_TEXT / 2;
+    if (d->untried >= 0 && count == 1) /* those of an answer come one by one */
+        learn(d, 1, *tokens == d->untried);
+    d->untried = -1;
     if (count > half) {
         tokens += count - half;
         count = half;
@@ -47,46 +61,66 @@ void drafts_add(drafts *d, const int32_t *tokens, uint32_t count)
     if (d->count + count > DRAFT_TEXT) { /* half of the older ones are forgotten */
         memmove(d->tokens, d->tokens + d->count - half, half * sizeof *d->tokens);
         d->count = half;
-        lose_place(d);
+        d->behind = DRAFT_DEPTH;
     }
     memcpy(d->tokens + d->count, tokens, count * sizeof *tokens);
     d->count += count;
-    if (count == 1 && d->place >= 0 && d->tokens[d->place + 1] == *tokens) { /* the same place goes on */
-        d->place++;
-        d->match += d->match < DRAFT_DEPTH;
-    } else {
-        lose_place(d);
+    d->behind = count < DRAFT_DEPTH - d->behind ? d->behind + count : DRAFT_DEPTH;
+}
+
+/* The token at `last` is told to the runs of all distances; a run is at most DRAFT_DEPTH long. */
+static void extend_runs(drafts *d, uint32_t last)
+{
+    uint8_t *runs = d->runs + DRAFT_TEXT - last;
+    const int32_t *tokens = d->tokens, token = tokens[last];
+    for (uint32_t place = 0; place < last; place++) {
+        uint8_t longer = (uint8_t)(runs[place] + (runs[place] < DRAFT_DEPTH));
+        runs[place] = tokens[place] == token ? longer : 0;
     }
 }
 
-/* The tokens up to `place` that are equal to those up to `last`. */
-static uint32_t equal_at(const drafts *d, uint32_t place, uint32_t last)
+/* The place of the longest match, the latest of equally long ones, and its length; 0: there is none. */
+static uint32_t find_place(drafts *d, uint32_t *match)
 {
-    uint32_t count = 0;
-    while (count < DRAFT_DEPTH && count <= place && d->tokens[place - count] == d->tokens[last - count])
-        count++;
-    return count;
-}
-
-/* The longest match; of equally long ones, the latest. */
-static void find_place(drafts *d)
-{
-    lose_place(d);
-    for (uint32_t last = d->count - 1, place = last; d->count && place-- && d->match < DRAFT_DEPTH;) {
-        uint32_t match = d->tokens[place] == d->tokens[last] ? equal_at(d, place, last) : 0;
-        if (match > d->match) {
-            d->place = place;
-            d->match = match;
-        }
+    uint32_t ahead = d->behind < d->count ? d->behind : d->count, place = d->count ? d->count - 1 : 0;
+    if (d->behind == DRAFT_DEPTH)
+        memset(d->runs, 0, sizeof d->runs);
+    for (uint32_t last = d->count - ahead; last < d->count; last++)
+        extend_runs(d, last);
+    d->behind = 0;
+    const uint8_t *runs = d->runs + DRAFT_TEXT - place;
+    uint8_t longest = 0;
+    for (uint32_t i = 0; i < place; i++)
+        longest = runs[i] > longest ? runs[i] : longest;
+    while (longest && runs[--place] != longest) {
     }
+    *match = longest;
+    return place;
 }
 
 /* The time of a pass over `tokens`, in passes over one. */
-static double cost_of(const drafts *d, uint32_t tokens)
+static double cost_of(const drafts *d, uint32_t context, uint32_t tokens)
 {
-    if (d->times[1] > 0 && d->times[tokens] > 0)
-        return d->times[tokens] / d->times[1];
+    const double *times = d->contexts[context].times;
+    const uint32_t *passes = d->contexts[context].passes;
+    uint32_t below = tokens, above = tokens;
+    while (below > 1 && passes[below] < FEW_TIMES)
+        below--;
+    while (above < MOST_DRAFTS + 1 && passes[above] < FEW_TIMES)
+        above++;
+    if (passes[1] >= FEW_TIMES && passes[above] >= FEW_TIMES) { /* what has not run lies between what has */
+        double low = times[below] / times[1], high = times[above] / times[1], wide = above - below;
+        return low + (high - low) * (tokens - below) / (wide > 1 ? wide : 1);
+    }
     return tokens > 1 ? FIRST_COST + FIRST_COST_EACH * tokens : 1;
+}
+
+static uint32_t context_of(uint32_t behind)
+{
+    uint32_t context = 0;
+    while (context < DRAFT_CONTEXTS && behind >= CONTEXT_ROWS[context])
+        context++;
+    return context;
 }
 
 static uint32_t kind_of(uint32_t match)
@@ -97,45 +131,44 @@ static uint32_t kind_of(uint32_t match)
     return kind;
 }
 
-uint32_t drafts_propose(drafts *d, uint32_t most, int32_t *draft)
+uint32_t drafts_propose(drafts *d, uint32_t most, uint32_t behind, int32_t *draft)
 {
-    if (d->match < DRAFT_SURE)
-        find_place(d);
-    if (d->place < 0)
+    uint32_t context = context_of(behind);
+    uint32_t match, first = most ? find_place(d, &match) + 1 : 0;
+    if (!most || !match)
         return 0;
-    d->kind = kind_of(d->match);
+    d->kind = kind_of(match);
     double chance = d->right[d->kind] / d->tried[d->kind], power = 1, expected = 1, best = LEAST_GAIN;
-    uint32_t length = 0, first = (uint32_t)d->place + 1;
+    uint32_t length = 0;
     for (uint32_t count = 1; count <= most; count++) {
         power *= chance;
         expected += power;
-        double gain = expected / cost_of(d, 1 + count);
+        double gain = expected / cost_of(d, context, 1 + count);
         if (gain > best) {
             best = gain;
             length = count;
         }
     }
+    d->untried = length ? -1 : d->tokens[first];
     for (uint32_t i = 0; i < length; i++) /* beyond the end, the same tokens again: the text may repeat */
         draft[i] = d->tokens[first + i % (d->count - first)];
     return length;
 }
 
-void drafts_time(drafts *d, uint32_t tokens, double seconds)
+void drafts_time(drafts *d, uint32_t tokens, uint32_t behind, double seconds)
 {
-    double before = d->times[tokens], most;
-    if (before > 0) {
-        most = OUTLIER_TIME * before;
-        d->times[tokens] = before + NEWEST_TIME * ((seconds < most ? seconds : most) - before);
-    } else {
-        d->times[tokens] = seconds;
-    }
+    uint32_t context = context_of(behind), *passes = d->contexts[context].passes + tokens;
+    double *time = d->contexts[context].times + tokens, most = OUTLIER_TIME * *time;
+    if (!*passes)
+        *time = seconds;
+    else if (*passes < FEW_TIMES)
+        *time = *time < seconds ? *time : seconds;
+    else
+        *time += NEWEST_TIME * ((seconds < most ? seconds : most) - *time);
+    *passes += *passes < FEW_TIMES;
 }
 
 void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted)
 {
-    double tried = accepted + (accepted < drafted); /* behind the first wrong one nothing was learned */
-    double *all = d->tried + d->kind, kept = DRAFTS_REMEMBERED / (*all + tried);
-    kept = kept < 1 ? kept : 1;
-    d->right[d->kind] = kept * (d->right[d->kind] + accepted);
-    *all = kept * (*all + tried);
+    learn(d, accepted + (accepted < drafted), accepted); /* behind the first wrong one nothing was learned */
 }

@@ -56,7 +56,7 @@ class Ahead:
     def note(self, tokens: IntArray) -> None:
         """The text goes on with these tokens."""
         if self.speculation:
-            self.speculation.drafts.add(tokens)
+            self.speculation.note(tokens)
 
     def drop(self, count: int) -> None:
         """The last `count` tokens of the text will be noted again."""
@@ -97,10 +97,10 @@ class Ahead:
         self._pace = (time.perf_counter() - started) / len(chosen)
         return chosen
 
-    def time(self, given: int, seconds: float) -> None:
-        """A pass over `given` pending tokens, and those that were drafted, took this long."""
+    def time(self, given: int, seconds: float, behind: int) -> None:
+        """A pass over `given` pending tokens, and those that were drafted, behind so many rows, took this long."""
         if self.speculation:
-            self.speculation.time(given, self.drafted, seconds)
+            self.speculation.time(given, self.drafted, seconds, behind)
 
     def settle(self) -> int:
         """The answer will not come to what is left. Returns how many rows that is."""

@@ -2,7 +2,10 @@
 
 With a chance a that a drafted token is right, if those before it are, a pass over n of them and the p tokens before
 (one, or those that a grammar forces) yields p + a + a² + … + aⁿ tokens, and takes c(p + n) times as long as a pass over
-one. c is measured as passes run, and a is counted, by the length of the match that the draft came from.
+one. c is measured as passes run, by the rows that they read, since those of each token are read for it alone; lengths
+that have not run lie between those that have. a is counted, by the length of the match that the draft came from. A
+draft that is not worth a try is compared with the token that comes, so what was wrong for long is tried again once it
+would be right.
 
 A draft of another model takes n · d of these times, too. Of both drafts, the one that is expected to bring more goes.
 """
@@ -10,7 +13,10 @@ A draft of another model takes n · d of these times, too. Of both drafts, the o
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from dataclasses import field
+
+import numpy as np
 
 from edge.records import dataclass
 from edge.run.drafting.draft_model import DraftModel
@@ -25,6 +31,8 @@ _MODEL, _FIRST_OF_MODEL = len(FIRST_CHANCES), 0.7  # the place of a model that d
 TRUSTED = 4.0  # tokens for which a first chance counts
 MEMORY = 64.0  # tokens, of the latest that count
 _CAUGHT_UP = 2  # tokens of the text that a model has to run for its next draft, if the last one was right
+CONTEXTS = (1024, 4096, 16384)  # rows, from which times are counted apart
+FEW = 3  # passes before a time counts: the shortest of them, as the first may read weights from the disk
 NEWEST = 0.15  # the share of a new pass in a mean time
 OUTLIER = 2.0  # times the mean: another process had the core
 
@@ -43,41 +51,58 @@ class Speculation:
     accepted: int = 0
     _spent: float = 0.0  # seconds of the passes over `_given` tokens, beside drafts
     _given: int = 0
-    _times: dict[int, float] = field(default_factory=dict)  # seconds of a pass, by its tokens
+    # Seconds of a pass, and how many ran, by its context and its tokens.
+    _times: list[dict[int, tuple[float, int]]] = field(default_factory=lambda: [{} for _ in range(len(CONTEXTS) + 1)])
+    _context: int = 0  # of the newest pass
     _model_s: float | None = None  # of a token that the model drafts
     _right: list[float] = field(default_factory=lambda: [a * TRUSTED for a in (*FIRST_CHANCES, _FIRST_OF_MODEL)])
     _tried: list[float] = field(default_factory=lambda: [TRUSTED] * (len(FIRST_CHANCES) + 1))
     _match: int = 0  # the place of the draft that is verified
+    _untried: tuple[int, int] | None = None  # the place of a draft that is not, and its first token
 
     def begin(self) -> None:
         """Another generation begins: count anew. Its text may be easier for the model."""
         if self._right[_MODEL] < _FIRST_OF_MODEL * self._tried[_MODEL]:
             self._right[_MODEL], self._tried[_MODEL] = _FIRST_OF_MODEL * TRUSTED, TRUSTED
         self.drafted = self.accepted = self._given = 0
-        self._spent = 0.0
+        self._spent, self._untried = 0.0, None
 
     def restart(self, tokens: IntArray) -> None:
         """The text begins with these tokens."""
         if self.model:
             self.drafts.begin(tokens)
 
+    def note(self, tokens: IntArray) -> None:
+        """The text goes on with these tokens; those of an answer come one by one."""
+        if self._untried and tokens.size == 1:
+            place, first = self._untried
+            self._learn(place, 1, int(tokens[0] == first))
+        self._untried = None
+        self.drafts.add(tokens)
+
     def report(self) -> Drafted:
         """Of this generation."""
-        alone = self._times.get(1)
+        alone = self._alone()
         gain = (self._given + self.accepted) * alone / self._spent if alone and self._spent else None
         return Drafted(self.drafted, self.accepted, gain)
 
-    def propose(self, most: int, given: int = 1) -> IntArray:
+    def propose(self, most: int, given: int = 1, behind: int = 0) -> IntArray:
         """The tokens to verify behind the next ones, int32 [n], at most `most`: none where that would not pay. given:
-        how many are known, and run in the same pass."""
-        most = max(0, min(most, self.most))
+        how many are known, and run in the same pass. behind: the rows that they read."""
+        self._context = bisect_right(CONTEXTS, behind)
+        if (most := min(most, self.most)) <= 0:
+            return np.zeros(0, np.int32)
         draft, self._match = self.drafts.draft(most), _bucket(self.drafts.match)
         length, gain = self._length(draft.size, given, self._match, 0.0)
-        if self.model and most and self.drafts.text.size:
+        if draft.size:
+            self._untried = self._match, int(draft[0])
+        if self.model and self.drafts.text.size:
             count, better = self._length(most, given, _MODEL, self._share)
             if count and better > gain:
                 self._match = _MODEL
                 return self._ask(self.model, count)
+        if length:
+            self._untried = None
         return draft[:length]
 
     def _length(self, most: int, given: int, place: int, each: float) -> tuple[int, float]:
@@ -95,8 +120,12 @@ class Speculation:
     def _share(self) -> float:
         """The time of a token that the model drafts, of that of a pass over one."""
         assert self.model is not None
-        alone = self._times.get(1)
+        alone = self._alone()
         return self._model_s / alone if self._model_s and alone else self.model.share
+
+    def _alone(self) -> float | None:
+        """The time of a pass over one token, as far as it is known; of a shorter context, if none ran in this one."""
+        return next((each[1][0] for each in self._times[self._context :: -1] if 1 in each), None)
 
     def _ask(self, model: DraftModel, count: int) -> IntArray:
         started = time.perf_counter()
@@ -111,22 +140,30 @@ class Speculation:
 
     def _cost(self, rows: int) -> float:
         """c(rows)."""
-        if 1 in self._times and rows in self._times:
-            return self._times[rows] / self._times[1]
+        times = self._times[self._context]
+        timed = [count for count, (_, passes) in times.items() if passes >= FEW] if rows > 1 else []
+        if 1 in timed and (above := min((count for count in timed if count >= rows), default=0)):
+            below = max(count for count in timed if count <= rows)
+            low, high = (times[count][0] / times[1][0] for count in (below, above))
+            return low + (high - low) * (rows - below) / max(1, above - below)
         base, each = FIRST_COST
         return base + each * rows if rows > 1 else 1.0
 
-    def time(self, given: int, drafted: int, seconds: float) -> None:
-        """A pass over tokens that were known and drafted ones took this long."""
+    def time(self, given: int, drafted: int, seconds: float, behind: int = 0) -> None:
+        """A pass over tokens that were known and drafted ones, which read the rows behind them, took this long."""
+        self._context = bisect_right(CONTEXTS, behind)
+        times = self._times[self._context]
         self._given, self._spent, rows = self._given + given, self._spent + seconds, given + drafted
-        before = self._times.setdefault(rows, seconds)
-        self._times[rows] = before + NEWEST * (min(seconds, OUTLIER * before) - before)
+        before, passes = times.get(rows, (seconds, 0))
+        mean = before + NEWEST * (min(seconds, OUTLIER * before) - before)
+        times[rows] = mean if passes >= FEW else min(before, seconds), passes + 1
 
     def judge(self, drafted: int, accepted: int) -> None:
         """The model has chosen: of so many drafted tokens, the first `accepted` were right."""
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
-        tried = accepted + (accepted < drafted)  # behind the first wrong one nothing was learned
-        place = self._match
+        self._learn(self._match, accepted + (accepted < drafted), accepted)  # nothing, behind the first wrong one
+
+    def _learn(self, place: int, tried: int, accepted: int) -> None:
         kept = min(1.0, MEMORY / (self._tried[place] + tried))
         self._right[place] = kept * (self._right[place] + accepted)
         self._tried[place] = kept * (self._tried[place] + tried)

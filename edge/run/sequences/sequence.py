@@ -270,7 +270,7 @@ class TokenSequence:
 
         most_ahead: returns the number of tokens that may be run in this pass, the pending one among them; 0 for one.
         """
-        started = time.perf_counter()
+        started, behind = time.perf_counter(), self.engine.kv.length
         self.ran = count = self.next_pass
         tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
         picks = engine.capabilities.picks
@@ -287,7 +287,7 @@ class TokenSequence:
             self._verify(tokens, draft)
         else:
             self._outcome = self.forward(tokens, upcoming=1)
-        self.ahead.time(self.ran, time.perf_counter() - started)
+        self.ahead.time(self.ran, time.perf_counter() - started, behind)
         del self.pending[: self.ran]
 
     def _draft(self, most_ahead: Callable[[], int]) -> IntArray:
@@ -296,7 +296,7 @@ class TokenSequence:
         if speculation is None or count > self.next_pass:
             return np.zeros(0, np.int32)
         room = min(most_ahead(), self.engine.kv.free, 1 + self.plan.config.drafts)
-        return speculation.propose(room - count, count)
+        return speculation.propose(room - count, count, self.engine.kv.length)
 
     def _verify(self, tokens: IntArray, draft: IntArray) -> None:
         """Run pending tokens and a draft, which goes into `ahead`."""

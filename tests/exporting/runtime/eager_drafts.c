@@ -6,11 +6,11 @@
 #define FIRST_COST 1.0
 #define FIRST_COST_EACH 0.0
 #define drafts_time not_called
-void not_called(drafts *d, uint32_t tokens, double seconds);
+void not_called(drafts *d, uint32_t tokens, uint32_t behind, double seconds);
 #include "drafts.c"
 #undef drafts_time
 
-void drafts_time(drafts *d, uint32_t tokens, double seconds)
+void drafts_time(drafts *d, uint32_t tokens, uint32_t behind, double seconds)
 {
-    (void)d, (void)tokens, (void)seconds;
+    (void)d, (void)tokens, (void)behind, (void)seconds;
 }

@@ -31,13 +31,17 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     total,
     when,
 )
+from edge.backends.tvm.kv.row_formats import LARGEST
 
 ALWAYS = 3e38  # the score of the first page
+_HALF_STEP, _HALF_LEAST = 1.001 * 2**-11, 2**-25  # by which rounding changes a float16 at most: relative, or near 0
 _LOWEST, _HIGHEST = -(1 << 31), 1 << 31  # bounds of int32
 
 
 def make_bounds(cache: Cache, bounds: Buffer, at: Value, first_row: Value, page: Value) -> None:
-    """Store the greatest and the least key of a page in each dimension, float16 [2, head] at offset `at`."""
+    """Store the greatest and the least key of a page in each dimension, float16 [2, head] at offset `at`: rounded away
+    from the keys if they are not float16, and at most 65,504, since an infinite bound times 0 would be no number."""
+    exact = cache.form.memory == "float16"
     parts = cache.head // 16
     found = Strip(2 * parts)
     scales = cache.scales(cache.key_scales, first_row, page)
@@ -49,7 +53,15 @@ def make_bounds(cache: Cache, bounds: Buffer, at: Value, first_row: Value, page:
             found.set_lane(dimension, largest(values))
             found.set_lane(dimension + cache.head, smallest(values))
     for part in range(2 * parts):
-        store(bounds, at + part * 16, cache.isa.to_f16(let(found[i64(part)])))
+        bound = let(found[i64(part)])
+        bound = bound if exact else _outward(bound, 1 if part < parts else -1)
+        store(bounds, at + part * 16, cache.isa.to_f16(bound))
+
+
+def _outward(values: Value, sign: int) -> Value:
+    """Float32 that are not below (sign 1) or above (−1) these when they have been rounded to float16."""
+    slack = let(pure("float32x16", "llvm.fabs", values) * floats(_HALF_STEP) + floats(_HALF_LEAST))
+    return let(T.max(T.min(values + floats(sign) * slack, floats(LARGEST)), floats(-LARGEST)))
 
 
 def score_page(cache: Cache, bounds: Buffer, at: Value, queries: Buffer, first: Value, group: int) -> Value:
