@@ -123,6 +123,11 @@ def test_a_gguf_is_quantized_to_a_size_as_it_is_converted(tmp_path: Path, text: 
     again = edge_json("quantize", str(SOURCE), str(first), *given, "--no-eval", "--force", "--json")
     assert again["mixture"] == said["mixture"]
     assert again["evaluated"] is None
+    for command, path in (("quantize", first), ("convert", second)):  # by edge's own text
+        given = ["--target-size", "140KiB", "--calibration-tokens", "512", "--no-eval", "--force"]
+        done = edge(command, str(SOURCE), str(path), *given)
+        assert done.returncode == 0, done.stderr
+    assert first.read_bytes() == second.read_bytes()
 
 
 @pytest.mark.parametrize(
