@@ -8,12 +8,15 @@ from collections.abc import Iterable, Sequence
 from math import prod
 
 from edge.budget import format_bytes
-from edge.formats.blocks import FLOATS, block_size
+from edge.converters.quantizers import lattice
+from edge.formats.blocks import FLOATS, block_size, dequantize
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned
 from edge.model.spec import ModelSpec
 
 _MAIN = {"IQ3_XS": "IQ3_S", "IQ3_M": "IQ3_S", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S"}  # of llama-quantize's mixtures
+
+_SAMPLE = 256  # rows of a matrix that tell how it was trained
 
 
 def type_counts(types: Iterable[str]) -> str:
@@ -26,6 +29,25 @@ def again_notes(spec: ModelSpec, asked: str) -> list[str]:
     if spec.weight_type in FLOATS or asked in (*FLOATS, spec.weight_type):
         return []
     return [f"the weights are {spec.weight_type} already: rounding again loses more than rounding once"]
+
+
+def is_trained_q4_0(file: GGUFFile) -> bool:
+    """Whether quantization-aware training has left the values of Q4_0 in float weights, by one of the matrices."""
+    for info in file.tensors.values():
+        if info.name.startswith("blk.") and info.name.endswith(".weight") and len(info.shape) > 1:
+            if info.type not in FLOATS:
+                return False
+            rows = file.tensor_bytes(info).reshape(prod(info.shape[1:]), -1)[:_SAMPLE]
+            return lattice.is_trained(dequantize(rows, info.type))
+    return False
+
+
+def trained_notes(file: GGUFFile, asked: str) -> list[str]:
+    """What becomes of weights that quantization-aware training has left on Q4_0's steps."""
+    if asked in FLOATS or not is_trained_q4_0(file):
+        return []
+    what = "keeps them as they are" if asked == lattice.KIND else "would keep them as they are; others round them again"
+    return [f"the weights are values of Q4_0 already, as quantization-aware training leaves them: Q4_0 {what}"]
 
 
 def notes_on(file: GGUFFile, planned: Sequence[Planned], asked: str) -> list[str]:

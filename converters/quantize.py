@@ -18,9 +18,9 @@ import numpy as np
 
 from edge.converters.calibrate import LEAST, Routed, Walk, check_walk, gram, sequences, stages, statistics
 from edge.converters.ggml import HAVE_NO_CHOICE
-from edge.converters.outcome import again_notes, notes_on
+from edge.converters.outcome import again_notes, notes_on, trained_notes
 from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
-from edge.converters.quantizers import mixed
+from edge.converters.quantizers import lattice, mixed
 from edge.converters.quantizers.awq import Folds, find_factors, makers
 from edge.converters.quantizers.ggml_rows import K_QUANTS, quantize_rows
 from edge.converters.quantizers.gptq import damping, diagonal_blocks, gptq, shift
@@ -136,7 +136,7 @@ def quantize_gguf(
     write_gguf(target, fields_as(file, settings.type), planned, maker.data(),
                lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
     nbytes = sum(each.nbytes for each in planned)
-    notes = quantizing_notes(file, spec, settings, planned)
+    notes = (*quantizing_notes(file, spec, settings, planned), *trained_notes(file, settings.type))
     if maker.few:
         often = f"{maker.few} of {maker.experts} times, an expert saw fewer than {LEAST} tokens of the calibration text"
         notes = (*notes, f"{often}, and was rounded by what all experts of its layer saw: a longer text is better")
@@ -188,7 +188,8 @@ def find_folds(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, types: Mapping[str, str], settings: Settings,
     progress: Progress,
 ) -> Folds:  # fmt: skip
-    """AWQ's factors of every stage whose matrices have a grid or are floats. tokens: int32 [sequences, length].
+    """AWQ's factors of every stage whose matrices have a grid or are floats, but for weights that were trained for
+    theirs, which factors would move. tokens: int32 [sequences, length].
 
     A stage of which a mixture gave a matrix a K-quant is left as it is: what folds gain is searched on grids.
     """
@@ -209,6 +210,9 @@ def find_folds(
                     )
 
                 weights = [walk.weights[name] for name in rounding]
+                on_lattice = (weight for weight, grid in zip(weights, grids, strict=True) if grid.kind == lattice.KIND)
+                if any(map(lattice.is_trained, on_lattice)):
+                    continue
                 if isinstance(inputs, Routed):
                     apart = zip(*(np.split(weight, len(inputs.parts)) for weight in weights), strict=True)
                     scales = np.stack([factors([*each], inputs.of(expert)) for expert, each in enumerate(apart)])
@@ -307,7 +311,10 @@ class _Maker:
             settings = Settings(kind, "importance")
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
             weight = nf4.dequantize(*nf4.quantize(weight))
-        if kind in K_QUANTS and inputs is not None:  # rounded by importance, whichever method rounds the others
+        if self._settings.group_size == BLOCK and kind == lattice.KIND and lattice.is_trained(weight):
+            data = quantize(weight, kind)
+            values = blocks.dequantize(data, kind)
+        elif kind in K_QUANTS and inputs is not None:  # rounded by importance, whichever method rounds the others
             moved = weight if inputs.moved is None else weight @ inputs.moved
             data = quantize_rows(moved, kind, np.diag(inputs.hessian))
             values = blocks.dequantize(data, kind)

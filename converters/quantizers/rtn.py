@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from edge.converters.quantizers import lattice
 from edge.converters.quantizers.ggml_rows import K_QUANTS, quantize_rows
 from edge.errors import UnsupportedError
 from edge.formats.blocks import BLOCK, TYPE_IDS, Grid, QuantizedMatrix, find_grid, half, zero_scale
@@ -21,7 +22,10 @@ Pair = tuple[FloatArray, FloatArray | None]
 
 def quantize(values: FloatArray, kind: str) -> AnyArray:
     """Round float32 [rows, n] to the nearest values of a block type: uint8 [rows, bytes of n values]. Raises
-    UnsupportedError, and MissingExtraError for K-quants without llama.cpp."""
+    UnsupportedError, and MissingExtraError for K-quants without llama.cpp.
+
+    Blocks that Q4_0 can hold as they are keep their codes (`lattice`).
+    """
     if kind == "IQ4_NL":  # the one plain type that gguf does not round to
         return nearest(values, find_grid(kind), np.ones(values.shape[1])).data
     if kind in K_QUANTS:
@@ -33,7 +37,12 @@ def quantize(values: FloatArray, kind: str) -> AnyArray:
         data = plain(np.ascontiguousarray(values, np.float32), GGMLQuantizationType(TYPE_IDS[kind]))
     except (KeyError, NotImplementedError):
         raise UnsupportedError(f"plain rounding to {kind} is not known here") from None
-    return np.ascontiguousarray(data).view(np.uint8).reshape(len(values), -1)
+    data = np.ascontiguousarray(data).view(np.uint8).reshape(len(values), -1)
+    if kind == lattice.KIND:
+        matrix, kept = lattice.find_codes(np.asarray(values, np.float32))
+        by_block = (*kept.shape, -1)
+        data = np.where(kept[..., None], matrix.data.reshape(by_block), data.reshape(by_block)).reshape(data.shape)
+    return np.asarray(data)
 
 
 def nearest(

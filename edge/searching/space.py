@@ -17,6 +17,7 @@ from edge.backends.llamacpp.library import is_installed
 from edge.budget import format_bytes, format_joules
 from edge.converters.calibrate import check_walk
 from edge.converters.ggml import HAVE_NO_CHOICE, find_ftype, quantize_file
+from edge.converters.outcome import is_trained_q4_0
 from edge.converters.plain import fields_as
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import BudgetError, InputError, UnsupportedError
@@ -110,7 +111,7 @@ def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[
     yield Weights(name, path, sha256, None, False, model.spec.label, size), file
     known = set[tuple[tuple[str, str], ...]]()
     for kind in _types(space):
-        by_importance = _can_be_calibrated(model) and kind not in HAVE_NO_CHOICE and is_installed()
+        by_importance = _has_choice(model, kind) and is_installed()
         # Types depend on whether there is a matrix, not on its values.
         any_values = {info.name: np.ones(info.elements // info.shape[1], np.float32)
                       for info in file.tensors.values() if len(info.shape) > 1}  # fmt: skip
@@ -125,13 +126,14 @@ def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[
             yield Weights(name, path, sha256, kind, by_importance, label, smaller), outline
 
 
-def _can_be_calibrated(model: Model) -> bool:
+def _has_choice(model: Model, kind: str) -> bool:
+    """Whether an importance matrix, which the model must have a network for, makes a difference to a type."""
     try:
         check_walk(model.spec)
         find_tensors(model.file, model.spec)
     except UnsupportedError:
         return False
-    return True
+    return kind not in HAVE_NO_CHOICE and not (kind == "Q4_0" and is_trained_q4_0(model.file))
 
 
 def _types(space: Space) -> list[str]:

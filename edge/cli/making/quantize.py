@@ -65,7 +65,7 @@ def quantize(
     from edge.converters.convert import Conversion
     from edge.converters.evaluate import evaluate
     from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, needs_importance, quantize_file
-    from edge.converters.outcome import again_notes, notes_on, type_counts
+    from edge.converters.outcome import again_notes, is_trained_q4_0, notes_on, trained_notes, type_counts
     from edge.converters.quantize import Settings
     from edge.devices.output import check_file
     from edge.formats.gguf import read_gguf
@@ -97,6 +97,8 @@ def quantize(
     file = opened.file
     if file.folder is not None:
         raise UnsupportedError(f"{file.folder} is a model in ONNX: edge quantize reads GGUF files")
+    if asked and kind == "Q4_0" and is_trained_q4_0(file):
+        raise InputError(f"{asked} is of no use: the weights are values of Q4_0, which keeps them as they are")
     if target.exists() and target.samefile(file.path):
         raise InputError(f"{target} is IN: write to another file")
     if not dry_run:
@@ -125,7 +127,7 @@ def quantize(
             except (UnsupportedError, InputError) as error:
                 unknown = str(error)
     before = {name: info.type for name, info in file.tensors.items()}
-    notes = notes_on(file, tensors, kind)
+    notes = [*notes_on(file, tensors, kind), *trained_notes(file, kind)]
     total, values = sum(each.nbytes for each in tensors), opened.spec.parameters
     if json:
         print_json({
