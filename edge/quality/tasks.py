@@ -17,6 +17,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partialmethod
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +172,7 @@ def _scores(found: dict[str, Any]) -> Iterator[TaskScore]:
     for task, figures in found["results"].items():
         for key, value in figures.items():
             metric, comma, kind = key.partition(",")
-            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            if not comma or metric.endswith("_stderr") or not isinstance(value, Real):
                 continue
             stderr, name = figures.get(f"{metric}_stderr,{kind}"), metric if kind == "none" else f"{metric},{kind}"
             higher = better.get(task, {}).get(metric)
@@ -179,7 +180,7 @@ def _scores(found: dict[str, Any]) -> Iterator[TaskScore]:
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
 
 
 def _own_version() -> dict[str, str]:

@@ -19,7 +19,7 @@ from test_clients import EVALUATIONS, OFFLINE, PROGRAMS
 import edge
 from edge.likelihood import negative_log_likelihoods
 from edge.model.catalog import find_model
-from edge.quality.tasks import SHIPPED
+from edge.quality.tasks import SHIPPED, _scores
 
 MODEL, QUESTIONS = "smollm2-135m", 12
 TINY = str(GOLDEN / "llama-gqa-tied.gguf")
@@ -116,6 +116,13 @@ def test_shipped_tasks_score_as_llama_cpp_does(name: str, near: float) -> None:
     assert perplexity["stderr"] > 0
     assert not perplexity["higher_is_better"]
     assert (found["shortened"], found["settings"]["backend"]) == (0, "llamacpp")
+
+
+def test_metrics_of_numpy_count_too() -> None:
+    results = {"t": {"alias": "t", "acc,none": np.float32(0.5), "acc_stderr,none": "N/A", "hits,none": np.int64(3)}}
+    found = {"results": results, "n-samples": {"t": {"effective": 6}}, "group_subtasks": {}, "higher_is_better": {}}
+    scores = [(each.metric, each.value, each.stderr) for each in _scores(found)]
+    assert scores == [("acc", 0.5, None), ("hits", 3, None)]
 
 
 @pytest.mark.evaluations

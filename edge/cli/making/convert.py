@@ -11,7 +11,7 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.making.cost import NO_EVAL, cost_json, show_cost, show_mixture
+from edge.cli.making.cost import NO_EVAL, check_device, cost_json, show_cost, show_mixture
 from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError
 
@@ -84,7 +84,12 @@ def convert(
         bool, o.flag("--npu", help="Compile for the NPU of --device, too, by the vendor's compiler (--to onnx).")
     ] = False,
     device: Annotated[
-        str | None, o.flag("--device", metavar="NAME", help="The device to compile for (edge devices list).")
+        str | None,
+        o.flag(
+            "--device",
+            metavar="NAME",
+            help="A device to predict the speed on, with --npu to compile for (edge devices list).",
+        ),
     ] = None,
     max_kv_size: Annotated[
         int | None, o.flag("--max-kv-size", help="With --npu or --to coreml: KV rows (default: 512).")
@@ -142,6 +147,7 @@ def convert(
     )
     if target_kl is not None and not target_kl > 0:
         raise InputError(f"--target-kl {target_kl:g}: state more than 0 nats")
+    check_device(device, evaluates=npu or (wanted.settings is not None and not no_eval and not dry_run))
     if dry_run and wanted.mixes:
         raise InputError("which types are mixed is known when they have been measured: leave --dry-run out")
     if onnx_method and type:
@@ -156,12 +162,12 @@ def convert(
     if dry_run:
         _show_preview(target, *c.preview(source, target, wanted), json=json, quiet=quiet)
         return
-    run_conversion(source, target, wanted, read, calibration_tokens, force=force, json=json, quiet=quiet)
+    run_conversion(source, target, wanted, read, calibration_tokens, device=device, force=force, json=json, quiet=quiet)
 
 
 def run_conversion(
-    source: str, target: Path, wanted: Conversion, texts: Sequence[Path], calibration_tokens: int, *, force: bool,
-    json: bool, quiet: bool,
+    source: str, target: Path, wanted: Conversion, texts: Sequence[Path], calibration_tokens: int, *,
+    device: str | None, force: bool, json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Convert, and show what came of it. texts: to calibrate with, none for pruning without one, which is refused."""
     from edge.converters import convert as c
@@ -178,9 +184,11 @@ def run_conversion(
             tokens=(lambda tokenizer: read_tokens(tokenizer, texts, calibration_tokens)) if texts else None,
         )  # fmt: skip
     if json:
-        print_json({**asdict(report), "target": str(target), "written": True} | cost_json(report.evaluated, target))
+        print_json(
+            {**asdict(report), "target": str(target), "written": True} | cost_json(report.evaluated, target, device)
+        )
     else:
-        _show(report, quiet=quiet)
+        _show(report, device, quiet=quiet)
 
 
 def _convert_adapter(folder: Path, base: str, target: Path, *, force: bool, json: bool) -> None:
@@ -202,7 +210,7 @@ def _convert_adapter(folder: Path, base: str, target: Path, *, force: bool, json
 def _npu(device: str | None, rows: int | None, chunk: int | None, *, wanted: bool) -> NpuTarget | None:
     from edge.converters.npu import NpuTarget
 
-    stated = {"--device": device, "--max-kv-size": rows, "--prefill-step-size": chunk}
+    stated = {"--max-kv-size": rows, "--prefill-step-size": chunk}
     if not wanted:
         if flag := next((flag for flag, value in stated.items() if value is not None), None):
             raise InputError(f"{flag} is for what an NPU runs: state --npu, or --to coreml")
@@ -251,7 +259,7 @@ def _show_preview(
             note(line)
 
 
-def _show(report: Report, *, quiet: bool) -> None:
+def _show(report: Report, device: str | None, *, quiet: bool) -> None:
     from edge.converters.outcome import type_counts
 
     print(table([str(report.target), "size"], [[name, format_bytes(size)] for name, size in report.files.items()]))
@@ -281,6 +289,7 @@ def _show(report: Report, *, quiet: bool) -> None:
     if report.unevaluated:
         note(f"what was lost is not known: {report.unevaluated}")
     if report.evaluated and report.quantized:
-        show_cost(report.evaluated, report.target, report.quantized.bits_per_weight, sum(report.files.values()))
+        bits, nbytes = report.quantized.bits_per_weight, sum(report.files.values())
+        show_cost(report.evaluated, report.target, bits, nbytes, device)
     spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())
     note(f"{spent} · memory peak {format_bytes(report.peak)} (measured)")

@@ -9,37 +9,49 @@ from typing import TYPE_CHECKING, Any
 
 from edge.budget import format_bytes
 from edge.cli.terminal.show import note, table
-from edge.errors import EdgeError
+from edge.devices.profiles import HOST, find_profile
+from edge.errors import EdgeError, InputError
 
 if TYPE_CHECKING:
     from edge.converters.evaluate import Evaluated
     from edge.converters.quantizers.mixed import Mixture
     from edge.prediction.predict import Guess
 
+DEVICE = "Also predict the speed on this device (edge devices list)."
 NO_EVAL = "Skip the table of what was lost, by 256 tokens that both models run (seconds to minutes)."
 
 
-def predicted_speed(target: Path) -> Guess | None:
-    """Tokens per second in decode, as `edge plan` predicts them here; None where it cannot."""
+def check_device(device: str | None, *, evaluates: bool) -> None:
+    """Raise InputError for an unknown device, or one that no table will show, before minutes of work."""
+    if device is not None:
+        find_profile(device)
+        if not evaluates:
+            raise InputError("--device is for the table of what was lost and gained: quantize, without --no-eval")
+
+
+def predicted_speed(target: Path, device: str = HOST) -> Guess | None:
+    """Tokens per second in decode, as `edge plan` predicts them; None where it cannot."""
     from edge.prediction.forecast import forecast
 
     try:
-        decode = forecast(target).prediction.decode
+        decode = forecast(target, device=device).prediction.decode
     except EdgeError:  # it may fit another device
         return None
     return decode[0].tok_s if decode else None
 
 
-def cost_json(found: Evaluated | None, target: Path) -> dict[str, Any]:
-    """For --json; empty where nothing was evaluated."""
+def cost_json(found: Evaluated | None, target: Path, device: str | None) -> dict[str, Any]:
+    """For --json; empty where nothing was evaluated. device: where speed is predicted, too."""
     if found is None:
         return {"evaluated": None}
-    speed = predicted_speed(target)
-    return {"evaluated": asdict(found) | {"predicted_tok_s": speed and speed.value}}
+    speeds = {name: predicted_speed(target, name) for name in (HOST, *([device] if device else []))}
+    predicted = {name: speed and speed.value for name, speed in speeds.items()}
+    return {"evaluated": asdict(found) | {"predicted_tok_s": predicted}}
 
 
-def show_cost(found: Evaluated, target: Path, bits: float, nbytes: int) -> None:
-    lost, speed = found.divergence, predicted_speed(target)
+def show_cost(found: Evaluated, target: Path, bits: float, nbytes: int, device: str | None) -> None:
+    lost, places = found.divergence, {"here": HOST} | ({f"on {device}": device} if device else {})
+    speeds = {place: predicted_speed(target, name) for place, name in places.items()}
     rows = [
         ["KL divergence", f"{lost.kl_mean:.4f} ± {lost.kl_stderr:.4f}"],
         ["99 % of predictions below", f"{lost.kl_p99:.3f}"],
@@ -48,7 +60,7 @@ def show_cost(found: Evaluated, target: Path, bits: float, nbytes: int) -> None:
         ["same likeliest token", f"{lost.top1:.1%} ± {lost.top1_stderr:.1%}"],
         ["bits per weight", f"{bits:.2f}"],
         ["bytes", format_bytes(nbytes)],
-        *([["predicted here", f"{speed.value:,.3g} tok/s"]] if speed else []),
+        *([f"predicted {place}", f"{speed.value:,.3g} tok/s"] for place, speed in speeds.items() if speed),
     ]
     print("\n" + table(["against its source", ""], rows))
     note(

@@ -10,7 +10,7 @@ import typer
 from edge.budget import format_bytes, parse_bytes
 from edge.cli import options as o
 from edge.cli.making.convert import run_conversion
-from edge.cli.making.cost import NO_EVAL, cost_json, show_cost
+from edge.cli.making.cost import DEVICE, NO_EVAL, check_device, cost_json, show_cost
 from edge.cli.terminal.show import note, print_json, progress, table
 from edge.errors import InputError, UnsupportedError
 
@@ -30,6 +30,7 @@ def quantize(
         bool, o.flag("--pure", help="Use this type for all matrices, including the head: no mixture.")
     ] = False,
     no_eval: Annotated[bool, o.flag("--no-eval", help=NO_EVAL)] = False,
+    device: Annotated[str | None, o.flag("--device", metavar="NAME", help=DEVICE)] = None,
     force: Annotated[bool, o.flag("--force", help="Replace OUT.")] = False,
     dry_run: Annotated[bool, o.flag("--dry-run", help="List the tensors and sizes, and write nothing.")] = False,
     calibration: Annotated[
@@ -73,6 +74,7 @@ def quantize(
     from edge.run.starting.opening import open_model
 
     check_threads(threads)
+    check_device(device, evaluates=not no_eval and not dry_run)
     texts = [*(calibration or []), OWN_TEXT]
     check_texts(texts)
 
@@ -85,7 +87,9 @@ def quantize(
             evaluates=not no_eval and (json or not quiet),
         )  # fmt: skip
         open_model(source)  # no folder of Hugging Face: edge convert reads those
-        run_conversion(source, target, wanted, texts, calibration_tokens, force=force, json=json, quiet=quiet)
+        run_conversion(
+            source, target, wanted, texts, calibration_tokens, device=device, force=force, json=json, quiet=quiet
+        )
         return
     if kind is None:
         raise InputError("state a TYPE, such as q4_k_m, or a --target-size")
@@ -137,7 +141,7 @@ def quantize(
                 {"name": each.name, "shape": each.shape, "from": before[each.name], "type": each.type,
                  "bytes": each.nbytes} for each in tensors
             ],
-            "notes": notes, **cost_json(found, target),
+            "notes": notes, **cost_json(found, target, device),
         })  # fmt: skip
         return
     if dry_run:
@@ -156,7 +160,7 @@ def quantize(
     if unknown:
         note(f"what was lost is not known: {unknown}")
     if found:
-        show_cost(found, target, 8 * total / values, target.stat().st_size)
+        show_cost(found, target, 8 * total / values, target.stat().st_size, device)
 
 
 def _peak() -> int:
