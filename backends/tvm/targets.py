@@ -28,6 +28,9 @@ class Target:
     score_rows: int = 4  # query rows × key tiles (of 16 rows) in registers while scores are computed
     score_tiles: int = 1
     fetch_ahead: int = 8192  # bytes by which decode prefetches weights
+    fetch_into: int = (
+        2  # the cache that they go to, as LLVM counts: 3 the first, 2 the second, 0 past them where it can
+    )
     mix_registers: int = 4  # 16-lane accumulators while values are mixed
     # Tiles of 16 cache rows between two corrections of attention's running maximum: few in a step, which is bound by
     # memory and best alternates between keys and values; many in a chunk, which is bound by arithmetic.

@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -47,7 +48,10 @@ if platform.machine() not in ("x86_64", "AMD64"):
 from edge.backends.rig import Depths, Rig
 from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, defaults, relevant
 from edge.backends.tvm.cpu.arguments import make_scratch
+from edge.backends.tvm.cpu.generator import build
+from edge.backends.tvm.design import Design
 from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.shape import Shape
 from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
 from edge.backends.tvm.tuning.host import rig_config
@@ -603,6 +607,23 @@ def test_every_point_of_the_space_gives_the_same_tokens(
         logits = engine.forward(tokens[at : at + 1])
         assert logits.argmax() == expected[at].argmax()
         np.testing.assert_allclose(logits, expected[at], rtol=0, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("into", [0, 3])
+def test_weights_are_fetched_into_any_cache(tiny: Path, engines: Callable[[Engine], Engine], into: int) -> None:
+    model = open_model(tiny)
+    layout = make_layout(model.file, model.spec)
+    program = build(Design.of(layout, "f16", with_tuning(choose_target(), {"fetch_into": into})))
+    hints = set[str]()
+    for function in program.functions.values():
+        hints |= set(re.findall(r"llvm\.prefetch\", .*, 0, (\d), 1\)", function.script()))
+    assert hints == {"2", str(into)}  # rows of the cache go to the second
+    configs = [EngineConfig(64, 16, "f16", 2, tuning=tuning) for tuning in ({}, {"fetch_into": into})]
+    one, other = (engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, c)) for c in configs)
+    for at in range(8):
+        token = np.array([at + 5], np.int32)
+        np.testing.assert_array_equal(one.forward(token), other.forward(token))
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ def _compiled(target: Target) -> list[Field]:
     return [
         field("step_block", "tiles of cache rows between corrections, decode", (4, 8, 16, 32), STEP),
         field("fetch_ahead", "bytes of weights asked for ahead, decode", (0, 2048, 4096, 8192, 16384, 32768), STEP),
+        field("fetch_into", "cache that they go to, decode", (0, 2, 3), STEP),
         field("step_dealt", "work dealt out in turn, decode", (False, True), STEP),
         field("gemm_tokens", "tokens per weight tile, prefill", _sixths(target.gemm_tokens, 3, 4, 6, 9, 12), CHUNK),
         field("chunk_block", "tiles of cache rows between corrections, prefill", (8, 16, 32, 64), CHUNK),

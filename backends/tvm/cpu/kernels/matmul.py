@@ -34,6 +34,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     spread,
 )
 from edge.backends.tvm.packing.blocks import PART, Block, FloatBlock, IntegerBlock
+from edge.backends.tvm.targets import Target
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,12 @@ class Inputs:
 
 
 def multiply(
-    isa: Isa, weights: Weights, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value], ahead: int = 0,
-    span: Span | None = None,
+    isa: Isa, weights: Weights, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value],
+    target: Target | None = None, span: Span | None = None,
 ) -> list[Register]:  # fmt: skip
     """16 products of tile `tile` with each of the given rows of the inputs.
 
-    ahead: bytes by which weights are prefetched, or 0. span: of the matrix's `pieces`; None: all.
+    target: says how weights are prefetched; None: they are not. span: of the matrix's `pieces`; None: all.
     """
     span = span or (i64(0), i64(matrix.pieces))
     sums = [Register() for _ in rows]
@@ -96,13 +97,13 @@ def multiply(
     elif isinstance(isa, Simd128):
         _narrow(isa, weights, matrix, matrix.block, tile, inputs.quantized, rows, sums, span)
     else:
-        _integers(isa, weights, matrix, matrix.block, tile, inputs.quantized, rows, sums, ahead, span)
+        _integers(isa, weights, matrix, matrix.block, tile, inputs.quantized, rows, sums, target, span)
     return sums
 
 
 def _integers(
     isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, x: Quantized,
-    rows: Sequence[Value], sums: list[Register], ahead: int, span: Span,
+    rows: Sequence[Value], sums: list[Register], target: Target | None, span: Span,
 ) -> None:  # fmt: skip
     """Σ over groups of d · s · (Σ w q − center Σ q) + m · s Σ q, where s and q are the activations'."""
     first_part, first_scales = _tile(matrix, block, tile)
@@ -111,9 +112,9 @@ def _integers(
     center = block.center + (isa.signed_offset if block.signed else 0)
     with loop(*span) as at:
         first = let(first_part + at * (block.part_bytes // 4))
-        if ahead:
+        if target and target.fetch_ahead:
             for line in range(0, block.part_bytes, 64):
-                prefetch(weights.words, first + (ahead + line) // 4)
+                prefetch(weights.words, first + (target.fetch_ahead + line) // 4, target.fetch_into)
         groups = _read_part(isa, weights, block, first, first_scales, at)
         x_sums, products = x.sums[block.group_size], []
         for number, group in enumerate(groups):

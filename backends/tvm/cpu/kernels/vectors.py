@@ -94,10 +94,10 @@ def pinned(value: Value) -> Value:
     return let(T.call_extern(dtype, f"edge_pin_{dtype}", value))
 
 
-def prefetch(buffer: Buffer, at: Value) -> None:
-    """Prefetch the cache line of buffer[at] into the second-level cache. The address need not be valid."""
+def prefetch(buffer: Buffer, at: Value, into: int = 2) -> None:
+    """Prefetch the cache line of buffer[at]. The address need not be valid. into: `Target.fetch_into`."""
     address = T.address_of(buffer[at])
-    T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", address, T.int32(0), T.int32(2), T.int32(1)))
+    T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", address, T.int32(0), T.int32(into), T.int32(1)))
 
 
 @contextmanager

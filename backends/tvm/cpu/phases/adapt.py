@@ -64,7 +64,7 @@ def _columns(b: PassBuilder, name: str, matrix: Matrix, inputs: Inputs, row_of: 
     span = b.range(matrix.pieces)
     with b.batches() as tokens, loop(i64(0), quotient(b.at("lora_rank"), 16)) as tile:
         rows = [let(row_of(token)) for token in tokens] if row_of else b.rows(tokens)
-        products = multiply(b.isa, b.adapters, matrix, tile, inputs, rows, b.target.fetch_ahead, span)
+        products = multiply(b.isa, b.adapters, matrix, tile, inputs, rows, b.target, span)
         for token, each in zip(tokens, products, strict=True):
             store(b.floats, _part_at(b, name, token, b.thread) + tile * 16, each.value)
 

@@ -227,8 +227,8 @@ class PassBuilder:
 
     def multiply(self, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]) -> list[Register]:
         # A chunk is bound by arithmetic; what a step or a batch multiplies comes from memory.
-        ahead = self.target.fetch_ahead if self.single or self.apart or len(rows) == 1 else 0
-        return multiply(self.isa, self.weights, matrix, tile, inputs, rows, ahead)
+        target = self.target if self.single or self.apart or len(rows) == 1 else None
+        return multiply(self.isa, self.weights, matrix, tile, inputs, rows, target)
 
     def product(
         self, name: str, layer: Value, tile: Value, inputs: Inputs, rows: Sequence[Value], expert: Value = None,
