@@ -81,8 +81,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/peers.py --large --busy
 	$(BIN)/python benchmarks/block_types.py
 	$(BIN)/python benchmarks/prediction.py
-	$(BIN)/python benchmarks/npu_prediction.py
-	$(BIN)/python benchmarks/arm_prediction.py
+	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/first_run.py
 	$(BIN)/python benchmarks/start.py

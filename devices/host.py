@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from edge.devices.cores import own_fast_cores
 from edge.devices.kernel import read_text, whole
 from edge.devices.memory import MemoryLimit, memory_limit, total_memory
 from edge.devices.platform import system_number
@@ -82,9 +83,11 @@ def processor_of(cpuinfo: str, machine: str, otherwise: str) -> Processor:
 
 
 def usable_cores() -> int:
-    """The number of physical cores that this process may run on: the default number of threads."""
+    """The number of physical cores that this process may run on and that are worth using: the default number of
+    threads."""
     allowed = logical_cores()
-    return max(1, min(allowed, _physical_cores() or allowed))
+    fast = own_fast_cores() if sys.platform == "linux" and platform.machine() == "aarch64" else 0
+    return max(1, min(allowed, fast or _physical_cores() or allowed))
 
 
 def logical_cores() -> int:

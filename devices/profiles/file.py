@@ -59,7 +59,7 @@ def to_toml(profile: DeviceProfile) -> str:
 
 def _pairs(part: Npu | Cluster | Figure | Speed) -> list[str]:
     values = [(each.name, getattr(part, each.name)) for each in fields(part)]
-    return [f"{name} = {_toml(value)}" for name, value in values if value not in (None, "")]
+    return [f"{name} = {_toml(value)}" for name, value in values if value not in (None, "", ())]
 
 
 def _toml(value: object) -> str:

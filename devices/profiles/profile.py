@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Literal, get_args
 
+from edge.devices.cores import speed_of, worth_using
 from edge.records import dataclass
 from edge.values import Rule
 
@@ -47,6 +48,7 @@ F16_SHARE = 0.25
 
 Text = Annotated[str, Rule("a line of text", lambda text: text.strip() and len(text) <= 2000 and text.isprintable())]
 Number = Annotated[int | float, Rule("a number greater than 0", lambda number: 1e-30 < number < 1e18)]
+Amount = Annotated[int | float, Rule("a number of at least 0", lambda number: 0 <= number < 1e18)]
 Count = Annotated[int, Rule("a whole number from 1 to 4096", lambda count: 1 <= count <= 4096)]
 FigureName = Annotated[str, Rule(f"one of {', '.join(FIGURES)}", FIGURES.__contains__)]
 
@@ -108,10 +110,20 @@ class Speed:
     contexts: tuple[Number, ...]  # rows in the cache at which answers were timed
     token_s: tuple[Number, ...]  # median seconds per token of an answer at each
     source: Text
+    # What the run took, to compare other models with: the share of the weights' bytes that are multiplied as integers,
+    # and the bytes of weights and rows, operations and those of attention, of the prompt and of a token at a context.
+    integers: Annotated[float, Rule("a share from 0 to 1", lambda share: 0 <= share <= 1)] | None = None
+    prompt_work: tuple[Amount, ...] = ()
+    token_work: tuple[Amount, ...] = ()
+    token_context: Amount = 0
 
     def __post_init__(self) -> None:
         if len(self.contexts) != len(self.token_s):
             raise ValueError("contexts and token_s differ in length")
+        if {len(self.prompt_work), len(self.token_work)} not in ({0}, {4}):
+            raise ValueError("prompt_work and token_work have four numbers each")
+        if self.token_work and (self.token_context not in self.contexts or not self.token_work[0]):
+            raise ValueError("token_context is one of contexts, and a token reads weights")
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,7 @@ class Bandwidth:
     about: str  # how it was derived
 
 
+_APPLE = ("ios", "macos")
 _ARCHS = {"AMD64": "x86_64", "arm64": "aarch64"}  # as compilers name what systems call so
 
 
@@ -168,6 +181,20 @@ class DeviceProfile:
     @property
     def cores(self) -> int | None:
         return sum(cluster.cores for cluster in self.clusters) or None
+
+    @property
+    def threads(self) -> int | None:
+        """The cores that a run uses by default; None if unknown. Apple's systems name the fast ones; off ARM, clocks
+        differ between cores that are alike."""
+        if self.system in _APPLE:
+            return self.clusters[0].cores if self.clusters else None
+        return worth_using(self._speeds()) or None
+
+    def _speeds(self) -> list[int]:
+        """Of all cores; 0: unknown."""
+        if self.arch != "aarch64" or not all(each.ghz for each in self.clusters):
+            return [0] * (self.cores or 0)
+        return [speed_of(round(each.ghz * 1000)) for each in self.clusters for _ in range(each.cores) if each.ghz]
 
     @property
     def memory(self) -> int | None:
@@ -213,7 +240,8 @@ class DeviceProfile:
         return None
 
     def flops(self, threads: int) -> float | None:
-        """float32 operations per second of this many threads, scaled from the figure for all; None if unknown."""
+        """float32 operations per second of this many threads on the fastest cores, scaled from the figure for all by
+        the cores' speeds; None if unknown."""
         return self._shared("f32_flops", threads)
 
     def int8_ops(self, threads: int) -> float | None:
@@ -237,4 +265,7 @@ class DeviceProfile:
         if figure is None:
             return None
         measured = figure.threads or self.cores or threads
+        fastest = sorted(self._speeds(), reverse=True)
+        if threads < measured <= len(fastest) and fastest[-1]:
+            return figure.value * sum(fastest[:threads]) / sum(fastest[:measured])
         return figure.value * min(1.0, threads / measured)

@@ -209,7 +209,8 @@ def add(
     ],
     json: o.Json = False,
 ) -> None:
-    """Check a profile that was written elsewhere, or make one of a kit's result, and keep it under its name."""
+    """Check a profile that was written elsewhere, or make one of a kit's result, and keep it under its name. Results of
+    several models on one device go together: each predicts the others."""
     from edge.cli.targets import check_processor
     from edge.devices.profiles import HOST, add_profile, comes_with_edge, own_folder
     from edge.devices.profiles.file import read_profile
@@ -234,10 +235,12 @@ def add(
 
 
 def _of_result(name: str, file: Path) -> DeviceProfile:
-    from edge.profiling.kit.device import device_of
+    from edge.devices.profiles import find_profile, own_folder
+    from edge.profiling.kit.device import device_of, with_earlier
     from edge.profiling.kit.result import read_result
 
-    return device_of(read_result(file), name)
+    made = device_of(read_result(file), name)
+    return with_earlier(made, find_profile(name)) if (own_folder() / f"{name}.toml").exists() else made
 
 
 @devices.command()

@@ -151,9 +151,13 @@ def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool)
     note(f"order: those of at least {READABLE:g} tok/s by parameters, slower ones, those whose weights do not all fit")
     whole = [best for _, best in fitting if not best.streamed]
     for what in ("tok_s", "joules"):
-        sources = dict.fromkeys(guess.source for best in whole if (guess := getattr(best, what)))
+        speed = what == "tok_s"
+        sources = dict.fromkeys(
+            f"{guess.source}, {guess.known}" if speed and guess.known else guess.source
+            for best in whole if (guess := getattr(best, what))
+        )  # fmt: skip
         if sources:
-            note(f"{'tok/s' if what == 'tok_s' else 'joules'}: {', '.join(sources)}")
+            note(f"{'tok/s' if speed else 'joules'}: {'; '.join(sources)}")
     for line in dict.fromkeys(line for best in whole for line in best.unknown):
         note(line)
 

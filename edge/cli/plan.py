@@ -153,24 +153,25 @@ def _play(play: PlayUse) -> str:
 def _rows(prediction: Prediction, options: Options, *, encoder: bool) -> list[list[str]]:
     rows = []
 
-    def say(what: str, guess: Guess | None, text: str) -> None:
+    def say(what: str, guess: Guess | None, text: str, *, speed: bool = False) -> None:
         if guess is not None:
-            rows.append([what, text.format(guess.value), guess.source])
+            known = f", {guess.known}" if speed and guess.known else ""
+            rows.append([what, text.format(guess.value), guess.source + known])
 
     what = "text" if encoder else "prompt"
-    say(f"a {what} of {prediction.prompt:,} tokens", prediction.prefill_tok_s, "{:,.4g} tok/s")
+    say(f"a {what} of {prediction.prompt:,} tokens", prediction.prefill_tok_s, "{:,.4g} tok/s", speed=True)
     if encoder:
         return rows
-    say("its first token", prediction.ttft_s, "after {:.3g} s")
+    say("its first token", prediction.ttft_s, "after {:.3g} s", speed=True)
     for each in prediction.decode:
-        say(f"a token at {each.context:,} rows", each.tok_s, "{:,.4g} tok/s")
+        say(f"a token at {each.context:,} rows", each.tok_s, "{:,.4g} tok/s", speed=True)
         if each.joules is not None:
             say("", each.joules, f"{format_joules(each.joules.value)} per token")
     say("it draws", prediction.watts, "{:.3g} W")
     if options.power is not None:
         slow = prediction.limited_tok_s is not None and not prediction.limited_tok_s.value
         said = "cannot be: it draws more while it waits" if slow else "{:,.4g} tok/s"
-        say(f"paced to {options.power:g} W", prediction.limited_tok_s, said)
+        say(f"paced to {options.power:g} W", prediction.limited_tok_s, said, speed=not slow)
     if options.energy is not None:
         say(f"{format_joules(options.energy)} buy", prediction.energy_tokens, "{:,.0f} tokens behind that prompt")
     if options.time is not None:

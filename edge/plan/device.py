@@ -47,7 +47,7 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
 
 
 def limits_of(profile: DeviceProfile, options: Options) -> tuple[MemoryLimit, int]:
-    """The memory for a run on another device, and its threads. Raises InputError.
+    """The memory for a run on another device, and the threads that it has by default. Raises InputError.
 
     A page may have more memory than its profile says, which is what phones grant.
     """
@@ -63,4 +63,4 @@ def limits_of(profile: DeviceProfile, options: Options) -> tuple[MemoryLimit, in
     has = options.memory if web and options.memory else profile.memory
     most = min(has or options.memory or 0, options.memory or has or 0)
     limit = MemoryLimit(most, "budget" if most == options.memory else profile.name)
-    return limit, profile.cores or _CORES
+    return limit, profile.threads or _CORES

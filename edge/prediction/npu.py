@@ -1,8 +1,8 @@
 """NPU efficiency: shares of the ceilings that follow from published speeds.
 
-Nothing of ours has run on an NPU. `benchmarks/npu_prediction.py` predicts published speeds of other programs on Hexagon
-and shows the error of each: these shares put the predictions of decode in their middle. Prefill of programs with
-integer inputs is faster than predicted, since ours are in float16.
+Nothing of ours has run on an NPU. `benchmarks/published.py` predicts published speeds of other programs on Hexagon and
+shows the error of each: these shares put the predictions of decode in their middle, and errors are told out of sample.
+Prefill of programs with integer inputs is faster than predicted, since ours are in float16.
 """
 
 from __future__ import annotations
@@ -17,15 +17,7 @@ EFFICIENCY = Efficiency(
     {"f16": RowEfficiency(reading=0.77, float32=0.4)},
     step_s=300e-6,  # a call of the driver, the embedding before it and the new rows behind it: an assumption
 )
-SPREAD = (0.7, 2.1)  # published speeds, as multiples of their predictions
-# Factors by which decode speeds of a device differ from estimates fitted to the other devices alone: half of them at
-# most by the first, all by less than the second.
-LEFT_OUT = (1.2, 1.6)
-HEDGE = (
-    f"no run on an NPU was measured: speeds that others published are {SPREAD[0]:g} to {SPREAD[1]:g} times what such "
-    f"estimates say of them\nof devices that it was not fitted to, half of such estimates of answers are off by "
-    f"{LEFT_OUT[0] - 1:.0%} or less, the worst by {LEFT_OUT[1] - 1:.0%}"
-)
+HEDGE = "no run on an NPU was measured: the shares of its ceilings fit speeds that others published"
 
 
 def is_on_npu(plan: Plan, device: DeviceProfile) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from edge.backends import engine_named
 from edge.backends.counts import Footprint
 from edge.backends.efficiency import Efficiency, Shares
+from edge.backends.tvm import ENGINE
 from edge.devices.power.base import certainty
 from edge.devices.profiles import HOST
 from edge.devices.profiles.profile import DeviceProfile, Power
@@ -22,6 +23,9 @@ from edge.model.spec import ModelSpec
 from edge.plan.plan import Plan
 from edge.prediction import npu
 from edge.prediction.efficiency import efficiency_of, weight_shares
+from edge.prediction.errors import Correction, corrected_by, correction, learned_from, worded
+from edge.prediction.learning import learn
+from edge.prediction.roofline import counting_s, reading_s
 from edge.prediction.work import Work, work_of
 from edge.run.history import Phase, Run
 
@@ -29,9 +33,6 @@ _ENOUGH_TOKENS = 8  # fewer decoded ones are mostly noise
 _APART = 256  # rows by which contexts must differ to show what a row costs
 _LINES = 3  # pairs of runs so far apart from which a slope is taken
 _SLOPE_BOUNDS = (0.25, 4.0)  # of the roofline's: noise makes slopes that no memory could
-# Speeds that others published of their engines on ARM, as multiples of such estimates, to which nothing was fitted
-# (benchmarks/arm_prediction.py): of answers, and of prompts.
-ON_ARM = ((0.73, 0.88), (0.26, 0.47))
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ class Guess:
 
     value: float
     source: str
+    error: float | None = None  # factor by which nine in ten such estimates are off at most; None: unknown, or measured
+
+    @property
+    def known(self) -> str:
+        """Its error in words; empty if it was measured."""
+        return worded(self.error) if self.source.startswith("estimated") else ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,7 @@ class _Line:
     start: float
     slope: float
     source: str
+    error: float | None = None
 
     def at(self, context: float) -> float:
         return self.start + self.slope * context
@@ -99,15 +107,16 @@ class _Line:
 
 def predict(
     spec: ModelSpec, plan: Plan, device: DeviceProfile, wanted: Wanted, runs: Sequence[Run] = (),
-    power: Power | None = None, streaming_s: float | None = 0.0, meter: str | None = None,
+    power: Power | None = None, streaming_s: float | None = 0.0, meter: str | None = None, *, corrected: bool = True,
 ) -> Prediction:  # fmt: skip
     """Predict a plan's speed and energy.
 
     runs: earlier ones of the same setting, if `device` is this one. power: replaces the profile's. streaming_s: seconds
     that streamed weights add to a pass (`edge.prediction.work`); None: unknown, and so is the speed. meter: the energy
-    source that a run will have; joules of earlier runs count only if they are from the same source.
+    source that a run will have; joules of earlier runs count only if they are from the same source. corrected: by what
+    others published of such devices (`edge.prediction.errors`).
     """
-    roof = _Roof.of(spec, plan, device, streaming_s or 0.0)
+    roof = _Roof.of(spec, plan, device, streaming_s or 0.0, corrected=corrected)
     line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)
     if streaming_s is None:
         line = prefill = None
@@ -118,7 +127,7 @@ def predict(
     capacity = plan.config.capacity
 
     points = tuple(
-        Decode(context, Guess(1 / line.at(context), line.source), None if cost is None else cost(context))
+        Decode(context, Guess(1 / line.at(context), line.source, line.error), None if cost is None else cost(context))
         for context in sorted({min(each, capacity) for each in wanted.contexts})
         if line is not None
     )
@@ -126,7 +135,7 @@ def predict(
     return Prediction(
         device=device.name,
         prompt=wanted.prompt,
-        prefill_tok_s=None if prefill is None else Guess(wanted.prompt / prefill.value, prefill.source),
+        prefill_tok_s=None if prefill is None else replace(prefill, value=wanted.prompt / prefill.value),
         ttft_s=prefill,
         prompt_joules=prompt_joules,
         decode=points,
@@ -134,7 +143,7 @@ def predict(
         energy_tokens=_bought(wanted, cost, prompt_joules, capacity),
         time_tokens=_in_time(wanted, line, prefill, capacity),
         limited_tok_s=_limited(wanted, points, power),
-        basis=tuple(_basis(device, plan, [line, prefill])),
+        basis=tuple(_basis(device, plan, roof, [line, prefill])),
         unknown=tuple(_unknown(device, plan, line, prefill, cost, streams=streaming_s is None)),
     )
 
@@ -161,26 +170,42 @@ class _Roof:
     watts: Guess | None = None  # drawn at work
     static: bool = False  # every pass has the full number of tokens, and reads the full number of rows
     measured: str | None = None  # how speeds of earlier runs came about; None: by runs on this device
+    decoding: Correction | None = None  # of estimates without earlier runs
+    prompts: Correction | None = None
 
     @classmethod
-    def of(cls, spec: ModelSpec, plan: Plan, device: DeviceProfile, streaming_s: float) -> _Roof:
+    def of(
+        cls, spec: ModelSpec, plan: Plan, device: DeviceProfile, streaming_s: float, *, corrected: bool = True
+    ) -> _Roof:
         threads, shares = plan.config.threads, weight_shares(spec, plan.backend, plan.config)
         here = device.name == HOST
         source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
         source = source if device.measured_by is None else "estimated from ceilings measured on this device"
         measured = None if here else "speeds measured on this device"
-        if npu.is_on_npu(plan, device):
+        on_npu, on_cpu = npu.is_on_npu(plan, device), is_on_cpu(plan)
+        decoding = prompts = None
+        if corrected and not here and device.measured_by is None and (on_npu or on_cpu):
+            decoding = correction(plan.backend, device.arch, "decode", npu=on_npu)
+            prompts = correction(plan.backend, device.arch, "prompt", npu=on_npu)
+        if on_npu:
             rate, watts = device.value("npu_read_bandwidth"), device.value("npu_watts")
             drawn = None if watts is None else Guess(watts, f"estimated by {device.name}")
             source = "estimated from figures of its NPU" if here else source
             return cls(
-                spec, plan, npu.EFFICIENCY, shares, rate, device.npu_flops, None, source, streaming_s, drawn, True
-            )
-        reach, on_cpu = efficiency_of(plan.backend, device.isa), is_on_cpu(plan)
+                spec, plan, npu.EFFICIENCY, shares, rate, device.npu_flops, None, source, streaming_s, drawn, True,
+                None, decoding, prompts,
+            )  # fmt: skip
+        reach = efficiency_of(plan.backend, device.isa)
+        if corrected and on_cpu and plan.backend == ENGINE.NAME and device.speeds:
+            decoding, prompts = (learn(device, reach, plan.backend, threads, what) for what in ("decode", "prompt"))
+            source = "estimated from speeds of other models measured on this device" if decoding else source
         bandwidth = device.bandwidth(threads) if on_cpu else None
         rate = None if bandwidth is None else bandwidth.bytes_per_s
         flops, int8_ops = (device.flops(threads), device.int8_ops(threads)) if on_cpu else (None, None)
-        return cls(spec, plan, reach, shares, rate, flops, int8_ops, source, streaming_s, measured=measured)
+        return cls(
+            spec, plan, reach, shares, rate, flops, int8_ops, source, streaming_s, None, False, measured, decoding,
+            prompts,
+        )  # fmt: skip
 
     def work(self, tokens: int, context: int) -> Work:
         if self.static:
@@ -205,14 +230,10 @@ class _Roof:
         return self.reach.together(self.shares, lambda each: each.reading)
 
     def _reading(self, work: Work, bandwidth: float) -> float:
-        rows = self.reach.rows_of(self.plan.config.kv_dtype)
-        weights = work.weight_bytes / self.reading_share()
-        return (weights + work.kv_bytes / rows.reading) / bandwidth
+        return reading_s(work, self.reach, self.shares, self.plan.config.kv_dtype, bandwidth)
 
     def _counting(self, work: Work, flops: float) -> float:
-        rows = self.reach.rows_of(self.plan.config.kv_dtype)
-        linear = self.reach.together(self.shares, lambda each: each.rate(flops, self.int8_ops))
-        return (work.flops - work.attention_flops) / linear + work.attention_flops / (flops * rows.float32)
+        return counting_s(work, self.reach, self.shares, self.plan.config.kv_dtype, flops, self.int8_ops)
 
     def prompt_seconds(self, prompt: int, start: int, bandwidth: float, flops: float) -> float:
         """Seconds to prefill a prompt in chunks, after `start` rows."""
@@ -240,8 +261,11 @@ def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
     if not phases:
         if roof.bandwidth is None:
             return None
-        slope = roof.slope(roof.bandwidth)
-        return _Line(roof.seconds(1, 0, roof.bandwidth, roof.flops), slope, roof.source)
+        start, slope = roof.seconds(1, 0, roof.bandwidth, roof.flops), roof.slope(roof.bandwidth)
+        if roof.decoding is None:
+            return _Line(start, slope, roof.source)
+        factor, added = roof.decoding.factor, roof.streaming_s  # by which the disk delays, as it was measured
+        return _Line((start - added) / factor + added, slope / factor, roof.source, roof.decoding.error)
     # What a row costs follows from the weights' own speed, unless runs at distant contexts show it.
     quickest = min(phases, key=lambda phase: phase.context)
     bandwidth = roof.bandwidth or roof.work(1, 0).weight_bytes / (quickest.token_s * roof.reading_share())
@@ -266,7 +290,10 @@ def _prefill_seconds(roof: _Roof, runs: Sequence[Run], prompt: int) -> Guess | N
     """The roofline's estimate, scaled by earlier prompts' ratio to it, preferably prompts of similar length."""
     phases = [run.prefill for run in runs if run.prefill]
     if roof.bandwidth is not None and roof.flops is not None and not phases:
-        return Guess(roof.prompt_seconds(prompt, 0, roof.bandwidth, roof.flops), roof.source)
+        seconds = roof.prompt_seconds(prompt, 0, roof.bandwidth, roof.flops)
+        if roof.prompts is None:
+            return Guess(seconds, roof.source)
+        return Guess(seconds / roof.prompts.factor, roof.source, roof.prompts.error)
     if not phases:
         return None
     alike = [phase for phase in phases if 0.5 <= phase.tokens / prompt <= 2] or phases
@@ -373,27 +400,25 @@ def _limited(wanted: Wanted, points: Sequence[Decode], power: Power | None) -> G
     return Guess(points[0].tok_s.value * max(0.0, share), drawn.source)  # 0: it draws more even while it waits
 
 
-def _basis(device: DeviceProfile, plan: Plan, predicted: Sequence[_Line | Guess | None]) -> list[str]:
+def _basis(device: DeviceProfile, plan: Plan, roof: _Roof, predicted: Sequence[_Line | Guess | None]) -> list[str]:
     """The figures that estimates rest on; empty if all was measured earlier."""
     threads = plan.config.threads
-    bandwidth, flops = device.bandwidth(threads), device.figures.get("f32_flops")
+    bandwidth, flops, figure = device.bandwidth(threads), device.flops(threads), device.figures.get("f32_flops")
     if not any(each and each.source.startswith("estimated") for each in predicted):
         return []
     if npu.is_on_npu(plan, device):
-        return npu.npu_basis(device)
+        said = npu.npu_basis(device)
+        return [*said, corrected_by(roof.decoding, roof.prompts)] if roof.decoding and roof.prompts else said
     if bandwidth is None:
         return []
     said = [f"ceilings were measured by {device.measured_by}"] if device.measured_by else []
     said += [f"memory gives {bandwidth.bytes_per_s / 1e9:.3g} GB/s ({bandwidth.kind}: {bandwidth.about})"]
-    said += [f"cores do {flops.value / 1e9:.3g} GFLOP/s ({flops.kind})"] if flops else []
-    int8_ops = device.int8_ops(device.cores or threads)
+    said += [f"cores do {flops / 1e9:.3g} GFLOP/s with --threads={threads} ({figure.kind})"] if flops and figure else []
+    int8_ops = device.int8_ops(threads)
     said += [f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else []
-    if device.arch == "aarch64" and device.name != HOST and device.measured_by is None:
-        answers, prompts = (f"{low:g} to {high:g} times" for low, high in ON_ARM)
-        said.append(
-            f"edge was measured on no such device: speeds that others published of their engines on ARM are {answers} "
-            f"such estimates, and of prompts {prompts}"
-        )
+    if roof.decoding and roof.prompts:
+        told = learned_from if device.measured_by else corrected_by
+        said += [told(roof.decoding, roof.prompts)]
     return said
 
 

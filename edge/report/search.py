@@ -77,7 +77,9 @@ def _notes(found: Found) -> list[str]:
     if timed:
         notes.append(f"tok/s: measured here, once; joules: {certainty(timed.energy_kind)}.")
     else:
-        sources = [each.source for each in (first.tok_s, first.joules) if each]
+        speed, joules = first.tok_s, first.joules
+        sources = [f"{speed.source} ({speed.known})" if speed.known else speed.source] if speed else []
+        sources += [joules.source] if joules else []
         notes.append(f"tok/s in the middle of the answer, and its joules: {', '.join(sources) or 'not predicted'}.")
         notes += found.basis
     if found.unpredicted:

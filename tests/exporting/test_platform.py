@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from runtime_library import PLATFORM, build, load_runtime
 
 from edge.backends.tvm.targets import TARGETS, _cpu_flags
 from edge.devices.host import usable_cores
+from edge.devices.profiles import find_profile, profile_names
+from edge.options import Options
+from edge.plan.device import limits_of
 
 BARRIER = Path(__file__).parent / "runtime" / "barrier.c"
 PARTS = (*PLATFORM, "cpu.c", "error.c")
@@ -182,45 +185,80 @@ def test_instruction_sets_are_those_of_the_python_engine(system: Any) -> None:
     assert not system.runs_isa(b"sve")
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="counts the cores of the fastest cluster only")
 def test_fast_cores_are_the_physical_ones_that_may_be_used(system: Any) -> None:
     assert system.fastest_cores() == usable_cores()
 
 
 CORES = """
+#define _GNU_SOURCE
+#include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include "internal.h"
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *cpus);
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *cpus)
+{
+    *(uint64_t *)cpus = (1ull << atoi(getenv("COUNT"))) - 1;
+    return (int)size + pid;
+}
 int main(void) { return printf("%d\\n", (int)fastest_cores()) < 0; }
 """
 
 
-def test_fast_cores_of_arm_are_those_of_the_fastest_cluster(tmp_path: Path) -> None:
-    """Of the two CPUs that QEMU's process may have."""
+@pytest.fixture(scope="module")
+def arm_cores(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
+    """The answer of the C runtime on ARM, where CPUs have files of clocks, of capacities and of siblings."""
     if shutil.which("qemu-aarch64-static") is None:
         pytest.skip("no qemu-aarch64-static")
-    cpus = sorted(os.sched_getaffinity(0))[:2]
-    if len(cpus) < 2:
-        pytest.skip("one CPU")
-    (tmp_path / "cores.c").write_text(CORES)
-    program = build([*PARTS, tmp_path / "cores.c"], ["-static", '-DCPUS="cpu"'], compiler="aarch64-linux-gnu-gcc")
+    folder = tmp_path_factory.mktemp("cores")
+    (folder / "cores.c").write_text(CORES)
+    flags = ["-static", '-DCPUS="cpu"', "-Wl,--wrap=sched_getaffinity"]
+    program = build([*PARTS, folder / "cores.c"], flags, compiler="aarch64-linux-gnu-gcc")
 
-    def count(*clocks: int | None, siblings: str = "") -> int:
-        for cpu, clock in zip(cpus, clocks, strict=True):
-            shutil.rmtree(tmp_path / f"cpu{cpu}", ignore_errors=True)
-            for name, text in (("cpufreq/cpuinfo_max_freq", clock), ("topology/thread_siblings_list", siblings)):
+    def count(clocks: Sequence[int | None], capacities: Sequence[int | None] = (), siblings: str = "") -> int:
+        for cpu, clock in enumerate(clocks):
+            shutil.rmtree(folder / f"cpu{cpu}", ignore_errors=True)
+            capacity = capacities[cpu] if capacities else None
+            files = (("cpufreq/cpuinfo_max_freq", clock), ("topology/thread_siblings_list", siblings))
+            for name, text in (*files, ("cpu_capacity", capacity)):
                 if text:
-                    path = tmp_path / f"cpu{cpu}" / name
-                    path.parent.mkdir(parents=True)
+                    path = folder / f"cpu{cpu}" / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_text(f"{text}\n")
-        masked = ["taskset", "-c", ",".join(map(str, cpus))]
-        return int(said_by([*masked, "qemu-aarch64-static", str(program)], tmp_path))
+        return int(said_by(["qemu-aarch64-static", "-E", f"COUNT={len(clocks)}", str(program)], folder))
 
-    assert count(1_800_000, 1_800_000) == 2
-    assert count(1_800_000, 3_100_000) == 1
-    assert count(3_100_000, 1_800_000) == 1
-    assert count(None, None) == 2  # a virtual machine
-    assert count(None, 1_800_000) == 1
-    assert count(None, None, siblings="0-1") == 1
+    return count
+
+
+def test_fast_cores_of_arm_are_those_that_finish_equal_shares_first(arm_cores: Callable[..., int]) -> None:
+    assert arm_cores([1_800_000, 1_800_000]) == 2
+    assert arm_cores([1_800_000, 3_100_000]) == arm_cores([3_100_000, 1_800_000]) == 1
+    assert arm_cores([None, None]) == 2  # a virtual machine
+    assert arm_cores([None, 1_800_000]) == 1
+    assert arm_cores([None, None], siblings="0-1") == 1
+    assert arm_cores([1_800_000, 3_100_000], [900, 1024]) == 2  # the kernel knows better than the clocks
+    assert arm_cores([1_800_000, 3_100_000], [1024, 1024]) == 1  # a kernel that was not told
+
+
+@pytest.mark.parametrize("name", profile_names()[1:])
+def test_plans_have_the_threads_of_runs(name: str, arm_cores: Callable[..., int]) -> None:
+    """Each device's cores as files, counted by the C runtime that apps and kits have."""
+    profile = find_profile(name)
+    _, threads = limits_of(profile, Options(memory=1 << 30))
+    if profile.system in ("ios", "macos"):  # sysctl names the fast cores
+        assert threads == profile.clusters[0].cores
+    elif profile.arch == "aarch64" and profile.clusters:
+        clocks = [each.ghz and round(each.ghz * 1e6) for each in profile.clusters for _ in range(each.cores)]
+        for order in (clocks, clocks[::-1]):
+            assert arm_cores(order) == threads
+    else:
+        assert threads == (profile.cores or 4)
+
+
+def test_phones_use_their_middle_cores() -> None:
+    """As those do that publish speeds of phones: all but the smallest cores."""
+    threads = {name: find_profile(name).threads for name in ("pixel-9", "galaxy-s24", "galaxy-s25")}
+    assert threads == {"pixel-9": 4, "galaxy-s24": 6, "galaxy-s25": 8}
 
 
 @pytest.mark.parametrize("waiting", ["futex", "address", "condition"])

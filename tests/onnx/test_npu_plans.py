@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import GOLDEN
 from small_models import Small, write_small
@@ -31,7 +28,7 @@ from edge.options import Options
 from edge.plan.npu import NpuUse, check_npu, npu_use
 from edge.prediction.fits import fits
 from edge.prediction.forecast import Outlook, look_ahead
-from edge.prediction.npu import EFFICIENCY, LEFT_OUT, SPREAD
+from edge.prediction.npu import EFFICIENCY
 from edge.prediction.predict import Wanted, predict
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
@@ -136,42 +133,6 @@ def test_floats_can_be_compiled(tmp_path: Path) -> None:
 
 
 # Predictions
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    return import_module("npu_prediction")
-
-
-def test_published_speeds_are_near_their_predictions(benchmark: Any) -> None:
-    """The figures that the shares of the ceilings were fitted to: a check of arithmetic, not of foresight."""
-    found = list(benchmark.comparisons())
-    ratios = [value / guess for _, _, guess, value in found]
-    assert len(ratios) > 12
-    assert SPREAD[0] < min(ratios) < SPREAD[0] + 0.1  # the spread that predictions name is no wider than it must be
-    assert SPREAD[1] - 0.1 < max(ratios) < SPREAD[1]
-    assert geometric_mean(value / guess for _, what, guess, value in found if what == "decode") == pytest.approx(
-        1, abs=0.05
-    )
-
-
-def test_errors_out_of_sample_are_those_that_predictions_name(benchmark: Any) -> None:
-    """Each device's speeds, by the share that fits the others: against a fit by least squares of logarithms."""
-    ratios = dict[str, list[float]]()
-    for run, what, guess, value in benchmark.comparisons():
-        if what == "decode":
-            ratios.setdefault(run.device, []).append(value / guess)
-    found = benchmark.left_out(ratios)
-    expected = []
-    for device, own in ratios.items():
-        others = np.log([each for name, all_of in ratios.items() if name != device for each in all_of])
-        (fit,), *_ = np.linalg.lstsq(np.ones((others.size, 1)), others, rcond=None)
-        expected += [each / np.exp(fit) for each in own]
-    assert found == pytest.approx(expected)
-    factors = [max(each, 1 / each) for each in found]
-    assert float(np.median(factors)) == pytest.approx(LEFT_OUT[0], abs=0.01)
-    assert max(factors) == pytest.approx(LEFT_OUT[1], abs=0.01)
 
 
 def test_an_npu_reads_all_rows_for_every_token(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_phones_are_called_by_their_model() -> None:
 def answer_of(**changes: str) -> str:
     parts = {
         "uname": "Linux\naarch64", "memory": "MemTotal:  8000000 kB", "board": "Raspberry Pi 5 Model B Rev 1.0",
-        "cores": "2400000:0:cpu0\n2400000:1:cpu1", "cpuinfo": "Features : fp asimd asimddp\nCPU part : 0xd0b",
+        "cores": "2400000:0:cpu0:1024\n2400000:1:cpu1:1024", "cpuinfo": "Features : fp asimd asimddp\nCPU part : 0xd0b",
         "end": "",
     } | changes  # fmt: skip
     return "".join(f"--edge-- {name}\n{text}\n" for name, text in parts.items())
@@ -181,12 +181,13 @@ def test_boards_are_planned_for_by_their_own_words() -> None:
         profile_of("This account is currently not available.\n", "pi")
 
 
-def test_cores_are_those_of_the_fastest_kind() -> None:
-    big_and_little = "1800000:0:cpu0\n1800000:1:cpu1\n3100000:2:cpu2\n"
+def test_cores_are_those_worth_using() -> None:
+    big_and_little = "1800000:0:cpu0:\n1800000:1:cpu1:\n3100000:2:cpu2:\n"
     assert fastest_cores(big_and_little, "aarch64") == 1
     assert fastest_cores(big_and_little, "x86_64") == 3  # whose clocks differ between cores that are alike
-    assert fastest_cores(":0-1:cpu0\n:0-1:cpu1\n", "x86_64") == 1
-    assert fastest_cores("::cpu0\n::cpu1\n", "aarch64") == 2
+    assert fastest_cores(":0-1:cpu0:\n:0-1:cpu1:\n", "x86_64") == 1
+    assert fastest_cores("::cpu0:\n::cpu1:\n", "aarch64") == 2
+    assert fastest_cores("1800000:0:cpu0:900\n1800000:1:cpu1:900\n3100000:2:cpu2:1024\n", "aarch64") == 3
     assert fastest_cores("", "aarch64") == 1
 
 
@@ -263,7 +264,9 @@ def test_a_result_becomes_a_device_that_plans_go_by(tmp_path: Path) -> None:
         assert each["tok_s"]["source"] == "speeds measured on this device"
         assert 1 / seconds[-1] / 2 <= each["tok_s"]["value"] <= 2 / seconds[0]
     other = edge_json("plan", str(GOLDEN / "gpt2.gguf"), *where, **own)["prediction"]
-    assert other["prefill_tok_s"]["source"] == "estimated from ceilings measured on this device"
+    for each in (other["prefill_tok_s"], *(point["tok_s"] for point in other["decode"])):
+        assert each["source"] == "estimated from speeds of other models measured on this device"
+        assert each["error"] is None  # one model does not show how far others are from it
     assert other["basis"][0] == f"ceilings were measured by {kept.measured_by}"
 
 

@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from edge.plan.device import RUNTIME_BYTES
 from edge.plan.plan import Plan, PlanBytes
 from edge.prediction.efficiency import efficiency_of, weight_shares
 from edge.prediction.forecast import forecast
-from edge.prediction.predict import ON_ARM, Prediction, Wanted, _Roof, fit_slope, predict
+from edge.prediction.predict import Prediction, Wanted, _Roof, fit_slope, predict
 from edge.prediction.work import work_of
 from edge.run.history import Phase, Run, Setting
 
@@ -50,15 +49,6 @@ def device(name: str = "x", **values: float) -> DeviceProfile:
 
 
 KNOWN = device(read_bandwidth=10e9, f32_flops=50e9, core_watts=2.0, idle_watts=1.0, dram_pj_per_byte=100.0)
-
-
-def test_estimates_for_arm_name_their_errors_out_of_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By speeds that others published, to which nothing was fitted."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    found = list(import_module("arm_prediction").comparisons())
-    for what, named in zip(("decode", "prompt"), ON_ARM, strict=True):
-        ratios = [value / guess for _, each, guess, value in found if each == what]
-        assert (min(ratios), max(ratios)) == pytest.approx(named, abs=0.01)
 
 
 def test_decoding_follows_the_roofline() -> None:

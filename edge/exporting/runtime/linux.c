@@ -150,33 +150,53 @@ static uint32_t cpu_number(uint32_t cpu, const char *file, uint32_t otherwise)
     return number;
 }
 
-/* Physical cores that this process may run on; on ARM those of the highest clock, since the others would be waited for.
- * Elsewhere clocks differ between cores that are alike. */
+/* How many of the fastest cores finish equal shares first: devices/cores.py says why. Speed 0: unknown. */
+static uint32_t worth_using(uint64_t *speeds, uint32_t count)
+{
+    uint64_t most = 0;
+    uint32_t found = 0;
+    for (uint32_t i = 1; i < count; i++) /* the fastest first */
+        for (uint32_t j = i; j && speeds[j - 1] < speeds[j]; j--) {
+            uint64_t slower = speeds[j - 1];
+            speeds[j - 1] = speeds[j];
+            speeds[j] = slower;
+        }
+    for (uint32_t i = 0; i < count; i++)
+        if ((i + 1) * speeds[i] >= most) {
+            most = (i + 1) * speeds[i];
+            found = i + 1;
+        }
+    return found;
+}
+
+/* Physical cores that this process may run on and that are worth using. Off ARM, those are all: clocks differ there
+ * between cores that are alike. */
 uint32_t fastest_cores(void)
 {
 #if defined(__aarch64__)
-    const char *clock = "/cpufreq/cpuinfo_max_freq";
+    const char *clock = "/cpufreq/cpuinfo_max_freq", *size = "/cpu_capacity";
 #else
-    const char *clock = "/none";
+    const char *clock = "/none", *size = "/none";
 #endif
     cpu_bits allowed = {{0}}, cores = {{0}};
+    uint64_t clocks[MOST_CPUS], capacities[MOST_CPUS];
     sched_getaffinity(0, sizeof allowed, (cpu_set_t *)&allowed);
-    uint32_t best = 0, count = 0;
+    uint32_t count = 0;
+    bool alike = true;
     for (uint32_t cpu = 0; cpu < MOST_CPUS; cpu++) {
         if (!(allowed.bits[cpu / 64] >> cpu % 64 & 1))
             continue;
-        uint32_t speed = cpu_number(cpu, clock, 0), core = cpu_number(cpu, "/topology/thread_siblings_list", cpu);
-        if (speed < best || core >= MOST_CPUS)
+        uint32_t core = cpu_number(cpu, "/topology/thread_siblings_list", cpu);
+        if (core >= MOST_CPUS || cores.bits[core / 64] >> core % 64 & 1)
             continue;
-        if (speed > best) {
-            best = speed;
-            cores = (cpu_bits){{0}};
-            count = 0;
-        }
-        count += !(cores.bits[core / 64] >> core % 64 & 1);
         cores.bits[core / 64] |= 1ull << core % 64;
+        uint64_t mhz = cpu_number(cpu, clock, 0) / 1000;
+        clocks[count] = mhz * mhz * mhz;
+        capacities[count] = cpu_number(cpu, size, 0);
+        alike &= capacities[count] == capacities[0];
+        count++;
     }
-    return count ? count : 1;
+    return count ? worth_using(alike ? clocks : capacities, count) : 1;
 }
 
 /* ---- sleeping and waking ----------------------------------------------------------------------------------------- */

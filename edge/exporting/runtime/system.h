@@ -53,7 +53,7 @@ void prepare_line(int32_t line[LINE]);
 int32_t edge_doze(int32_t *word, int32_t value);
 int32_t edge_wake(int32_t *word);
 
-uint32_t fastest_cores(void); /* physical ones of the cluster of the highest clock, at least 1 */
+uint32_t fastest_cores(void); /* physical ones that are worth using, at least 1 */
 
 /* ---- cpu.c ------------------------------------------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import astuple, replace
 
 from edge.devices.host import flags_of, notable
 from edge.devices.profiles import HOST, find_profile
@@ -70,10 +71,20 @@ def device_of(result: Result, name: str) -> DeviceProfile:
     )
 
 
+def with_earlier(made: DeviceProfile, before: DeviceProfile) -> DeviceProfile:
+    """A profile with the speeds of other models and settings that an earlier kit measured on the same device."""
+    if before.measured_by is None or (before.description, before.isa) != (made.description, made.isa):
+        return made
+    measured = {(each.model, each.kv_dtype, each.threads) for each in made.speeds}
+    kept = [each for each in before.speeds if (each.model, each.kv_dtype, each.threads) not in measured]
+    return replace(made, speeds=(*made.speeds, *kept))
+
+
 def _speed(result: Result, source: str) -> Speed:
     kit = result.kit
     points = {each.context: each.decode.p50 for each in result.curve}
-    points.setdefault(kit.prompt + kit.settings.answer // 2, result.token.p50)
+    middle = kit.prompt + kit.settings.answer // 2
+    points[middle] = result.token.p50
     contexts = sorted(points)
     return Speed(
         model=kit.key,
@@ -85,4 +96,8 @@ def _speed(result: Result, source: str) -> Speed:
         contexts=tuple(contexts),
         token_s=tuple(points[each] for each in contexts),
         source=source,
+        integers=kit.integers,
+        prompt_work=astuple(kit.prefill),
+        token_work=astuple(kit.decode),
+        token_context=middle,
     )

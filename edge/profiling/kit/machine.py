@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from edge.backends.tvm.targets import app_targets
+from edge.devices.cores import fast_cores
 from edge.devices.host import flags_of, notable, processor_of
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, is_name
 from edge.errors import InputError, UnsupportedError
@@ -19,7 +20,8 @@ echo {_MARK} board; tr -d '\\0' </proc/device-tree/model 2>/dev/null; echo
 echo {_MARK} cores
 for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
   [ "$(cat $cpu/online 2>/dev/null)" = 0 ] ||
-    echo "$(cat $cpu/cpufreq/cpuinfo_max_freq 2>/dev/null):$(cat $cpu/topology/thread_siblings_list 2>/dev/null):$cpu"
+    echo "$(cat $cpu/cpufreq/cpuinfo_max_freq 2>/dev/null):$(cat $cpu/topology/thread_siblings_list 2>/dev/null):$cpu:\
+$(cat $cpu/cpu_capacity 2>/dev/null)"
 done
 echo {_MARK} cpuinfo; cat /proc/cpuinfo 2>/dev/null
 echo {_MARK} end
@@ -58,11 +60,19 @@ def profile_of(answer: str, name: str) -> DeviceProfile:
 
 
 def fastest_cores(listed: str, machine: str) -> int:
-    """The physical cores of the fastest kind, as the C runtime counts them: on ARM those of the highest clock."""
-    cores = [line.split(":") for line in listed.splitlines() if line.count(":") == 2]
-    clocks = [int(clock) if clock.isdecimal() and machine == "aarch64" else 0 for clock, _, _ in cores]
-    best = max(clocks, default=0)
-    return len({siblings or cpu for clock, (_, siblings, cpu) in zip(clocks, cores, strict=True) if clock == best}) or 1
+    """The physical cores that are worth using, as the C runtime counts them: off ARM, all."""
+    found = dict[str, tuple[int, int]]()
+    for line in listed.splitlines():
+        if line.count(":") == 3:
+            khz, siblings, cpu, capacity = line.split(":")
+            found.setdefault(siblings or cpu, (_number(capacity), _number(khz) // 1000))
+    if machine != "aarch64":
+        return len(found) or 1
+    return fast_cores([capacity for capacity, _ in found.values()], [mhz for _, mhz in found.values()]) or 1
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _parts(answer: str) -> dict[str, str]:
