@@ -8,8 +8,8 @@ With --original it is SmolLM2 itself in Q4_1, whose loss is that of rounding aga
 with edge (own), documents of one book (book), or both in equal shares; none is measured on. llama.cpp runs all files,
 in sequences of 512 tokens. Files are kept in the cache folder and made again with --again.
 
-Mixtures concern whole files, the embedding too: `llama.cpp-q3_k_m` is llama-quantize's, `mixed-q3_k_m` has types that
-edge chose for a file of at most that size. llama.cpp rounds both, with the same importance matrix.
+Mixtures concern whole files, the embedding too: `llama.cpp-q3_k_m` is llama-quantize's, `mixed-q3_k_m` is what
+`edge quantize --target-size` makes of at most that size. Both are rounded by importance from the same tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from math import prod
 from pathlib import Path
@@ -128,7 +128,7 @@ def _mixture(model: Model, name: str, target: Path, tokens: IntArray) -> None:
     if not theirs:
         kinds, settings = types_of_gguf(), Settings("IQ4_NL", "importance")
         settings, _ = mix_types(file, model.spec, settings, tokens, nbytes=size, kinds=kinds, outside=True)
-        _round(model, plan_types(file, model.spec, settings), target, tokens)
+        quantize_gguf(file, model.spec, target, settings, tokens)
 
 
 def _theirs(model: Model, kind: str, target: Path, tokens: IntArray) -> None:
@@ -138,16 +138,8 @@ def _theirs(model: Model, kind: str, target: Path, tokens: IntArray) -> None:
     for name, info in file.tensors.items():
         if types[name] == "IQ4_NL" and (kind != "Q4_K" or info.shape[0] % 256 == 0):
             types[name] = kind
-    _round(model, types, target, tokens)
-
-
-def _round(model: Model, types: Mapping[str, str], target: Path, tokens: IntArray) -> None:
-    """Write a file by llama.cpp's rounding with an importance matrix."""
-    file, sources = model.file, find_tensors(model.file, model.spec)
+    sources, known = find_tensors(file, model.spec), collect(file, model.spec, tokens)
     names = {source.tensor: name for name, source in sources.items()}
-    known = collect(file, model.spec, tokens)
-    if "output" not in sources:  # the embedding is the head
-        known["token_embd"] = known["output"]
     planned = [Planned(name, info.shape, types[name]) for name, info in file.tensors.items()]
 
     def data() -> Iterator[AnyArray]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from edge.backends.calibration_text import TEXT
 from edge.converters.calibrate import Walk
+from edge.converters.held_out import TEXT
 from edge.formats.gguf import GGUFFile
 from edge.likelihood import Compared, Divergence, compare, summarize
 from edge.model.model import make_tokenizer

@@ -59,6 +59,11 @@ def find_ftype(name: str) -> str:
     return name.upper()
 
 
+def needs_importance(kind: str) -> bool:
+    """Whether a type of FTYPES is too small for plain rounding."""
+    return kind.startswith(NEED_IMPORTANCE)
+
+
 def quantize_file(
     file: GGUFFile,
     target: Path,
@@ -109,9 +114,9 @@ def quantize_with_llamacpp(
         raise MissingExtraError("llama-cpp-python", "llamacpp")
     file = read_gguf(source)
     read_spec(file)  # llama.cpp trusts what this checks
-    if importance is None and ftype.startswith(NEED_IMPORTANCE):
+    if importance is None and needs_importance(ftype):
         raise InputError(
-            f"{ftype} is too small for plain rounding: state a text that tells columns apart by --calibration"
+            f"{ftype} is too small for plain rounding: state an importance matrix, such as column_importance's"
         )
     _check_importance(file, importance or {})
     with ExitStack() as stack:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from functools import partial
+from itertools import repeat, zip_longest
 from math import prod
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,6 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from edge.converters.calibrate import LEAST, Routed, Walk, check_walk, gram, sequences, stages, statistics
+from edge.converters.ggml import HAVE_NO_CHOICE
 from edge.converters.outcome import again_notes, notes_on, trained_notes
 from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
 from edge.converters.quantizers import lattice, mixed
@@ -40,6 +42,7 @@ Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "best"]
 METHODS: tuple[Method, ...] = get_args(Method)
 CALIBRATED = METHODS[2:]
 _FOLDING = ("awq", "best")
+_SLAB = 4096  # rows of a head that are rounded at once
 NF4 = "NF4"
 
 
@@ -111,25 +114,26 @@ def quantize_gguf(
     calibration: IntArray | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Write the quantized model. calibration: tokens, int32 [n], for the methods of CALIBRATED.
+    """Write the quantized model. calibration: tokens, int32 [n], for the methods of CALIBRATED and for K-quants.
 
     Raises InputError for missing or too few tokens and for files that cannot be written, ModelFormatError if weights or
     activations are not finite, and the errors of `plan_types`.
     """
     types = plan_types(file, spec, settings)
-    tokens = None
-    if settings.method in CALIBRATED:
-        if calibration is None:
-            raise InputError(f"{settings.method} needs a calibration text")
-        tokens = sequences(calibration)
+    by_text = settings.method in CALIBRATED
+    if by_text and calibration is None:
+        raise InputError(f"{settings.method} needs a calibration text")
+    if not by_text and not any(kind in K_QUANTS for kind in settings.types.values()):
+        calibration = None
+    tokens = None if calibration is None else sequences(calibration)
     folding = tokens is not None and settings.method in _FOLDING
     share = 0.3 if folding else 0.0  # of the time, roughly
     folds = Folds()
     if folding and tokens is not None:
         folds = find_folds(file, spec, tokens, types, settings, lambda done: progress and progress(share * done))
-    maker = _Maker(file, spec, types, settings, folds)
+    maker = _Maker(file, spec, types, settings, folds, tokens)
     planned = [Planned(name, file.tensors[name].shape, types[name]) for name in maker.order]
-    write_gguf(target, fields_as(file, settings.type), planned, maker.data(tokens),
+    write_gguf(target, fields_as(file, settings.type), planned, maker.data(),
                lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
     nbytes = sum(each.nbytes for each in planned)
     notes = (*quantizing_notes(file, spec, settings, planned), *trained_notes(file, settings.type))
@@ -184,8 +188,11 @@ def find_folds(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, types: Mapping[str, str], settings: Settings,
     progress: Progress,
 ) -> Folds:  # fmt: skip
-    """AWQ's factors of every stage whose matrices have a grid, but for weights that were trained for theirs, which
-    factors would move. tokens: int32 [sequences, length]."""
+    """AWQ's factors of every stage whose matrices have a grid or are floats, but for weights that were trained for
+    theirs, which factors would move. tokens: int32 [sequences, length].
+
+    A stage of which a mixture gave a matrix a K-quant is left as it is: what folds gain is searched on grids.
+    """
     folds, walk, sources = Folds(), Walk(file, spec, tokens), find_tensors(file, spec)
     for layer in range(spec.layers):
         at, made = f"blk.{layer}.", makers(find_network(spec).layers[layer])
@@ -194,16 +201,17 @@ def find_folds(
             kinds = {name: types[sources[name].tensor] for name in names}
             rounding, maker = [name for name, kind in kinds.items() if kind in GRIDS], made_by.get(names[0])
             if maker and rounding and all(kind in FLOATS for name, kind in kinds.items() if name not in rounding):
-                grid = find_grid(kinds[rounding[0]])
+                grids = [find_grid(kinds[name]) for name in rounding]
 
-                def factors(weights: list[FloatArray], rows: FloatArray, grid: Grid = grid,
+                def factors(weights: list[FloatArray], rows: FloatArray, grids: list[Grid] = grids,
                             names: list[str] = rounding) -> FloatArray:  # fmt: skip
                     return find_factors(
-                        names, weights, statistics(rows).mean, gram(rows), spec, grid, settings.group_size
+                        names, weights, statistics(rows).mean, gram(rows), spec, grids, settings.group_size
                     )
 
                 weights = [walk.weights[name] for name in rounding]
-                if grid.kind == lattice.KIND and any(map(lattice.is_trained, weights)):
+                on_lattice = (weight for weight, grid in zip(weights, grids, strict=True) if grid.kind == lattice.KIND)
+                if any(map(lattice.is_trained, on_lattice)):
                     continue
                 if isinstance(inputs, Routed):
                     apart = zip(*(np.split(weight, len(inputs.parts)) for weight in weights), strict=True)
@@ -216,29 +224,42 @@ def find_folds(
 
 
 class _Maker:
-    """Produces the bytes of tensors in `order`: first those outside of layers and vectors, then matrices."""
+    """Produces the bytes of tensors in `order`: first vectors and what is rounded plainly outside of layers, then the
+    matrices of layers, then the head, or the table that serves as one, by the inputs that rounded layers give it.
+
+    tokens: int32 [sequences, length] to calibrate on, or None.
+    """
 
     def __init__(
-        self, file: GGUFFile, spec: ModelSpec, types: Mapping[str, str], settings: Settings, folds: Folds
+        self,
+        file: GGUFFile,
+        spec: ModelSpec,
+        types: Mapping[str, str],
+        settings: Settings,
+        folds: Folds,
+        tokens: IntArray | None,
     ) -> None:
         self._file, self._spec, self._types, self._settings, self._folds = file, spec, types, settings, folds
+        self._tokens = tokens
         self.few = self.experts = 0  # matrices of experts that saw too few tokens, and all of them
         self._sources = find_tensors(file, spec)
         self._stages = [names for layer in range(spec.layers) for names in stages(spec, layer)]
+        self._head = "token_embd" if find_network(spec).tied_head else "output"
         self._parts: dict[str, list[str]] = {}
         for name, source in self._sources.items():
             self._parts.setdefault(source.tensor, []).append(name)
         late = [tensor for names in self._stages for tensor in self._tensors(names)]
+        late += [self._sources[self._head].tensor] if self._rounds_head else []
         self._first = [name for name in file.tensors if name not in set(late)]
         self.order = self._first + late
 
-    def data(self, tokens: IntArray | None) -> Iterator[AnyArray]:
-        """The tensors' bytes. tokens: int32 [sequences, length] to calibrate on, or None."""
+    def data(self) -> Iterator[AnyArray]:
+        """The tensors' bytes."""
         for tensor in self._first if not self._is_plain else self.order:
             yield self._outside(tensor)
         if self._is_plain:
             return
-        for names, weights, inputs in self._stages_with_inputs(tokens):
+        for names, weights, inputs in self._stages_with_inputs():
             made = {name: self._round(name, weights[name], inputs) for name in names}
             for name, (_, values) in made.items():
                 weights[name] = values
@@ -249,18 +270,18 @@ class _Maker:
                     data[self._sources[name].index] = made[name][0]
                 yield data
 
-    def _stages_with_inputs(
-        self, tokens: IntArray | None
-    ) -> Iterator[tuple[tuple[str, ...], dict[str, FloatArray], list[_Inputs]]]:
-        """Iterate over stages: names, their weights, and their inputs' statistics, one for each expert; none without
-        calibration."""
-        if tokens is None:
+    def _stages_with_inputs(self) -> Iterator[tuple[tuple[str, ...], dict[str, FloatArray], list[_Inputs]]]:
+        """Iterate over stages: names, their weights, and their inputs' statistics, one for each expert or slab of the
+        head; none without calibration."""
+        if self._tokens is None:
             for names in self._stages:
                 yield names, self._read(names), []
             return
-        exact, walk = (Walk(self._file, self._spec, tokens, self._folds.read) for _ in range(2))
+        begin = partial(Walk, self._file, self._spec, self._tokens, self._folds.read)
+        walk, exact = begin(), begin() if self._settings.method == "best" else None
         for layer in range(self._spec.layers):
-            for (names, wanted), (_, inputs) in zip(exact.layer(layer), walk.layer(layer), strict=True):
+            aims = exact.layer(layer) if exact else zip(stages(self._spec, layer), repeat(None), strict=False)
+            for (names, wanted), (_, inputs) in zip(aims, walk.layer(layer), strict=True):
                 if isinstance(inputs, Routed):
                     # Errors of earlier matrices send tokens to other experts, so that nothing compensates for them.
                     self.few, self.experts = self.few + inputs.few, self.experts + len(inputs.parts)
@@ -268,13 +289,17 @@ class _Maker:
                     yield names, walk.weights, [_Inputs(hessian, None) for hessian in hessians]
                     continue
                 hessian, moved = gram(inputs), None
-                if self._settings.method == "best" and not isinstance(wanted, Routed):
+                if wanted is not None and not isinstance(wanted, Routed):
                     moved = shift(hessian, gram(inputs, wanted))
                 yield names, walk.weights, [_Inputs(hessian, moved)]
+        if self._rounds_head:
+            slabs = -(-len(walk.weights[self._head]) // _SLAB)
+            yield (self._head,), walk.weights, [_Inputs(gram(walk.finish()), None)] * slabs
 
     def _round(self, name: str, weight: FloatArray, inputs: Sequence[_Inputs]) -> tuple[AnyArray, FloatArray]:
-        """Round a matrix, or those of experts: their bytes, uint8 [rows, bytes], and the values that they encode."""
-        parts = np.split(weight, max(1, len(inputs)))
+        """Round a matrix, or those of experts, or slabs of rows: their bytes, uint8 [rows, bytes], and the values that
+        they encode."""
+        parts = np.array_split(weight, max(1, len(inputs)))
         made = [self._round_one(name, part, each) for part, each in zip_longest(parts, inputs)]
         data, values = zip(*made, strict=True)
         return (*made[0],) if len(made) == 1 else (np.concatenate(data), np.concatenate(values))
@@ -282,6 +307,8 @@ class _Maker:
     def _round_one(self, name: str, weight: FloatArray, inputs: _Inputs | None) -> tuple[AnyArray, FloatArray]:
         check_finite(self._file, name, weight)
         kind, settings = self._types[self._sources[name].tensor], self._settings
+        if name == self._head:
+            settings = Settings(kind, "importance")
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
             weight = nf4.dequantize(*nf4.quantize(weight))
         if self._settings.group_size == BLOCK and kind == lattice.KIND and lattice.is_trained(weight):
@@ -301,8 +328,21 @@ class _Maker:
         return data, values
 
     @property
+    def _rounds_head(self) -> bool:
+        """Whether the head is rounded by importance, whichever method rounds the layers: a table that serves as one is
+        also read row by row, where no column can make good for another."""
+        if self._tokens is None:
+            return False
+        info = self._file.tensors[self._sources[self._head].tensor]
+        kind, by_text = self._types[info.name], self._settings.method in CALIBRATED
+        has_choice = kind in K_QUANTS or (by_text and kind in GRIDS and kind not in HAVE_NO_CHOICE)
+        return has_choice and info.type != kind
+
+    @property
     def _is_plain(self) -> bool:
         """Whether each weight is rounded alone, so that slabs of rows suffice."""
+        if self._tokens is not None:
+            return False
         kinds = (self._settings.type, *self._settings.types.values())
         return self._settings.method == "rtn" and self._settings.group_size == BLOCK and NF4 not in kinds
 
@@ -335,7 +375,7 @@ class _Inputs:
 
 def _quantized(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inputs | None) -> QuantizedMatrix:
     group_size = settings.group_size
-    if inputs is None:
+    if inputs is None or settings.method not in CALIBRATED:
         plain = (1.0,) if grid.uniform else SHRINKS  # as ggml, which searches for IQ4_NL alone
         if settings.method == "hqq":
             return hqq(weight, grid, group_size)

@@ -79,9 +79,9 @@ def _makers_of(block: Block) -> dict[str, tuple[str, ...]]:
 
 def find_factors(
     names: Sequence[str], weights: Sequence[FloatArray], mean: FloatArray, hessian: AnyArray, spec: ModelSpec,
-    grid: Grid, group_size: int = BLOCK,
+    grids: Sequence[Grid], group_size: int = BLOCK,
 ) -> FloatArray:  # fmt: skip
-    """Find s, float32 [columns], for matrices that share inputs with this mean |x| and XᵀX."""
+    """Find s, float32 [columns], for matrices that share inputs with this mean |x| and XᵀX. grids: of each."""
     size = np.maximum(mean, _LEAST).astype(np.float64)
     if names[0].endswith("attn_output"):
         groups = size.reshape(spec.kv_heads, -1, spec.head_dim)
@@ -92,7 +92,7 @@ def find_factors(
         factors = size ** (step / _STEPS)
         factors = (factors / np.sqrt(factors.max() * factors.min())).astype(np.float32)
         loss = 0.0
-        for weight in weights:
+        for weight, grid in zip(weights, grids, strict=True):
             rounded = nearest(weight * factors, grid, ones, group_size, shrinks=(1.0,)).values / factors
             loss += output_error(weight, rounded, hessian)
         if loss < best:

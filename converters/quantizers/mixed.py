@@ -20,7 +20,7 @@ import numpy as np
 
 from edge.backends.llamacpp.library import is_installed
 from edge.backends.reference.weights import read_weights
-from edge.converters.calibrate import FloatArrays, Walk, gram, rows_of, sequences
+from edge.converters.calibrate import FloatArrays, Walk, gram, rows_of, sequences, stages
 from edge.converters.quantizers.awq import output_error
 from edge.converters.quantizers.ggml_rows import K_QUANTS, quantize_rows
 from edge.converters.quantizers.rtn import nearest, quantize
@@ -31,10 +31,11 @@ from edge.formats.gguf import GGUFFile
 from edge.likelihood import divergences
 from edge.model.mixtures import bits_of
 from edge.model.spec import ModelSpec
-from edge.model.tensors import Source, find_tensors
+from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 TYPES = tuple(sorted(GRIDS))  # the smallest first
+_AROUND = ("token_embd", "output")  # outside of layers
 _PIECE = 128  # tokens that see each other
 _PIECES = 4  # of the calibration text, that KL is measured on
 _SLICE = 32  # tokens whose logits are in memory
@@ -81,11 +82,12 @@ def measure(
     tokens: int32 [n]. types: the first is measured, the others are estimated. Raises InputError for too few tokens.
     """
     pieces = _pieces(tokens)
-    walk = Walk(file, spec, pieces)
-    around = [name for name in ("token_embd", "output") if outside and _fitting(file, f"{name}.weight", types)]
+    walk, head = Walk(file, spec, pieces), "token_embd" if find_network(spec).tied_head else "output"
+    choices = _choices(file, spec, types, outside=outside)
+    around = [name for name in _AROUND if f"{name}.weight" in choices]
     layers: list[tuple[FloatArray, list[_Rounded]]] = []
     for layer in range(spec.layers):
-        before, tensors = walk.hidden, _round_layer(walk, file, spec, layer, types)
+        before, tensors = walk.hidden, _round_layer(walk, file, spec, layer, choices)
         after = walk.hidden
         for each in tensors:
             moved = _run(walk, layer, before, each.values) - after
@@ -107,8 +109,9 @@ def measure(
         found += [_stage(file, each.tensor, cost * each.share / whole, each.errors) for each in tensors]
     for done, name in enumerate(around, start=1):
         tensor = f"{name}.weight"
-        errors = _errors(walk.weights[name], _fitting(file, tensor, types), gram(exact), plain=True)
-        other = Walk(file, spec, pieces, partial(_read_rounded, name=name, kind=types[0]))
+        hessian = gram(exact) if name == head else None  # rows that are only looked up have no inputs
+        errors = _errors(walk.weights[name], choices[tensor], hessian)
+        other = Walk(file, spec, pieces, partial(_read_rounded, name=name, kind=types[0], cost=_cost(hessian)))
         for layer in range(spec.layers):
             _run(other, layer, other.hidden, {})
         (cost,) = _divergences(walk, _counted(exact), [(other, _counted(other.finish()))])
@@ -119,15 +122,9 @@ def measure(
 
 
 def least_bytes(file: GGUFFile, spec: ModelSpec, types: Sequence[str], *, outside: bool) -> dict[str, int]:
-    """The bytes of each tensor that `measure` may find a stage for, in its smallest type."""
-    bits, found = bits_of(file, spec), {}
-    for name, source in find_tensors(file, spec).items():
-        kinds = _fitting(file, source.tensor, types)
-        within = name.startswith("blk.") and bits.get(source.tensor, "usual") == "usual"
-        if kinds and (within or outside) and len(file.tensors[source.tensor].shape) > 1:
-            elements = file.tensors[source.tensor].elements
-            found[source.tensor] = min(blocks.nbytes(kind, elements) for kind in kinds)
-    return found
+    """The bytes of each tensor that `measure` finds a stage for, in its smallest type."""
+    choices = _choices(file, spec, types, outside=outside).items()
+    return {name: min(blocks.nbytes(kind, file.tensors[name].elements) for kind in kinds) for name, kinds in choices}
 
 
 def allocate(stages: Sequence[Stage], *, nbytes: int | None = None, kl: float | None = None) -> Mixture:
@@ -168,11 +165,19 @@ def _pieces(tokens: IntArray) -> IntArray:
     return found[:: max(1, len(found) // _PIECES)][:_PIECES]
 
 
-def _fitting(file: GGUFFile, tensor: str, types: Sequence[str]) -> list[str]:
-    """The types whose blocks divide the tensor's rows; none if the first does not, or there is no such tensor."""
-    if tensor not in file.tensors or file.tensors[tensor].shape[0] % blocks.block_size(types[0]):
-        return []
-    return [kind for kind in types if file.tensors[tensor].shape[0] % blocks.block_size(kind) == 0]
+def _choices(file: GGUFFile, spec: ModelSpec, types: Sequence[str], *, outside: bool) -> dict[str, list[str]]:
+    """By tensor, the types whose blocks divide its rows; without those that the first does not fit, or that want more
+    bits."""
+    sources, bits = find_tensors(file, spec), bits_of(file, spec)
+    within = [sources[name].tensor for layer in range(spec.layers) for stage in stages(spec, layer) for name in stage]
+    names = [name for name in within if bits.get(name, "usual") == "usual"]
+    names += [f"{name}.weight" for name in _AROUND if outside and name in sources]
+    found = {}
+    for name in dict.fromkeys(names):
+        columns = file.tensors[name].shape[0]
+        if columns % blocks.block_size(types[0]) == 0:
+            found[name] = [kind for kind in types if columns % blocks.block_size(kind) == 0]
+    return found
 
 
 def _stage(file: GGUFFile, tensor: str, cost: float, error: Mapping[str, float]) -> Stage:
@@ -192,16 +197,17 @@ class _Rounded:
     share: float = 0.0  # mean squared change of the layer's output, relative to its own square
 
 
-def _round_layer(walk: Walk, file: GGUFFile, spec: ModelSpec, layer: int, types: Sequence[str]) -> list[_Rounded]:
-    """Run a layer as it is, and round each of its tensors that may get any of the types."""
-    sources, bits, found = find_tensors(file, spec), bits_of(file, spec), []
+def _round_layer(
+    walk: Walk, file: GGUFFile, spec: ModelSpec, layer: int, choices: Mapping[str, Sequence[str]]
+) -> list[_Rounded]:
+    """Run a layer as it is, and round each of its tensors that has a choice of types to the first."""
+    sources, found = find_tensors(file, spec), []
     for stage, inputs in walk.layer(layer):
         hessian = gram(rows_of(inputs))
         for tensor in dict.fromkeys(sources[name].tensor for name in stage):
-            kinds = _fitting(file, tensor, types)
-            if kinds and bits.get(tensor, "usual") == "usual":
+            if kinds := choices.get(tensor):
                 weights = {name: walk.weights[name] for name in stage if sources[name].tensor == tensor}
-                values = {name: _nearest(each, types[0], np.diag(hessian)) for name, each in weights.items()}
+                values = {name: _nearest(each, kinds[0], np.diag(hessian)) for name, each in weights.items()}
                 found.append(_Rounded(tensor, values, _errors(np.concatenate([*weights.values()]), kinds, hessian)))
     return found
 
@@ -214,31 +220,34 @@ def _run(walk: Walk, layer: int, hidden: FloatArray, weights: Mapping[str, Float
     return walk.hidden
 
 
-def _errors(weight: FloatArray, kinds: Sequence[str], hessian: AnyArray, *, plain: bool = False) -> dict[str, float]:
-    """The squared error of the outputs of some rows, by type. plain: rounded as outside of layers."""
-    rows, cost = weight[:: max(1, len(weight) // _ROWS)], np.diag(hessian)
-    return {kind: output_error(rows, _plain(rows, kind) if plain else _nearest(rows, kind, cost), hessian)
-            for kind in kinds}  # fmt: skip
+def _errors(weight: FloatArray, kinds: Sequence[str], hessian: AnyArray | None) -> dict[str, float]:
+    """The squared error of the outputs of some rows, by type; of the rows themselves without inputs."""
+    rows = weight[:: max(1, len(weight) // _ROWS)]
+    of = np.eye(rows.shape[1]) if hessian is None else hessian
+    return {kind: output_error(rows, _nearest(rows, kind, _cost(hessian)), of) for kind in kinds}
 
 
-def _nearest(weight: FloatArray, kind: str, cost: AnyArray) -> FloatArray:
-    """The weights as rounded to a type, where columns count as `cost` says."""
+def _cost(hessian: AnyArray | None) -> AnyArray | None:
+    return None if hessian is None else np.diag(hessian)
+
+
+def _nearest(weight: FloatArray, kind: str, cost: AnyArray | None) -> FloatArray:
+    """The weights as rounded to a type, where columns count as `cost` says, or all the same."""
+    if cost is None:
+        return blocks.dequantize(quantize(weight, kind), kind)
     if kind in K_QUANTS:
         return blocks.dequantize(quantize_rows(weight, kind, cost), kind)
     return nearest(weight, find_grid(kind), cost, shrinks=_SHRINKS).values
 
 
-def _plain(weight: FloatArray, kind: str) -> FloatArray:
-    """The weights as rounded outside of layers."""
-    return blocks.dequantize(quantize(weight, kind), kind)
-
-
-def _read_rounded(file: GGUFFile, sources: Mapping[str, Source], *, name: str, kind: str) -> FloatArrays:
+def _read_rounded(
+    file: GGUFFile, sources: Mapping[str, Source], *, name: str, kind: str, cost: AnyArray | None
+) -> FloatArrays:
     """Read weights, one matrix rounded."""
     weights = read_weights(file, sources)
     if name in weights:
         for at in range(0, len(weights[name]), _SLAB):
-            weights[name][at : at + _SLAB] = _plain(weights[name][at : at + _SLAB], kind)
+            weights[name][at : at + _SLAB] = _nearest(weights[name][at : at + _SLAB], kind, cost)
     return weights
 
 

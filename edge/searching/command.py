@@ -18,7 +18,8 @@ def command_of(candidate: Candidate, profile: DeviceProfile, options: Options, t
     if weights.type is not None:
         kind = weights.type.lower()
         made = f"{PurePath(model).name.removesuffix('.gguf').replace(':', '-')}-{kind}.gguf"
-        steps, model = [["edge", "quantize", model, made, kind]], made
+        importance = ["--importance"] if weights.by_importance else []
+        steps, model = [["edge", "quantize", model, made, kind, *importance]], made
     exported = profile.system in APP_SYSTEMS
     settings = ["--kv-policy", cell.policy, "--max-kv-size", str(tokens if cell.policy == FULL else candidate.rows)]
     settings += ["--kv-dtype", cell.kv_dtype] if cell.kv_dtype else []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.backends import find_backend
-from edge.backends.calibration_text import TEXT
+from edge.converters.held_out import TEXT
 from edge.devices.output import work_folder
 from edge.devices.probe import probe_profile
 from edge.devices.profiles import HOST, find_profile

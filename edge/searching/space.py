@@ -11,9 +11,13 @@ from itertools import product
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from edge.backends.llamacpp.library import is_installed
 from edge.budget import format_bytes, format_joules
-from edge.converters.ggml import find_ftype, quantize_file
+from edge.converters.calibrate import check_walk
+from edge.converters.ggml import HAVE_NO_CHOICE, find_ftype, quantize_file
+from edge.converters.outcome import is_trained_q4_0
 from edge.converters.plain import fields_as
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import BudgetError, InputError, UnsupportedError
@@ -24,6 +28,7 @@ from edge.formats.gguf_writer import write_outline
 from edge.model.model import Model
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_tensors
 from edge.options import Options
 from edge.plan.candidates import EVICTED_SHARE
 from edge.prediction.forecast import Outlook, look_ahead
@@ -49,6 +54,7 @@ class Weights:
     path: str  # of the file that it is, or that it is made of
     sha256: str  # of that file
     type: str | None  # None: as in the file
+    by_importance: bool  # rounded by an importance matrix of edge's own text
     label: str
     nbytes: int
 
@@ -102,15 +108,32 @@ def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[
     file, sha256 = model.file, fingerprint(model.file.path).sha256
     size = sum(tensor.nbytes for tensor in file.tensors.values())
     path = str(file.path.absolute())
-    yield Weights(name, path, sha256, None, model.spec.label, size), file
+    yield Weights(name, path, sha256, None, False, model.spec.label, size), file
     known = set[tuple[tuple[str, str], ...]]()
     for kind in _types(space):
-        planned = quantize_file(file, folder / "none.gguf", kind, dry_run=True)
+        by_importance = _has_choice(model, kind) and is_installed()
+        # Types depend on whether there is a matrix, not on its values.
+        any_values = {info.name: np.ones(info.elements // info.shape[1], np.float32)
+                      for info in file.tensors.values() if len(info.shape) > 1}  # fmt: skip
+        planned = quantize_file(
+            file, folder / "none.gguf", kind, dry_run=True, importance=any_values if by_importance else None
+        )
         smaller, types = sum(each.nbytes for each in planned), tuple((each.name, each.type) for each in planned)
         if smaller < size and types not in known:
             known.add(types)
             outline = write_outline(folder / f"{sha256[:16]}-{kind}.gguf", fields_as(file, kind), planned)
-            yield Weights(name, path, sha256, kind, f"{model.spec.label} → {kind}", smaller), outline
+            label = f"{model.spec.label} → {kind}"
+            yield Weights(name, path, sha256, kind, by_importance, label, smaller), outline
+
+
+def _has_choice(model: Model, kind: str) -> bool:
+    """Whether an importance matrix, which the model must have a network for, makes a difference to a type."""
+    try:
+        check_walk(model.spec)
+        find_tensors(model.file, model.spec)
+    except UnsupportedError:
+        return False
+    return kind not in HAVE_NO_CHOICE and not (kind == "Q4_0" and is_trained_q4_0(model.file))
 
 
 def _types(space: Space) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edge.backends import engine_named
+from edge.converters.calibrate import OWN_TEXT, TOKENS, calibration_tokens, column_importance
 from edge.converters.ggml import quantize_file
 from edge.devices.child import run_child
 from edge.devices.host import processor
@@ -35,10 +36,11 @@ from edge.searching.space import Weights
 from edge.storage import cache
 from edge.storage.fingerprint import fingerprint
 from edge.storage.versions import edge_version, own_versions
+from edge.types import FloatArray
 from edge.values import parse
 
 _STEPS = 64  # tokens whose speed is measured
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class Trial:
         weights, versions = self.weights, engine_named(self.backend).versions()
         here = [processor().name, find_meter().read().source] if self.what == "speed" else []
         of = [
-            _SCHEMA, self.what, self.reference.sha256, weights.sha256, weights.type, asdict(self.cell), self.tokens,
-            self.backend, self.threads, own_versions(), versions, here,
+            _SCHEMA, self.what, self.reference.sha256, weights.sha256, weights.type, weights.by_importance,
+            asdict(self.cell), self.tokens, self.backend, self.threads, own_versions(), versions, here,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(of).encode()).hexdigest()
 
@@ -146,14 +148,14 @@ def run_trial(trial: Trial, memory: int | None = None) -> Outcome:
 def answer(request: Any) -> dict[str, Any]:
     """The child's part of `run_trial`: an Outcome, for JSON. Raises EdgeError."""
     trial = parse(Trial, request["trial"])
-    model = _open(trial.weights)
+    model = open_weights(trial.weights)
     setup = Setup(model, trial.backend, threads=trial.threads, memory=request["memory"])
     found = _quality(trial, setup) if trial.what == "quality" else _speed(trial, setup)
     return asdict(replace(found, peak=memory_use().peak))
 
 
 def _quality(trial: Trial, setup: Setup) -> Outcome:
-    base, count = _open(trial.reference), len(trial.tokens)
+    base, count = open_weights(trial.reference), len(trial.tokens)
     bos = base.tokenizer.bos_id if base.tokenizer.add_bos else None
     windows = Windows(np.array(trial.tokens, np.int32), count, bos=bos)
     with (
@@ -188,7 +190,7 @@ def _read(session: Session, context: Any) -> None:
         session.forward(part, upcoming=chunk)
 
 
-def _open(weights: Weights) -> Model:
+def open_weights(weights: Weights) -> Model:
     """Open a model of the search, converted if need be. Raises InputError if this machine has another file."""
     path = Path(weights.path)
     if not path.exists():
@@ -197,10 +199,30 @@ def _open(weights: Weights) -> Model:
         raise InputError(f"{path} is another file here than where the search runs")
     if weights.type is None:
         return open_model(path)
-    key = hashlib.sha256(f"{weights.sha256} {weights.type} {edge_version()}".encode()).hexdigest()
     kind = weights.type
 
     def write(target: Path) -> None:
-        quantize_file(read_gguf(path), target, kind)
+        quantize_file(read_gguf(path), target, kind, importance=_importance(weights) if weights.by_importance else None)
 
+    key = _key(weights, kind, weights.by_importance)
     return open_model(cache.find_or_make("searches", key, ".gguf", write, about=weights.label, expected=weights.nbytes))
+
+
+def _importance(weights: Weights) -> dict[str, FloatArray]:
+    """The importance matrix by edge's own text, found once for all types of a model."""
+    model = open_model(Path(weights.path))
+
+    def write(target: Path) -> None:
+        ids = calibration_tokens(model.tokenizer, [OWN_TEXT], TOKENS)
+        np.savez(target, **column_importance(model.file, model.spec, ids))  # type: ignore[arg-type]
+
+    path = cache.find_or_make(
+        "searches", _key(weights, "importance"), ".npz", write, about=f"{model.spec.label} imatrix"
+    )
+    with np.load(path) as found:
+        return dict(found)
+
+
+def _key(weights: Weights, *what: object) -> str:
+    """A hash for what this version of edge makes of a file."""
+    return hashlib.sha256(repr((weights.sha256, *what, edge_version())).encode()).hexdigest()

@@ -15,10 +15,11 @@ import pytest
 from conftest import GOLDEN, load_engine, open_golden
 from test_cli import edge, edge_json
 
-from edge.backends.calibration_text import TEXT as JUDGED
+from edge.backends.calibration_text import TEXT as RANGES
 from edge.converters import convert as c
 from edge.converters.calibrate import OWN_TEXT
 from edge.converters.convert import Conversion, convert, preview
+from edge.converters.held_out import TEXT as JUDGED
 from edge.converters.prune import Pruning
 from edge.converters.quantize import Settings
 from edge.errors import EdgeError, InputError
@@ -122,6 +123,11 @@ def test_a_gguf_is_quantized_to_a_size_as_it_is_converted(tmp_path: Path, text: 
     again = edge_json("quantize", str(SOURCE), str(first), *given, "--no-eval", "--force", "--json")
     assert again["mixture"] == said["mixture"]
     assert again["evaluated"] is None
+    for command, path in (("quantize", first), ("convert", second)):  # by edge's own text
+        given = ["--target-size", "140KiB", "--calibration-tokens", "512", "--no-eval", "--force"]
+        done = edge(command, str(SOURCE), str(path), *given)
+        assert done.returncode == 0, done.stderr
+    assert first.read_bytes() == second.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -157,13 +163,14 @@ def test_quantized_checkpoints_stay_in_four_bits_unless_more_is_wanted(tmp_path:
     assert again == "Q8_0"
 
 
-def test_the_own_text_is_none_that_anything_is_judged_by() -> None:
+def test_no_text_that_anything_learns_from_is_one_that_it_is_judged_by() -> None:
     def phrases(text: str) -> set[tuple[str, ...]]:
         words = text.split()
         return {tuple(words[at : at + 4]) for at in range(len(words) - 3)}
 
     own = OWN_TEXT.read_text(encoding="utf-8")
-    assert not phrases(own) & phrases(JUDGED)
+    for learned in (own, RANGES):
+        assert not phrases(learned) & phrases(JUDGED)
     scripts = {unicodedata.name(each).split()[0] for each in own if each.isalpha()}
     assert scripts >= {"LATIN", "GREEK", "CYRILLIC", "ARABIC", "DEVANAGARI", "HANGUL", "CJK"}
 

@@ -10,9 +10,9 @@ import pytest
 from conftest import GOLDEN, load_engine
 from test_cli import edge, edge_json
 
-from edge.backends.calibration_text import TEXT
 from edge.converters.convert import Conversion, convert
 from edge.converters.evaluate import TOKENS, evaluate
+from edge.converters.held_out import TEXT
 from edge.converters.quantize import Settings
 from edge.model.model import open_model
 from edge.quality.windows import Windows, divergence

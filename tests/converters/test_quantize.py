@@ -21,12 +21,14 @@ from edge.converters.convert import Conversion, convert
 from edge.converters.ggml import quantize_with_llamacpp
 from edge.converters.prune import Pruning
 from edge.converters.quantize import CALIBRATED, METHODS, Settings, find_folds, mix_types, plan_types, quantize_gguf
+from edge.converters.quantizers.awq import find_factors
+from edge.converters.quantizers.ggml_rows import quantize_rows
 from edge.converters.quantizers.gptq import damping, gptq, shift
 from edge.converters.quantizers.mixed import Stage, allocate, measure, types_of_gguf
 from edge.converters.quantizers.polish import descend, polish, refit
 from edge.converters.quantizers.rtn import nearest, quantize
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.formats.blocks import GRIDS, dequantize, nbytes
+from edge.formats.blocks import GRIDS, dequantize, find_grid, nbytes
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
@@ -138,6 +140,23 @@ def test_factors_change_nothing_before_rounding(family: Callable[[str], Model], 
     weights = folds.read(model.file, find_tensors(model.file, model.spec))
     found = ReferenceEngine(model.file, model.spec, CONFIG, weights).forward_all(OTHERS)
     np.testing.assert_allclose(found, logits_of(model), atol=1e-4)
+
+
+def test_factors_go_by_the_grid_of_each_matrix(family: Callable[[str], Model]) -> None:
+    """Of a coarse and a fine one, in either order, the coarse one decides."""
+    model, mean = family("llama"), np.abs(INPUTS).mean(axis=0)
+    weights, kinds = [WEIGHT, WEIGHT[::-1] ** 2], ["Q8_0", "Q4_0"]
+    found = [
+        find_factors(
+            ["a", "b"], weights[::step], mean, HESSIAN, model.spec, [find_grid(kind) for kind in kinds[::step]]
+        )
+        for step in (1, -1)
+    ]
+    np.testing.assert_array_equal(*found)
+    coarse = find_factors(["a"], weights[1:], mean, HESSIAN, model.spec, [find_grid("Q4_0")])
+    fine = find_factors(["a"], weights[:1], mean, HESSIAN, model.spec, [find_grid("Q8_0")])
+    assert not np.array_equal(coarse, fine)
+    np.testing.assert_array_equal(found[0], coarse)
 
 
 # The KL divergence from the whole model's predictions, as a share of plain rounding's: the most in one family, and on
@@ -400,6 +419,59 @@ def test_a_mixture_meets_its_size_and_a_larger_one_is_better(
     assert not steps  # nothing was measured first
     more = int(str(raised.value).split("allow ")[1].split()[0].replace(",", ""))
     mix_types(model.file, model.spec, settings, tokens, nbytes=1000 + more)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_size_that_is_too_small_for_a_hybrid_is_refused_with_the_one_that_does(
+    family: Callable[[str], Model], name: str
+) -> None:
+    """Attention of hybrids wants more bits than others, and has no choice."""
+    model, steps, settings = family(name), list[float](), Settings(method="importance")
+    with pytest.raises(InputError, match=r"allow [0-9,]+ bytes more") as raised:
+        mix_types(model.file, model.spec, settings, TOKENS[:256], nbytes=1000, outside=True, progress=steps.append)
+    assert not steps
+    least = 1000 + int(str(raised.value).split("allow ")[1].split()[0].replace(",", ""))
+    mixed, mixture = mix_types(model.file, model.spec, settings, TOKENS[:256], nbytes=least, outside=True)
+    types = plan_types(model.file, model.spec, mixed)
+    assert sum(nbytes(types[each.name], each.elements) for each in model.file.tensors.values()) <= least
+    assert mixture.types
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_is_rounded_by_the_importance_of_its_inputs(tied: bool, tmp_path: Path) -> None:
+    """By statistics of an exact model, and llama.cpp's own rounding of K-quants."""
+    pytest.importorskip("llama_cpp")
+    model = open_model(write_small(tmp_path / "wide.gguf", Small(layers=1, hidden=256, heads=4, ffn=256, tied=tied)))
+    squares = collect(model.file, model.spec, TOKENS[:512])["output"].square
+    for kind, method in (("Q4_0", "importance"), ("IQ4_NL", "best"), ("Q3_K", "gptq"), ("Q3_K", "rtn")):
+        types = dict.fromkeys(("token_embd.weight", "output.weight"), kind)
+        quantize_gguf(
+            model.file, model.spec, tmp_path / "head.gguf", Settings("F32", method, types=types), TOKENS[:512]
+        )
+        made = open_model(tmp_path / "head.gguf")
+        for name in ("token_embd.weight",) if tied else ("token_embd.weight", "output.weight"):
+            weight, info = _floats(model, name), made.file.tensors[name]
+            by = squares if name == "output.weight" or tied else np.ones_like(squares)
+            wanted = nearest(weight, find_grid(kind), by).data if kind in GRIDS else quantize_rows(weight, kind, by)
+            if name == "token_embd.weight" and not tied:
+                wanted = quantize(weight, kind)
+            found = made.file.tensor_bytes(info).reshape(len(weight), -1)
+            assert info.type == kind
+            # Sums of statistics differ in their last bits.
+            assert np.mean(found == wanted) > 0.999, (kind, method, name)
+
+
+def test_k_quants_are_rounded_by_importance_whatever_rounds_the_others(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    model = open_model(write_small(tmp_path / "wide.gguf", Small(layers=1, hidden=256, heads=4, ffn=256)))
+    known, name = collect(model.file, model.spec, TOKENS[:512]), "blk.0.attn_q"
+    for method in ("rtn", "hqq"):
+        settings = Settings("Q4_0", method, types={f"{name}.weight": "Q2_K"}, **WHOLE)
+        quantize_gguf(model.file, model.spec, tmp_path / "mixed.gguf", settings, TOKENS[:512])
+        made = open_model(tmp_path / "mixed.gguf").file
+        weight = _floats(model, f"{name}.weight")
+        wanted = quantize_rows(weight, "Q2_K", known[name].square)
+        assert np.mean(made.tensor_bytes(made.tensors[f"{name}.weight"]).reshape(wanted.shape) == wanted) > 0.999
 
 
 def test_what_is_measured_is_the_first_type(family: Callable[[str], Model]) -> None:

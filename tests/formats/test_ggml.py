@@ -18,7 +18,7 @@ from small_models import Small, write_small
 from test_cli import edge, edge_json
 
 from edge.backends import engine_named
-from edge.converters.calibrate import column_importance
+from edge.converters.calibrate import OWN_TEXT, calibration_tokens, column_importance
 from edge.converters.ggml import FTYPES, quantize_with_llamacpp
 from edge.converters.plain import write_plain
 from edge.converters.quantizers.ggml_rows import quantize_rows
@@ -127,7 +127,6 @@ def test_heads_keep_eight_bits_and_odd_rows_sixteen(tmp_path: Path) -> None:
     ("kind", "says"),
     [
         ("q9", "there is no type 'q9': choose F32"),
-        ("iq2_xs", "state a text that tells columns apart by --calibration"),
         ("q4_0", "--force"),
     ],
 )
@@ -194,10 +193,22 @@ def test_quantize_takes_a_calibration_text(floats: Path, text: Path, tmp_path: P
     assert open_model(target).spec.layers == SHAPE.layers
 
 
+def test_types_that_need_importance_have_it_of_edges_own_text(floats: Path, tmp_path: Path) -> None:
+    model, few = open_model(floats), ("--calibration-tokens", "256", "--no-eval")
+    tokens = calibration_tokens(model.tokenizer, [OWN_TEXT], 256)
+    importance = column_importance(model.file, model.spec, tokens)
+    for kind, flags in (("iq2_xxs", ()), ("q4_k_m", ("--importance",))):
+        said = edge_json("quantize", str(floats), str(tmp_path / f"{kind}.gguf"), kind, *flags, *few, "--json")
+        assert said["written"]
+        quantize_with_llamacpp(floats, tmp_path / "theirs.gguf", kind, importance=importance)
+        assert (tmp_path / f"{kind}.gguf").read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("q8_0", "--calibration", "{text}"), "of no use for Q8_0"),
+        (("q8_0", "--calibration", "{text}"), "--calibration is of no use for Q8_0"),
+        (("q8_0", "--importance"), "--importance is of no use for Q8_0"),
         (("iq2_xs", "--calibration", "nope.txt"), "nope.txt: no such file"),
         (("q4_k_m", "--threads", "100000"), "--threads must be from 1"),
     ],

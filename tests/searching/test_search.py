@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -19,8 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import edge, edge_json
 
-from edge.backends.calibration_text import TEXT
+from edge.cli.making.quantize import quantize as command
+from edge.converters.calibrate import OWN_TEXT, TOKENS, calibration_tokens, column_importance
 from edge.converters.ggml import quantize_file
+from edge.converters.held_out import TEXT
 from edge.devices.profiles import find_profile
 from edge.errors import BudgetError, EdgeError, InputError
 from edge.model.model import open_model
@@ -29,17 +32,20 @@ from edge.quality.windows import Windows, divergence
 from edge.report.page import render
 from edge.report.search import search_json, search_report
 from edge.searching import search as searching
+from edge.searching import trials
 from edge.searching.command import command_of
 from edge.searching.front import STEP, box_of, front
 from edge.searching.search import search
 from edge.searching.space import Space, plan_all, weights_of
-from edge.searching.trials import Outcome, Trial, answer, run_trial
+from edge.searching.trials import Outcome, Trial, answer, open_weights, run_trial
 from edge.values import parse
 
 TINY = GOLDEN / "llama-gqa-tied.gguf"
 # Only where no interpreter counts, as on phones, the bytes of so small a model matter.
 SMALL = {"device": "raspberry-pi-5", "backend": "reference", "types": ["q8_0", "q4_0"], "policies": ["streaming"],
          "tokens": 96}  # fmt: skip
+
+FEW = 256  # tokens to calibrate on
 
 COSTS = st.lists(st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3), max_size=40)
 
@@ -83,8 +89,9 @@ class Here:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
-    """With a cache folder of its own: nothing is remembered."""
+    """With a cache folder of its own: nothing is remembered. Importance matrices are of few tokens."""
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(trials, "TOKENS", FEW)
     return use(Here(), monkeypatch)
 
 
@@ -95,10 +102,12 @@ def use(runner: Here, monkeypatch: pytest.MonkeyPatch) -> Here:
 
 
 def test_losses_are_those_of_converted_models(here: Here, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
     search(TINY, **SMALL)
     (trial,) = [each for each in here.ran if (each.weights.type, each.cell.policy) == ("Q4_0", "full")]
     first, made = open_model(TINY), tmp_path / "made.gguf"
-    quantize_file(first.file, made, "Q4_0")
+    ids = calibration_tokens(first.tokenizer, [OWN_TEXT], FEW)
+    quantize_file(first.file, made, "Q4_0", importance=column_importance(first.file, first.spec, ids))
     sizes = {"capacity": 96, "chunk": 64, "logits_rows": 64}
     engines = [load_engine(each, "reference", "f32", **sizes) for each in (first, open_model(made))]
     ids = first.tokenizer.encode(TEXT)[:96]
@@ -232,15 +241,21 @@ def test_reports_name_every_command(here: Here, tmp_path: Path) -> None:
         assert point.command in text
 
 
-def test_the_command_line_of_a_setting_runs(tmp_path: Path) -> None:
+def test_the_command_line_of_a_setting_makes_what_was_measured_and_runs(here: Here, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
     profile, space = find_profile("raspberry-pi-5"), Space(96, ("q4_0",), ("streaming",), ("f32",))
     options = Options(memory=4 << 30, energy=1000.0, backend="reference")
     weights = list(weights_of(open_model(TINY), str(TINY), space, tmp_path))
     (last,) = [each for each in plan_all(weights, space, profile, options).candidates
                if each.weights.type and each.rows == 16 and each.threads == 1]  # fmt: skip
-    made, _, ran = command_of(last, profile, options, 96).partition(" && ")
-    assert made == f"edge quantize {TINY} llama-gqa-tied-q4_0.gguf q4_0"
-    quantize_file(open_model(TINY).file, tmp_path / "made.gguf", "Q4_0")  # as edge quantize does
+    making, _, ran = command_of(last, profile, options, 96).partition(" && ")
+    assert making == f"edge quantize {TINY} llama-gqa-tied-q4_0.gguf q4_0 --importance"
+    made = shlex.split(making)[1:]
+    made[2] = str(tmp_path / "made.gguf")
+    assert inspect.signature(command).parameters["calibration_tokens"].default == TOKENS
+    assert edge(*made, "--no-eval", "--calibration-tokens", str(FEW)).returncode == 0
+    measured = open_weights(last.weights).file.path
+    assert measured.read_bytes() == (tmp_path / "made.gguf").read_bytes()
     words = shlex.split(ran)
     assert words[:3] == ["edge", "run", "llama-gqa-tied-q4_0.gguf"]
     assert {"--memory", "4096MiB", "--energy", "1000J", "--kv-policy", "streaming"} <= set(words)
@@ -250,7 +265,7 @@ def test_the_command_line_of_a_setting_runs(tmp_path: Path) -> None:
 
 def test_the_command_runs_trials_in_processes_of_their_own(tmp_path: Path) -> None:
     page = tmp_path / "front.html"
-    flags = ["--device", "raspberry-pi-5", "--backend", "reference", "--policies", "full", "--types", "q4_0"]
+    flags = ["--device", "raspberry-pi-5", "--backend", "reference", "--policies", "full", "--types", "q8_0"]
     flags += ["--tokens", "96"]
     found = edge_json("search", str(TINY), *flags, "-o", str(page), "--json", EDGE_CACHE=str(tmp_path / "cache"))
     assert found["measured"] == 2

@@ -40,7 +40,8 @@ def convert(
         o.flag(
             "--method",
             help="rtn, hqq; by a calibration text importance, awq, gptq, best (default: best with --calibration, else "
-            "rtn). For ONNX also nf4, w8a8, and by a text smoothquant, llm-int8.",
+            "importance with --target-size or --target-kl, else rtn). For ONNX also nf4, w8a8, and by a text "
+            "smoothquant, llm-int8.",
         ),
     ] = None,
     group_size: Annotated[
@@ -123,17 +124,18 @@ def convert(
         _convert_adapter(Path(source), base, target, force=force, json=json)
         return
     onnx_method = method if method in ONNX_METHODS else None
-    if type is None and (target_size is not None or target_kl is not None):
+    mixes = target_size is not None or target_kl is not None
+    if type is None and mixes:
         type = "q4_0"  # for tensors that cannot be mixed
+    if method is None and type is not None:
+        method = "best" if calibration else "importance" if mixes else "rtn"
     to, sizes = c.find_format(to, target), (max_kv_size, prefill_step_size)
     coreml = to == "coreml"
     wanted = c.Conversion(
         to=to,
         pruning=Pruning(prune_layers, prune_ffn) if prune_layers or prune_ffn else None,
         repair=repair,
-        settings=None
-        if onnx_method
-        else _settings(type, method, group_size, embedding_type or "q8_0", bool(calibration)),
+        settings=None if onnx_method else _settings(type, method, group_size, embedding_type or "q8_0"),
         size=None if target_size is None else parse_bytes(target_size, "--target-size"),
         kl=target_kl,
         mixes_outside=embedding_type is None,
@@ -218,7 +220,7 @@ def _npu(device: str | None, rows: int | None, chunk: int | None, *, wanted: boo
     return NpuTarget(device, rows, chunk)
 
 
-def _settings(kind: str | None, method: str | None, group_size: int, embedding: str, has_text: bool) -> Settings | None:
+def _settings(kind: str | None, method: str | None, group_size: int, embedding: str) -> Settings | None:
     """The settings of quantization; None if none was requested."""
     from edge.converters.quantize import METHODS, Settings
 
@@ -226,10 +228,9 @@ def _settings(kind: str | None, method: str | None, group_size: int, embedding: 
         if method is not None:
             raise InputError(f"--method {method} quantizes: state the --type, such as q4_0")
         return None
-    chosen = method or ("best" if has_text else "rtn")
-    named = next((each for each in METHODS if each == chosen), None)
+    named = next((each for each in METHODS if each == method), None)
     if named is None:
-        raise InputError(f"there is no method {chosen}: choose {', '.join(METHODS)}")
+        raise InputError(f"there is no method {method}: choose {', '.join(METHODS)}")
     kind, embedding = kind.upper(), embedding.upper()
     if kind in ("F32", "F16", "BF16"):
         embedding = kind

@@ -38,13 +38,19 @@ def quantize(
         o.flag(
             "--calibration",
             metavar="FILE",
-            help="A text for an importance matrix, which types below 3 bits need; may be repeated. With --target-size "
-            "beside the one that comes with edge.",
+            help="A text for the importance matrix, beside the one that comes with edge; may be repeated.",
         ),
     ] = None,
     calibration_tokens: Annotated[
         int, o.flag("--calibration-tokens", min=128, help="Tokens to use, in equal shares from all texts.")
     ] = 16384,
+    importance: Annotated[
+        bool,
+        o.flag(
+            "--importance",
+            help="Round by an importance matrix. Types below 3 bits, --target-size and --calibration imply it.",
+        ),
+    ] = False,
     threads: o.Threads = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -52,14 +58,14 @@ def quantize(
     """Round a GGUF file's weights to a smaller type.
 
     edge writes plain types itself; llama.cpp's own routine writes mixtures, K-quants, IQ types, and all types with
-    --calibration. With --target-size, edge chooses a type for each matrix by the loss that it measures, and rounds to
+    --importance. With --target-size, edge chooses a type for each matrix by the loss that it measures, and rounds to
     it by an importance matrix.
     """
     from edge.converters.calibrate import OWN_TEXT, check_texts, column_importance
     from edge.converters.calibrate import calibration_tokens as read_tokens
     from edge.converters.convert import Conversion
     from edge.converters.evaluate import evaluate
-    from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_file
+    from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, needs_importance, quantize_file
     from edge.converters.outcome import again_notes, is_trained_q4_0, notes_on, trained_notes, type_counts
     from edge.converters.quantize import Settings
     from edge.devices.output import check_file
@@ -69,7 +75,7 @@ def quantize(
 
     check_threads(threads)
     check_device(device, evaluates=not no_eval and not dry_run)
-    texts = calibration or []
+    texts = [*(calibration or []), OWN_TEXT]
     check_texts(texts)
 
     if target_size is not None:
@@ -82,28 +88,21 @@ def quantize(
         )  # fmt: skip
         open_model(source)  # no folder of Hugging Face: edge convert reads those
         run_conversion(
-            source,
-            target,
-            wanted,
-            [*texts, OWN_TEXT],
-            calibration_tokens,
-            device=device,
-            force=force,
-            json=json,
-            quiet=quiet,
+            source, target, wanted, texts, calibration_tokens, device=device, force=force, json=json, quiet=quiet
         )
         return
     if kind is None:
         raise InputError("state a TYPE, such as q4_k_m, or a --target-size")
     kind = find_ftype(kind)
-    if texts and kind in HAVE_NO_CHOICE:
-        raise InputError(f"--calibration is of no use for {kind}, which rounds in one way only")
+    asked = "--calibration" if calibration else "--importance" if importance else ""
+    if asked and kind in HAVE_NO_CHOICE:
+        raise InputError(f"{asked} is of no use for {kind}, which rounds in one way only")
     opened = open_model(source)
     file = opened.file
     if file.folder is not None:
         raise UnsupportedError(f"{file.folder} is a model in ONNX: edge quantize reads GGUF files")
-    if texts and kind == "Q4_0" and is_trained_q4_0(file):
-        raise InputError("--calibration is of no use: the weights are values of Q4_0, which keeps them as they are")
+    if asked and kind == "Q4_0" and is_trained_q4_0(file):
+        raise InputError(f"{asked} is of no use: the weights are values of Q4_0, which keeps them as they are")
     if target.exists() and target.samefile(file.path):
         raise InputError(f"{target} is IN: write to another file")
     if not dry_run:
@@ -114,14 +113,14 @@ def quantize(
     if kind in TRAINED and not quiet:
         note(f"{kind} is for models that were trained with such weights: others become noise")
     with progress(enabled=not quiet) as shown:
-        importance = None
-        if texts:
+        columns = None
+        if asked or needs_importance(kind):
             reading = shown.step("calibrating")
             ids = read_tokens(opened.tokenizer, texts, calibration_tokens)
-            importance = column_importance(file, opened.spec, ids, lambda part: reading(part, 1.0))
+            columns = column_importance(file, opened.spec, ids, lambda part: reading(part, 1.0))
         bar = shown.step(f"quantizing {opened.name} to {kind}")
         tensors = quantize_file(
-            file, target, kind, pure=pure, importance=importance, threads=threads, dry_run=dry_run,
+            file, target, kind, pure=pure, importance=columns, threads=threads, dry_run=dry_run,
             progress=lambda part: bar(part, 1.0),
         )  # fmt: skip
         found, unknown = None, ""
