@@ -256,6 +256,23 @@ def test_times_behind_a_long_text_do_not_silence_a_short_one() -> None:
     assert one.propose(99, 1, 200).size == 3
 
 
+def test_a_longer_context_begins_with_the_costs_of_the_shorter_one() -> None:
+    one = _Loop({}).one
+    for rows, seconds in ((1, 1.0), (2, 1.9)):
+        for _ in range(3):
+            one.time(1, rows - 1, seconds, behind=1000)
+    one._context = 1
+    assert one._cost(2) == pytest.approx(1.9)
+
+
+def test_without_drafts_nothing_is_gained_however_long_the_text_becomes() -> None:
+    one = Speculation(3)
+    for behind, seconds, passes in ((100, 0.010, 1000), (1100, 0.015, 10)):
+        for _ in range(passes):
+            one.time(1, 0, seconds, behind)
+    assert one.report().gain == pytest.approx(1.0)
+
+
 def test_only_auto_and_off_are_known() -> None:
     with pytest.raises(InputError, match="choose auto or off"):
         Options.parse(speculate="maybe")

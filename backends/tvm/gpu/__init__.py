@@ -32,7 +32,7 @@ _LOOKED_AT = 24  # bytes for each value of keys that are read or rotated at once
 
 
 def kernels_bytes(kinds: int) -> int:
-    """Of a driver for the kernels of so many kinds of blocks."""
+    """Of a driver, for the kernels of `kinds` kinds of blocks."""
     return _DRIVER_BYTES + _BLOCK_BYTES * kinds
 
 

@@ -98,19 +98,21 @@ static uint32_t find_place(drafts *d, uint32_t *match)
     return place;
 }
 
-/* The time of a pass over `tokens`, in passes over one. */
+/* The time of a pass over `tokens`, in passes over one; of a shorter context as long as it is not known of this one. */
 static double cost_of(const drafts *d, uint32_t context, uint32_t tokens)
 {
-    const double *times = d->contexts[context].times;
-    const uint32_t *passes = d->contexts[context].passes;
-    uint32_t below = tokens, above = tokens;
-    while (below > 1 && passes[below] < FEW_TIMES)
-        below--;
-    while (above < MOST_DRAFTS + 1 && passes[above] < FEW_TIMES)
-        above++;
-    if (passes[1] >= FEW_TIMES && passes[above] >= FEW_TIMES) { /* what has not run lies between what has */
-        double low = times[below] / times[1], high = times[above] / times[1], wide = above - below;
-        return low + (high - low) * (tokens - below) / (wide > 1 ? wide : 1);
+    for (uint32_t at = context + 1; at-- > 0 && tokens > 1;) {
+        const double *times = d->contexts[at].times;
+        const uint32_t *passes = d->contexts[at].passes;
+        uint32_t below = tokens, above = tokens;
+        while (below > 1 && passes[below] < FEW_TIMES)
+            below--;
+        while (above < MOST_DRAFTS + 1 && passes[above] < FEW_TIMES)
+            above++;
+        if (passes[1] >= FEW_TIMES && passes[above] >= FEW_TIMES) { /* what has not run lies between what has */
+            double low = times[below] / times[1], high = times[above] / times[1], wide = above - below;
+            return low + (high - low) * (tokens - below) / (wide > 1 ? wide : 1);
+        }
     }
     return tokens > 1 ? FIRST_COST + FIRST_COST_EACH * tokens : 1;
 }

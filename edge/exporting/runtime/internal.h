@@ -228,8 +228,8 @@ typedef struct { /* the budgets of one answer: a port of Watch (edge/run/budgets
 void watch_start(watch *w, const edge_config *config, const edge_options *options, const edge_readings *readings);
 void watch_read(watch *w, const edge_readings *readings, bool answering);
 void watch_bytes(watch *w, double bytes); /* read from memory, for estimates */
-/* For estimates: a GPU has worked, which no clock of the process shows, for which all cores would have been busy so long;
- * cpu: of them, as the process's clock shows. */
+/* For estimates: a GPU has worked, which no clock of the process shows. core_seconds: its seconds, times the plan's cores;
+ * cpu: seconds of them that the process's clock shows. */
 void watch_gpu(watch *w, double core_seconds, double cpu);
 double watch_joules(const watch *w);
 edge_finish watch_spent(const watch *w); /* the budget that is spent; never waits */
@@ -271,7 +271,7 @@ void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t h
 void rows_move(kv_rows *rows, uint32_t source, uint32_t target); /* no row twice before: */
 void rows_settle(kv_rows *rows);
 void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count); /* neighbours, in whole tiles */
-void rows_release(kv_rows *rows, uint32_t first, uint32_t count);                 /* become zeros; whole tiles */
+void rows_release(kv_rows *rows, uint32_t first, uint32_t count);                 /* whole pages go back */
 void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key);      /* head: of all layers' */
 void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key);        /* may change the key */
 void rows_written(kv_rows *rows, uint32_t first, uint32_t count);                  /* by compiled code */

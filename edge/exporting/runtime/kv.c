@@ -349,7 +349,7 @@ void kv_drop(kv *k, uint32_t count)
     k->known = k->known < k->whole.length ? k->known : k->whole.length;
 }
 
-/* Of the arena, from the first of a tile on. */
+/* Gives back the part's rows in the arena, from `first`, which begins a tile, on. */
 static void release(kv *k, const kv_part *p, uint32_t first, uint32_t count)
 {
     rows_release(p->rows, first, count);

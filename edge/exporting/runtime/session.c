@@ -57,7 +57,8 @@ static edge_status claim(edge_session *s, int32_t as, edge_error *error)
 static void trim(edge_session *s)
 {
     while (__atomic_load_n(&s->trim, __ATOMIC_SEQ_CST) && take_hold(s, LOOKED_AT)) {
-        context_drop(s);
+        if (!s->gpu)
+            context_drop(s);
         context_trim(s);
         let_go(s);
     }

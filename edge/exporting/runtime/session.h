@@ -29,7 +29,7 @@ struct edge_session {
     edge_model *model;
     void *memory;
     uint64_t size;
-    volatile int32_t busy, cancelled, trim; /* trim: the level that is asked for, and 1 */
+    volatile int32_t busy, cancelled, trim; /* trim: the level that is asked for, plus 1; 0: none */
     int64_t process; /* that began it, and has its threads */
 
     tokenizer *tokenizer;

@@ -42,9 +42,11 @@ _RUN = "; ".join((
     "umask 077",
     "export LC_ALL=C",
     "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)",
-    # What runs left that could not clean up, as where power was lost: of another boot, or of a shell that is gone.
+    # What runs left that could not clean up, as where power was lost: of another boot, or of a shell that is gone. Not
+    # what other machines have in a home folder that they share.
     "for old in \"$HOME\"/.edge-profile.* \"${TMPDIR:-/tmp}\"/edge-profile.* /data/local/tmp/edge-profile.*; do"
-    " read -r shell at 2>/dev/null <\"$old/owner\" || continue;"
+    " read -r shell at host 2>/dev/null <\"$old/owner\" || continue;"
+    " [ \"$host\" = \"$(uname -n)\" ] || continue;"
     " [ \"$at\" = \"$boot\" ] && kill -0 \"$shell\" 2>/dev/null || rm -rf \"$old\"; done 2>/dev/null",
     "made() { mktemp -d \"$1.XXXXXX\" 2>/dev/null; }",
     "dir=$(made \"$HOME/.edge-profile\" || made \"${TMPDIR:-/tmp}/edge-profile\""
@@ -55,7 +57,7 @@ _RUN = "; ".join((
     "trap clean EXIT",
     "trap stop HUP INT TERM PIPE",
     "cd \"$dir\" || exit 71",
-    "echo $$ $boot >owner",
+    "echo $$ $boot $(uname -n) >owner",
     "tar -xf - || { echo edge-profile: the kit cannot be unpacked there >&2; exit 73; }",
     f"echo {_UNPACKED} >&2",
     f"./{PROGRAM} </dev/null || exit $?",

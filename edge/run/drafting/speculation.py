@@ -49,8 +49,8 @@ class Speculation:
     drafts: Drafts = field(default_factory=Drafts)
     drafted: int = 0
     accepted: int = 0
-    _spent: float = 0.0  # seconds of the passes over `_given` tokens, beside drafts
-    _given: int = 0
+    _spent: float = 0.0  # seconds of passes, and of the model's drafts
+    _tokens: list[int] = field(default_factory=lambda: [0] * (len(CONTEXTS) + 1))  # given or accepted, by context
     # Seconds of a pass, and how many ran, by its context and its tokens.
     _times: list[dict[int, tuple[float, int]]] = field(default_factory=lambda: [{} for _ in range(len(CONTEXTS) + 1)])
     _context: int = 0  # of the newest pass
@@ -64,8 +64,8 @@ class Speculation:
         """Another generation begins: count anew. Its text may be easier for the model."""
         if self._right[_MODEL] < _FIRST_OF_MODEL * self._tried[_MODEL]:
             self._right[_MODEL], self._tried[_MODEL] = _FIRST_OF_MODEL * TRUSTED, TRUSTED
-        self.drafted = self.accepted = self._given = 0
-        self._spent, self._untried = 0.0, None
+        self.drafted = self.accepted = 0
+        self._spent, self._tokens, self._untried = 0.0, [0] * (len(CONTEXTS) + 1), None
 
     def restart(self, tokens: IntArray) -> None:
         """The text begins with these tokens."""
@@ -82,8 +82,8 @@ class Speculation:
 
     def report(self) -> Drafted:
         """Of this generation."""
-        alone = self._alone()
-        gain = (self._given + self.accepted) * alone / self._spent if alone and self._spent else None
+        alone = [count * (self._alone(context) or 0.0) for context, count in enumerate(self._tokens)]
+        gain = sum(alone) / self._spent if any(alone) and self._spent else None
         return Drafted(self.drafted, self.accepted, gain)
 
     def propose(self, most: int, given: int = 1, behind: int = 0) -> IntArray:
@@ -120,12 +120,12 @@ class Speculation:
     def _share(self) -> float:
         """The time of a token that the model drafts, of that of a pass over one."""
         assert self.model is not None
-        alone = self._alone()
+        alone = self._alone(self._context)
         return self._model_s / alone if self._model_s and alone else self.model.share
 
-    def _alone(self) -> float | None:
+    def _alone(self, context: int) -> float | None:
         """The time of a pass over one token, as far as it is known; of a shorter context, if none ran in this one."""
-        return next((each[1][0] for each in self._times[self._context :: -1] if 1 in each), None)
+        return next((each[1][0] for each in self._times[context::-1] if 1 in each), None)
 
     def _ask(self, model: DraftModel, count: int) -> IntArray:
         started = time.perf_counter()
@@ -139,21 +139,24 @@ class Speculation:
         return found
 
     def _cost(self, rows: int) -> float:
-        """c(rows)."""
-        times = self._times[self._context]
-        timed = [count for count, (_, passes) in times.items() if passes >= FEW] if rows > 1 else []
-        if 1 in timed and (above := min((count for count in timed if count >= rows), default=0)):
-            below = max(count for count in timed if count <= rows)
-            low, high = (times[count][0] / times[1][0] for count in (below, above))
-            return low + (high - low) * (rows - below) / max(1, above - below)
+        """c(rows), of a shorter context as long as it is not known of this one."""
+        if rows == 1:
+            return 1.0
+        for times in self._times[self._context :: -1]:
+            timed = [count for count, (_, passes) in times.items() if passes >= FEW]
+            if 1 in timed and (above := min((count for count in timed if count >= rows), default=0)):
+                below = max(count for count in timed if count <= rows)
+                low, high = (times[count][0] / times[1][0] for count in (below, above))
+                return low + (high - low) * (rows - below) / max(1, above - below)
         base, each = FIRST_COST
-        return base + each * rows if rows > 1 else 1.0
+        return base + each * rows
 
     def time(self, given: int, drafted: int, seconds: float, behind: int = 0) -> None:
         """A pass over tokens that were known and drafted ones, which read the rows behind them, took this long."""
         self._context = bisect_right(CONTEXTS, behind)
         times = self._times[self._context]
-        self._given, self._spent, rows = self._given + given, self._spent + seconds, given + drafted
+        self._tokens[self._context] += given
+        self._spent, rows = self._spent + seconds, given + drafted
         before, passes = times.get(rows, (seconds, 0))
         mean = before + NEWEST * (min(seconds, OUTLIER * before) - before)
         times[rows] = mean if passes >= FEW else min(before, seconds), passes + 1
@@ -161,6 +164,7 @@ class Speculation:
     def judge(self, drafted: int, accepted: int) -> None:
         """The model has chosen: of so many drafted tokens, the first `accepted` were right."""
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
+        self._tokens[self._context] += accepted
         self._learn(self._match, accepted + (accepted < drafted), accepted)  # nothing, behind the first wrong one
 
     def _learn(self, place: int, tried: int, accepted: int) -> None:

@@ -75,7 +75,7 @@ struct gpu {
     uint64_t bytes;                       /* of all buffers */
     const volatile int32_t *cancelled;
     uint32_t sent;                        /* dispatches of a chunk that are sent at once */
-    char name[64], version[128];          /* of the device, and of its driver */
+    char name[64], version[256];          /* of the device, and of its driver */
     uint32_t library;                     /* version of the library of webgpu.h; 0: another interface */
     gpu_arena arenas[2];
     uint32_t *tables;                     /* of the device, up to its angles */

@@ -1,8 +1,8 @@
 /* CPU or GPU, for sessions that leave it open: both are timed, by the rule of edge/plan/engines.py and as
  * edge/run/starting/race.py does it, but for a second at most; not for sessions whose seconds or joules are counted. The
  * cache folder keeps what was measured, for a bundle on a version of the system and of the library of webgpu.h: then no
- * driver is loaded for a GPU that is slower. Where it was faster, its driver must still be the same. An engine that fails
- * may do so once: that is not kept. Never both at once: the memory is that of one session. */
+ * driver is loaded for a GPU that is slower. Where it was faster, its driver must still be the same. A failure in a
+ * race is not kept. Never both at once: the memory is that of one session. */
 #include <math.h>
 #include <string.h>
 

@@ -84,7 +84,8 @@ edge_status webgpu_kernels(gpu *g, const char *cache, edge_error *error)
         make_kernel(g, i, kernels + i);
     if (!g->failure)
         return EDGE_OK;
-    if (keeps && (g->failure == (int32_t)WGPUErrorType_Validation || g->failure == (int32_t)WGPUErrorType_Internal))
+    /* Other failures may pass, and what tells no version may be another library tomorrow. */
+    if (keeps && g->library > 1 && g->failure == (int32_t)WGPUErrorType_Validation)
         keep_failure(g, path);
     return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot compile the bundle's kernels (%s): set engine to cpu or auto",
                      g->name, g->failed_by);

@@ -15,7 +15,7 @@ export class Race {
   #before = null;
   #over = false;
 
-  /** The GPU has chosen so many. @param {number} tokens */
+  /** @param {number} tokens that the GPU has chosen */
   ran(tokens) {
     if (this.#before) this.#before.tokens = tokens;
   }

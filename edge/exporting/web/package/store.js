@@ -97,6 +97,9 @@ async function openFile(source, { reads = false } = {}) {
         handle = null;
       }
     },
+    truncate() {
+      handle?.truncate(0);
+    },
     close() {
       if (!handle) return;
       try {
@@ -240,6 +243,7 @@ export async function readNote(name) {
 /** Keeps a short text, and no others of its site. @param {string} name @param {string} text */
 export async function keepNote(name, text) {
   const file = await openFile({ name });
+  file.truncate();
   file.write(new TextEncoder().encode(text), 0);
   file.close();
   await forget(name, { others: true });

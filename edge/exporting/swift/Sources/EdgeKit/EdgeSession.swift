@@ -129,7 +129,7 @@ public final class EdgeSession: @unchecked Sendable {
 
     /// Memory is short: gives back what can be spared, for good, also between two tokens of an answer.
     public func trim(_ level: Trim) throws {
-        try queue.sync { try EdgeError.check { edge_trim(handle, level.rawValue, &$0) } }
+        try EdgeError.check { edge_trim(handle, level.rawValue, &$0) }
     }
 
     public func usage() -> Usage {

@@ -58,7 +58,11 @@ private fun installed(context: Context, name: String): File {
 fun EdgeSession.trimInBackground(context: Context): Closeable {
     val callbacks = object : ComponentCallbacks2 {
         override fun onTrimMemory(level: Int) {
-            trim(trimOf(level))
+            try {
+                trim(trimOf(level))
+            } catch (_: EdgeException) {
+                // the session has failed, as its next call says
+            }
         }
 
         override fun onConfigurationChanged(newConfig: Configuration) = Unit
@@ -71,7 +75,7 @@ fun EdgeSession.trimInBackground(context: Context): Closeable {
     return Closeable { application.unregisterComponentCallbacks(callbacks) }
 }
 
-/** As the docstring of edge's Session.trim says. Rows are given back for good, so routine levels take none. */
+/** Rows are given back for good, so routine levels take none. */
 @Suppress("DEPRECATION") // not sent from Android 14 on
 private fun trimOf(level: Int): Trim = when (level) {
     ComponentCallbacks2.TRIM_MEMORY_RUNNING_LOW, ComponentCallbacks2.TRIM_MEMORY_MODERATE -> Trim.HALF
