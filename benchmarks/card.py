@@ -117,7 +117,11 @@ def main() -> None:
     parser.add_argument("--llama-source", type=Path, help="llama.cpp's source, to build it here with CUDA")
     parser.add_argument("-o", "--output", type=Path, default=Path("card"), help="folder for what the steps say")
     options = parser.parse_args()
-    options.model = options.model or ["smollm2-135m", "gemma3-270m"]
+    models = options.model or ["smollm2-135m", "gemma3-270m"]
+    options.model = [str(Path(each).absolute()) if Path(each).exists() else each for each in models]
+    options.llama_bench, options.llama_source = (
+        each and each.absolute() for each in (options.llama_bench, options.llama_source)
+    )
     folder = options.output.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     ended = list[Ended]()

@@ -9,7 +9,7 @@ from math import prod
 
 from edge.budget import format_bytes
 from edge.converters.quantizers import lattice
-from edge.formats.blocks import FLOATS, block_size, dequantize
+from edge.formats.blocks import BLOCK, FLOATS, block_size, dequantize
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned
 from edge.model.spec import ModelSpec
@@ -32,21 +32,22 @@ def again_notes(spec: ModelSpec, asked: str) -> list[str]:
 
 
 def is_trained_q4_0(file: GGUFFile) -> bool:
-    """Whether quantization-aware training has left the values of Q4_0 in float weights, by one of the matrices."""
-    for info in file.tensors.values():
-        if info.name.startswith("blk.") and info.name.endswith(".weight") and len(info.shape) > 1:
-            if info.type not in FLOATS:
-                return False
-            rows = file.tensor_bytes(info).reshape(prod(info.shape[1:]), -1)[:_SAMPLE]
-            return lattice.is_trained(dequantize(rows, info.type))
-    return False
+    """Whether quantization-aware training has left the values of Q4_0 in float weights, by the largest matrix."""
+    matrices = [each for name, each in file.tensors.items() if name.startswith("blk.") and len(each.shape) > 1]
+    info = max(matrices, key=lambda each: each.elements, default=None)
+    if info is None or info.type not in FLOATS:
+        return False
+    rows = file.tensor_bytes(info).reshape(prod(info.shape[1:]), -1)[:_SAMPLE]
+    return lattice.is_trained(dequantize(rows, info.type))
 
 
-def trained_notes(file: GGUFFile, asked: str) -> list[str]:
-    """What becomes of weights that quantization-aware training has left on Q4_0's steps."""
-    if asked in FLOATS or not is_trained_q4_0(file):
+def trained_notes(file: GGUFFile, planned: Sequence[Planned], group_size: int = BLOCK) -> list[str]:
+    """A line on weights that quantization-aware training has left on Q4_0's steps, and are rounded."""
+    kinds = {each.type for each in planned if each.name.startswith("blk.") and len(each.shape) > 1}
+    if kinds <= set(FLOATS) or not is_trained_q4_0(file):
         return []
-    what = "keeps them as they are" if asked == lattice.KIND else "would keep them as they are; others round them again"
+    kept = lattice.KIND in kinds and group_size == BLOCK
+    what = "keeps them as they are" if kept else "in blocks of 32 would keep them as they are; others round them again"
     return [f"the weights are values of Q4_0 already, as quantization-aware training leaves them: Q4_0 {what}"]
 
 

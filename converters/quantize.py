@@ -136,7 +136,7 @@ def quantize_gguf(
     write_gguf(target, fields_as(file, settings.type), planned, maker.data(),
                lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
     nbytes = sum(each.nbytes for each in planned)
-    notes = (*quantizing_notes(file, spec, settings, planned), *trained_notes(file, settings.type))
+    notes = (*quantizing_notes(file, spec, settings, planned), *trained_notes(file, planned, settings.group_size))
     if maker.few:
         often = f"{maker.few} of {maker.experts} times, an expert saw fewer than {LEAST} tokens of the calibration text"
         notes = (*notes, f"{often}, and was rounded by what all experts of its layer saw: a longer text is better")
@@ -300,7 +300,11 @@ class _Maker:
         """Round a matrix, or those of experts, or slabs of rows: their bytes, uint8 [rows, bytes], and the values that
         they encode."""
         parts = np.array_split(weight, max(1, len(inputs)))
-        made = [self._round_one(name, part, each) for part, each in zip_longest(parts, inputs)]
+        rest = slice(0 if name == self._head else None)  # nothing reads the head's values
+        made = [
+            (data, values[rest])
+            for data, values in (self._round_one(name, part, each) for part, each in zip_longest(parts, inputs))
+        ]
         data, values = zip(*made, strict=True)
         return (*made[0],) if len(made) == 1 else (np.concatenate(data), np.concatenate(values))
 

@@ -139,9 +139,12 @@ def _is_kind(one: Npu, other: Npu) -> bool:
 
 def host_power(root: Path = Path("/")) -> Power:
     """This host's power figures: from the user's profile, that of its board, or assumed for this kind of processor."""
-    host = _probed_host() or find_model(read_text(root / "proc/device-tree/model").strip("\0"))
-    if host and host.power:
-        return host.power
+    probed = _probed_host()
+    if probed and probed.power:
+        return probed.power
+    board = find_model(read_text(root / "proc/device-tree/model").strip("\0"))
+    if board and board.power:
+        return board.power
     generic = "generic-arm64" if platform.machine() in ("aarch64", "arm64") else "generic-x86"
     return read_profile(_FOLDER / f"{generic}.toml").power or Power()
 

@@ -124,6 +124,8 @@ class Speed:
             raise ValueError("prompt_work and token_work have four numbers each")
         if self.token_work and (self.token_context not in self.contexts or not self.token_work[0]):
             raise ValueError("token_context is one of contexts, and a token reads weights")
+        if self.prompt_work and not self.prompt_work[0]:
+            raise ValueError("prompt_work says that a prompt reads no weights")
 
 
 @dataclass(frozen=True)
@@ -185,11 +187,16 @@ class DeviceProfile:
 
     @property
     def threads(self) -> int | None:
-        """The cores that a run uses by default; None if unknown. Apple's systems name the fast ones; off ARM, clocks
-        differ between cores that are alike."""
-        if self.system in _APPLE:
-            return self.clusters[0].cores if self.clusters else None
-        return worth_using(self._speeds()) or None
+        """The cores that a run uses by default; None if unknown. Apple's systems name the fast ones, but without clocks
+        their share of the figures is unknown, so all count. Off ARM, clocks differ between cores that are alike."""
+        speeds = self._speeds()
+        if self.is_apple and any(speeds):
+            return self.clusters[0].cores
+        return worth_using(speeds) or None
+
+    @property
+    def is_apple(self) -> bool:
+        return self.system in _APPLE
 
     def _speeds(self) -> list[int]:
         """Of all cores; 0: unknown."""

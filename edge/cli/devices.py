@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -236,11 +237,15 @@ def add(
 
 def _of_result(name: str, file: Path) -> DeviceProfile:
     from edge.devices.profiles import find_profile, own_folder
+    from edge.errors import InputError
     from edge.profiling.kit.device import device_of, with_earlier
     from edge.profiling.kit.result import read_result
 
     made = device_of(read_result(file), name)
-    return with_earlier(made, find_profile(name)) if (own_folder() / f"{name}.toml").exists() else made
+    if (own_folder() / f"{name}.toml").exists():
+        with suppress(InputError):  # a damaged one is replaced
+            return with_earlier(made, find_profile(name))
+    return made
 
 
 @devices.command()

@@ -184,7 +184,8 @@ class _Roof:
         measured = None if here else "speeds measured on this device"
         on_npu, on_cpu = npu.is_on_npu(plan, device), is_on_cpu(plan)
         decoding = prompts = None
-        if corrected and not here and device.measured_by is None and (on_npu or on_cpu):
+        others = not here and device.measured_by is None and not (device.is_apple and on_cpu)  # of Apple none are known
+        if corrected and others and (on_npu or on_cpu):
             decoding = correction(plan.backend, device.arch, "decode", npu=on_npu)
             prompts = correction(plan.backend, device.arch, "prompt", npu=on_npu)
         if on_npu:
@@ -397,7 +398,8 @@ def _limited(wanted: Wanted, points: Sequence[Decode], power: Power | None) -> G
         return None
     idle = power.idle_watts if power else 0.0
     share = 1.0 if drawn.value <= wanted.power else (wanted.power - idle) / max(1e-9, drawn.value - idle)
-    return Guess(points[0].tok_s.value * max(0.0, share), drawn.source)  # 0: it draws more even while it waits
+    speed = points[0].tok_s
+    return Guess(speed.value * max(0.0, share), drawn.source, speed.error)  # 0: it draws more even while it waits
 
 
 def _basis(device: DeviceProfile, plan: Plan, roof: _Roof, predicted: Sequence[_Line | Guess | None]) -> list[str]:
@@ -417,7 +419,7 @@ def _basis(device: DeviceProfile, plan: Plan, roof: _Roof, predicted: Sequence[_
     int8_ops = device.int8_ops(threads)
     said += [f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else []
     if roof.decoding and roof.prompts:
-        told = learned_from if device.measured_by else corrected_by
+        told = learned_from if device.speeds else corrected_by
         said += [told(roof.decoding, roof.prompts)]
     return said
 

@@ -11,12 +11,10 @@ from itertools import product
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-
 from edge.backends.llamacpp.library import is_installed
 from edge.budget import format_bytes, format_joules
 from edge.converters.calibrate import check_walk
-from edge.converters.ggml import HAVE_NO_CHOICE, find_ftype, quantize_file
+from edge.converters.ggml import HAVE_NO_CHOICE, any_importance, find_ftype, needs_importance, quantize_file
 from edge.converters.outcome import is_trained_q4_0
 from edge.converters.plain import fields_as
 from edge.devices.profiles.profile import DeviceProfile
@@ -112,11 +110,8 @@ def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[
     known = set[tuple[tuple[str, str], ...]]()
     for kind in _types(space):
         by_importance = _has_choice(model, kind) and is_installed()
-        # Types depend on whether there is a matrix, not on its values.
-        any_values = {info.name: np.ones(info.elements // info.shape[1], np.float32)
-                      for info in file.tensors.values() if len(info.shape) > 1}  # fmt: skip
         planned = quantize_file(
-            file, folder / "none.gguf", kind, dry_run=True, importance=any_values if by_importance else None
+            file, folder / "none.gguf", kind, dry_run=True, importance=any_importance(file) if by_importance else None
         )
         smaller, types = sum(each.nbytes for each in planned), tuple((each.name, each.type) for each in planned)
         if smaller < size and types not in known:
@@ -132,6 +127,8 @@ def _has_choice(model: Model, kind: str) -> bool:
         check_walk(model.spec)
         find_tensors(model.file, model.spec)
     except UnsupportedError:
+        if needs_importance(kind):
+            raise
         return False
     return kind not in HAVE_NO_CHOICE and not (kind == "Q4_0" and is_trained_q4_0(model.file))
 

@@ -109,6 +109,13 @@ def test_every_method_keeps_them(method: str, path: Path, tmp_path: Path) -> Non
     assert "Q4_0 keeps them as they are" in report.notes[-1]
 
 
+@pytest.mark.parametrize("settings", [Settings("Q8_0", "rtn"), Settings(method="rtn", group_size=64)])
+def test_others_are_said_to_round_them_again(settings: Settings, path: Path, tmp_path: Path) -> None:
+    model = open_model(path)
+    report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", settings, TOKENS)
+    assert "would keep them as they are" in report.notes[-1]
+
+
 def test_edge_quantize_keeps_them_and_says_what_others_do(path: Path, tmp_path: Path) -> None:
     model = open_model(path)
     quantize_file(model.file, tmp_path / "q.gguf", "Q4_0")
@@ -116,7 +123,7 @@ def test_edge_quantize_keeps_them_and_says_what_others_do(path: Path, tmp_path: 
     assert all(error(found[name], weight) < 0.003 for name, weight in matrices(model.file).items())
     done = edge("quantize", str(path), str(tmp_path / "other.gguf"), "q5_0", "--no-eval")
     assert done.returncode == 0, done.stderr
-    assert "Q4_0 would keep them as they are" in done.stderr.replace("\n", " ")
+    assert "would keep them as they are" in done.stderr.replace("\n", " ")
     text, target = tmp_path / "text.txt", tmp_path / "third.gguf"
     text.write_text("some words\n" * 50)
     done = edge("quantize", str(path), str(target), "q4_0", "--calibration", str(text))

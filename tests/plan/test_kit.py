@@ -25,8 +25,8 @@ from test_cli import edge, edge_json
 from test_profile_json import JSON, places
 
 from edge.backends.tvm.targets import choose_target
-from edge.devices.host import probe_host, usable_cores
-from edge.devices.profiles import find_profile, host_power
+from edge.devices.host import probe_host, processor, usable_cores
+from edge.devices.profiles import add_profile, find_profile, host_power
 from edge.devices.profiles.file import read_profile as read_device
 from edge.devices.profiles.profile import Power
 from edge.errors import InputError, UnsupportedError
@@ -280,9 +280,13 @@ def test_known_models_have_the_figures_that_no_kit_measures(parts: dict[str, str
     )  # fmt: skip
 
 
-def test_a_host_that_is_a_known_board_has_its_watts(tmp_path: Path) -> None:
+def test_a_host_that_is_a_known_board_has_its_watts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "proc/device-tree").mkdir(parents=True)
     (tmp_path / "proc/device-tree/model").write_text("Raspberry Pi 5 Model B Rev 1.0\0")
+    assert host_power(tmp_path) == find_profile("raspberry-pi-5").power
+    probed = replace(find_profile("generic-arm64"), name="host", description=processor().name, figures={})
+    monkeypatch.setenv("EDGE_DEVICES", str(tmp_path))
+    add_profile(probed)
     assert host_power(tmp_path) == find_profile("raspberry-pi-5").power
     (tmp_path / "proc/device-tree/model").write_text("Some Board\0")
     assert host_power(tmp_path).profile.startswith("generic-")

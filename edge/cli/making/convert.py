@@ -147,7 +147,8 @@ def convert(
     )
     if target_kl is not None and not target_kl > 0:
         raise InputError(f"--target-kl {target_kl:g}: state more than 0 nats")
-    check_device(device, evaluates=npu or (wanted.settings is not None and not no_eval and not dry_run))
+    shown = None if npu else device  # what an NPU does, edge plan predicts
+    check_device(shown, evaluates=wanted.evaluates and wanted.settings is not None and not dry_run)
     if dry_run and wanted.mixes:
         raise InputError("which types are mixed is known when they have been measured: leave --dry-run out")
     if onnx_method and type:
@@ -162,7 +163,7 @@ def convert(
     if dry_run:
         _show_preview(target, *c.preview(source, target, wanted), json=json, quiet=quiet)
         return
-    run_conversion(source, target, wanted, read, calibration_tokens, device=device, force=force, json=json, quiet=quiet)
+    run_conversion(source, target, wanted, read, calibration_tokens, device=shown, force=force, json=json, quiet=quiet)
 
 
 def run_conversion(

@@ -26,7 +26,9 @@ def check_device(device: str | None, *, evaluates: bool) -> None:
     if device is not None:
         find_profile(device)
         if not evaluates:
-            raise InputError("--device is for the table of what was lost and gained: quantize, without --no-eval")
+            raise InputError(
+                "--device is for the table of what was lost and gained: quantize, without --no-eval and --quiet"
+            )
 
 
 def predicted_speed(target: Path, device: str = HOST) -> Guess | None:
@@ -60,13 +62,17 @@ def show_cost(found: Evaluated, target: Path, bits: float, nbytes: int, device: 
         ["same likeliest token", f"{lost.top1:.1%} ± {lost.top1_stderr:.1%}"],
         ["bits per weight", f"{bits:.2f}"],
         ["bytes", format_bytes(nbytes)],
-        *([f"predicted {place}", f"{speed.value:,.3g} tok/s"] for place, speed in speeds.items() if speed),
+        *([f"predicted {place}", _speed(speed)] for place, speed in speeds.items() if speed or place != "here"),
     ]
     print("\n" + table(["against its source", ""], rows))
     note(
         f"{lost.tokens} predictions in {found.seconds:.1f} s: a first impression (--no-eval goes without; measure with "
         f"edge eval kl on your own texts)"
     )
+
+
+def _speed(speed: Guess | None) -> str:
+    return f"{speed.value:,.3g} tok/s{speed.known and f', {speed.known}'}" if speed else "unknown"
 
 
 def show_mixture(mixture: Mixture) -> None:

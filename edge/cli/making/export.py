@@ -78,7 +78,7 @@ def export(
             f"{format_bytes(sizes['weights'])} weights and {format_bytes(sizes['kv'])} KV rows; "
             f"peak {format_bytes(found['peak'])} (estimated"
             + (
-                f"; {format_bytes(driver['bytes'])} for the driver, {driver['source']}, and beside --memory"
+                f"; {format_bytes(driver['bytes'])} for the driver, {driver['source']}, not counted by --memory"
                 if driver
                 else ""
             )

@@ -65,7 +65,14 @@ def quantize(
     from edge.converters.calibrate import calibration_tokens as read_tokens
     from edge.converters.convert import Conversion
     from edge.converters.evaluate import evaluate
-    from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, needs_importance, quantize_file
+    from edge.converters.ggml import (
+        HAVE_NO_CHOICE,
+        TRAINED,
+        any_importance,
+        find_ftype,
+        needs_importance,
+        quantize_file,
+    )
     from edge.converters.outcome import again_notes, is_trained_q4_0, notes_on, trained_notes, type_counts
     from edge.converters.quantize import Settings
     from edge.devices.output import check_file
@@ -74,7 +81,7 @@ def quantize(
     from edge.run.starting.opening import open_model
 
     check_threads(threads)
-    check_device(device, evaluates=not no_eval and not dry_run)
+    check_device(device, evaluates=not no_eval and not dry_run and (json or not quiet))
     texts = [*(calibration or []), OWN_TEXT]
     check_texts(texts)
 
@@ -115,6 +122,8 @@ def quantize(
     with progress(enabled=not quiet) as shown:
         columns = None
         if asked or needs_importance(kind):
+            columns = any_importance(file)
+        if columns and not dry_run:
             reading = shown.step("calibrating")
             ids = read_tokens(opened.tokenizer, texts, calibration_tokens)
             columns = column_importance(file, opened.spec, ids, lambda part: reading(part, 1.0))
@@ -131,7 +140,7 @@ def quantize(
             except (UnsupportedError, InputError) as error:
                 unknown = str(error)
     before = {name: info.type for name, info in file.tensors.items()}
-    notes = [*notes_on(file, tensors, kind), *trained_notes(file, kind)]
+    notes = [*notes_on(file, tensors, kind), *trained_notes(file, tensors)]
     total, values = sum(each.nbytes for each in tensors), opened.spec.parameters
     if json:
         print_json({

@@ -98,7 +98,7 @@ class Ahead:
         return chosen
 
     def time(self, given: int, seconds: float, behind: int) -> None:
-        """A pass over `given` pending tokens, and those that were drafted, behind the rows that they read, took this long."""
+        """A pass over `given` pending tokens and those that were drafted took this long, behind rows that it read."""
         if self.speculation:
             self.speculation.time(given, self.drafted, seconds, behind)
 
