@@ -9,13 +9,13 @@ chosen for single tokens. Answers are not those of `full` once there are more ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from edge.errors import InputError
 from edge.kv.policy import KVView, Needs
+from edge.records import dataclass
 from edge.types import IntArray
 
 PAGE = 16  # rows

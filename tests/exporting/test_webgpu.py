@@ -169,7 +169,7 @@ def test_a_device_that_hangs_is_a_status(driver: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize(("budget", "finish"), [
-    ({"time": 850.0}, Finish.TIME), ({"energy": 8500.0}, Finish.ENERGY), ({"power": 1e-3}, Finish.POWER),
+    ({"time": 850.0}, Finish.TIME), ({"energy": 8500.0}, Finish.ENERGY), ({"power": 1e-6}, Finish.POWER),
     ({"max_temp": 40.0}, Finish.THERMAL),
 ])  # fmt: skip
 def test_budgets_end_answers_as_on_the_cpu(driver: ctypes.CDLL, budget: dict[str, float], finish: Finish) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from edge.backends import find_backend
 from edge.backends.base import Backend, Engine, EngineConfig
+from edge.backends.tvm import CPU
 from edge.backends.tvm.cpu.streaming import BLOCK, STEPS, Disk, make_streams, packed_bytes, streaming_need
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.devices.memory import MemoryUse
@@ -248,7 +249,9 @@ def test_without_streams_there_is_nothing_to_ask_for(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def planning_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it always is, and nothing is left to compile."""
     monkeypatch.setattr("edge.plan.plan.memory_use", lambda: MemoryUse(RESIDENT, RESIDENT, None, None))
+    monkeypatch.setattr(CPU, "first_run", lambda *_: 0)
 
 
 def plan(memory: int, **request: int | None) -> Plan:
@@ -302,7 +305,8 @@ def test_no_other_chunk_reads_less(memory: int, prompt: int, answer: int, chunk:
     assume(chosen.config.resident and chosen.config.capacity == other.config.capacity)
     expected = min(answer, max(1, prompt // 8))  # few answers are as long as they may be
     reads = [passes(prompt, expected, each.config.chunk) * each.bytes.streamed for each in (chosen, other)]
-    assert reads[0] <= 1.01 * reads[1]  # weights stay in whole MiB
+    whole = 1.25 * MIB * passes(prompt, expected, chosen.config.chunk)  # weights stay in whole MiB
+    assert reads[0] <= max(1.01 * reads[1], reads[1] + whole)
 
 
 @pytest.mark.usefixtures("planning_process")

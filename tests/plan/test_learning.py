@@ -28,7 +28,7 @@ def test_speeds_of_models_predict_those_of_others() -> None:
     (speed,) = kept.speeds
     spec = open_model(str(GOLDEN / "gpt2.gguf")).spec
     plan = make_plan(
-        spec, engine_named("cpu"), Options(max_kv_size=128), elsewhere=MemoryLimit(1 << 30, "x"), threads=speed.threads
+        spec, engine_named("cpu"), Options(max_kv_size=128), elsewhere=MemoryLimit(1 << 34, "x"), threads=speed.threads
     )
     wanted = Wanted(32, (16,))
     bare = predict(spec, plan, kept, wanted, corrected=False)

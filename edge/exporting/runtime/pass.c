@@ -106,10 +106,11 @@ void pass_release(pass *p)
 {
     if (p->on_gpu)
         return;
-    uint64_t first = p->design->normals, end = first + p->model->sizes[SECTION_NORMALS] / sizeof *p->floats;
+    const size_t first = (size_t)p->design->normals, normals = (size_t)p->model->sizes[SECTION_NORMALS];
+    const size_t end = first + normals / sizeof *p->floats, floats = (size_t)p->design->floats;
     release_memory(p->floats, first * sizeof *p->floats);
-    release_memory(p->floats + end, (p->design->floats - end) * sizeof *p->floats);
-    release_memory(p->integers, p->design->integers * sizeof *p->integers);
+    release_memory(p->floats + end, (floats - end) * sizeof *p->floats);
+    release_memory(p->integers, (size_t)p->design->integers * sizeof *p->integers);
 }
 
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
