@@ -187,12 +187,11 @@ class DeviceProfile:
 
     @property
     def threads(self) -> int | None:
-        """The cores that a run uses by default; None if unknown. Apple's systems name the fast ones, but without clocks
-        their share of the figures is unknown, so all count. Off ARM, clocks differ between cores that are alike."""
-        speeds = self._speeds()
-        if self.is_apple and any(speeds):
-            return self.clusters[0].cores
-        return worth_using(speeds) or None
+        """The cores that a run uses by default; None if unknown. Apple's systems name the fast ones; off ARM, clocks
+        differ between cores that are alike."""
+        if self.is_apple:
+            return self.clusters[0].cores if self.clusters else None
+        return worth_using(self._speeds()) or None
 
     @property
     def is_apple(self) -> bool:

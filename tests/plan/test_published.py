@@ -109,6 +109,7 @@ def test_every_predicted_speed_has_an_error_or_says_that_none_is_known(name: str
             ("prompt", [each for each in (seen.prediction.prefill_tok_s, seen.prediction.ttft_s) if each]),
         ):
             fit = correction(seen.plan.backend, profile.arch, what, npu=provider is not None)  # type: ignore[arg-type]
+            fit = None if profile.is_apple else fit  # of which no speeds were found
             for guess in guesses:
                 assert guess.error == (fit and fit.error)
                 assert guess.known == worded(fit and fit.error) != ""

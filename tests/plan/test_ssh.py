@@ -230,7 +230,8 @@ def test_silence_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_removes_what_earlier_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a shell that is gone, or before the machine was started again; a run that goes on beside it stays."""
+    """Of a shell that is gone, or before the machine was started again; a run that goes on beside it stays, and that of
+    another machine, which shares the home."""
     home, kit = tmp_path / "home", tmp_path / "kit"
     home.mkdir()
     kit.mkdir()
@@ -241,13 +242,19 @@ def test_a_run_removes_what_earlier_ones_left(tmp_path: Path, monkeypatch: pytes
     gone = subprocess.Popen(["true"])
     gone.wait()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    owners = {"other-boot": f"{os.getpid()} 7e57", "gone": f"{gone.pid} {boot}", "going-on": f"{os.getpid()} {boot}"}
+    here = os.uname().nodename
+    owners = {
+        "other-boot": f"{os.getpid()} 7e57 {here}", "gone": f"{gone.pid} {boot} {here}",
+        "going-on": f"{os.getpid()} {boot} {here}", "elsewhere": f"{os.getpid()} 7e57 another-{here}",
+    }  # fmt: skip
     for name, owner in owners.items():
         (home / f".edge-profile.{name}").mkdir()
         (home / f".edge-profile.{name}" / "owner").write_text(owner + "\n")
     (home / ".edge-profile.mine").mkdir()
     assert run_kit(Address("pi"), kit, quietly) == b"result\n"
-    assert sorted(each.name for each in home.iterdir()) == [".edge-profile.going-on", ".edge-profile.mine"]
+    assert sorted(each.name for each in home.iterdir()) == [
+        f".edge-profile.{name}" for name in ("elsewhere", "going-on", "mine")
+    ]
 
 
 @pytest.mark.parametrize(
