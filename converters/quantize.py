@@ -188,8 +188,8 @@ def find_folds(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, types: Mapping[str, str], settings: Settings,
     progress: Progress,
 ) -> Folds:  # fmt: skip
-    """AWQ's factors of every stage whose matrices have a grid or are floats, but for weights that were trained for
-    theirs, which factors would move. tokens: int32 [sequences, length].
+    """AWQ's factors of every stage whose matrices have a grid or are floats, but for weights of
+    quantization-aware training, which factors would move. tokens: int32 [sequences, length].
 
     A stage of which a mixture gave a matrix a K-quant is left as it is: what folds gain is searched on grids.
     """

@@ -33,21 +33,30 @@ def speed_of(mhz: int) -> int:
     return mhz**3
 
 
-def fast_cores(capacities: list[int], mhz: list[int]) -> int:
-    """The cores of a system that are worth using, by Linux's capacities if they tell cores apart, else by clocks; 0:
-    unknown."""
+def physical_cores(cpus: Iterable[tuple[str, str, str]]) -> dict[str, tuple[int, int]]:
+    """Capacity and highest clock in MHz, 0 where unknown, by core. cpus: of each logical CPU its core, and capacity and
+    clock in kHz as Linux writes them."""
+    found = dict[str, tuple[int, int]]()
+    for core, capacity, khz in cpus:
+        found.setdefault(core, (_number(capacity), _number(khz) // 1000))
+    return found
+
+
+def fast_cores(cores: Iterable[tuple[int, int]]) -> int:
+    """The cores worth using, by Linux's capacities if they tell cores apart, else by clocks in MHz; 0: none."""
+    known = list(cores)
+    capacities, mhz = [capacity for capacity, _ in known], [clock for _, clock in known]
     return worth_using(capacities if len(set(capacities)) > 1 else map(speed_of, mhz))
 
 
 def own_fast_cores() -> int:
     """The physical cores that this process may run on and that are worth using, of an ARM processor under Linux."""
-    found = dict[str, tuple[int, int]]()
+    cpus = []
     for cpu in sorted(os.sched_getaffinity(0)):
         path = _CPUS / f"cpu{cpu}"
         capacity, khz = (read_text(path / name).strip() for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"))
-        core = read_text(path / "topology/thread_siblings_list").strip() or str(cpu)
-        found.setdefault(core, (_number(capacity), _number(khz) // 1000))
-    return fast_cores([capacity for capacity, _ in found.values()], [mhz for _, mhz in found.values()])
+        cpus.append((read_text(path / "topology/thread_siblings_list").strip() or str(cpu), capacity, khz))
+    return fast_cores(physical_cores(cpus).values())
 
 
 def _number(text: str) -> int:

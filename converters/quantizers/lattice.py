@@ -33,10 +33,10 @@ def find_codes(weight: FloatArray) -> tuple[QuantizedMatrix, AnyArray]:
     codes, scales = np.zeros(blocks.shape, np.float32), np.zeros((len(blocks), 1), np.float32)
     left = np.flatnonzero(extreme)
     for code in _CODES:
-        step = extreme[left] / np.float32(code)
-        likely = left[_integers(blocks[left, :_FEW], step)]
-        found = likely[_integers(blocks[likely], extreme[likely] / np.float32(code))]
-        codes[found] = np.rint(blocks[found] / (extreme[found] / np.float32(code)))
+        step = extreme / np.float32(code)
+        likely = left[_integers(blocks[left, :_FEW], step[left])]
+        found = likely[_integers(blocks[likely], step[likely])]
+        codes[found] = np.rint(blocks[found] / step[found])
         squares, products = ((codes[found] * each).sum(axis=1) for each in (codes[found], blocks[found]))
         scales[found, 0] = half(products / squares)
         left = np.setdiff1d(left, found, assume_unique=True)

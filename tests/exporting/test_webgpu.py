@@ -11,13 +11,14 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bundles import bundle_of, bundle_sources
 from conftest import SOME_GPU
-from ctypes_bundle import open_bundle
+from ctypes_bundle import Bundle, BundleSession, open_bundle
 from gpu_sessions import MODEL, PROMPT, ROWS, ask_both, check_long_answer, check_peak, kernels, sessions
 from runtime_library import RUNTIME, build
 
@@ -230,14 +231,21 @@ def test_a_lost_device_is_a_status(driver: ctypes.CDLL) -> None:
             assert gpu.answer(PROMPT, Role.RAW) == expected
 
 
-def test_a_prompt_is_cancelled_within_a_chunk(driver: ctypes.CDLL) -> None:
-    """And goes on as if it had not begun."""
+@contextmanager
+def cancelled_session(driver: ctypes.CDLL) -> Iterator[tuple[Bundle, BundleSession, ctypes.c_int64, ctypes.c_int64]]:
+    """A session on the GPU, the driver's count of submissions, and the one at which the driver cancels it."""
     with (
         open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle,
         bundle.session(engine=Engine.GPU, **GREEDY) as gpu,
     ):
         runs, cancels_at = (ctypes.c_int64.in_dll(driver, f"driver_{name}") for name in ("runs", "cancels_at"))
         ctypes.c_void_p.in_dll(driver, "driver_session").value = gpu.handle.value
+        yield bundle, gpu, runs, cancels_at
+
+
+def test_a_prompt_is_cancelled_within_a_chunk(driver: ctypes.CDLL) -> None:
+    """And goes on as if it had not begun."""
+    with cancelled_session(driver) as (bundle, gpu, runs, cancels_at):
         cancels_at.value = runs.value  # the first one
         assert gpu.answer(PROMPT, Role.RAW) == ([], "", Finish.INTERRUPTED)
         assert runs.value == cancels_at.value + 1
@@ -251,12 +259,7 @@ def test_a_prompt_is_cancelled_within_a_chunk(driver: ctypes.CDLL) -> None:
 
 def test_an_answer_is_cancelled_within_a_burst(driver: ctypes.CDLL) -> None:
     """Of the tokens that were sent, each of two submissions; none comes to the app."""
-    with (
-        open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle,
-        bundle.session(engine=Engine.GPU, **GREEDY) as gpu,
-    ):
-        runs, cancels_at = (ctypes.c_int64.in_dll(driver, f"driver_{name}") for name in ("runs", "cancels_at"))
-        ctypes.c_void_p.in_dll(driver, "driver_session").value = gpu.handle.value
+    with cancelled_session(driver) as (_, gpu, runs, cancels_at):
         expected = gpu.answer(PROMPT, Role.RAW)[0]
         gpu.rewind()
         gpu.append(Role.RAW, PROMPT)

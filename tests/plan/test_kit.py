@@ -141,7 +141,7 @@ def test_a_kit_says_that_it_lives_and_ends_when_nothing_hears_it() -> None:
         said = process.stderr.readline()
         if trace(seize, process.pid, None, None) or trace(interrupt, process.pid, None, None):
             process.kill()
-            process.wait()
+            process.communicate()
             pytest.skip("this system lets no process hold another")
         os.waitpid(process.pid, 0)  # until it is held
         while select([process.stderr], [], [], 20)[0] and (more := os.read(process.stderr.fileno(), 1 << 16)):
@@ -150,7 +150,7 @@ def test_a_kit_says_that_it_lives_and_ends_when_nothing_hears_it() -> None:
                 break
         else:
             process.kill()
-            process.wait()
+            process.communicate()
             continue
         process.stderr.close()
         process.wait(60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from edge.backends.tvm.targets import app_targets
-from edge.devices.cores import fast_cores
+from edge.devices.cores import fast_cores, physical_cores
 from edge.devices.host import flags_of, notable, processor_of
 from edge.devices.profiles import find_model
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, is_name
@@ -66,18 +66,9 @@ def profile_of(answer: str, name: str) -> DeviceProfile:
 
 def fastest_cores(listed: str, machine: str) -> int:
     """The physical cores that are worth using, as the C runtime counts them: off ARM, all."""
-    found = dict[str, tuple[int, int]]()
-    for line in listed.splitlines():
-        if line.count(":") == 3:
-            khz, siblings, cpu, capacity = line.split(":")
-            found.setdefault(siblings or cpu, (_number(capacity), _number(khz) // 1000))
-    if machine != "aarch64":
-        return len(found) or 1
-    return fast_cores([capacity for capacity, _ in found.values()], [mhz for _, mhz in found.values()]) or 1
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    lines = (line.split(":") for line in listed.splitlines() if line.count(":") == 3)
+    cores = physical_cores((siblings or cpu, capacity, khz) for khz, siblings, cpu, capacity in lines)
+    return (fast_cores(cores.values()) if machine == "aarch64" else len(cores)) or 1
 
 
 def _parts(answer: str) -> dict[str, str]:
