@@ -321,6 +321,22 @@ def test_joules_are_estimated_until_the_app_reads_them() -> None:
     assert app.c_look(1)[0] == "energy"
 
 
+def test_what_was_estimated_too_much_between_two_readings_is_taken_back() -> None:
+    """A limit of power counts what was read in the end: here half of the estimate, for which it would pause."""
+    app, paused = App({"power": 4.0}, True, Power(3.0, 0.5, 0.0)), list[float]()
+    app.start()
+    for _ in range(40):
+        for _ in range(5):  # tokens without a reading
+            app.now.value += 0.01
+            app.cpu.value += 0.02
+            app.c_look(1)
+        app.joules += 3.25 * 0.05
+        app.lib.watch_read(app.c, ctypes.byref(app.readings()), True)
+        paused.append(app.lib.watch_paused(app.c))
+    assert app.lib.watch_joules(app.c) == pytest.approx(3.25 * 2)
+    assert paused[9] == paused[-1]  # none once it has saved up what estimates exceed readings by, in between
+
+
 def test_a_gpus_work_costs_as_that_of_all_cores() -> None:
     """Of which the process has seen a part."""
     app = App({"energy": 30.0}, False, Power(3.0, 0.5, 200.0))

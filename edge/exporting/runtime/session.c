@@ -362,6 +362,11 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
     return leave(s, EDGE_OK);
 }
 
+double paused_seconds(const edge_session *s)
+{
+    return s->watch.paused;
+}
+
 edge_status check_length(size_t count, size_t size, edge_error *error)
 {
     if (count <= PTRDIFF_MAX / size)

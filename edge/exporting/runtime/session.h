@@ -93,6 +93,7 @@ edge_status check_gpu(const edge_session *s, edge_error *error); /* whether its 
 /* The rest of edge_begin, once the engine is known. */
 edge_status begin_on(edge_model *model, const edge_options *options, const gpu_host *host, edge_session **session,
                      edge_error *error); /* host: NULL for the CPU */
+double paused_seconds(const edge_session *s); /* in this answer and its prompt, for limits; kits read them */
 /* Refuses lengths that no text has, such as (size_t)-1. size: of one of `count`, in bytes. */
 edge_status check_length(size_t count, size_t size, edge_error *error);
 

@@ -30,6 +30,11 @@ static void take_joules(watch *w, double joules)
     w->measured = true;
     w->joules = joules - w->first_joules;
     w->estimated = estimate(w);
+    double excess = w->state.last.joules - w->joules; /* estimated since the reading before, and not spent */
+    if (excess > 0) {
+        w->state.last.joules = w->joules;
+        w->state.debt -= excess;
+    }
 }
 
 void watch_start(watch *w, const edge_config *config, const edge_options *options, const edge_readings *readings)
