@@ -31,7 +31,7 @@ from edge.profiling.measure import (
     part_of,
 )
 from edge.profiling.memory import Sampler, memory_base
-from edge.profiling.profile import Energy, EngineProfile, PhaseOperators, Settings, Timeline
+from edge.profiling.profile import Energy, EngineProfile, PhaseOperators, Settings, Timeline, beyond_power
 from edge.run.session import Session
 from edge.run.starting.opening import open_model
 from edge.values import parse
@@ -121,7 +121,9 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
             sustained = None
             if settings.sustained_s:
                 most = plan.config.capacity - prompt
-                sustained = measure_sustained(runner, prompt, most, settings.sustained_s, on_part[2])
+                sustained, hopeless = measure_sustained(runner, prompt, most, settings, on_part[2])
+                if hopeless:
+                    notes.append(beyond_power(settings))
             base = memory_base(plan, before, warm, files, mapped_files())
         reading = meter.read()
     return EngineProfile(

@@ -26,7 +26,8 @@ from edge.profiling.profile import (
     Sustained,
     Window,
 )
-from edge.run.budgets.meters import EnergyMeter
+from edge.run.budgets.governor import RunLimits
+from edge.run.budgets.meters import EnergyMeter, Watch
 from edge.run.sampling.sampler import greedy
 from edge.run.session import Session
 from edge.types import FloatArray, IntArray
@@ -78,8 +79,11 @@ class Runner:
             self.sampler.rows = max(self.sampler.rows, session.engine.kv.length)
         return logits, passes
 
-    def answer(self, logits: FloatArray, count: int, limit: float = math.inf) -> list[float]:
-        """Seconds of every token, including sampling; fewer tokens once `limit` seconds are over."""
+    def answer(
+        self, logits: FloatArray, count: int, limit: float = math.inf, watch: Watch | None = None
+    ) -> list[float]:
+        """Seconds of every token, including sampling; fewer tokens once `limit` seconds are over. watch: pauses behind
+        each."""
         session, seconds, step = self.session, list[float](), np.zeros(1, np.int32)
         for _ in range(count):
             if len(seconds) >= _LEAST_TOKENS and sum(seconds) > limit:
@@ -88,6 +92,8 @@ class Runner:
             step[0] = greedy(logits)
             logits = session.forward(step, upcoming=1)
             seconds.append(time.perf_counter() - started)
+            if watch and watch.stop_reason():
+                break
         self.sampler.rows = max(self.sampler.rows, session.engine.kv.length)
         return seconds
 
@@ -186,8 +192,12 @@ def measure_curve(
     return points, None
 
 
-def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on_step: OnStep) -> Sustained:
-    """Measure repeated answers of up to `most` tokens to the same prompt, run once, for `seconds` without a pause."""
+def measure_sustained(
+    runner: Runner, prompt: int, most: int, settings: Settings, on_step: OnStep
+) -> tuple[Sustained, bool]:
+    """Measure repeated answers of up to `most` tokens to the same prompt, run once, for `sustained_s` seconds, held to
+    `watts` by pauses; also return whether the run ended early because they cannot hold them."""
+    seconds = settings.sustained_s
     session, sampler = runner.session, runner.sampler
     length = min(_WINDOW_S, seconds / _LEAST_WINDOWS)
     session.reset()
@@ -196,16 +206,19 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
     mark = session.mark(hold=True)
     first = logits.copy()  # each answer begins with it; the engine may write to its own
     windows: list[Window] = []
-    began = time.perf_counter()
-    while (start := time.perf_counter() - began) < seconds - length / 2:
+    watch = None if settings.watts is None else Watch(RunLimits(power=settings.watts), runner.meter)
+    hopeless, began = False, time.perf_counter()
+    while not hopeless and (start := time.perf_counter() - began) < seconds - length / 2:
         on_step(f"sustained, {start:.0f} of {seconds:.0f} s", start / seconds)
         steps: list[float] = []
         before, looked = runner.meter.read().joules, sampler.now()
-        others = others_from_now()
-        while not steps or time.perf_counter() - began < start + length:
+        others, paused = others_from_now(), watch.paused if watch else 0.0
+        while not hopeless and (not steps or time.perf_counter() - began < start + length):
             if session.engine.kv.length + _BURST > prompt + most:
                 session.rewind(mark)
-            steps += runner.answer(first, _BURST)
+            ran = runner.answer(first, _BURST, watch=watch)
+            steps += ran
+            hopeless = len(ran) < _BURST
         lasted = time.perf_counter() - began - start
         joules = (runner.meter.read().joules - before) / len(steps)
         sampler.sample_climate()
@@ -221,9 +234,10 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
                 celsius=max((each.celsius for each in climate if each.celsius is not None), default=None),
                 hertz=sum(hertz) / len(hertz) if hertz else None,
                 others=taken,
+                paused=watch.paused - paused if watch else 0.0,
             )
         )
-    return Sustained(length, windows)
+    return Sustained(length, windows), hopeless
 
 
 def measure_operators(

@@ -49,6 +49,7 @@ class Settings:
     prefill_step_size: int | None = None
     threads: int | None = None
     provider: str | None = None
+    watts: float | None = None  # that pauses hold the long run to; not `power`, which would be an option of all passes
 
     @property
     def engine_s(self) -> float:
@@ -70,6 +71,11 @@ class Settings:
         shared = {name: getattr(self, name) for name in _SHARED}
         size = None if self.kv_memory is None else parse_bytes(self.kv_memory, "--kv-memory")
         return Options(**shared | {"kv_memory": size, "expected_tokens": self.rows})
+
+
+def beyond_power(settings: Settings) -> str:
+    """Why a long run ended early."""
+    return f"the long run ended early: pauses cannot hold {settings.watts:g} W, which the device draws without work"
 
 
 def recorded(options: Options) -> dict[str, Any]:
@@ -253,20 +259,28 @@ class Window:
 
     start: float  # seconds since the run began
     seconds: float  # duration
-    per_token: Spread
+    per_token: Spread  # seconds, without pauses
     joules_per_token: float | None
     celsius: float | None
     hertz: float | None
     others: float | None  # as in EngineProfile
+    paused: float = 0.0  # of its seconds, to hold Settings.watts
 
     def __post_init__(self) -> None:
+        if not 0 <= self.paused < self.seconds:
+            raise ValueError("a window has pauses within its time")
         if not _LEAST <= self.seconds <= 1 / _LEAST or not 0 < self.per_token.count <= 1 / _LEAST:
             raise ValueError("a window has tokens and takes time")
 
     @property
     def tok_s(self) -> float:
-        """Tokens / time, since a median would hide slow tokens."""
+        """Tokens / time, since a median would hide slow tokens and pauses."""
         return self.per_token.count / self.seconds
+
+    @property
+    def watts(self) -> float | None:
+        """With its pauses."""
+        return None if self.joules_per_token is None else self.joules_per_token * self.tok_s
 
 
 @dataclass(frozen=True)
@@ -292,6 +306,12 @@ class Sustained:
     def ratio(self) -> float:
         """Speed of the last window / speed of the first."""
         return self.last.tok_s / self.first.tok_s
+
+    @property
+    def unpaused_ratio(self) -> float:
+        """The same without pauses, which say nothing of heat."""
+        first, last = (each.tok_s * each.seconds / (each.seconds - each.paused) for each in (self.first, self.last))
+        return last / first
 
     @property
     def others(self) -> float:

@@ -42,7 +42,8 @@ def profile_report(profile: Profile) -> Report:
         ),
     ]  # fmt: skip
     if any(each.sustained for each in profile.engines):
-        windows = [_windows(each, each.sustained) for each in profile.engines if each.sustained]
+        held = profile.settings.watts
+        windows = [_windows(each, each.sustained, held) for each in profile.engines if each.sustained]
         sections.append(Section("Sustained", [_sustained(profile), *windows], (), [charts.sustained_chart(profile)]))
     return Report(
         kind=f"{'quick device profile' if profile.quick else 'device profile'} · {profile.date[:10]}",
@@ -316,43 +317,51 @@ def _sustained(profile: Profile) -> Table:
     first, last = f"first {duration(length)}", f"last {duration(length)}"
     if length >= 60:
         first, last = "minute 1", f"minute {count}"
+    watts = profile.settings.watts
+    certainty = "/".join(dict.fromkeys(engine.energy.certainty for engine, _ in runs))
     headings = [
         "engine", f"{first} tok/s", f"{last} tok/s", "last / first", "highest", "clock",
-        f"per token ({'/'.join(dict.fromkeys(engine.energy.certainty for engine, _ in runs))})", "other programs",
+        f"per token ({certainty})", "other programs", *([f"watts ({certainty})", "paused"] if watts else []),
     ]  # fmt: skip
     rows = [
         [
             engine.engine, rate(run.first.tok_s), rate(run.last.tok_s), f"{run.ratio:.2f}", _celsius(run.windows),
             _then(run.first.hertz, run.last.hertz, clock),
             _then(run.first.joules_per_token, run.last.joules_per_token, joules), _others(run.windows),
+            *([_then(run.first.watts, run.last.watts, _watts), _paused(run.windows)] if watts else []),
         ]
         for engine, run in runs
     ]  # fmt: skip
+    held = f"held to {watts:g} W by pauses, which count" if watts else "without a pause"
     notes = [
-        f"Measured: answers one after another for {duration(profile.settings.sustained_s)} without a pause; tokens by "
-        f"time, in the first {duration(length)} and in the last."
+        f"Measured: answers one after another for {duration(profile.settings.sustained_s)} {held}; tokens by time, in "
+        f"the first {duration(length)} and in the last."
     ]
+    if watts and certainty != "measured":
+        notes.append("Where nothing measures watts, pauses go by the estimate.")
     if len(runs) > 1:
         notes.append("Engines take turns: all but the first begin on a device that the ones before have warmed.")
     return Table(headings, rows, notes)
 
 
-def _windows(engine: EngineProfile, run: Sustained) -> Table:
+def _windows(engine: EngineProfile, run: Sustained, watts: float | None) -> Table:
     """A table of a long run, window by window."""
     rows = [
         [
             f"{window.start:.0f} s", rate(window.tok_s), *milliseconds(window.per_token),
             joules(window.joules_per_token), _celsius([window]), clock(window.hertz), _others([window]),
+            *([_watts(window.watts), _paused([window])] if watts else []),
         ]
         for window in run.windows
     ]  # fmt: skip
     headings = [
         "from", "tok/s", "ms/token p10", "p50", "p90", f"per token ({engine.energy.certainty})", "highest", "clock",
-        "other programs",
+        "other programs", *([f"watts ({engine.energy.certainty})", "paused"] if watts else []),
     ]  # fmt: skip
+    paused = ", with pauses" if watts else ""
     notes = [
-        f"Measured, in windows of {duration(run.length)}; tok/s: tokens by time. Other programs: their share of all "
-        "cores' time."
+        f"Measured, in windows of {duration(run.length)}; tok/s: tokens by time{paused}. Other programs: their share "
+        "of all cores' time."
     ]
     return Table(headings, rows, notes, title=f"{engine.engine}: the long run", folded=True)
 
@@ -365,6 +374,16 @@ def _then(first: float | None, last: float | None, said: Callable[[float], str])
 def _celsius(windows: Sequence[Window]) -> str:
     celsius = [each.celsius for each in windows if each.celsius is not None]
     return f"{max(celsius):.0f} °C" if celsius else NONE
+
+
+def _watts(watts: float | None) -> str:
+    return NONE if watts is None else f"{watts:.2f} W"
+
+
+def _paused(windows: Sequence[Window]) -> str:
+    """The share of the time, and the seconds."""
+    paused, seconds = sum(each.paused for each in windows), sum(each.seconds for each in windows)
+    return f"{paused / seconds:.0%}, {duration(paused)}"
 
 
 def _others(windows: Sequence[Window]) -> str:

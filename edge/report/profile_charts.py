@@ -168,7 +168,8 @@ def sustained_chart(profile: Profile) -> Chart | None:
     for engine in profile.engines:
         windows, middle = (engine.sustained.windows, engine.sustained.length / 2) if engine.sustained else ([], 0.0)
         at = [(each.start + middle) / size for each in windows]
-        lines.append((engine.engine, at, [each.per_token for each in windows], [each.tok_s for each in windows]))
+        bands = [] if profile.settings.watts else [each.per_token for each in windows]  # which know of no pauses
+        lines.append((engine.engine, at, bands, [each.tok_s for each in windows]))
     x = Axis(0, max((run.windows[-1].start + run.length) / size for run in runs), unit)
     return _speeds("Speed of answers in a long run", "tok/s of answer", x, lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from functools import lru_cache
 from pathlib import Path
@@ -21,23 +22,24 @@ QUICK = ("--quick", "-p", "32", "-n", "8", "-d", "16,48", "-r", "2", "--max-kv-s
 _kept = TemporaryDirectory(prefix="edge-kits-")
 
 
-def settings(sustained: float = 0.0) -> Settings:
+def settings(sustained: float = 0.0, watts: float | None = None) -> Settings:
     return Settings(
         prompt=32, answer=8, contexts=[16, 48], repetitions=3, speed_s=60.0, curve_s=60.0, sustained_s=sustained,
-        operators_s=1.0, max_kv_size=128,
+        operators_s=1.0, max_kv_size=128, watts=watts,
     )  # fmt: skip
 
 
 @lru_cache
-def kit_for(device: str = HOST, sustained: float = 0.0) -> Path:
-    folder = Path(_kept.name) / f"{device}-{sustained:g}"
+def kit_for(device: str = HOST, sustained: float = 0.0, watts: float | None = None) -> Path:
+    folder = Path(_kept.name) / f"{device}-{sustained:g}-{watts}"
     model = open_model(str(GOLDEN_MODEL))
-    make_kit(model, GOLDEN_MODEL.name, folder, device, settings(sustained), quick=True)
+    make_kit(model, GOLDEN_MODEL.name, folder, device, settings(sustained, watts), quick=True)
     return folder
 
 
-def run_program(folder: Path, *emulator: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*emulator, folder / PROGRAM, folder / MODEL], capture_output=True, timeout=120)
+def run_program(folder: Path, *emulator: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    words = [*emulator, folder / PROGRAM, folder / MODEL]
+    return subprocess.run(words, capture_output=True, timeout=120, env=os.environ | variables)
 
 
 @lru_cache

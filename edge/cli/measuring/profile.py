@@ -77,6 +77,9 @@ def of(
         str | None,
         o.flag("--sustained", help="Also answer for this long on each engine, such as 5m, and compare the minutes."),
     ] = None,
+    power: Annotated[
+        str | None, o.flag("--power", help="With --sustained, the most watts on average, such as 5W; held by pauses.")
+    ] = None,
     prompt: Annotated[
         int | None, o.flag("-p", "--n-prompt", min=1, max=1 << 20, help="Tokens of the prompt (default: 512).")
     ] = None,
@@ -100,9 +103,10 @@ def of(
     """Measure a model on this device, or another: load, prompts, answers, contexts, operators, memory, joules, heat.
 
     Every engine in a process of its own, one after the other: a minute or so for all; --sustained 5m adds 5 minutes for
-    each, --backend says which. Ends with what limits this device, and what to try. There is no --energy, --power or
-    --max-temp, which would distort the measurements. With `compare A.json B.json` instead of MODEL: two profiles side
-    by side. With --on, another machine measures itself, with the cpu engine and without edge or Python.
+    each, --backend says which. Ends with what limits this device, and what to try. --power holds only the long run,
+    and there is no --energy or --max-temp, which would distort the measurements. With `compare A.json B.json` instead
+    of MODEL: two profiles side by side. With --on, another machine measures itself, with the cpu engine and without
+    edge or Python.
     """
     from edge.profiling.collect import choose_engines, collect
     from edge.profiling.profile import Settings, recorded
@@ -117,7 +121,7 @@ def of(
     if model is None:
         raise InputError("no MODEL: give one, or --read FILE for the result of a kit")
     _check_on(on, device, backend, force=force)
-    long_run = _seconds(sustained)
+    long_run, watts = _seconds(sustained), _watts(power, sustained, on)
     opened = open_model(model)
     rows = min(opened.spec.context, options.max_kv_size or opened.spec.context)
     answer = generate or max(2, min(16 if quick else 48, rows // 2))
@@ -131,6 +135,7 @@ def of(
         curve_s=5.0 if quick else 20.0,
         sustained_s=long_run,
         operators_s=2.0 if quick else 6.0,
+        watts=watts,
         **recorded(options),
     )
     _check(settings, opened.spec.context)
@@ -272,6 +277,16 @@ def _seconds(sustained: str | None) -> float:
     if sustained is not None and seconds < _LEAST_SUSTAINED_S:
         raise InputError(f"--sustained {sustained} is too short to compare its parts: at least {_LEAST_SUSTAINED_S} s")
     return seconds
+
+
+def _watts(power: str | None, sustained: str | None, on: str | None) -> float | None:
+    from edge.budget import parse_watts
+
+    if power is not None and sustained is None:
+        raise InputError("--power holds the long run only: add its length, such as --sustained 5m")
+    if power is not None and (on or "").startswith(_PAGE):
+        raise InputError("--power cannot be held in a page, which sees no watts: measure with ssh:, adb or kit:DIR")
+    return None if power is None else parse_watts(power, "--power")
 
 
 def _contexts(text: str | None, most: int, *, quick: bool) -> list[int]:

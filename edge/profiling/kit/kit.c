@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "ceilings.h"
+#include "constants.h"
 #include "edge.h"
 #include "energy.h"
 #include "kit.h"
@@ -21,15 +23,23 @@
 
 enum { WARM_UP = 32, WARM_UP_ANSWER = 4, LEAST_TOKENS = 4, LEAST_WINDOWS = 5, THREADS_PROMPT = 128 };
 static const double MARGIN = 1.3; /* longer contexts are slower than those measured so far */
+static const double READING_SHARE = 0.005; /* of time, that reading joules may take, as in edge itself */
 static const double WINDOW_S = 60, THREADS_S = 2, LOAD_S = 1, HEARTBEAT_S = 2;
+
+double paused_seconds(const edge_session *session); /* of the runtime: in this answer and its prompt */
 
 static edge_model *model;
 static edge_session *session;
 static edge_model_info info = {.size = sizeof info};
 static edge_error error = {.size = sizeof error};
+static edge_finish finish; /* of the last piece */
 static int32_t tokens[KIT_ROWS];
 static double *seconds; /* of tokens */
 static uint32_t timed, room;
+static double paused;      /* seconds, to hold WATTS */
+static bool held;          /* to WATTS: the long run is, what comes before it shows what the machine does without */
+static energy_reading held_since, reading; /* the last that the governor was told, at */
+static double read_at;
 static double stage_start, stage_share; /* parts of the whole that are done, and that this stage is */
 
 static void fail(const char *what)
@@ -118,13 +128,19 @@ static void keep(double took)
     seconds[timed++] = took;
 }
 
-static void begin(uint32_t threads)
+static edge_options options_of(uint32_t threads)
 {
     edge_options options = EDGE_OPTIONS;
     options.threads = threads;
     options.temperature = 0;
     options.ignore_eos = 1;
     options.speculate = 1; /* off: several tokens at once would hide what one costs */
+    return options;
+}
+
+static void begin(uint32_t threads)
+{
+    edge_options options = options_of(threads);
     check(edge_begin(model, &options, &session, &error));
 }
 
@@ -135,36 +151,75 @@ static edge_usage usage(void)
     return use;
 }
 
+/* Holds the session to WATTS from its next answer on, by the sensor, else by the runtime's estimate. */
+static void hold_power(uint32_t threads)
+{
+    edge_options options = options_of(threads);
+    options.power = WATTS;
+    check(edge_set(session, &options, &error));
+    held_since = energy_read(now());
+    held = true;
+}
+
+/* Tells the governor the joules, unless the sensor missed some. Readings take READING_SHARE of the time at most. */
+static void tell_joules(void)
+{
+    static double next;
+    if (!held || now() < next)
+        return;
+    read_at = now();
+    reading = energy_read(read_at);
+    edge_readings readings = EDGE_READINGS;
+    readings.joules = energy_between(&held_since, &reading);
+    check(edge_read(session, &readings, &error));
+    next = now() + (now() - read_at) / READING_SHARE;
+}
+
+static void step(edge_piece *piece)
+{
+    tell_joules();
+    check(edge_next(session, piece, &error));
+    finish = piece->finish;
+}
+
 /* Runs a prompt, and draws the first token of its answer. Returns the seconds that both take. */
 static double run_prompt(const int32_t *ids, uint32_t count)
 {
     edge_piece piece = {.size = sizeof piece};
     double started = now();
+    tell_joules();
     check(edge_append(session, EDGE_IDS, ids, count, &error));
     do
-        check(edge_next(session, &piece, &error));
+        step(&piece);
     while (!piece.finish && piece.token < 0);
     sampled_rows(usage().rows);
     return now() - started;
 }
 
-/* Keeps the seconds of each further token, of `most` at most, and of fewer once `limit` seconds are over. Returns their
- * number. */
+/* Keeps the seconds of each further token, without pauses, of `most` at most, and of fewer once `limit` seconds are over.
+ * Returns their number. */
 static uint32_t run_answer(uint32_t most, double limit)
 {
     edge_piece piece = {.size = sizeof piece};
     uint32_t count = 0;
     double total = 0;
     while (count < most && !(count >= LEAST_TOKENS && total > limit)) {
-        double started = now();
-        check(edge_next(session, &piece, &error));
-        double took = now() - started;
+        double before = paused_seconds(session), started = now();
+        step(&piece);
+        double took = now() - started, pause = paused_seconds(session) - before;
+        paused += pause;
+        took -= pause;
+        if (pause > HOPELESS_S) { /* which the governor judges by its estimate, since nothing reads within a pause */
+            energy_reading here = energy_read(now());
+            if (energy_between(&reading, &here) >= WATTS * (now() - read_at))
+                finish = EDGE_POWER;
+        }
         if (piece.token >= 0) {
             keep(took);
             total += took;
             count++;
         }
-        if (piece.finish)
+        if (finish)
             break;
     }
     sampled_rows(usage().rows);
@@ -320,7 +375,7 @@ static void measure_threads(uint32_t most)
     begin(most);
 }
 
-static void measure_sustained(void)
+static void measure_sustained(uint32_t threads)
 {
     double length = SUSTAINED_S / LEAST_WINDOWS < WINDOW_S ? SUSTAINED_S / LEAST_WINDOWS : WINDOW_S;
     double began = now(), start;
@@ -332,16 +387,18 @@ static void measure_sustained(void)
     }
     mark("sustained");
     forget();
+    if (WATTS > 0)
+        hold_power(threads);
     run_prompt(tokens, PROMPT);
     uint32_t left = info.capacity - PROMPT;
     printf("\"sustained\": {\"length\": %g, \"windows\": [", length);
-    while ((start = now() - began) < SUSTAINED_S - length / 2) {
+    while (finish != EDGE_POWER && (start = now() - began) < SUSTAINED_S - length / 2) {
         energy_reading from = energy_read(now());
         double joules = 0, cpu = cpu_now(), away = 0, told = -1e9;
         others_since before = others_begin();
         climate_begin();
-        timed = 0;
-        while (!timed || now() - began < start + length) {
+        timed = 0, paused = 0;
+        while (finish != EDGE_POWER && (!timed || now() - began < start + length)) {
             if (now() - told > 1) { /* which also finds out that a connection was lost */
                 char what[64];
                 snprintf(what, sizeof what, "sustained, %.0f of %g s", now() - began, SUSTAINED_S);
@@ -350,23 +407,25 @@ static void measure_sustained(void)
             }
             if (left < 2) { /* another answer to the same prompt, which is not counted */
                 energy_reading pause = energy_read(now());
-                double paused = now(), worked = cpu_now();
+                double stopped = now(), worked = cpu_now();
                 joules = add_joules(joules, energy_between(&from, &pause));
                 forget();
                 run_prompt(tokens, PROMPT);
                 left = info.capacity - PROMPT;
-                away += now() - paused;
+                away += now() - stopped;
                 from = energy_read(now());
                 cpu += cpu_now() - worked;
             }
             uint32_t ran = run_answer(left < 8 ? left : 8, 1e9);
             left = ran ? left - ran : 0;
         }
+        if (!timed)
+            break;
         double lasted = now() - began - start - away, celsius = climate_celsius(), hertz = climate_hertz();
         printf("%s\n  {\"start\": %.4f, \"seconds\": %.6f, ", comma, start, lasted);
         energy_reading to = energy_read(now());
         print_joules("joules", add_joules(joules, energy_between(&from, &to)));
-        printf("\"cpu_s\": %.9g, ", cpu_now() - cpu);
+        printf("\"paused\": %.6f, \"cpu_s\": %.9g, ", paused, cpu_now() - cpu);
         printf("\"others\": %.4f, \"celsius\": ", others_share(&before));
         printf(celsius > -100 ? "%.1f" : "null", celsius);
         printf(", \"hertz\": ");
@@ -376,7 +435,7 @@ static void measure_sustained(void)
         printf("}");
         comma = ",";
     }
-    printf("]},\n");
+    printf("], \"hopeless\": %s},\n", finish == EDGE_POWER ? "true" : "false");
 }
 
 static void measure_ceilings(uint32_t threads)
@@ -419,7 +478,7 @@ int main(int count, char **words)
     measure_speeds();
     measure_curve();
     measure_threads(threads);
-    measure_sustained();
+    measure_sustained(threads);
     edge_end(session);
     check(edge_close(model, &error));
     print_samples();

@@ -164,13 +164,13 @@ def _header(kit: Kit, text: str) -> str:
         "PROMPT": kit.prompt, "ANSWER": settings.answer, "REPETITIONS": settings.repetitions,
         "KIT_ROWS": max([kit.prompt, *kit.contexts]),
     }  # fmt: skip
-    seconds = {
+    quantities = {
         "SPEED_S": settings.speed_s, "CURVE_S": settings.curve_s, "SUSTAINED_S": settings.sustained_s,
-        "CEILINGS_S": QUICK_CEILINGS_S if kit.quick else CEILINGS_S,
+        "CEILINGS_S": QUICK_CEILINGS_S if kit.quick else CEILINGS_S, "WATTS": settings.watts or 0.0,
     }  # fmt: skip
     literal = json.dumps(text).replace("?", "\\?")  # of ASCII; C has digraphs of question marks
     lines = [f"#define {name} {value}u" for name, value in numbers.items()]
-    lines += [f"#define {name} {value!r}" for name, value in seconds.items()]
+    lines += [f"#define {name} {value!r}" for name, value in quantities.items()]
     lines += [f"#define CONTEXTS {', '.join(map(str, kit.contexts or [0]))}", f"#define KIT_JSON {literal}"]
     return "\n".join([*lines, ""])
 
@@ -194,7 +194,8 @@ def _is_kit(folder: Path) -> bool:
 
 def _readme(kit: Kit, profile: DeviceProfile, sizes: dict[str, str]) -> str:
     settings, minutes = kit.settings, max(1, round((kit.settings.engine_s + CEILINGS_S) / 60))
-    long_run = f", and {settings.sustained_s:g} s of answers without a pause" if settings.sustained_s else ""
+    held = f"held to {settings.watts:g} W by pauses" if settings.watts else "without a pause"
+    long_run = f", and {settings.sustained_s:g} s of answers {held}" if settings.sustained_s else ""
     return f"""# {kit.model.label} on {profile.description}
 
 This folder measures a language model on a machine with Linux or Android ({profile.machine}; instruction set

@@ -35,6 +35,7 @@ from edge.profiling.profile import (
     Timeline,
     Verdict,
     Window,
+    beyond_power,
 )
 from edge.profiling.verdict import evidence_of, judge
 from edge.values import Rule, parse
@@ -71,12 +72,14 @@ class _Window:
     celsius: float | None
     hertz: float | None
     per_token: Spread
+    paused: _Seconds = 0.0  # of its seconds
 
 
 @dataclass(frozen=True)
 class _Sustained:
     length: float
     windows: list[_Window]
+    hopeless: bool = False  # ended, since pauses did not lower the power enough
 
 
 @dataclass(frozen=True)
@@ -290,8 +293,13 @@ def _engine(result: Result) -> EngineProfile:
         operators_reason="a kit has no instruments in its passes",
         by_threads=result.by_threads,
         sustained=_sustained(result.sustained, spend, kit.decode),
-        notes=[*kit.notes, _how(result)],
+        notes=[*kit.notes, *_hopeless(result), _how(result)],
     )  # fmt: skip
+
+
+def _hopeless(result: Result) -> list[str]:
+    ended = result.sustained is not None and result.sustained.hopeless
+    return [beyond_power(result.kit.settings)] if ended else []
 
 
 def _how(result: Result) -> str:
@@ -344,10 +352,11 @@ def _sustained(found: _Sustained | None, spend: _Joules, work: Work) -> Sustaine
             celsius=each.celsius,
             hertz=each.hertz,
             others=each.others,
+            paused=each.paused,
         )
         for each in found.windows
     ]  # fmt: skip
-    return Sustained(found.length, windows)
+    return Sustained(found.length, windows) if windows else None
 
 
 def _scaled(spread: Spread, by: float) -> Spread:
