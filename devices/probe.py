@@ -6,9 +6,10 @@ of NumPy reads its number of threads from the environment once.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from typing import Any
@@ -21,7 +22,7 @@ from edge.devices.integer_products import fastest_product
 from edge.devices.memory import memory_limit
 from edge.devices.profiles import HOST, describe_host, find_profile
 from edge.devices.profiles.profile import DeviceProfile, Figure
-from edge.errors import InputError
+from edge.errors import InputError, UnsupportedError
 from edge.types import Progress
 
 _ARRAYS = 256 << 20  # bytes read in turn, over all threads: far beyond the last-level caches of such devices
@@ -48,9 +49,11 @@ class Ceilings:
     threads: int
 
 
-def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progress: Progress | None = None) -> Ceilings:
+def measure_ceilings(
+    threads: int | None = None, seconds: float = 4.0, on_progress: Progress | None = None, cpus: Sequence[int] = ()
+) -> Ceilings:
     """Measure for about `seconds`. threads: default: as many as engines use. on_progress: called with the fraction
-    done.
+    done. cpus: on these alone (Linux).
 
     Raises InputError for impossible times and numbers of threads, EngineError if the process fails.
     """
@@ -60,7 +63,7 @@ def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progre
     said = on_progress or (lambda part: None)
     result = run_child(
         "edge.devices.probe",
-        {"threads": threads, "seconds": seconds},
+        {"threads": threads, "seconds": seconds, "cpus": list(cpus)},
         lambda message: said(message["part"]),
         failure="this device's ceilings could not be measured",
         environment=dict.fromkeys(_ONE_THREAD, "1"),
@@ -178,6 +181,11 @@ def best_rate(threads: int, seconds: float, work: Work, on_progress: Progress) -
 
 
 def _answer(request: Any, say: Say) -> object:
+    if request["cpus"]:
+        try:
+            os.sched_setaffinity(0, request["cpus"])
+        except OSError as error:  # the system has taken them away
+            raise UnsupportedError(f"cores {request['cpus']} cannot be used alone: {error.strerror}") from None
     return asdict(_measure(request["threads"], request["seconds"], lambda part: say({"part": part})))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Literal, get_args
 
-from edge.devices.cores import speed_of, worth_using
+from edge.devices.cores import speeds_of, worth_using
 from edge.records import dataclass
 from edge.values import Rule
 
@@ -77,6 +77,11 @@ class Cluster:
     cores: Count
     source: Text
     ghz: Number | None = None  # highest clock; None if unknown
+    capacity: Count | None = None  # speed of a core, as Linux tells it; None if unknown
+    # Measured by threads on all of these cores; None if unknown.
+    read_bandwidth: Number | None = None  # bytes per second
+    f32_flops: Number | None = None  # operations per second, in registers
+    int8_ops: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -199,9 +204,10 @@ class DeviceProfile:
 
     def _speeds(self) -> list[int]:
         """Of all cores; 0: unknown."""
-        if self.arch != "aarch64" or not all(each.ghz for each in self.clusters):
+        if self.arch != "aarch64" or not all(each.ghz or each.capacity for each in self.clusters):
             return [0] * (self.cores or 0)
-        return [speed_of(round(each.ghz * 1000)) for each in self.clusters for _ in range(each.cores) if each.ghz]
+        cores = [each for each in self.clusters for _ in range(each.cores)]
+        return speeds_of((each.capacity or 0, round((each.ghz or 0.0) * 1000)) for each in cores)
 
     @property
     def memory(self) -> int | None:

@@ -10,7 +10,9 @@ from datetime import datetime, timezone
 from typing import Any, Literal
 
 from edge.backends import backend_names, find_backend
+from edge.devices.cores import core_kinds
 from edge.devices.host import Host, probe_host
+from edge.devices.power import sensors_root
 from edge.devices.probe import measure_ceilings
 from edge.errors import EdgeError, InputError
 from edge.model.model import Model
@@ -21,6 +23,7 @@ from edge.profiling.profile import (
     LOAD_S,
     DeviceFacts,
     EngineProfile,
+    KindCeilings,
     Profile,
     Roofs,
     Settings,
@@ -85,7 +88,7 @@ def collect(
     if not found:
         raise failure or InputError("no engine to measure")
     on_gpu = any(each.on_gpu for each in found)
-    roofs = _roofs(found[0].threads, ceilings_s, part_of(on_step, parts, len(engines.names)), on_gpu=on_gpu)
+    roofs = measure_roofs(found[0].threads, ceilings_s, part_of(on_step, parts, len(engines.names)), on_gpu=on_gpu)
     profile = Profile(
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         seconds=time.perf_counter() - started,
@@ -120,7 +123,7 @@ def _measure(model: Model, name: str, settings: Settings, on_step: OnStep) -> En
         return replace(profile, operators_reason=str(error))
 
 
-def _roofs(threads: int, seconds: float, on_step: OnStep, *, on_gpu: bool) -> Roofs | None:
+def measure_roofs(threads: int, seconds: float, on_step: OnStep, *, on_gpu: bool) -> Roofs | None:
     """The ceilings; None where they cannot be measured, since the rest of the profile is still worth having."""
     what = "what this device can do at most"
     on_step(what, 0.0)
@@ -132,7 +135,21 @@ def _roofs(threads: int, seconds: float, on_step: OnStep, *, on_gpu: bool) -> Ro
     if on_gpu:
         with suppress(EdgeError):
             gpu = measure_gpu(seconds / 4)
-    return Roofs(measured.read_bytes_per_s, measured.f32_flops, measured.int8_ops, measured.threads, gpu)
+    kinds = _kinds(seconds, on_step)
+    return Roofs(measured.read_bytes_per_s, measured.f32_flops, measured.int8_ops, measured.threads, gpu, kinds)
+
+
+def _kinds(seconds: float, on_step: OnStep) -> list[KindCeilings]:
+    """The ceilings of each kind of cores, where there are several."""
+    kinds, found = core_kinds(sensors_root()), list[KindCeilings]()
+    for each in kinds if len(kinds) > 1 else ():
+        on_step(f"what {each.name} can do at most", 1.0)
+        with suppress(EdgeError):
+            most = measure_ceilings(each.cores, seconds / 2, cpus=each.cpus)
+            found.append(
+                KindCeilings(each.name, each.cores, each.mhz, most.read_bytes_per_s, most.f32_flops, most.int8_ops)
+            )
+    return found
 
 
 def _device(host: Host) -> DeviceFacts:

@@ -320,6 +320,16 @@ class Sustained:
 
 
 @dataclass(frozen=True)
+class Trim:
+    """Giving memory back, by the C library, as an app does it in onTrimMemory."""
+
+    rows: int  # in the cache before
+    soft: Spread  # seconds of edge_trim(EDGE_TRIM_SOFT)
+    all: Spread  # seconds of edge_trim(EDGE_TRIM_ALL) after it
+    freed: int  # bytes less of RssAnon after both
+
+
+@dataclass(frozen=True)
 class EngineProfile:
     """Measurements of one engine, in a process of its own."""
 
@@ -343,6 +353,7 @@ class EngineProfile:
     operators_peak: int | None = None  # resident bytes of the instrumented engine's process
     by_threads: list[ThreadsPoint] = field(default_factory=list)
     sustained: Sustained | None = None
+    trim: Trim | None = None
     notes: list[str] = field(default_factory=list)  # other departures from the request
     on_gpu: bool = False
 
@@ -365,6 +376,18 @@ class GPUCeiling:
 
 
 @dataclass(frozen=True)
+class KindCeilings:
+    """Measured ceilings of the cores of one kind, by a thread on each."""
+
+    name: str
+    cores: int
+    mhz: int  # the highest clock; 0: unknown
+    read_bytes_per_s: float
+    f32_flops: float
+    int8_ops: float | None
+
+
+@dataclass(frozen=True)
 class Roofs:
     """Measured ceilings of this device: bytes and operations per second."""
 
@@ -373,6 +396,7 @@ class Roofs:
     int8_ops: float | None
     threads: int
     gpu: GPUCeiling | None = None  # None: no engine ran on a GPU, or it could not be measured
+    kinds: list[KindCeilings] = field(default_factory=list)  # the fastest first; none if all cores are alike
 
     def reading(self, engine: EngineProfile) -> float | None:
         """The ceiling of bytes per second for an engine; None if unknown."""

@@ -33,7 +33,10 @@ def profile_report(profile: Profile) -> Report:
             "Where the time goes", [_operators(each, phase) for each in profile.engines for phase in each.operators],
             _operator_remarks(profile), [charts.operator_chart(each) for each in profile.engines],
         ),
-        Section("Against this device’s ceilings", [roofline_table(profile)], (), [charts.roofline_chart(profile)]),
+        Section(
+            "Against this device’s ceilings", [roofline_table(profile), *_kinds(profile)], (),
+            [charts.roofline_chart(profile)],
+        ),
         Section("Memory over time", [_memory(profile)], (), [charts.memory_chart(each) for each in profile.engines]),
         Section(f"Energy ({sources})", [energy_table(profile)]),
         Section(
@@ -238,6 +241,21 @@ def roofline_table(profile: Profile) -> Table:
     return Table(headings, rows, notes, left=2)
 
 
+def _kinds(profile: Profile) -> list[Table]:
+    """A table of the ceilings of each kind of cores, where there are several."""
+    kinds = profile.roofs.kinds if profile.roofs else []
+    rows = [
+        [
+            each.name, str(each.cores), clock(each.mhz * 1e6 or None), per_s(each.read_bytes_per_s, "GB/s"),
+            per_s(each.f32_flops, "GFLOP/s"), per_s(each.int8_ops, "Gop/s"),
+        ]
+        for each in kinds
+    ]  # fmt: skip
+    headings = ["kind", "cores", "clock", "reads", "float32 products", "int8 products"]
+    notes = ["Measured by a thread on each core of a kind, while the others had no work of edge."]
+    return [Table(headings, rows, notes, title="Ceilings of each kind of cores")] if kinds else []
+
+
 def _memory(profile: Profile) -> Table:
     rows = []
     for engine in profile.engines:
@@ -262,6 +280,13 @@ def _memory(profile: Profile) -> Table:
         f"{format_bytes(each.timeline.peak_swap or 0)} swapped out (VmSwap); the rest are pages of files."
         for each in profile.engines
         if each.timeline.peak_anonymous is not None
+    ]
+    remarks += [
+        f"{each.engine}: edge_trim took {duration(each.trim.soft.p50)} for what holds nothing (soft), then "
+        f"{duration(each.trim.all.p50)} for all rows that can be spared, of {each.trim.rows:,}; together they gave "
+        f"back {format_bytes(each.trim.freed)} (measured, medians of {each.trim.all.count})."
+        for each in profile.engines
+        if each.trim
     ]
     return Table(headings, rows, notes, remarks)
 

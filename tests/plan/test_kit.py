@@ -17,6 +17,7 @@ from select import select
 import psutil
 import pytest
 from conftest import GOLDEN
+from core_trees import arm_cores
 from hypothesis import given
 from hypothesis import strategies as st
 from kits import GOLDEN_MODEL, QUICK, kit_for, result, result_text, run_program, settings
@@ -65,6 +66,10 @@ def test_a_kit_measures_this_machine() -> None:
     assert found.sustained.windows
     assert found.ceilings.read_one_core > 1e8
     assert found.ceilings.f32 > 1e8
+    assert found.trim is not None
+    assert found.trim.rows == 48
+    assert found.trim.soft.count == found.trim.all.count >= 1
+    assert 0 < found.trim.freed < found.peak_anonymous
 
 
 def test_a_result_is_a_profile_like_any_other(tmp_path: Path) -> None:
@@ -74,6 +79,7 @@ def test_a_result_is_a_profile_like_any_other(tmp_path: Path) -> None:
     page = render(".html", profile_report(found), found.to_dict())
     assert "without Python" in page
     assert "RssAnon" in page
+    assert "edge_trim took" in page
     assert GOLDEN_MODEL.name in terminal(profile_summary(found), None)
     engine, spec = found.engines[0], open_model(str(GOLDEN_MODEL)).spec
     assert engine.decode.bytes_per_s == pytest.approx(result().kit.decode.bytes / result().token.p50)
@@ -166,11 +172,7 @@ def test_clocks_are_read_behind_cores_that_are_missing(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "scaling_cur_freq").write_text(f"{kilohertz}\n")
     (tmp_path / "sys/devices/system/cpu/cpufreq").mkdir()
-    kit = kit_for()
-    done = subprocess.run(
-        [kit / PROGRAM, kit / MODEL], capture_output=True, timeout=120, env=os.environ | {"EDGE_SENSORS": str(tmp_path)}
-    )
-    found = parse_result(done.stdout, "it")
+    found = parse_result(run_program(kit_for(), EDGE_SENSORS=str(tmp_path)).stdout, "it")
     assert {each.hertz for each in found.climate} == {3.1e9}
     assert (found.energy, found.prompt_joules, found.answer_joules) == (None, None, None)
     assert profile_of_result(found).engines[0].energy.certainty == "estimated"
@@ -194,15 +196,21 @@ def test_joules_that_a_sensor_missed_are_not_told() -> None:
     assert (rapl.kind, rapl.scope) == ("counter", "package")
 
 
-def test_an_arm64_kit_runs_under_qemu() -> None:
+def test_an_arm64_kit_runs_under_qemu(tmp_path: Path) -> None:
+    """As if it had a big core and little ones."""
     if shutil.which("qemu-aarch64-static") is None:
         pytest.skip("no qemu-aarch64-static")
-    done = run_program(kit_for("raspberry-pi-5"), "qemu-aarch64-static")
+    little = arm_cores(tmp_path)
+    done = run_program(kit_for("raspberry-pi-5"), "qemu-aarch64-static", EDGE_SENSORS=str(tmp_path))
     assert done.returncode == 0, done.stderr
     found = parse_result(done.stdout, "it")
     assert (found.machine, found.isa, found.kit.isas) == ("aarch64", "dotprod", ["dotprod"])
     assert found.ceilings.int8
     assert profile_of_result(found).engines[0].plan.config.threads <= 4
+    assert [(each.name, each.cores, each.capacity, each.mhz) for each in found.ceilings.kinds] == [
+        ("Cortex-A76", 1, 1024, 2400), ("Cortex-A55", little, 385, 1800),
+    ][: 2 if little else 0]  # fmt: skip
+    assert all(each.read and each.f32 and each.int8 for each in found.ceilings.kinds)
 
 
 def test_machines_describe_themselves() -> None:

@@ -1,13 +1,15 @@
-/* Memory bandwidth, and products of float32 and of bytes in registers, by all threads at once. */
+/* Memory bandwidth, and products of float32 and of bytes in registers, by several threads at once. */
 #define _GNU_SOURCE
 #include "ceilings.h"
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "cores.h"
 #include "machine.h"
 
 #if defined(__x86_64__)
@@ -81,7 +83,8 @@ static double read_part(uint64_t first, uint64_t length)
     return (double)(length / 4 * 4) * sizeof *at;
 }
 
-double read_bandwidth(uint32_t threads, double seconds)
+/* Bytes per second, from memory. */
+static double read_bandwidth(uint32_t threads, double seconds)
 {
     uint64_t most = memory_bytes() / 8, size = most < BUFFER ? most : BUFFER; /* of small machines, a part */
     size = size / sizeof *buffer * sizeof *buffer;
@@ -156,13 +159,61 @@ static job byte_job(void)
 }
 #endif
 
-double float_rate(uint32_t threads, double seconds)
+/* Operations per second on float32, in registers. */
+static double float_rate(uint32_t threads, double seconds)
 {
     return rate_of(float_job(), threads, seconds, threads);
 }
 
-double byte_rate(uint32_t threads, double seconds)
+/* Likewise on bytes, with sums of 32 bits; 0: no instruction. */
+static double byte_rate(uint32_t threads, double seconds)
 {
     job work = byte_job();
     return work ? rate_of(work, threads, seconds, threads) : 0;
+}
+
+static void print_rates(double read, double floats, double bytes)
+{
+    printf("\"read\": %.6g, \"f32\": %.6g, \"int8\": ", read, floats);
+    printf(bytes > 0 ? "%.6g" : "null", bytes);
+}
+
+/* By threads that stay on the cores of a kind. */
+static void print_kind(const core_kind *kind, double seconds)
+{
+    cpu_set_t before;
+    bool bound = !sched_getaffinity(0, sizeof before, &before) && !sched_setaffinity(0, sizeof kind->cpus, &kind->cpus);
+    printf("{\"cores\": %u, \"capacity\": %.0f, \"kilohertz\": %.0f, \"midr\": \"%s\", \"hybrid\": \"%s\", ",
+           kind->cores, kind->capacity, kind->kilohertz, kind->midr, kind->hybrid);
+    if (bound)
+        print_rates(read_bandwidth(kind->cores, seconds), float_rate(kind->cores, seconds),
+                    byte_rate(kind->cores, seconds));
+    else
+        printf("\"read\": null, \"f32\": null, \"int8\": null"); /* the kernel has taken these cores away */
+    printf("}");
+    if (bound)
+        sched_setaffinity(0, sizeof before, &before);
+}
+
+void print_ceilings(uint32_t threads, double seconds, void (*say)(const char *what, double done))
+{
+    static core_kind kinds[MOST_KINDS];
+    uint32_t found = find_kinds(kinds), count = found > 1 ? found : 0;
+    double steps = 4 + count;
+    say("memory and arithmetic at most", 0);
+    double read = read_bandwidth(threads, seconds);
+    say("memory and arithmetic at most", 1 / steps);
+    double one = threads > 1 ? read_bandwidth(1, seconds) : read;
+    say("memory and arithmetic at most", 2 / steps);
+    double floats = float_rate(threads, seconds);
+    say("memory and arithmetic at most", 3 / steps);
+    printf("\"ceilings\": {\"threads\": %u, \"read_one_core\": %.6g, ", threads, one);
+    print_rates(read, floats, byte_rate(threads, seconds));
+    printf(", \"kinds\": [");
+    for (uint32_t i = 0; i < count; i++) {
+        say("memory and arithmetic of each kind of cores", (4 + i) / steps);
+        printf(i ? ",\n  " : "\n  ");
+        print_kind(&kinds[i], seconds / 3);
+    }
+    printf("]},\n");
 }

@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-double read_bandwidth(uint32_t threads, double seconds); /* bytes per second, from memory */
-double float_rate(uint32_t threads, double seconds);     /* operations per second on float32, in registers */
-double byte_rate(uint32_t threads, double seconds);      /* likewise on bytes, with sums of 32 bits; 0: no instruction */
+/* A field of the result: rates of so many threads, of one, and of each kind of cores if there are several. seconds: of
+ * each measurement. */
+void print_ceilings(uint32_t threads, double seconds, void (*say)(const char *what, double done));
 
 #endif

@@ -53,7 +53,6 @@ def device_of(result: Result, name: str) -> DeviceProfile:
         if value > 0
     }
     figures = known | figures
-    cores = Cluster(result.device_name, result.fastest_cores, source)
     return DeviceProfile(
         name=name,
         description=result.device_name,
@@ -61,7 +60,7 @@ def device_of(result: Result, name: str) -> DeviceProfile:
         isa=result.isa,
         cpu=base.cpu if base and base.isa == result.isa else None,
         system="android" if result.android else base.system if base else "linux",
-        clusters=(cores,),
+        clusters=_clusters(result, source),
         instruction_sets=notable(flags_of(result.cpuinfo)),
         gpu=base.gpu if base else None,
         npu=base.npu if base else None,
@@ -70,6 +69,20 @@ def device_of(result: Result, name: str) -> DeviceProfile:
         measured_by=source,
         speeds=(_speed(result, source),),
     )
+
+
+def _clusters(result: Result, source: str) -> tuple[Cluster, ...]:
+    """The kinds of cores with what was measured of each, or the cores worth using where all are alike."""
+    kinds = result.ceilings.kinds
+    if not kinds or not all(each.capacity or each.mhz or each.hybrid for each in kinds):
+        return (Cluster(result.device_name, result.fastest_cores, source),)
+    return tuple(
+        Cluster(
+            each.name, each.cores, source, each.mhz / 1000 or None, each.capacity or None, each.read, each.f32,
+            each.int8,
+        )
+        for each in kinds
+    )  # fmt: skip
 
 
 def with_earlier(made: DeviceProfile, before: DeviceProfile) -> DeviceProfile:

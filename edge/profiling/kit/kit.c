@@ -6,7 +6,6 @@
  * has the description of the kit, which the result repeats: edge profile --read result.json needs nothing else.
  */
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,11 +19,12 @@
 #include "energy.h"
 #include "kit.h"
 #include "machine.h"
+#include "output.h"
 
-enum { WARM_UP = 32, WARM_UP_ANSWER = 4, LEAST_TOKENS = 4, LEAST_WINDOWS = 5, THREADS_PROMPT = 128 };
+enum { WARM_UP = 32, WARM_UP_ANSWER = 4, LEAST_TOKENS = 4, LEAST_WINDOWS = 5, THREADS_PROMPT = 128, TRIMS = 5 };
 static const double MARGIN = 1.3; /* longer contexts are slower than those measured so far */
 static const double READING_SHARE = 0.005; /* of time, that reading joules may take, as in edge itself */
-static const double WINDOW_S = 60, THREADS_S = 2, LOAD_S = 1, HEARTBEAT_S = 2;
+static const double WINDOW_S = 60, THREADS_S = 2, TRIM_S = CURVE_S / 2, LOAD_S = 1;
 
 double paused_seconds(const edge_session *session); /* of the runtime: in this answer and its prompt */
 
@@ -36,84 +36,16 @@ static edge_finish finish; /* of the last piece */
 static int32_t tokens[KIT_ROWS];
 static double *seconds; /* of tokens */
 static uint32_t timed, room;
+static double prompt_s; /* seconds per token of a prompt */
 static double paused;      /* seconds, to hold WATTS */
 static bool held;          /* to WATTS: the long run is, what comes before it shows what the machine does without */
 static energy_reading held_since, reading; /* the last that the governor was told, at */
 static double read_at;
-static double stage_start, stage_share; /* parts of the whole that are done, and that this stage is */
-
-static void fail(const char *what)
-{
-    fprintf(stderr, "edge-profile: %s\n", what);
-    exit(1);
-}
 
 static void check(edge_status status)
 {
     if (status < 0)
         fail(error.message);
-}
-
-/* ---- progress ---------------------------------------------------------------------------------------------------- */
-
-static void begin_stage(double length)
-{
-    double whole = LOAD_S + SPEED_S + CURVE_S + THREADS_S + SUSTAINED_S + CEILINGS_S;
-    stage_start += stage_share;
-    stage_share = length / whole;
-}
-
-static pthread_mutex_t telling = PTHREAD_MUTEX_INITIALIZER;
-static char said[96];
-static double told_at;
-
-/* Where no reader is left, SIGPIPE ends the program: so it does not go on when a connection was lost. */
-static void tell(void)
-{
-    if (fputs(said, stderr) < 0)
-        exit(1); /* SIGPIPE is ignored */
-    told_at = now();
-}
-
-static void say(const char *what, double done)
-{
-    pthread_mutex_lock(&telling);
-    snprintf(said, sizeof said, "%5.1f%% %s\n", 100 * (stage_start + stage_share * (done < 1 ? done : 1)), what);
-    tell();
-    pthread_mutex_unlock(&telling);
-}
-
-/* The same again while one step takes long, such as a prompt on a slow machine. */
-static void say_again(void)
-{
-    pthread_mutex_lock(&telling);
-    if (*said && now() - told_at >= HEARTBEAT_S)
-        tell();
-    pthread_mutex_unlock(&telling);
-}
-
-/* ---- JSON -------------------------------------------------------------------------------------------------------- */
-
-static int by_size(const void *one, const void *other)
-{
-    double a = *(const double *)one, b = *(const double *)other;
-    return (a > b) - (a < b);
-}
-
-static double quantile(double *sorted, uint32_t count, double share)
-{
-    double at = share * (count - 1);
-    uint32_t low = (uint32_t)at, high = low + 1 < count ? low + 1 : low;
-    return sorted[low] + (at - low) * (sorted[high] - sorted[low]);
-}
-
-static void print_spread(const char *name, double *values, uint32_t count)
-{
-    if (!count)
-        fail("nothing was measured: the model ended its answer at once");
-    qsort(values, count, sizeof *values, by_size);
-    printf("\"%s\": {\"p10\": %.9g, \"p50\": %.9g, \"p90\": %.9g, \"count\": %u}", name,
-           quantile(values, count, 0.1), quantile(values, count, 0.5), quantile(values, count, 0.9), count);
 }
 
 /* ---- the model --------------------------------------------------------------------------------------------------- */
@@ -309,6 +241,7 @@ static void measure_speeds(void)
     print_joules("answer_joules", spent[1]);
     printf("\"prompt_cpu_s\": %.9g, \"answer_cpu_s\": %.9g,\n", worked[0], worked[1]);
     print_spread("ttft", first, count);
+    prompt_s = first[count / 2] / PROMPT; /* they are sorted now */
     printf(",\n");
     print_spread("token", seconds, timed);
     printf(",\n");
@@ -438,20 +371,31 @@ static void measure_sustained(uint32_t threads)
     printf("], \"hopeless\": %s},\n", finish == EDGE_POWER ? "true" : "false");
 }
 
-static void measure_ceilings(uint32_t threads)
+/* What an app waits for in onTrimMemory: new sessions fill their cache, and give it back. */
+static void measure_trim(uint32_t threads)
 {
-    begin_stage(CEILINGS_S);
-    say("memory and arithmetic at most", 0);
-    double bytes = read_bandwidth(threads, CEILINGS_S / 4);
-    say("memory and arithmetic at most", 0.25);
-    double one = threads > 1 ? read_bandwidth(1, CEILINGS_S / 4) : bytes;
-    say("memory and arithmetic at most", 0.5);
-    double flops = float_rate(threads, CEILINGS_S / 4);
-    say("memory and arithmetic at most", 0.75);
-    double bytes_rate = byte_rate(threads, CEILINGS_S / 4);
-    printf("\"ceilings\": {\"threads\": %u, \"read\": %.6g, \"read_one_core\": %.6g, ", threads, bytes, one);
-    printf("\"f32\": %.6g, \"int8\": ", flops);
-    printf(bytes_rate > 0 ? "%.6g" : "null", bytes_rate);
+    static double soft[TRIMS], all[TRIMS];
+    double started = now(), freed = 0, fits = TRIM_S / prompt_s;
+    uint32_t rows = fits < KIT_ROWS ? (uint32_t)fits + 1 : KIT_ROWS, count = 0;
+    begin_stage(TRIM_S);
+    mark("trim");
+    for (; count < TRIMS && (!count || now() - started < TRIM_S); count++) {
+        say("giving memory back", (double)count / TRIMS);
+        edge_end(session);
+        begin(threads);
+        run_prompt(tokens, rows);
+        double full = (double)usage().anonymous, start = now();
+        check(edge_trim(session, EDGE_TRIM_SOFT, &error));
+        double between = now();
+        check(edge_trim(session, EDGE_TRIM_ALL, &error));
+        all[count] = now() - between;
+        soft[count] = between - start;
+        freed = full - (double)usage().anonymous;
+    }
+    printf("\"trim\": {\"rows\": %u, \"freed\": %.0f, ", rows, freed > 0 ? freed : 0);
+    print_spread("soft", soft, count);
+    printf(", ");
+    print_spread("all", all, count);
     printf("},\n");
 }
 
@@ -467,6 +411,7 @@ static const char *beside(const char *name) /* the program's path, or that of a 
 int main(int count, char **words)
 {
     double began = now();
+    expect(LOAD_S + SPEED_S + CURVE_S + THREADS_S + SUSTAINED_S + TRIM_S + CEILINGS_S);
     setvbuf(stderr, NULL, _IOLBF, 0);
     printf("{\"kind\": \"edge kit result\", \"schema\": 1, \"kit\": %s,\n", KIT_JSON);
     printf("\"time\": %lld,\n", (long long)time(NULL));
@@ -479,10 +424,13 @@ int main(int count, char **words)
     measure_curve();
     measure_threads(threads);
     measure_sustained(threads);
+    held = false;
+    measure_trim(threads);
     edge_end(session);
     check(edge_close(model, &error));
     print_samples();
-    measure_ceilings(threads);
+    begin_stage(CEILINGS_S);
+    print_ceilings(threads, CEILINGS_S / 4, say);
     printf("\"seconds\": %.3f}\n", now() - began);
     if (fflush(stdout) || ferror(stdout))
         fail("the result cannot be written: is the disk full?");

@@ -48,7 +48,7 @@ PROGRAM, DESCRIPTION = "edge-profile", "kit.json"
 CEILINGS_S, QUICK_CEILINGS_S = 4.0, 1.0
 
 _HERE = Path(__file__).parent
-_SOURCES = ("kit.c", "ceilings.c", "machine.c", "energy.c", "files.c")
+_SOURCES = ("kit.c", "output.c", "ceilings.c", "cores.c", "machine.c", "energy.c", "files.c")
 _COMPILE = ("-std=gnu11", "-O2", "-w", "-pthread")
 
 Progress = Callable[[str, float], None]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from edge.backends.tvm import ENGINE as CPU
+from edge.devices.cores import kind_name
 from edge.devices.host import flags_of, model_name, notable, processor_of
 from edge.devices.profiles.profile import Power
 from edge.devices.regular import read_bounded
@@ -22,6 +23,7 @@ from edge.profiling.profile import (
     DeviceFacts,
     Energy,
     EngineProfile,
+    KindCeilings,
     Mark,
     MemoryBase,
     MemorySample,
@@ -33,6 +35,7 @@ from edge.profiling.profile import (
     Sustained,
     ThreadsPoint,
     Timeline,
+    Trim,
     Verdict,
     Window,
     beyond_power,
@@ -52,6 +55,28 @@ _Seconds = Annotated[float, Rule("seconds", lambda number: 0 <= number < 1e9)]
 
 
 @dataclass(frozen=True)
+class Kind:
+    """Rates of the cores of one kind, by a thread on each; None: they could not be used alone."""
+
+    cores: _Count
+    capacity: Annotated[int, Rule("a capacity of Linux", lambda capacity: 0 <= capacity <= 4096)]  # 0: unknown
+    kilohertz: Annotated[int, Rule("a clock", lambda clock: 0 <= clock < 10**8)]  # 0: unknown
+    midr: str
+    hybrid: str
+    read: _Rate | None
+    f32: _Rate | None
+    int8: _Rate | None
+
+    @property
+    def mhz(self) -> int:
+        return self.kilohertz // 1000
+
+    @property
+    def name(self) -> str:
+        return kind_name(self.midr, self.hybrid, self.mhz)
+
+
+@dataclass(frozen=True)
 class Ceilings:
     """Rates of this machine at most: bytes, and operations, per second."""
 
@@ -60,6 +85,7 @@ class Ceilings:
     read_one_core: _Rate
     f32: _Rate
     int8: _Rate | None
+    kinds: list[Kind] = field(default_factory=list)  # the fastest first; none if all cores are alike
 
 
 @dataclass(frozen=True)
@@ -125,6 +151,7 @@ class Result:
     climate: list[Climate]
     ceilings: Ceilings
     seconds: float
+    trim: Trim | None = None
     schema: int = field(default=SCHEMA)
 
     @property
@@ -218,7 +245,7 @@ def profile_of(result: Result, again: str = "") -> Profile:
             memory=result.memory,
         ),
         model=kit.model,
-        roofs=Roofs(ceilings.read, ceilings.f32, ceilings.int8, ceilings.threads),
+        roofs=Roofs(ceilings.read, ceilings.f32, ceilings.int8, ceilings.threads, kinds=_kinds(ceilings)),
         engines=[_engine(result)],
         missing={},
         verdict=Verdict("unknown", "", []),
@@ -227,6 +254,14 @@ def profile_of(result: Result, again: str = "") -> Profile:
     verdict = judge(evidence_of(profile, again))
     elsewhere = [each for each in verdict.advice if each[1] == again or each[1].startswith(_ANYWHERE)]
     return replace(profile, verdict=replace(verdict, advice=elsewhere))
+
+
+def _kinds(ceilings: Ceilings) -> list[KindCeilings]:
+    return [
+        KindCeilings(each.name, each.cores, each.mhz, each.read, each.f32, each.int8)
+        for each in ceilings.kinds
+        if each.read is not None and each.f32 is not None
+    ]
 
 
 def _engine(result: Result) -> EngineProfile:
@@ -293,6 +328,7 @@ def _engine(result: Result) -> EngineProfile:
         operators_reason="a kit has no instruments in its passes",
         by_threads=result.by_threads,
         sustained=_sustained(result.sustained, spend, kit.decode),
+        trim=result.trim,
         notes=[*kit.notes, *_hopeless(result), _how(result)],
     )  # fmt: skip
 

@@ -1,0 +1,117 @@
+#define _GNU_SOURCE
+#include "cores.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "files.h"
+
+#define CPUS "/sys/devices/system/cpu"
+static const char *const HYBRID[] = {"core", "atom", "lowpower"};
+enum { HYBRIDS = sizeof HYBRID / sizeof *HYBRID };
+
+/* CPUs in a list such as 0-3,8. */
+static cpu_set_t parse_list(const char *text)
+{
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    while (*text) {
+        char *end;
+        unsigned long first = strtoul(text, &end, 10), last = first;
+        if (end == text)
+            break;
+        if (*end == '-')
+            last = strtoul(end + 1, &end, 10);
+        for (unsigned long cpu = first; cpu <= last && cpu < CPU_SETSIZE; cpu++)
+            CPU_SET(cpu, &cpus);
+        text = *end == ',' ? end + 1 : "";
+    }
+    return cpus;
+}
+
+static double known(double number)
+{
+    return number > 0 ? number : 0;
+}
+
+/* Off ARM, clocks differ between cores that are alike. */
+static core_kind describe(int cpu, const cpu_set_t hybrids[HYBRIDS])
+{
+    core_kind kind = {.hybrid = ""};
+    CPU_ZERO(&kind.cpus);
+    for (int i = 0; i < HYBRIDS; i++)
+        if (CPU_ISSET(cpu, &hybrids[i]))
+            kind.hybrid = HYBRID[i];
+#if defined(__aarch64__)
+    kind.capacity = known(read_number(CPUS "/cpu%d/cpu_capacity", cpu));
+    kind.kilohertz = known(read_number(CPUS "/cpu%d/cpufreq/cpuinfo_max_freq", cpu));
+    read_text(kind.midr, sizeof kind.midr, CPUS "/cpu%d/regs/identification/midr_el1", cpu);
+    for (char *at = kind.midr; *at; at++)
+        if (!strchr("0123456789abcdefx", *at))
+            *kind.midr = 0;
+#endif
+    return kind;
+}
+
+static int rank(const core_kind *kind)
+{
+    int i = 0;
+    while (i < HYBRIDS && strcmp(kind->hybrid, HYBRID[i]))
+        i++;
+    return i;
+}
+
+/* Less than 0: one is faster than other; 0 where they are alike. */
+static int compare(const core_kind *one, const core_kind *other)
+{
+    if (one->capacity != other->capacity)
+        return one->capacity > other->capacity ? -1 : 1;
+    if (one->kilohertz != other->kilohertz)
+        return one->kilohertz > other->kilohertz ? -1 : 1;
+    return rank(one) != rank(other) ? rank(one) - rank(other) : strcmp(one->midr, other->midr);
+}
+
+/* Whether a CPU is the first of its core that this process may run on. */
+static bool is_first(int cpu, const cpu_set_t *allowed)
+{
+    char text[256];
+    if (!read_text(text, sizeof text, CPUS "/cpu%d/topology/thread_siblings_list", cpu))
+        return true;
+    cpu_set_t siblings = parse_list(text);
+    for (int each = 0; each < cpu; each++)
+        if (CPU_ISSET(each, &siblings) && CPU_ISSET(each, allowed))
+            return false;
+    return true;
+}
+
+uint32_t find_kinds(core_kind kinds[MOST_KINDS])
+{
+    cpu_set_t allowed, hybrids[HYBRIDS];
+    uint32_t count = 0;
+    if (sched_getaffinity(0, sizeof allowed, &allowed))
+        return 0;
+    for (int i = 0; i < HYBRIDS; i++) {
+        char text[256];
+        read_text(text, sizeof text, "/sys/devices/cpu_%s/cpus", HYBRID[i]);
+        hybrids[i] = parse_list(text);
+    }
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &allowed))
+            continue;
+        core_kind found = describe(cpu, hybrids);
+        uint32_t at = 0;
+        while (at < count && compare(&kinds[at], &found) < 0)
+            at++;
+        if (at == count || compare(&kinds[at], &found)) {
+            if (count == MOST_KINDS)
+                return 0;
+            memmove(kinds + at + 1, kinds + at, (count++ - at) * sizeof *kinds);
+            kinds[at] = found;
+        }
+        CPU_SET(cpu, &kinds[at].cpus);
+        kinds[at].cores += is_first(cpu, &allowed);
+    }
+    return count;
+}
