@@ -21,12 +21,14 @@ _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")  # of cgroups, versions 2
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """This process now: resident set, its peak so far (VmHWM), and the parts that are private and file-backed."""
+    """This process now: resident set, its peak so far (VmHWM), the parts that are private and file-backed, and what is
+    swapped out."""
 
     rss: int
     peak: int
     anonymous: int | None  # None where the system does not tell
     file: int | None
+    swap: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def memory_use(root: Path = Path("/")) -> MemoryUse:
     fields = _kib_fields(read_text(root / "proc/self/status"))
     if not fields.keys() >= {"VmRSS", "VmHWM"}:
         return _memory_use_elsewhere()
-    return MemoryUse(fields["VmRSS"], fields["VmHWM"], fields.get("RssAnon"), fields.get("RssFile"))
+    return MemoryUse(fields["VmRSS"], fields["VmHWM"], *map(fields.get, ("RssAnon", "RssFile", "VmSwap")))
 
 
 def _memory_use_elsewhere() -> MemoryUse:

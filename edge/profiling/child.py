@@ -139,7 +139,8 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
         curve=curve,
         curve_end=end,
         timeline=Timeline(
-            memory_use().peak, base, sampler.samples, sampler.marks, sampler.climate, sampler.sensor, sampler.trip
+            memory_use().peak, base, sampler.samples, sampler.marks, sampler.climate, sampler.sensor, sampler.trip,
+            sampler.peak_anonymous, sampler.peak_swap,
         ),
         energy=Energy(reading.source, reading.kind, reading.scope, load_joules),
         kv_dtypes=list(backend.CAPABILITIES.kv_dtypes),

@@ -32,6 +32,8 @@ class Sampler:
         self.samples: list[MemorySample] = []
         self.climate: list[Climate] = []
         self.marks: list[Mark] = []
+        self.peak_anonymous: int | None = None  # bytes, as the next
+        self.peak_swap: int | None = None
         self.rows = 0
         self._started = time.perf_counter()
         self._interval = _MEMORY_S
@@ -58,7 +60,11 @@ class Sampler:
 
     def sample_memory(self) -> MemorySample:
         use = memory_use()
-        self.samples.append(MemorySample(self.now(), use.rss, use.anonymous, use.file, self.rows))
+        self.samples.append(MemorySample(self.now(), use.rss, use.anonymous, use.file, self.rows, use.swap))
+        if use.anonymous is not None:
+            self.peak_anonymous = max(use.anonymous, self.peak_anonymous or 0)
+        if use.swap is not None:
+            self.peak_swap = max(use.swap, self.peak_swap or 0)
         return self.samples[-1]
 
     def sample_climate(self) -> None:

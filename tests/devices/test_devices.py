@@ -19,6 +19,7 @@ VmHWM:\t  300000 kB
 VmRSS:\t  200000 kB
 RssAnon:\t  150000 kB
 RssFile:\t   50000 kB
+VmSwap:\t   7000 kB
 Threads:\t2
 Cpus_allowed_list:\t0-1
 """
@@ -58,7 +59,9 @@ def write(root: Path, path: str, content: str) -> None:
 
 def test_memory_use(tmp_path: Path) -> None:
     use = memory_use(tree(tmp_path))
-    assert use == MemoryUse(rss=200_000 * KIB, peak=300_000 * KIB, anonymous=150_000 * KIB, file=50_000 * KIB)
+    assert use == MemoryUse(
+        rss=200_000 * KIB, peak=300_000 * KIB, anonymous=150_000 * KIB, file=50_000 * KIB, swap=7_000 * KIB
+    )
 
 
 def test_memory_use_of_an_old_kernel(tmp_path: Path) -> None:

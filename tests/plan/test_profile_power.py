@@ -84,6 +84,9 @@ def test_the_long_run_at_home_is_held_alike(monkeypatch: pytest.MonkeyPatch, tmp
     engine = parse(EngineProfile, run_in_child(job, lambda what, share: None))
     assert engine.energy.certainty == "estimated"
     check_held(engine.sustained, LOW)
+    assert engine.timeline.peak_anonymous
+    assert engine.timeline.peak_anonymous < engine.timeline.peak
+    assert engine.timeline.peak_swap is not None
 
 
 def held_profile() -> Profile:
