@@ -65,6 +65,9 @@ def test_answers_are_those_of_the_gpu_engine_evictions_included() -> None:
         (MODEL, {"kv_policy": "window"}),
         (MODEL, {"kv_dtype": "int8"}),
         (MODEL, {"kv_dtype": "f32"}),
+        (MODEL, {"kv_dtype": "int4"}),
+        ("gemma3", {"kv_dtype": "int4"}),  # whose pairs of RoPE are halves
+        ("gemma4", {"kv_dtype": "int4"}),
         ("gemma3", {}),  # rings
         ("gemma4", {}),  # rings whose heads differ, in an arena of their own, and a table of per-layer embeddings
         ("gemma2", {"kv_dtype": "int8"}),
@@ -344,8 +347,7 @@ def test_bundles_without_programs_say_so() -> None:
     ("name", "options", "says"),
     [
         (MODEL, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose"),
-        (MODEL, {"kv_dtype": "int4"}, "no int4 KV rows"),
-        (MODEL, {"lora_rank": 8}, "no LoRA adapters"),
+        ("stablelm", {"kv_dtype": "int4"}, "no int4 KV rows of heads of 16 values, 8 of them rotated"),
         ("qwen35", {}, "no layers with a recurrent state"),
     ],
 )

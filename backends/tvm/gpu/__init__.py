@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from edge.backends.tvm.gpu.engine import GPUEngine
 
 KV_DTYPES = ("f16", "int8", "int4", "f32")
-EXPORTED_DTYPES = tuple(each for each in KV_DTYPES if each != "int4")  # hosts in apps choose no reflections of keys
 SHOWN_BYTES = 78 << 20  # that drivers take to show their GPUs; measured with lavapipe and pocl
 # What a driver takes beside `SHOWN_BYTES` and our buffers, by the kinds of blocks and so of kernels. First runs with
 # lavapipe count always, since Mesa's cache is not ours: measured, 92 to 104 MiB with two kinds of blocks, 83 to 123

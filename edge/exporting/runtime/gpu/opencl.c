@@ -309,7 +309,8 @@ static void run(gpu *g, uint32_t first, uint32_t count, uint32_t tokens)
 {
     const gpu_dispatch_config *dispatches = gpu_table(g, g->config->dispatches_at);
     for (uint32_t i = first; i < first + count && !g->failure; i++)
-        run_one(g, dispatches + i, tokens);
+        if (!g->skipped[i])
+            run_one(g, dispatches + i, tokens);
     if (!g->failure)
         failed(g, g->cl.clFlush(g->queue));
 }
