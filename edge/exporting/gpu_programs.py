@@ -45,6 +45,7 @@ HOSTS = dict.fromkeys(("linux", "android", "windows"), LANGUAGES) | dict.fromkey
 BUFFER_ALIGNMENT = 16  # bytes, of which sizes are multiples
 HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
 DRIVER = "as measured where {} compiles; phones' drivers are not known"
+COPIED = "a copy of the weights beside the mapped file, which some drivers do not make"
 
 NONE = 0xFFFFFFFF  # instead of the number of a buffer
 # Runs of dispatches, by their numbers. Rows are moved by keys, values or both, in the arena of all rows or of rings.
@@ -161,7 +162,7 @@ def describe_gpu(gpu: GPUPrograms, plan: Plan, *, in_page: bool) -> dict[str, An
     rest = plan.predicted_peak - of_cpu.weights - of_cpu.kv - of_cpu.scratch - of_cpu.lora
     measured = driver_bytes(gpu.languages, gpu.model.spec, adapters=plan.config.lora_rank > 0)
     driver = {"bytes": measured, "source": DRIVER.format("pocl" if OPENCL in gpu.languages else "lavapipe")}
-    return buffers | {"driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + measured}
+    return buffers | {"assumes": COPIED, "driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + measured}
 
 
 def driver_bytes(languages: tuple[str, ...], spec: ModelSpec, *, adapters: bool) -> int:
