@@ -160,16 +160,16 @@ def describe_gpu(gpu: GPUPrograms, plan: Plan, *, in_page: bool) -> dict[str, An
         mapped = mapped_bytes(gpu.model.spec, plan.config)
         return buffers | {"mapped": mapped, "peak": plan.predicted_peak + sum(sizes.values()) + mapped}
     rest = plan.predicted_peak - of_cpu.weights - of_cpu.kv - of_cpu.scratch - of_cpu.lora
-    measured = driver_bytes(gpu.languages, gpu.model.spec, adapters=plan.config.lora_rank > 0)
+    measured = driver_bytes(gpu.languages, gpu.model.spec, plan.config)
     driver = {"bytes": measured, "source": DRIVER.format("pocl" if OPENCL in gpu.languages else "lavapipe")}
     return buffers | {"assumes": COPIED, "driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + measured}
 
 
-def driver_bytes(languages: tuple[str, ...], spec: ModelSpec, *, adapters: bool) -> int:
+def driver_bytes(languages: tuple[str, ...], spec: ModelSpec, config: EngineConfig) -> int:
     """Of the process, for a driver in a first run, when it compiles: pocl's for OpenCL, which contains LLVM and Clang,
     or else lavapipe's."""
-    kinds = len(Shape.of(spec, GPU_ENGINE.NAME, GPU_ENGINE.supports).blocks) + adapters
-    return kernels_bytes(kinds) + (POCL_COMPILER_BYTES if OPENCL in languages else SHOWN_BYTES)
+    kinds = len(Shape.of(spec, GPU_ENGINE.NAME, GPU_ENGINE.supports).blocks) + (config.lora_rank > 0)
+    return kernels_bytes(kinds, config.kv_dtype) + (POCL_COMPILER_BYTES if OPENCL in languages else SHOWN_BYTES)
 
 
 def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
