@@ -418,6 +418,31 @@ class Arena {
     else to[at >> 1] = (to[at >> 1] & (0xf0 >> (4 * (at & 1)))) | (value << (4 * (at & 1)));
   }
 
+  /**
+   * The word that each row has on the device. Of 4 bits, the module has two halves, the scale and the least value, in tiles of
+   * 16 scales and 16 least values.
+   *
+   * @param {ArrayBuffer | SharedArrayBuffer} buffer @param {number} address @param {number} rows
+   */
+  #scales(buffer, address, rows) {
+    if (this.per === 1) {
+      const words = new Uint32Array(buffer, address, rows);
+      return {
+        get: (/** @type {number} */ row) => words[row],
+        put: (/** @type {number} */ row, /** @type {number} */ word) => void (words[row] = word),
+      };
+    }
+    const halves = new Uint16Array(buffer, address, 2 * rows);
+    const at = (/** @type {number} */ row) => row + row - (row % TILE);
+    return {
+      get: (/** @type {number} */ row) => halves[at(row)] | (halves[at(row) + TILE] << 16),
+      put: (/** @type {number} */ row, /** @type {number} */ word) => {
+        halves[at(row)] = word;
+        halves[at(row) + TILE] = word >>> 16;
+      },
+    };
+  }
+
   /** Normals of the reflections of a head's keys, as the device has them. @param {Float32Array} theirs */
   normals(theirs) {
     return theirs.map((_, value) => theirs[this.there(value)]);
@@ -453,8 +478,8 @@ class Arena {
     if (scaled) {
       const scales = new Uint32Array(2 * rows);
       [place.keyScales, place.valueScales].forEach((address, kind) => {
-        const own = new Uint32Array(buffer, address + 4 * first * TILE, rows);
-        for (let row = 0; row < rows; row++) scales[2 * row + kind] = own[row];
+        const own = this.#scales(buffer, address + 4 * first * TILE, rows);
+        for (let row = 0; row < rows; row++) scales[2 * row + kind] = own.get(row);
       });
       found.push([buffers[2], 8 * first * TILE, scales]);
     }
@@ -507,8 +532,8 @@ class Arena {
     if (!scaled) return;
     const scales = new Uint32Array(found, at[2], 2 * rows.length);
     [place.keyScales, place.valueScales].forEach((address, kind) => {
-      const own = new Uint32Array(buffer, address, place.rows);
-      rows.forEach((row, number) => (own[row] = scales[2 * number + kind]));
+      const own = this.#scales(buffer, address, place.rows);
+      rows.forEach((row, number) => own.put(row, scales[2 * number + kind]));
     });
   }
 }
