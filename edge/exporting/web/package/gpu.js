@@ -368,7 +368,7 @@ export class Gpu {
 /** @typedef {{arena: Arena, rows: Int32Array, pairs: Int32Array, at: number[]}} Part */
 
 /** KV rows of some layers' heads on the device, and in the module's memory, where keys have another order. */
-class Arena {
+export class Arena {
   /** @param {any} form see readPrograms @param {number} staged rows that are read at once: they lie behind those of the arena */
   constructor(form, staged) {
     const { head, bytes, reflected } = form;
