@@ -49,6 +49,29 @@ class Point:
     speed: Speed | None  # measured on this device; None: predicted alone
     command: str  # for a shell
 
+    @property
+    def tok_s(self) -> float | None:
+        """Measured, else predicted; at first, where the device throttles."""
+        if self.speed:
+            return self.speed.tok_s
+        return self.candidate.tok_s.value if self.candidate.tok_s else None
+
+    @property
+    def joules(self) -> float | None:
+        """Of a token, likewise."""
+        if self.speed:
+            return self.speed.joules or None  # some counters tick rarely
+        return self.candidate.joules.value if self.candidate.joules else None
+
+    @property
+    def ranking_tok_s(self) -> float | None:
+        """At the end of a long run, where the device throttles."""
+        return None if self.tok_s is None else self.tok_s * self.candidate.kept_speed
+
+    @property
+    def ranking_joules(self) -> float | None:
+        return None if self.joules is None else self.joules * self.candidate.kept_joules
+
 
 @dataclass(frozen=True)
 class Found:
@@ -224,9 +247,9 @@ class _Goals:
         """In order of importance, as `front` takes them."""
         found = [max(kl, SAME_KL), float(candidate.memory)]
         if self.speed and candidate.tok_s:
-            found.append(1 / candidate.tok_s.value)
+            found.append(1 / (candidate.tok_s.value * candidate.kept_speed))
         if self.joules and candidate.joules:
-            found.append(candidate.joules.value)
+            found.append(candidate.joules.value * candidate.kept_joules)
         return tuple(found)
 
 
@@ -278,7 +301,7 @@ class _Search:
             for trial, each in zip(trials, points, strict=True)
             if (speed := self._found[_key(trial)].speed)
         ]
-        joules = all(each.speed and each.speed.joules > 0 for each in timed)  # some counters tick rarely
+        joules = all(each.joules for each in timed)
         return front(timed, lambda each: _measured_costs(each, joules=joules))
 
     def quality(self, candidate: Candidate) -> Quality | None:
@@ -329,6 +352,6 @@ def _key(trial: Trial) -> _Key:
 
 
 def _measured_costs(point: Point, *, joules: bool) -> tuple[float, ...]:
-    assert point.speed is not None
-    costs = (max(point.quality.kl, SAME_KL), float(point.candidate.memory), 1 / point.speed.tok_s)
-    return (*costs, point.speed.joules) if joules else costs
+    assert point.ranking_tok_s is not None
+    costs = (max(point.quality.kl, SAME_KL), float(point.candidate.memory), 1 / point.ranking_tok_s)
+    return (*costs, point.ranking_joules) if joules and point.ranking_joules else costs
