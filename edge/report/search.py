@@ -77,7 +77,8 @@ def _notes(found: Found) -> list[str]:
         f"{found.reference}. Memory: predicted peak of the process (estimated)."
     ]
     if timed:
-        notes.append(f"tok/s: measured here, once; joules: {certainty(timed.energy_kind)}.")
+        where = f"at {found.on}, by kits" if found.on else "here"
+        notes.append(f"tok/s: measured {where}, once; joules: {certainty(timed.energy_kind)}.")
     else:
         speed, joules = first.tok_s, first.joules
         sources = [f"{speed.source} ({speed.known})" if speed.known else speed.source] if speed else []
