@@ -96,6 +96,8 @@ def plan(
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
     for line in (*prediction.basis, *prediction.unknown):
         print(line)
+    if lasting := next((each.sustained for each in prediction.decode if each.sustained), None):
+        print(f"{prediction.device} throttles: settings rank by speed and joules {lasting.when}")
 
 
 def _processor(made: Plan, npu: NpuUse | None) -> str:

@@ -160,7 +160,7 @@ def predict(
         energy_tokens=_bought(wanted, cost, prompt_joules, capacity),
         time_tokens=_in_time(wanted, line, prefill, capacity),
         limited_tok_s=_limited(wanted, points, power),
-        basis=(*_basis(device, plan, roof, [line, prefill]), *([kept.basis(device.name)] if kept and points else [])),
+        basis=tuple(_basis(device, plan, roof, [line, prefill])),
         unknown=tuple(_unknown(device, plan, line, prefill, cost, streams=streaming_s is None)),
     )
 

@@ -35,9 +35,6 @@ class Kept:
         threads = f"{run.threads} thread{'s' if run.threads > 1 else ''}"
         return f"estimated from the {run.sustained_speed:.0%} that {run.label} kept with {threads} (measured)"
 
-    def basis(self, device: str) -> str:
-        return f"{device} throttles: settings rank by speed and joules {self.when}"
-
 
 def kept_by(device: DeviceProfile, model: str, kv_dtype: str, threads: int) -> Kept | None:
     """What a setting of the CPU keeps of its speed on a device that throttles; None if no long run shows that it does.

@@ -88,7 +88,7 @@ def _notes(found: Found) -> list[str]:
     if then := _then(found.points):
         how = dict.fromkeys(each.candidate.sustained.tok_s.source for each in found.points if each.candidate.sustained)
         notes.append(
-            f"tok/s{then} without a pause, by which settings rank, since the device throttles: {'; '.join(how)}."
+            f"Speed and joules{then} without a pause rank: {found.device} throttles. tok/s then: {'; '.join(how)}."
         )
     if found.unpredicted:
         notes.append(f"Nothing predicts {' and '.join(found.unpredicted)}: they did not count in the search.")

@@ -202,7 +202,7 @@ def test_where_a_device_throttles_the_end_of_a_long_run_ranks(
         fastest.append(max(by_threads, key=lambda threads: by_threads[threads].ranking_tok_s or 0.0))
         text = render(".md", search_report(found), {})
         assert ("tok/s after 10 min" in text) == bool(runs)
-        why = "since the device throttles: estimated from the 98% that other kept with 2 threads"
+        why = "my-pi throttles. tok/s then: estimated from the 98% that other kept with 2 threads"
         assert (why in text) == bool(runs)
     assert fastest == [4, 2]
     assert 4 not in by_threads  # slower than two, for more joules
