@@ -12,6 +12,7 @@ from test_cli import edge
 
 from edge.devices.profiles import host_power
 from edge.profiling.child import Job, run_in_child
+from edge.profiling.kit.device import device_of
 from edge.profiling.kit.result import parse_result, profile_of
 from edge.profiling.profile import EngineProfile, Profile, Sustained, read_profile
 from edge.profiling.verdict import evidence_of
@@ -40,6 +41,7 @@ def test_a_kit_holds_its_long_run_to_a_power() -> None:
     found = profile_of(parse_result(done.stdout, "it"))
     assert found.settings.watts == LOW
     check_held(found.engines[0].sustained, LOW)
+    assert device_of(parse_result(done.stdout, "it"), "mine").speeds[0].sustained_speed is None
     page = render(".html", profile_report(found), found.to_dict())
     assert f"held to {LOW:g} W by pauses" in page
     assert "watts (estimated)" in page
