@@ -126,9 +126,11 @@ class Reader:
             self.engine.forward(part)
 
     def logits(self, tokens: IntArray) -> FloatArray:
+        """After every token, float32 [n, vocab]. Only a token alone chooses the rows that it reads."""
+        step = 1 if self.engine.config.reads else CHUNK
         self.engine.observe(0)
         return np.concatenate([
-            np.array(self.engine.forward_all(tokens[start : start + CHUNK])) for start in range(0, tokens.size, CHUNK)
+            np.array(self.engine.forward_all(tokens[start : start + step])) for start in range(0, tokens.size, step)
         ])  # fmt: skip
 
 
