@@ -103,11 +103,12 @@ def test_answers_are_those_of_the_module(page: Page) -> None:
     assert ours[1] == ours[2]
     assert [(each["engine"], each["engineReason"]) for each in found["reports"]] == [("gpu", None), ("cpu", None)]
     assert found["reports"][0]["evicted"] == found["reports"][1]["evicted"] > ROWS
+    assert found["reports"][0]["drafted"] == 0 < found["reports"][1]["drafted"]
 
 
 @pytest.mark.exhaustive
 def test_a_lost_device_changes_no_token(page: Page) -> None:
-    """In the middle of an answer, after evictions; and the module answers from then on."""
+    """In the middle of an answer, after evictions; and the module answers from then on, with drafts."""
     with served(site_of(NAME, "simd", gpu=True)) as (url, _):
         at(page, url)
         found = run(page, f"""
@@ -124,6 +125,7 @@ def test_a_lost_device_changes_no_token(page: Page) -> None:
         """)  # fmt: skip
     assert found["answer"] == expected(NAME, 150)
     assert found["report"]["engine"] == "both"
+    assert found["report"]["drafted"] > 0
     assert found["report"]["engineReason"].startswith("the GPU is lost: ")
     assert (found["again"], found["after"]) == (expected(NAME, 20), "cpu")
 
@@ -244,7 +246,6 @@ def test_memory_counts_the_buffers_of_the_gpu() -> None:
     """The limit holds for both together; planned buffers are the real ones, or a little more."""
 
     def planned(gpu: bool, **options: Any) -> Plan:
-        options |= {"speculate": "off"}  # as with a GPU
         return prepare(model_of(NAME), find_profile("web"), Options(**options), ["simd"], gpu=gpu).plan
 
     alone = planned(False, memory=40 << 20, kv_policy="streaming")

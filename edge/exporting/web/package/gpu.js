@@ -14,6 +14,8 @@ const ALIGNMENT = 256; // bytes, of uniforms
 const WORK = 2048; // dispatches of a submit times their tokens: drivers reset a GPU that is busy for seconds
 const PATIENCE = 30000; // ms that a pass may take …
 const FIRST = 300000; // … and the first ones, which drivers compile
+const GRACE = 200; // ms after an error, in which a device may turn out to be lost
+const LEFT = -1; // instead of a pass: the module runs all, and may draft
 
 /** Bits of WebGPU's usages, a stage, and a mode of mapping. */
 const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, COMPUTE, READ] = [1, 4, 8, 64, 128, 4, 1];
@@ -212,7 +214,7 @@ export class Gpu {
     }
     if (this.why !== null || turn?.cpu) {
       this.passes.cpu++;
-      return 0;
+      return this.#failed ? LEFT : 0;
     }
     try {
       const places = this.#arenas.map((_, at) => placeOf(rest.slice(6 * at, 6 * at + 6)));
@@ -240,7 +242,7 @@ export class Gpu {
     } catch (error) {
       this.fail(/** @type {any} */ (error).message);
       this.passes.cpu++;
-      return 0;
+      return LEFT;
     }
   }
 
@@ -309,8 +311,12 @@ export class Gpu {
     const late = new Promise((_, reject) => {
       timer = setTimeout(() => reject(new Error(`the GPU did not answer for ${patience / 1000} s`)), patience);
     });
+    const failed = work.catch(async (error) => {
+      await Promise.race([this.#lost, new Promise((done) => setTimeout(done, GRACE))]);
+      throw error;
+    });
     try {
-      await Promise.race([work, this.#lost, late]);
+      await Promise.race([failed, this.#lost, late]);
     } finally {
       clearTimeout(timer);
     }
