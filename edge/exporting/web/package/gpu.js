@@ -50,8 +50,8 @@ export class Gpu {
   #arenas = [];
   /** @type {Record<string, Step[]>} */
   #recorded = {};
-  /** @type {Promise<void>} */
-  #lost = new Promise(() => {});
+  /** Ends the wait for the device. @type {(error: Error) => void} */
+  #abandon = () => {};
   /** Positions as the device has them. */
   #sent;
   /** @type {Race | null} */
@@ -98,6 +98,7 @@ export class Gpu {
     if (this.#failed) return;
     this.#failed = true;
     this.why = why.split("\n")[0];
+    this.#abandon(new Error(this.why));
     this.#device?.destroy();
     this.#recorded = {};
     this.#buffers = [];
@@ -128,7 +129,7 @@ export class Gpu {
       if (bytes > LIMITS[/** @type {"maxBufferSize"} */ (name)]) requiredLimits[name] = bytes;
     }
     const device = (this.#device = await adapter.requestDevice({ requiredLimits }));
-    this.#lost = device.lost.then((/** @type {any} */ { message }) => this.fail(`the GPU is lost: ${message || "unknown reason"}`));
+    device.lost.then((/** @type {any} */ { message }) => this.fail(`the GPU is lost: ${message || "unknown reason"}`));
     device.addEventListener("uncapturederror", (/** @type {any} */ { error }) => this.fail(`the GPU failed: ${error.message}`));
     for (const kind of ["out-of-memory", "validation"]) device.pushErrorScope(kind);
     this.#buffers = buffers.map((/** @type {any} */ { size }) => this.#buffer(size, STORAGE | COPY_DST | COPY_SRC));
@@ -308,15 +309,12 @@ export class Gpu {
   /** Throws if the device is lost meanwhile, or does not answer. @param {Promise<any>} work @param {number} patience ms */
   async #wait(work, patience) {
     let timer = 0;
-    const late = new Promise((_, reject) => {
-      timer = setTimeout(() => reject(new Error(`the GPU did not answer for ${patience / 1000} s`)), patience);
-    });
-    const failed = work.catch(async (error) => {
-      await Promise.race([this.#lost, new Promise((done) => setTimeout(done, GRACE))]);
-      throw error;
-    });
     try {
-      await Promise.race([failed, this.#lost, late]);
+      await new Promise((done, failed) => {
+        this.#abandon = failed; // no race with a promise that stays: it would remember all its rivals
+        timer = setTimeout(() => failed(new Error(`the GPU did not answer for ${patience / 1000} s`)), patience);
+        work.then(done, (error) => setTimeout(() => failed(error), GRACE));
+      });
     } finally {
       clearTimeout(timer);
     }
