@@ -149,7 +149,7 @@ def test_answers_are_those_of_the_module(page: Page) -> None:
 
 @pytest.mark.exhaustive
 def test_memory_is_flat_over_twenty_thousand_tokens(page: Page) -> None:
-    """JavaScript's heaps, the module's memory and the GPU's buffers, with an eviction every few tokens. The answer is the
+    """Of JavaScript's heaps, the module and the GPU's buffers, with an eviction every few tokens. The answer is the
     module's."""
     found = []
     with served(site_of(NAME, "simd", gpu=True)) as (url, _):
