@@ -216,11 +216,12 @@ static void encode(gpu *g, metal_id encoder, const gpu_dispatch_config *each, ui
         const gpu_part *part = parts + numbers[i];
         send_set_buffer(m, encoder, g->buffers[part->buffer], start_of(g, part->buffer) + part->offset, i);
     }
-    uint64_t scalars[MOST_SCALARS] = {0};
-    for (uint32_t i = 0; i < each->scalars && i < MOST_SCALARS; i++)
+    uint64_t scalars[MOST_SCALARS];
+    uint32_t count = each->scalars < MOST_SCALARS ? each->scalars : MOST_SCALARS;
+    for (uint32_t i = 0; i < count; i++)
         scalars[i] = numbers[each->parts + i];
-    if (each->scalars)
-        send_set_bytes(m, encoder, scalars, each->scalars * sizeof *scalars, each->parts);
+    if (count)
+        send_set_bytes(m, encoder, scalars, count * sizeof *scalars, each->parts);
     uint32_t rows = each->per ? (tokens + each->per - 1) / each->per : each->groups[1];
     metal_size groups = {each->groups[0], rows, 1}, threads = {kernel->threads[0], kernel->threads[1], 1};
     send_dispatch(m, encoder, groups, threads);
