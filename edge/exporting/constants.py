@@ -134,6 +134,7 @@ _DOUBLES = {
     "COLDEST": sampler.COLDEST,
     "BURST_S": ahead.BURST_S,
     "LEAST_GAIN": speculation.LEAST_GAIN,
+    "CAUTION": speculation.CAUTION,
     "FIRST_COST": speculation.FIRST_COST[0],
     "FIRST_COST_EACH": speculation.FIRST_COST[1],
     "TRUSTED_DRAFTS": speculation.TRUSTED,

@@ -183,6 +183,9 @@ USAGE = [
         "inputs and outputs, in the process.",
         without=("web",),
     ),
+    Field(
+        "gain", "double", "How many times as fast drafts made the last answer, by the times of its passes; 0: not known."
+    ),
 ]
 STRUCTS = {"Options": OPTIONS, "Readings": READINGS, "ModelInfo": MODEL_INFO, "Usage": USAGE}
 

@@ -136,6 +136,7 @@ class _Both:
     def __init__(self, most: int) -> None:
         self._library = load_runtime("drafts.c")
         self._library.drafts_layout.restype = c_void_p
+        self._library.drafts_gain.restype = c_double
         self._memory = ctypes.create_string_buffer(DRAFT_TEXT_BYTES + 4096)
         start = -(-ctypes.addressof(self._memory) // 64) * 64
         arena = _Arena(start, 0)
@@ -160,6 +161,13 @@ class _Both:
         self.python.judge(drafted, accepted)
         self._library.drafts_judge(self._c, drafted, accepted)
 
+    def begin(self) -> None:
+        self.python.begin()
+        self._library.drafts_begin(self._c)
+
+    def check_gain(self) -> None:
+        assert self._library.drafts_gain(self._c) == pytest.approx(self.python.report().gain)
+
 
 def test_drafts_are_as_long_as_those_of_the_python_session() -> None:
     """For the same text, times of passes, and luck."""
@@ -176,7 +184,11 @@ def test_drafts_are_as_long_as_those_of_the_python_session() -> None:
         both.time(drafted, costs[1 + drafted] * float(rng.uniform(0.9, 2.5)), behind)
         if drafted:
             both.judge(drafted, int(rng.integers(0, drafted + 1)))
+        both.check_gain()
     assert lengths >= {0, 2, most}
+    both.begin()
+    both.time(0, 1.0)
+    both.check_gain()
 
 
 @given(repetitive_texts(), st.integers(0, 3))

@@ -216,6 +216,15 @@ def test_short_matches_are_drafted_where_they_are_right() -> None:
     assert sum(lengths[-100:]) > 100
 
 
+@pytest.mark.parametrize(("tokens", "length"), [(4.0, 0), (60.0, 1)])
+def test_a_chance_that_few_tokens_have_shown_is_not_trusted(tokens: float, length: int) -> None:
+    """At these costs, .56 pays; of few tokens, it may well be less."""
+    one, text = _Loop(AVX2_COSTS).one, np.arange(8, dtype=np.int32)
+    one._right[2], one._tried[2] = 0.56 * tokens, tokens  # of matches of four to seven tokens
+    one.drafts.add(np.concatenate([text, text[:4]]))
+    assert one.propose(1).size == length
+
+
 def test_a_text_without_repetition_is_left_alone() -> None:
     rng = np.random.default_rng(2)
     for words in (50_000, 300, 20):  # single tokens are the same by chance, and pairs

@@ -201,6 +201,8 @@ static bool run(edge_session *s, uint32_t count, picking *pick)
 static void start(edge_session *s)
 {
     s->started = true;
+    if (s->drafts)
+        drafts_begin(s->drafts);
     s->options = s->next_options;
     if (s->new_stops) {
         stops *before = s->stops;

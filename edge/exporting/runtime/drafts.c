@@ -1,5 +1,6 @@
 /* Drafts of the next tokens, copied from where the text was the same before, and how many of them to verify: a port of
  * edge/run/drafting/drafts.py and edge/run/drafting/speculation.py, without a model that drafts. */
+#include <math.h>
 #include <string.h>
 
 #include "internal.h"
@@ -15,7 +16,10 @@ struct drafts {
     struct {
         double times[MOST_DRAFTS + 2];    /* seconds of a pass, by its tokens */
         uint32_t passes[MOST_DRAFTS + 2]; /* that were timed, at most FEW_TIMES */
+        uint32_t answered;                /* tokens of the answer: given or accepted */
     } contexts[DRAFT_CONTEXTS + 1];       /* by the rows that a pass reads */
+    uint32_t context;                     /* of the newest pass */
+    double spent;                         /* seconds of the answer's passes */
     double right[DRAFT_KINDS], tried[DRAFT_KINDS];
     int32_t tokens[DRAFT_TEXT];
     uint8_t runs[DRAFT_TEXT];   /* of equal tokens, by their distance: those of the nearest are last */
@@ -38,6 +42,14 @@ void drafts_clear(drafts *d)
     d->count = 0;
     d->behind = DRAFT_DEPTH;
     d->untried = -1;
+}
+
+void drafts_begin(drafts *d)
+{
+    d->untried = -1;
+    d->spent = 0;
+    for (uint32_t context = 0; context <= DRAFT_CONTEXTS; context++)
+        d->contexts[context].answered = 0;
 }
 
 static void learn(drafts *d, uint32_t tried, uint32_t accepted)
@@ -140,7 +152,9 @@ uint32_t drafts_propose(drafts *d, uint32_t most, uint32_t behind, int32_t *draf
     if (!most || !match)
         return 0;
     d->kind = kind_of(match);
-    double chance = d->right[d->kind] / d->tried[d->kind], power = 1, expected = 1, best = LEAST_GAIN;
+    double tried = d->tried[d->kind], mean = d->right[d->kind] / tried;
+    double chance = mean - CAUTION * sqrt(mean * (1 - mean) / tried), power = 1, expected = 1, best = LEAST_GAIN;
+    chance = chance > 0 ? chance : 0;
     uint32_t length = 0;
     for (uint32_t count = 1; count <= most; count++) {
         power *= chance;
@@ -168,9 +182,23 @@ void drafts_time(drafts *d, uint32_t tokens, uint32_t behind, double seconds)
     else
         *time += NEWEST_TIME * ((seconds < most ? seconds : most) - *time);
     *passes += *passes < FEW_TIMES;
+    d->context = context;
+    d->contexts[context].answered++;
+    d->spent += seconds;
 }
 
 void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted)
 {
+    d->contexts[d->context].answered += accepted;
     learn(d, accepted + (accepted < drafted), accepted); /* behind the first wrong one nothing was learned */
+}
+
+double drafts_gain(const drafts *d)
+{
+    double alone = 0, each = 0; /* seconds, one by one; of a token, in a shorter context if none ran in this one */
+    for (uint32_t context = 0; context <= DRAFT_CONTEXTS; context++) {
+        each = d->contexts[context].passes[1] ? d->contexts[context].times[1] : each;
+        alone += d->contexts[context].answered * each;
+    }
+    return d->spent > 0 ? alone / d->spent : 0;
 }

@@ -188,12 +188,14 @@ size_t stops_rest(stops *s, char *out);
 typedef struct drafts drafts;
 drafts *drafts_layout(arena *from);
 void drafts_clear(drafts *d);
+void drafts_begin(drafts *d); /* another answer, whose gain is counted anew */
 void drafts_add(drafts *d, const int32_t *tokens, uint32_t count); /* the text goes on with them */
 /* Writes the tokens to verify behind the last one, and returns how many, at most `most`: none where that would not pay.
  * behind: the rows that they read. */
 uint32_t drafts_propose(drafts *d, uint32_t most, uint32_t behind, int32_t *draft);
 void drafts_time(drafts *d, uint32_t tokens, uint32_t behind, double seconds); /* that a pass over them took */
 void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted); /* the first `accepted` of the last draft were right */
+double drafts_gain(const drafts *d); /* how many times as fast as one by one the answer came; 0: not known */
 
 /* ---- governor.c --------------------------------------------------------------------------------------------------- */
 

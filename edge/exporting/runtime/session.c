@@ -358,6 +358,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .engine_why = s->why,
         .gpu = s->gpu ? host_of(s->gpu)->name(s->gpu) : "",
         .gpu_bytes = s->gpu ? host_of(s->gpu)->bytes(s->gpu) : 0,
+        .gain = s->drafts ? drafts_gain(s->drafts) : 0,
     };
     return leave(s, EDGE_OK);
 }

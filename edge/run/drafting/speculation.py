@@ -5,13 +5,15 @@ With a chance a that a drafted token is right, if those before it are, a pass ov
 one. c is measured as passes run, by the rows that they read, since those of each token are read for it alone; lengths
 that have not run lie between those that have. a is counted, by the length of the match that the draft came from. A
 draft that is not worth a try is compared with the token that comes, so what was wrong for long is tried again once it
-would be right.
+would be right. Of few tokens, a is as likely too high as too low, and only what is too high costs passes: drafts have to
+pay by the lower end of what it may be. (To count a by the place in the draft, too, made no text faster.)
 
 A draft of another model takes n · d of these times, too. Of both drafts, the one that is expected to bring more goes.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_right
 from dataclasses import field
@@ -25,6 +27,7 @@ from edge.run.report import Drafted
 from edge.types import IntArray
 
 LEAST_GAIN = 1.05  # by which a draft must be expected to pay
+CAUTION = 0.25  # standard errors by which a chance may be lower than it was counted
 FIRST_COST = (1.4, 0.05)  # of a pass over n > 1 tokens, until it is measured: 1.4 + 0.05 n passes over one
 FIRST_CHANCES = (0.12, 0.25, 0.48, 0.65, 0.8, 0.9, 0.95)  # by ⌊log₂ match⌋, until they are counted
 _MODEL, _FIRST_OF_MODEL = len(FIRST_CHANCES), 0.7  # the place of a model that drafts, behind those of matches
@@ -108,7 +111,9 @@ class Speculation:
     def _length(self, most: int, given: int, place: int, each: float) -> tuple[int, float]:
         """The best length of a draft, and the tokens per pass over one that it promises. each: of such passes, for a
         drafted token."""
-        chance = self._right[place] / self._tried[place]
+        tried = self._tried[place]
+        mean = self._right[place] / tried
+        chance = max(0.0, mean - CAUTION * math.sqrt(mean * (1 - mean) / tried))
         best, length, expected = LEAST_GAIN * given / self._cost(given), 0, float(given)
         for count in range(1, most + 1):
             expected += chance**count

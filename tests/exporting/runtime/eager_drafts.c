@@ -3,6 +3,7 @@
 #include "internal.h"
 
 #define LEAST_GAIN 0.0
+#define CAUTION 0.0
 #define FIRST_COST 1.0
 #define FIRST_COST_EACH 0.0
 #define drafts_time not_called

@@ -115,6 +115,8 @@ export interface Report {
   /** Drafted tokens that were verified, and those of them that the model would have generated. */
   drafted: number;
   accepted: number;
+  /** How many times as fast they made the answer, by the times of its passes; null: not known. */
+  gain: number | null;
   /** Which ran the answer's passes; both: one after the other. */
   engine: "cpu" | "gpu" | "both";
   /** Why the CPU runs passes, on a site with programs for a GPU, or what a race measured; null: neither, or by choice. */

@@ -106,7 +106,7 @@ const calls = {
         report = {
           ...report, joules: use.joules, measured: use.measured, memory: { bytes: engine.memory.buffer.byteLength, bound },
           rows: use.rows, evicted: use.evicted - before.evicted,
-          drafted: use.drafted - before.drafted, accepted: use.accepted - before.accepted,
+          drafted: use.drafted - before.drafted, accepted: use.accepted - before.accepted, gain: use.gain || null,
           promptTokens: report.promptTokens || use.tokens - before.tokens,
           ...ranOn(passes),
         };
