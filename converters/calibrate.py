@@ -136,8 +136,7 @@ def column_importance(
     """
     sources = find_tensors(file, spec)
     found = collect(file, spec, tokens, progress)
-    if "output" not in sources:  # the embedding is the head
-        sources["output"] = sources["token_embd"]
+    sources["output"] = sources[find_network(spec).head]
     return {sources[name].tensor: each.square.reshape(-1) for name, each in found.items()}
 
 

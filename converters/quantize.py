@@ -244,7 +244,7 @@ class _Maker:
         self.few = self.experts = 0  # matrices of experts that saw too few tokens, and all of them
         self._sources = find_tensors(file, spec)
         self._stages = [names for layer in range(spec.layers) for names in stages(spec, layer)]
-        self._head = "token_embd" if find_network(spec).tied_head else "output"
+        self._head = find_network(spec).head
         self._parts: dict[str, list[str]] = {}
         for name, source in self._sources.items():
             self._parts.setdefault(source.tensor, []).append(name)

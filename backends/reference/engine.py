@@ -135,7 +135,7 @@ class ReferenceEngine:
 
     def logits(self, normed: FloatArray) -> FloatArray:
         """Of final states that are normalised, [n, hidden]."""
-        head = self.weights["token_embd" if self.network.tied_head else "output"]
+        head = self.weights[self.network.head]
         product = np.asarray(normed @ head.T * np.float32(self.network.logit_scale))
         return soft_cap(product, self.network.logit_cap)
 

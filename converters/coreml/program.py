@@ -113,6 +113,6 @@ class _FunctionBuilder(Context):
         return mb.slice_by_index(x=x, begin=begin, end=end)
 
     def logits(self, x: Value) -> Value:
-        head = "token_embd" if self.spec.tied_head else "output"
-        logits = scaled(self.multiply(head, self.norm(x, "output_norm", of_residual=True)), self.network.logit_scale)
+        final = self.norm(x, "output_norm", of_residual=True)
+        logits = scaled(self.multiply(self.network.head, final), self.network.logit_scale)
         return mb.reshape(x=soft_cap(logits, self.network.logit_cap), shape=[1, self.spec.vocab], name="logits")

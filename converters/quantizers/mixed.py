@@ -82,7 +82,7 @@ def measure(
     tokens: int32 [n]. types: the first is measured, the others are estimated. Raises InputError for too few tokens.
     """
     pieces = _pieces(tokens)
-    walk, head = Walk(file, spec, pieces), "token_embd" if find_network(spec).tied_head else "output"
+    walk, head = Walk(file, spec, pieces), find_network(spec).head
     choices = _choices(file, spec, types, outside=outside)
     around = [name for name in _AROUND if f"{name}.weight" in choices]
     layers: list[tuple[FloatArray, list[_Rounded]]] = []
@@ -223,8 +223,10 @@ def _run(walk: Walk, layer: int, hidden: FloatArray, weights: Mapping[str, Float
 def _errors(weight: FloatArray, kinds: Sequence[str], hessian: AnyArray | None) -> dict[str, float]:
     """The squared error of the outputs of some rows, by type; of the rows themselves without inputs."""
     rows = weight[:: max(1, len(weight) // _ROWS)]
-    of = np.eye(rows.shape[1]) if hessian is None else hessian
-    return {kind: output_error(rows, _nearest(rows, kind, _cost(hessian)), of) for kind in kinds}
+    rounded = {kind: _nearest(rows, kind, _cost(hessian)) for kind in kinds}
+    if hessian is None:
+        return {kind: float(np.square(each - rows).sum()) for kind, each in rounded.items()}
+    return {kind: output_error(rows, each, hessian) for kind, each in rounded.items()}
 
 
 def _cost(hessian: AnyArray | None) -> AnyArray | None:

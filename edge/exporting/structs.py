@@ -183,9 +183,7 @@ USAGE = [
         "inputs and outputs, in the process.",
         without=("web",),
     ),
-    Field(
-        "gain", "double", "How many times as fast drafts made the last answer, by the times of its passes; 0: not known."
-    ),
+    Field("gain", "double", "How many times as fast drafts made the last answer, by its passes' times; 0: not known."),
 ]
 STRUCTS = {"Options": OPTIONS, "Readings": READINGS, "ModelInfo": MODEL_INFO, "Usage": USAGE}
 

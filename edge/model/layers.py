@@ -93,6 +93,11 @@ class Network:
         return any(core is not None and not core.causal for core in self.attention)
 
     @property
+    def head(self) -> str:
+        """The matrix of the output head, by the names of `find_tensors`."""
+        return "token_embd" if self.tied_head else "output"
+
+    @property
     def learned_positions(self) -> bool:
         return self.positions > 0
 

@@ -116,7 +116,7 @@ class Builder(Context):
 
     def head(self, x: str) -> None:
         self.begin("head")
-        head, cap = "token_embd" if self.spec.tied_head else "output", self.network.logit_cap
+        head, cap = self.network.head, self.network.logit_cap
         by = self.network.logit_scale
         if not cap and by == 1:
             self.multiply(head, x, "logits")

@@ -218,7 +218,7 @@ typedef struct {
     /* Bytes of the GPU's buffers; of the process, where they share memory. Of an NPU: of rows, inputs and outputs, in
      * the process. */
     uint64_t gpu_bytes;
-    double gain; /* How many times as fast drafts made the last answer, by the times of its passes; 0: not known. */
+    double gain; /* How many times as fast drafts made the last answer, by its passes' times; 0: not known. */
     /* end */
 } edge_usage;
 

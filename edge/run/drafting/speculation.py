@@ -5,8 +5,8 @@ With a chance a that a drafted token is right, if those before it are, a pass ov
 one. c is measured as passes run, by the rows that they read, since those of each token are read for it alone; lengths
 that have not run lie between those that have. a is counted, by the length of the match that the draft came from. A
 draft that is not worth a try is compared with the token that comes, so what was wrong for long is tried again once it
-would be right. Of few tokens, a is as likely too high as too low, and only what is too high costs passes: drafts have to
-pay by the lower end of what it may be. (To count a by the place in the draft, too, made no text faster.)
+would be right. Of few tokens, a is as likely too high as too low, and only what is too high costs passes: drafts have
+to pay by the lower end of what it may be. (To count a by the place in the draft, too, made no text faster.)
 
 A draft of another model takes n · d of these times, too. Of both drafts, the one that is expected to bring more goes.
 """
