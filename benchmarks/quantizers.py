@@ -8,8 +8,9 @@ With --original it is SmolLM2 itself in Q4_1, whose loss is that of rounding aga
 with edge (own), documents of one book (book), or both in equal shares; none is measured on. llama.cpp runs all files,
 in sequences of 512 tokens. Files are kept in the cache folder and made again with --again.
 
-Mixtures concern whole files, the embedding too: `llama.cpp-q3_k_m` is llama-quantize's, `mixed-q3_k_m` is what
-`edge quantize --target-size` makes of at most that size. Both are rounded by importance from the same tokens.
+Mixtures concern whole files, the embedding too: `llama.cpp-q3_k_m` is llama-quantize's; `mixed-q3_k_m` is what
+`edge quantize --target-size` makes of at most that size, `best-q3_k_m` what `edge convert` does. The first two are
+rounded by importance from the same tokens.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import resource
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import platformdirs
 from text import CALIBRATION, HELD_OUT, held_out_texts, long_text
+from turn_ends import Ends, answers, ends_of
 from twin import write_twin
 
 import edge
@@ -65,7 +67,7 @@ METHODS: dict[str, Settings] = {
     "best-mixed-5": Settings("IQ4_NL", "best", **BODY),
 }
 MIXTURES = {f"{maker}-{each.lower()}": each for each in ("Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M")
-            for maker in ("llama.cpp", "mixed")}  # fmt: skip
+            for maker in ("llama.cpp", "mixed", "best")}  # fmt: skip
 THEIRS = {"llama.cpp-q4_0": "Q4_0", "llama.cpp-iq4_nl": "IQ4_NL", "llama.cpp-q4_k": "Q4_K"}  # with importance
 MIXED_BITS = 5.0
 
@@ -126,7 +128,7 @@ def _mixture(model: Model, name: str, target: Path, tokens: IntArray) -> None:
         quantize_with_llamacpp(file.path, whole, MIXTURES[name], importance=importance)
         size = whole.stat().st_size
     if not theirs:
-        kinds, settings = types_of_gguf(), Settings("IQ4_NL", "importance")
+        kinds, settings = types_of_gguf(), Settings("IQ4_NL", "best" if name.startswith("best") else "importance")
         settings, _ = mix_types(file, model.spec, settings, tokens, nbytes=size, kinds=kinds, outside=True)
         quantize_gguf(file, model.spec, target, settings, tokens)
 
@@ -161,9 +163,9 @@ def bits(path: Path, *, whole: bool) -> float:
     return 8 * sum(info.nbytes for info in infos) / sum(info.elements for info in infos)
 
 
-def measure(source: Path, paths: dict[str, Path], sequences: IntArray, threads: int) -> dict[str, Compared]:
-    """All models on the same sequences, side by side."""
-    parts: dict[str, list[Compared]] = {name: [] for name in paths}
+@contextmanager
+def loaded(source: Path, paths: dict[str, Path], threads: int) -> Iterator[tuple[Engine, dict[str, Engine]]]:
+    """All models, side by side."""
     with ExitStack() as stack:
 
         def load(path: Path) -> Engine:
@@ -172,7 +174,13 @@ def measure(source: Path, paths: dict[str, Path], sequences: IntArray, threads: 
             module = find_backend("llamacpp", model.file, model.spec)
             return stack.enter_context(closing(module.load(model.file, model.spec, config)))
 
-        exact, others = load(source), {name: load(path) for name, path in paths.items()}
+        yield load(source), {name: load(path) for name, path in paths.items()}
+
+
+def measure(source: Path, paths: dict[str, Path], sequences: IntArray, threads: int) -> dict[str, Compared]:
+    """All models on the same sequences."""
+    parts: dict[str, list[Compared]] = {name: [] for name in paths}
+    with loaded(source, paths, threads) as (exact, others):
         for sequence in sequences:
             exact.kv.truncate(0)
             reference = exact.forward_all(sequence)[:-1]
@@ -184,6 +192,13 @@ def measure(source: Path, paths: dict[str, Path], sequences: IntArray, threads: 
         name: Compared(*(np.concatenate([getattr(each, field) for each in found]) for field in fields))
         for name, found in parts.items()
     }
+
+
+def measure_ends(model: Model, source: Path, paths: dict[str, Path], threads: int) -> tuple[int, dict[str, Ends]]:
+    """Of how many answers."""
+    with loaded(source, paths, threads) as (exact, others):
+        texts = answers(model, exact, SEQUENCE)
+        return len(texts), ends_of(model, exact, others, texts)
 
 
 def row(name: str, path: Path, compared: Compared) -> list[str]:
@@ -232,6 +247,10 @@ def main() -> None:
         found = measure(source, paths, sequences, options.threads)
         print(f"\n## {package}: {sequences.size:,} tokens, {tokens.size:,} to calibrate on ({options.texts})\n")
         print(table(heads, [row(name, paths[name], each) for name, each in found.items()], left=1))
+    count, ends = measure_ends(model, source, paths, options.threads)
+    print(f"\n## Ends of {count} answers of the exact model\n")
+    rows = [[name, f"{each.there}", f"{each.earlier}", f"{each.chance:.3f}"] for name, each in ends.items()]
+    print(table(["method", "would end there", "earlier", "chance there × float"], rows, left=1))
 
 
 if __name__ == "__main__":

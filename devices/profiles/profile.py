@@ -44,6 +44,8 @@ BUS_SHARE = 0.6
 # Of an NPU's rate for bytes, what it does in float16, where that was not measured: an assumption, since products of
 # floats take about four times the transistors.
 F16_SHARE = 0.25
+# Of the speed at the beginning: a device that has less at the end of a long run throttles.
+SLOWER = 0.9
 
 
 Text = Annotated[str, Rule("a line of text", lambda text: text.strip() and len(text) <= 2000 and text.isprintable())]
@@ -116,8 +118,15 @@ class Speed:
     prompt_work: tuple[Amount, ...] = ()
     token_work: tuple[Amount, ...] = ()
     token_context: Amount = 0
+    # The end of a long run without a pause, compared with its beginning.
+    sustained_s: Number | None = None  # seconds that it lasted
+    sustained_speed: Number | None = None  # speed at its end / at its beginning
+    sustained_joules: Number | None = None  # joules per token, likewise; None: no sensor counted them
+    sustained_source: Text = ""
 
     def __post_init__(self) -> None:
+        if (self.sustained_s is None) != (self.sustained_speed is None):
+            raise ValueError("sustained_s and sustained_speed go together")
         if len(self.contexts) != len(self.token_s):
             raise ValueError("contexts and token_s differ in length")
         if {len(self.prompt_work), len(self.token_work)} not in ({0}, {4}):
@@ -126,6 +135,11 @@ class Speed:
             raise ValueError("token_context is one of contexts, and a token reads weights")
         if self.prompt_work and not self.prompt_work[0]:
             raise ValueError("prompt_work says that a prompt reads no weights")
+
+    @property
+    def throttles(self) -> bool:
+        """Whether a long run of this setting slowed the device down."""
+        return self.sustained_speed is not None and self.sustained_speed < SLOWER
 
 
 @dataclass(frozen=True)

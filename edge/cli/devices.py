@@ -18,7 +18,7 @@ from edge.cli.terminal.show import note, print_json, printable, progress, table
 if TYPE_CHECKING:
     from edge.backends.tvm.gpu.hosts import Adapter
     from edge.devices.profiles.npus import SeenNpu
-    from edge.devices.profiles.profile import DeviceProfile, Npu
+    from edge.devices.profiles.profile import DeviceProfile, Npu, Speed
 
 devices = typer.Typer(cls=Group, help="This device, its sensors, and the devices known by name.")
 
@@ -137,6 +137,8 @@ def show(name: _Name, json: o.Json = False) -> None:
         setting = f"{speed.label}, {speed.kv_dtype}, {speed.threads} threads"
         said = f"{setting}: prompts {1 / speed.prompt_s:,.4g} tok/s, {points}"
         rows.append(["speed", said, f"measured {numbered(speed.source)}"])
+        if speed.sustained_s is not None:
+            rows.append(["", _long_run(speed), f"measured {numbered(speed.sustained_source)}"])
     print(table([profile.name, "", "where it stands"], rows, left=3))
     also = [f"also {source}" for source in profile.sources if source not in sources]
     print("", *(f"[{number}] {source}" for source, number in sources.items()), *also, sep="\n")
@@ -220,32 +222,40 @@ def add(
     if len(words) > 2:
         raise InputError(f"edge devices add takes a FILE, or a NAME and a FILE, not {len(words)} words")
     file = Path(words[-1])
-    profile = read_profile(file) if len(words) == 1 else _of_result(words[0], file)
+    profile, left_out = (read_profile(file), "") if len(words) == 1 else _of_result(words[0], file)
     if profile.name == HOST:
         raise InputError(f'{file} is called host, as this device is: give it another name, such as name = "my-phone"')
     check_processor(profile)
     known = " in place of the one there was" if (own_folder() / f"{profile.name}.toml").exists() else ""
     path = add_profile(profile)
     if json:
-        print_json(_as_json(profile) | {"path": str(path), "hides_edges_own": comes_with_edge(profile.name)})
+        more = {"path": str(path), "hides_edges_own": comes_with_edge(profile.name), "left_out": left_out}
+        print_json(_as_json(profile) | more)
         return
     figures = f"{len(profile.figures)} figure{'' if len(profile.figures) == 1 else 's'}"
     print(f"{profile.name}: {profile.description}, {figures}, saved as {path}{known}")
+    if left_out:
+        note(f"{left_out}: measure again with --sustained 10m")
+    if slow := [each for each in profile.speeds if each.throttles]:
+        print("It throttles, so plans and searches rank by the end of long runs (measured):")
+        print(*(f"{each.label} with --threads {each.threads}: {_long_run(each)}" for each in slow), sep="\n")
     if comes_with_edge(profile.name):
         print(f"It goes before the {profile.name} that comes with edge: to have that back, delete this file")
 
 
-def _of_result(name: str, file: Path) -> DeviceProfile:
+def _of_result(name: str, file: Path) -> tuple[DeviceProfile, str]:
+    """The profile, and what of the result it leaves out, and why."""
     from edge.devices.profiles import find_profile, own_folder
     from edge.errors import InputError
-    from edge.profiling.kit.device import device_of, with_earlier
+    from edge.profiling.kit.device import device_of, no_long_run, with_earlier
     from edge.profiling.kit.result import read_result
 
-    made = device_of(read_result(file), name)
+    result = read_result(file)
+    made, left_out = device_of(result, name), no_long_run(result)
     if (own_folder() / f"{name}.toml").exists():
         with suppress(InputError):  # a damaged one is replaced
-            return with_earlier(made, find_profile(name))
-    return made
+            made = with_earlier(made, find_profile(name))
+    return made, left_out
 
 
 @devices.command()
@@ -358,6 +368,11 @@ def _gaps(profile: DeviceProfile) -> str:
         return ", ".join(profile.gaps)
     gaps = [each for each in profile.gaps if each != "joules"]  # estimated by a class of processors
     return ", ".join(gaps) + (" (edge devices probe measures them)" if gaps else "")
+
+
+def _long_run(speed: Speed) -> str:
+    joules = "" if speed.sustained_joules is None else f", {speed.sustained_joules:.2f} × the joules per token"
+    return f"after {(speed.sustained_s or 0) / 60:.0f} min {speed.sustained_speed:.0%} of the speed at first{joules}"
 
 
 def _own_code(profile: DeviceProfile) -> str:

@@ -158,17 +158,23 @@ def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool)
         )  # fmt: skip
         if sources:
             note(f"{'tok/s' if speed else 'joules'}: {'; '.join(sources)}")
+    if lasting := [best.sustained for best in whole if best.sustained]:
+        sources = dict.fromkeys(f"{each.tok_s.source}, {each.tok_s.known}" for each in lasting)
+        note(f"tok/s {lasting[0].when}, by which they rank: {'; '.join(sources)}")
     for line in dict.fromkeys(line for best in whole for line in best.unknown):
         note(line)
 
 
 def _table(fitting: Sequence[tuple[Fit, Try]], options: Options) -> str:
     energy = ["tokens for " + format_joules(options.energy)] if options.energy else []
-    headings = ["model", "licence", "type", "why no better type", "params", "memory", "tok/s", "J/token", *energy]
+    throttles = any(best.sustained for _, best in fitting)
+    speeds = ["tok/s", "long run tok/s"] if throttles else ["tok/s"]
+    headings = ["model", "licence", "type", "why no better type", "params", "memory", *speeds, "J/token", *energy]
     rows = []
     for fit, best in fitting:
         bought = [_figure(best.energy_tokens, ".0f")] if options.energy else []
         figures = [format_count(fit.parameters), format_bytes(best.memory or 0), _figure(best.tok_s, ".3g")]
+        figures += [_figure(best.ranking_tok_s, ".3g")] if throttles else []
         rows.append([fit.name, fit.licence, best.type, fit.why or "", *figures, _figure(best.joules, ".2g"), *bought])
     return table(headings, rows, left=4)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edge.plan.npu import NpuUse
     from edge.plan.plan import Plan
     from edge.plan.play import PlayUse
-    from edge.prediction.predict import Guess, Prediction
+    from edge.prediction.predict import Decode, Guess, Prediction, Sustained
     from edge.prediction.work import Streaming
 
 _MOST = 1 << 40  # tokens: beyond any run
@@ -96,6 +96,8 @@ def plan(
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
     for line in (*prediction.basis, *prediction.unknown):
         print(line)
+    if lasting := next((each.sustained for each in prediction.decode if each.sustained), None):
+        print(f"{prediction.device} throttles: settings rank by speed and joules {lasting.when}")
 
 
 def _processor(made: Plan, npu: NpuUse | None) -> str:
@@ -164,9 +166,12 @@ def _rows(prediction: Prediction, options: Options, *, encoder: bool) -> list[li
         return rows
     say("its first token", prediction.ttft_s, "after {:.3g} s", speed=True)
     for each in prediction.decode:
-        say(f"a token at {each.context:,} rows", each.tok_s, "{:,.4g} tok/s", speed=True)
-        if each.joules is not None:
-            say("", each.joules, f"{format_joules(each.joules.value)} per token")
+        figures: list[tuple[str, Decode | Sustained]] = [(f"a token at {each.context:,} rows", each)]
+        figures += [(each.sustained.when, each.sustained)] if each.sustained else []
+        for what, at in figures:
+            say(what, at.tok_s, "{:,.4g} tok/s", speed=True)
+            if at.joules is not None:
+                say("", at.joules, f"{format_joules(at.joules.value)} per token")
     say("it draws", prediction.watts, "{:.3g} W")
     if options.power is not None:
         slow = prediction.limited_tok_s is not None and not prediction.limited_tok_s.value

@@ -27,7 +27,7 @@ from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options, takes_options
 from edge.prediction.forecast import Outlook, look_ahead
-from edge.prediction.predict import Guess
+from edge.prediction.predict import Guess, Sustained
 
 READABLE = 5.0  # tokens per second: 238 words a minute (silent reading, Brysbaert 2019), at 1.3 tokens a word
 TOKENS = 4096  # of prompt and answer together
@@ -48,6 +48,7 @@ class Try:
     prompt_tok_s: Guess | None = None
     tok_s: Guess | None = None
     joules: Guess | None = None  # of a token
+    sustained: Sustained | None = None  # speed and joules that rank, where the device throttles
     energy_tokens: Guess | None = None
     unknown: tuple[str, ...] = ()  # figures that are not predicted, and why
     reason: str | None = None  # why it does not fit
@@ -58,9 +59,14 @@ class Try:
         return self.reason is None
 
     @property
+    def ranking_tok_s(self) -> Guess | None:
+        return self.sustained.tok_s if self.sustained else self.tok_s
+
+    @property
     def is_good(self) -> bool:
         """Whether it fits in memory without streaming, at a readable or unknown speed."""
-        return self.fits and not self.streamed and (self.tok_s is None or self.tok_s.value >= READABLE)
+        speed = self.ranking_tok_s
+        return self.fits and not self.streamed and (speed is None or speed.value >= READABLE)
 
 
 @dataclass(frozen=True)
@@ -191,6 +197,7 @@ def _try(mixture: str, weights: int, found: Outlook) -> Try:
         prompt_tok_s=prediction.prefill_tok_s,
         tok_s=point.tok_s if point else None,
         joules=point.joules if point else None,
+        sustained=point.sustained if point else None,
         energy_tokens=prediction.energy_tokens,
         unknown=prediction.unknown,
     )
@@ -204,7 +211,7 @@ def _best(tried: list[Try]) -> Try | None:
     if not whole:
         return min(fitting, key=lambda each: each.streamed, default=None)
     good = [each for each in whole if each.is_good]
-    return good[0] if good else max(whole, key=lambda each: each.tok_s.value if each.tok_s else 0.0)
+    return good[0] if good else max(whole, key=_speed)
 
 
 def _why(other: Try, best: Try | None, *, short: bool = False) -> str:
@@ -218,15 +225,19 @@ def _why(other: Try, best: Try | None, *, short: bool = False) -> str:
         return other.reason or ""
     if other.streamed:
         return f"{other.type} would read {format_bytes(other.streamed)} of weights from the disk for every token"
-    slow = f"{other.type} is slower than {READABLE:g} tok/s: {other.tok_s.value:.2g}" if other.tok_s else other.type
+    slow = f"{other.type} is slower than {READABLE:g} tok/s: {_speed(other):.2g}" if other.tok_s else other.type
     return f"{other.type}: {other.reason}" if other.reason else slow
+
+
+def _speed(each: Try) -> float:
+    return each.ranking_tok_s.value if each.ranking_tok_s else 0.0
 
 
 def _order(fit: Fit) -> tuple[float, ...]:
     best = fit.best
     if best is None:
         return (4, fit.parameters)  # the one that misses by least first
-    speed = best.tok_s.value if best.tok_s else 0.0
+    speed = _speed(best)
     if best.streamed:
         return (3, best.streamed)
     return (1 if best.tok_s is None else 0 if speed >= READABLE else 2, -fit.parameters, -speed)

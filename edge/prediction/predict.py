@@ -19,13 +19,14 @@ from edge.backends.tvm import ENGINE
 from edge.devices.power.base import certainty
 from edge.devices.profiles import HOST
 from edge.devices.profiles.profile import DeviceProfile, Power
-from edge.model.spec import ModelSpec
+from edge.model.spec import ModelSpec, model_key
 from edge.plan.plan import Plan
 from edge.prediction import npu
 from edge.prediction.efficiency import efficiency_of, weight_shares
 from edge.prediction.errors import Correction, corrected_by, correction, learned_from, worded
 from edge.prediction.learning import learn
 from edge.prediction.roofline import counting_s, reading_s
+from edge.prediction.sustained import Kept, kept_by
 from edge.prediction.work import Work, work_of
 from edge.run.history import Phase, Run
 
@@ -62,12 +63,23 @@ class Guess:
 
 
 @dataclass(frozen=True)
+class Sustained:
+    """Decode speed at the end of a long run on a device that throttles."""
+
+    seconds: float  # of the run
+    when: str  # in words
+    tok_s: Guess
+    joules: Guess | None  # per token
+
+
+@dataclass(frozen=True)
 class Decode:
     """Decode speed with `context` rows in the cache."""
 
     context: int
     tok_s: Guess
     joules: Guess | None  # per token
+    sustained: Sustained | None = None  # what ranks, where the device throttles
 
 
 @dataclass(frozen=True)
@@ -124,10 +136,15 @@ def predict(
     decode_watts, prompt_watts = (_watts(metered, phase) or roof.watts for phase in ("decode", "prefill"))
     power = power or device.power if is_on_cpu(plan) else None
     cost = None if line is None else _token_cost(roof, line, decode_watts, power)
-    capacity = plan.config.capacity
+    config, capacity = plan.config, plan.config.capacity
+    kept = kept_by(device, model_key(spec), config.kv_dtype, config.threads) if is_on_cpu(plan) else None
+
+    def point(context: int, line: _Line) -> Decode:
+        speed, joules = Guess(1 / line.at(context), line.source, line.error), None if cost is None else cost(context)
+        return Decode(context, speed, joules, None if kept is None else _sustained(kept, plan, speed, joules))
 
     points = tuple(
-        Decode(context, Guess(1 / line.at(context), line.source, line.error), None if cost is None else cost(context))
+        point(context, line)
         for context in sorted({min(each, capacity) for each in wanted.contexts})
         if line is not None
     )
@@ -355,6 +372,17 @@ def _prompt_joules(
     passes = math.ceil(prompt / roof.plan.config.chunk)
     joules = _spent(power, roof.plan.config.threads, prefill.value, passes * roof.spec.weight_bytes)
     return Guess(joules, f"estimated by {power.profile}")
+
+
+def _sustained(kept: Kept, plan: Plan, speed: Guess, joules: Guess | None) -> Sustained:
+    measured = kept.measured and plan.backend == ENGINE.NAME
+    source = f"measured {kept.when}" if measured else kept.source
+    if joules is not None and kept.joules is None:
+        joules = Guess(joules.value, f"{joules.source}, as at first: no sensor counted them in the long run")
+    elif joules is not None and kept.joules is not None:
+        times = f"{kept.joules:.2f} × as many as at first, by its sensor"
+        joules = Guess(joules.value * kept.joules, f"{joules.source}, {times}")
+    return Sustained(kept.seconds, kept.when, Guess(speed.value * kept.speed, source), joules)
 
 
 def _draw(points: Sequence[Decode]) -> Guess | None:

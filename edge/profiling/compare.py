@@ -37,7 +37,7 @@ class Comparison:
     second: str
     rows: list[Compared]
     differences: list[str]  # other differences between the profiles, which affect ratios, too
-    notes: list[str]  # disturbances of the figures
+    notes: list[str]  # disturbances of the figures, and what ranks
 
 
 def compare_profiles(first: Profile, second: Profile, first_name: str, second_name: str) -> Comparison:
@@ -53,7 +53,7 @@ def compare_profiles(first: Profile, second: Profile, first_name: str, second_na
 
 
 def _notes(profile: Profile, name: str, compared: Container[str]) -> Iterator[str]:
-    """Notes on CPU time of other processes."""
+    """Notes on CPU time of other processes, and on what ranks where a device throttles."""
     for engine in profile.engines:
         if engine.engine not in compared:
             continue
@@ -61,6 +61,8 @@ def _notes(profile: Profile, name: str, compared: Container[str]) -> Iterator[st
             yield f"{name}: other programs took {engine.others:.0%} of the cores while {engine.engine} was measured"
         if engine.sustained and (most := engine.sustained.others) >= DISTURBED:
             yield f"{name}: other programs took up to {most:.0%} of the cores in the long run of {engine.engine}"
+        if engine.throttled:
+            yield f"{name} throttles: of {engine.engine}, the end of the long run ranks, not the speed at first"
 
 
 def _engine(one: EngineProfile, other: EngineProfile) -> Iterator[Compared]:
@@ -85,6 +87,10 @@ def _engine(one: EngineProfile, other: EngineProfile) -> Iterator[Compared]:
         mine, yours = one.sustained.last, other.sustained.last
         last = _row(f"{name}: answer at the end of a long run", mine.tok_s, yours.tok_s, "more", "tok/s")
         yield replace(last, sure=_apart(mine.per_token, yours.per_token))
+        then = _row(
+            f"{name}: energy per token there, {how}", mine.joules_per_token, yours.joules_per_token, "less", "J"
+        )
+        yield then if alike else replace(then, ratio=None)
         yield _row(f"{name}: end of it / its beginning", one.sustained.ratio, other.sustained.ratio, "more", "")
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from edge.budget import parse_bytes
 from edge.devices.power.base import Certainty, MeterKind, Scope, certainty
+from edge.devices.profiles.profile import SLOWER
 from edge.devices.regular import read_bounded
 from edge.errors import InputError
 from edge.model.model import Model
@@ -26,6 +27,7 @@ _MOST_BYTES = 64 << 20  # a profile of an hour has less than a tenth
 KIND = "edge profile"  # tells its JSON from other JSON
 LOAD_S = 5.0  # approximate time of a first load; compiling takes longer
 _LEAST = 1e-12  # seconds: nothing takes less
+TAKEN = 0.15  # of the cores by other programs, which is reason enough to be slow
 
 
 @dataclass(frozen=True)
@@ -298,6 +300,22 @@ class Sustained:
         """The largest share of all cores' time that other processes took in a window."""
         return max(each.others or 0.0 for each in self.windows)
 
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return self.last.start + self.last.seconds
+
+    @property
+    def throttles(self) -> bool:
+        """Whether the device slowed down, for which other programs were no reason."""
+        return self.ratio < SLOWER and self.others < TAKEN
+
+    @property
+    def joules_ratio(self) -> float | None:
+        """Joules per token in the last window / in the first."""
+        first, last = self.first.joules_per_token, self.last.joules_per_token
+        return last / first if first and last else None
+
 
 @dataclass(frozen=True)
 class EngineProfile:
@@ -333,6 +351,16 @@ class EngineProfile:
     @property
     def threads(self) -> int:
         return self.plan.config.threads
+
+    @property
+    def throttled(self) -> Window | None:
+        """The end of the long run, whose speed and joules rank where the device throttles; None where it does not."""
+        return self.sustained.last if self.sustained and self.sustained.throttles else None
+
+    @property
+    def ranking_tok_s(self) -> float:
+        """Of answers, or where the device throttles, at the end of the long run."""
+        return self.throttled.tok_s if self.throttled else self.decode.tok_s
 
 
 @dataclass(frozen=True)

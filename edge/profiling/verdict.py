@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from edge.backends import engine_named
 from edge.budget import format_bytes
-from edge.profiling.profile import EngineProfile, Limit, Profile, Sustained, Verdict
+from edge.devices.profiles.profile import SLOWER
+from edge.profiling.profile import TAKEN, EngineProfile, Limit, Profile, Sustained, Verdict
 
 _NEAR = 0.6  # of a ceiling, to be limited by it: no engine reaches all of it
 _CACHED = 1.1  # of the memory's bandwidth: more comes out of caches
-_SLOWER = 0.9  # of the first minute's speed
 _HOT_MARGIN = 3.0  # °C below the point where the kernel slows the device down
 _COOL_MARGIN = 20.0  # °C below it, where heat is no reason
 _HELD_BACK = 0.95  # of the clock
@@ -26,7 +26,6 @@ _MANY_BITS = 5.0  # per weight: fewer are worth a try
 _MUCH_KV = 0.2  # of the bytes that a token reads
 _MOST = 0.5
 _UNSTEADY = 2.0
-_TAKEN = 0.15  # of the cores by others
 _FASTER = 1.1  # another engine
 
 
@@ -98,7 +97,7 @@ def _streaming(found: Evidence) -> _Found | None:
 
 
 def _heat(found: Evidence) -> _Found | None:
-    slower = found.sustained is not None and found.sustained < _SLOWER
+    slower = found.sustained is not None and found.sustained < SLOWER
     hot = found.celsius is not None and found.trip is not None and found.celsius >= found.trip - _HOT_MARGIN
     held = found.allowed is not None and found.allowed < _HELD_BACK
     clocked_down = found.cooled is not None and found.cooled < _HELD_BACK
@@ -111,7 +110,7 @@ def _heat(found: Evidence) -> _Found | None:
     ]
     shown = " and ".join(filter(None, signs))
     cool = found.celsius is not None and found.trip is not None and found.celsius < found.trip - _COOL_MARGIN
-    if not shown and (cool or found.sustained_others >= _TAKEN):
+    if not shown and (cool or found.sustained_others >= TAKEN):
         return None  # other programs are reason enough
     shown = shown or "no sensor here says why"
     window = "minute" if found.window_s >= 60 else f"{found.window_s:g} s"
@@ -178,7 +177,7 @@ def _ceilings(found: Evidence) -> _Found | None:
 
 
 def _neighbours(found: Evidence) -> _Found | None:
-    if found.others >= _TAKEN:
+    if found.others >= TAKEN:
         sign = f"they took {found.others:.0%} of the cores' time while answers came at {_speed(found)}"
     elif found.unsteady >= _UNSTEADY:
         sign = f"half of the tokens took at least {found.unsteady:.1f} × as long as the fastest tenth"
@@ -388,7 +387,8 @@ def _waited(engine: EngineProfile) -> float | None:
 
 
 def _faster(profile: Profile) -> tuple[str, float] | None:
-    """The engine with the fastest decode and its speed-up, unless it is the first."""
-    first, best = profile.engines[0], max(profile.engines, key=lambda each: each.decode.tok_s)
-    times = best.decode.tok_s / first.decode.tok_s
+    """The engine with the fastest decode and its speed-up, unless it is the first; at the end of the long run where the
+    device throttles."""
+    first, best = profile.engines[0], max(profile.engines, key=lambda each: each.ranking_tok_s)
+    times = best.ranking_tok_s / first.ranking_tok_s
     return (best.engine, times) if best is not first else None

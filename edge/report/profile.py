@@ -94,9 +94,14 @@ def _headline(engine: EngineProfile) -> list[tuple[str, str, str]]:
         ("first token", duration(engine.ttft.p50), f"measured, {engine.prefill.tokens} tokens of prompt"),
         ("peak memory", format_bytes(engine.timeline.peak), "measured, the whole process"),
     ]
-    spent = engine.decode.joules_per_token
+    spent, end = engine.decode.joules_per_token, engine.throttled
     if spent is not None:
         figures.append(("energy per token", joules(spent), f"{engine.energy.certainty}, of the answer"))
+    if end is not None and engine.sustained:
+        then = f"after {duration(engine.sustained.seconds)}"
+        figures.append((f"answers {then}", f"{rate(end.tok_s)} tok/s", "measured; the device throttles: this ranks"))
+        if end.joules_per_token is not None:
+            figures.append((f"energy per token {then}", joules(end.joules_per_token), engine.energy.certainty))
     return figures
 
 
@@ -332,6 +337,8 @@ def _sustained(profile: Profile) -> Table:
         f"Measured: answers one after another for {duration(profile.settings.sustained_s)} without a pause; tokens by "
         f"time, in the first {duration(length)} and in the last."
     ]
+    if slow := [engine.engine for engine, _ in runs if engine.throttled]:
+        notes.append(f"The device throttles with {', '.join(slow)}: the last window ranks, not the speed at first.")
     if len(runs) > 1:
         notes.append("Engines take turns: all but the first begin on a device that the ones before have warmed.")
     return Table(headings, rows, notes)

@@ -56,15 +56,17 @@ def search_json(found: Found) -> dict[str, Any]:
 
 
 def _table(found: Found) -> Table:
-    rows = []
+    rows, speeds, then = [], [("first_tok_s", "tok/s"), ("first_joules", "per token")], _then(found.points)
+    if then:
+        speeds = [speeds[0], ("tok_s", f"tok/s{then}"), speeds[1], ("joules", f"per token{then}")]
     for number, each in enumerate(found.points, start=1):
         candidate, quality, figures = each.candidate, each.quality, _figures(each)
         rows.append([
             str(number), candidate.weights.label, _kv(each), str(candidate.threads),
-            f"{figures['kl']} ± {quality.kl_stderr:.4f}", f"{quality.ratio:.3f}", figures["tok_s"],
-            figures["joules"], figures["memory"],
+            f"{figures['kl']} ± {quality.kl_stderr:.4f}", f"{quality.ratio:.3f}",
+            *(figures[what] for what, _ in speeds), figures["memory"],
         ])  # fmt: skip
-    heads = ["", "weights", "KV cache", "threads", "KL", "perplexity ×", "tok/s", "per token", "memory"]
+    heads = ["", "weights", "KV cache", "threads", "KL", "perplexity ×", *(head for _, head in speeds), "memory"]
     return Table(heads, rows, _notes(found), left=3)
 
 
@@ -75,13 +77,19 @@ def _notes(found: Found) -> list[str]:
         f"{found.reference}. Memory: predicted peak of the process (estimated)."
     ]
     if timed:
-        notes.append(f"tok/s: measured here, once; joules: {certainty(timed.energy_kind)}.")
+        where = f"at {found.on}, by kits" if found.on else "here"
+        notes.append(f"tok/s: measured {where}, once; joules: {certainty(timed.energy_kind)}.")
     else:
         speed, joules = first.tok_s, first.joules
         sources = [f"{speed.source} ({speed.known})" if speed.known else speed.source] if speed else []
         sources += [joules.source] if joules else []
         notes.append(f"tok/s in the middle of the answer, and its joules: {', '.join(sources) or 'not predicted'}.")
         notes += found.basis
+    if then := _then(found.points):
+        how = dict.fromkeys(each.candidate.sustained.tok_s.source for each in found.points if each.candidate.sustained)
+        notes.append(
+            f"Speed and joules{then} without a pause rank: {found.device} throttles. tok/s then: {'; '.join(how)}."
+        )
     if found.unpredicted:
         notes.append(f"Nothing predicts {' and '.join(found.unpredicted)}: they did not count in the search.")
     notes.append(
@@ -110,11 +118,12 @@ def _picks(points: Sequence[Point]) -> list[_Pick]:
             at = min(range(len(points)), key=lambda index: (worths[index] or 0.0, index))
             found.append(_Pick(best_at, at + 1, figure.format(_figures(points[at])), known))
 
-    timed = points[0].speed
+    timed, then = points[0].speed, _then(points)
+    speed = "measured" if timed and not then else "estimated"
     pick("Least loss", lambda each: each.quality.kl, "{0[kl]} nats", "measured")
-    pick("Fastest", _token_s, "{0[tok_s]} tok/s", "measured" if timed else "estimated")
-    known = certainty(timed.energy_kind) if timed else "estimated"
-    pick("Fewest joules", _joules, "{0[joules]} per token", known)
+    pick("Fastest", _token_s, "{0[tok_s]} tok/s" + then, speed)
+    known = certainty(timed.energy_kind) if timed and not then else "estimated"
+    pick("Fewest joules", lambda each: each.ranking_joules, "{0[joules]} per token" + then, known)
     pick("Least memory", lambda each: each.candidate.memory, "{0[memory]}", "estimated")
     return found
 
@@ -122,17 +131,20 @@ def _picks(points: Sequence[Point]) -> list[_Pick]:
 def _figures(point: Point) -> dict[str, str]:
     return {
         "kl": f"{point.quality.kl:.4f}",
-        "tok_s": _number(_tok_s(point), rate),
-        "joules": _number(_joules(point), format_joules),
+        "first_tok_s": _number(point.tok_s, rate),
+        "first_joules": _number(point.joules, format_joules),
+        "tok_s": _number(point.ranking_tok_s, rate),
+        "joules": _number(point.ranking_joules, format_joules),
         "memory": format_bytes(point.candidate.memory),
     }
 
 
 def _charts(points: Sequence[Point]) -> list[Chart | None]:
+    then = _then(points)
     return [
         _chart(points, "Loss and memory", "memory, MiB", lambda each: each.candidate.memory / (1 << 20)),
-        _chart(points, "Loss and speed", "tok/s", _tok_s),
-        _chart(points, "Loss and energy", "mJ per token", lambda each: 1e3 * (_joules(each) or 0.0)),
+        _chart(points, "Loss and speed", f"tok/s{then}", lambda each: each.ranking_tok_s),
+        _chart(points, "Loss and energy", f"mJ per token{then}", lambda each: 1e3 * (each.ranking_joules or 0.0)),
     ]
 
 
@@ -171,21 +183,14 @@ def _kv(point: Point) -> str:
     return " ".join(part for part in (cell.policy, cell.kv_dtype) if part) + rows
 
 
-def _tok_s(point: Point) -> float | None:
-    if point.speed:
-        return point.speed.tok_s
-    return point.candidate.tok_s.value if point.candidate.tok_s else None
-
-
 def _token_s(point: Point) -> float | None:
-    speed = _tok_s(point)
-    return None if speed is None else 1 / speed
+    return 1 / point.ranking_tok_s if point.ranking_tok_s else None
 
 
-def _joules(point: Point) -> float | None:
-    if point.speed:
-        return point.speed.joules or None
-    return point.candidate.joules.value if point.candidate.joules else None
+def _then(points: Sequence[Point]) -> str:
+    """When the speed and joules are those that rank: where the device throttles, at the end of its longest run."""
+    runs = [each.candidate.sustained.seconds for each in points if each.candidate.sustained]
+    return f" after {max(runs) / 60:.0f} min" if runs else ""
 
 
 def _number(value: float | None, form: Callable[[float], str]) -> str:

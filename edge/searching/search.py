@@ -2,7 +2,8 @@
 
 Speed, joules and bytes are predicted by plans. Losses are first measured one by one: of each weight type, KV dtype and
 KV policy alone. Their sums estimate those of all candidates. Those on the front are then measured jointly, which moves
-the front, until nothing on it is an estimate. On this device their speed and joules are measured last.
+the front, until nothing on it is an estimate. Their speed and joules are measured last, on this device, or on another
+one that `on` names.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from edge.backends import find_backend
+from edge.backends.tvm import ENGINE as CPU
 from edge.converters.held_out import TEXT
 from edge.devices.output import work_folder
 from edge.devices.probe import probe_profile
 from edge.devices.profiles import HOST, find_profile
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model
-from edge.options import Options, takes_options
+from edge.options import AUTO, Options, takes_options
 from edge.quality.material import checksum_of
 from edge.quality.matrix import FULL, Cell
 from edge.run.starting.opening import open_model
 from edge.searching.command import command_of
+from edge.searching.elsewhere import Machine, find_machine
 from edge.searching.front import front
 from edge.searching.space import KV_DTYPES, POLICIES, Candidate, Space, Weights, plan_all, weights_of
 from edge.searching.trials import Outcome, Quality, Runner, Speed, Trial, full_dtype, recall, remember, run_here
@@ -46,8 +49,31 @@ class Point:
 
     candidate: Candidate
     quality: Quality  # measured on the search's text, all settings together
-    speed: Speed | None  # measured on this device; None: predicted alone
+    speed: Speed | None  # measured on the device; None: predicted alone
     command: str  # for a shell
+
+    @property
+    def tok_s(self) -> float | None:
+        """Measured, else predicted; at first, where the device throttles."""
+        if self.speed:
+            return self.speed.tok_s
+        return self.candidate.tok_s.value if self.candidate.tok_s else None
+
+    @property
+    def joules(self) -> float | None:
+        """Of a token, likewise."""
+        if self.speed:
+            return self.speed.joules or None  # some counters tick rarely
+        return self.candidate.joules.value if self.candidate.joules else None
+
+    @property
+    def ranking_tok_s(self) -> float | None:
+        """At the end of a long run, where the device throttles."""
+        return None if self.tok_s is None else self.tok_s * self.candidate.kept_speed
+
+    @property
+    def ranking_joules(self) -> float | None:
+        return None if self.joules is None else self.joules * self.candidate.kept_joules
 
 
 @dataclass(frozen=True)
@@ -55,6 +81,7 @@ class Found:
     """What a search found."""
 
     device: str
+    on: str | None  # the machine that measured speed and joules; None: this one, or none
     points: tuple[Point, ...]  # the front, the smallest loss first
     reference: str  # that losses are measured against, with a full f16 cache
     text: str  # its name
@@ -82,6 +109,7 @@ def search(
     text: str | Path | None = None,
     tokens: int | None = None,
     scheduler: str | None = None,
+    on: str | None = None,
     on_progress: OnProgress = lambda label, done, total: None,
     **keywords: Any,
 ) -> Found:
@@ -91,18 +119,27 @@ def search(
     in `edge devices list`. types: as llama-quantize names them (default: usual ones that are smaller than the file).
     text: what losses are measured on, or a file of it (default: prose, code and lists that come with edge). tokens: of
     prompt and answer together, and of the text (default: those of the text, at most 1,024). scheduler: the address of a
-    Dask scheduler, whose workers measure losses. energy: joules that prompt and answer may take. on_progress: told the
-    trial, how many are done, and of how many. The keywords are options, as people write them, and take precedence over
-    `options`:
+    Dask scheduler, whose workers measure losses. on: where the device is, as ssh:user@host[:port] or adb[:serial]: kits
+    measure the front's speed and joules there, with the cpu engine. energy: joules that prompt and answer may take.
+    on_progress: told the trial, how many are done, and of how many. The keywords are options, as people write them, and
+    take precedence over `options`:
 
     OPTIONS
 
     Raises BudgetError if nothing fits, InputError for unknown devices and types, texts that are too short, models of
     different tokens and schedulers that cannot be reached, UnsupportedError for encoders and models in ONNX,
-    MissingExtraError without `distributed`.
+    MissingExtraError without `distributed`, EngineError for a device that cannot be reached.
     """
     options = Options.of(options, **keywords)
     profile = find_profile(device)
+    machine = None
+    if on is not None:
+        if profile.name == HOST:
+            raise InputError(f"--on {on} is another machine: name its --device, which predicts its speed")
+        if options.backend not in (AUTO, CPU.NAME):
+            raise InputError(f"--backend {options.backend}: other machines are measured with the cpu engine, in a kit")
+        options = replace(options, backend=CPU.NAME)
+        machine = find_machine(on, profile, options.memory)
     named = [models] if isinstance(models, str | Path) else list(models)
     if not named or (kv_dtypes is not None and not kv_dtypes):
         raise InputError(f"no {'KV dtype' if named else 'model'} is named: name one at least")
@@ -135,12 +172,13 @@ def search(
             for each in kept
             if (quality := search.quality(each))
         ]
-        if profile.name == HOST:
-            points = search.time_here(points)
+        if profile.name == HOST or machine is not None:
+            points = search.time(points, machine)
     if not points:
         raise InputError(f"nothing could be measured: {'; '.join(dict.fromkeys(search.failed.values()))}")
     return Found(
         device=profile.name,
+        on=on,
         points=tuple(sorted(points, key=lambda each: (each.quality.kl, each.candidate.memory))),
         reference=f"{reference.label}, full {full_dtype(backend.NAME)} cache",
         text=text_name,
@@ -224,9 +262,9 @@ class _Goals:
         """In order of importance, as `front` takes them."""
         found = [max(kl, SAME_KL), float(candidate.memory)]
         if self.speed and candidate.tok_s:
-            found.append(1 / candidate.tok_s.value)
+            found.append(1 / (candidate.tok_s.value * candidate.kept_speed))
         if self.joules and candidate.joules:
-            found.append(candidate.joules.value)
+            found.append(candidate.joules.value * candidate.kept_joules)
         return tuple(found)
 
 
@@ -266,10 +304,10 @@ class _Search:
                 return kept
             self._run(missing, self._runner)
 
-    def time_here(self, points: Sequence[Point]) -> list[Point]:
-        """Measure speed and joules of points on this machine, and leave out what the others then surpass."""
+    def time(self, points: Sequence[Point], machine: Machine | None) -> list[Point]:
+        """Measure speed and joules of points on this machine or another, and leave out what the others then surpass."""
         trials = [
-            replace(self._base, what="speed", weights=at.weights, cell=at.cell, threads=at.threads)
+            replace(self._base, what="speed", weights=at.weights, cell=at.cell, threads=at.threads, machine=machine)
             for at in (each.candidate for each in points)
         ]
         self._run(trials, run_here)
@@ -278,7 +316,7 @@ class _Search:
             for trial, each in zip(trials, points, strict=True)
             if (speed := self._found[_key(trial)].speed)
         ]
-        joules = all(each.speed and each.speed.joules > 0 for each in timed)  # some counters tick rarely
+        joules = all(each.joules for each in timed)
         return front(timed, lambda each: _measured_costs(each, joules=joules))
 
     def quality(self, candidate: Candidate) -> Quality | None:
@@ -329,6 +367,6 @@ def _key(trial: Trial) -> _Key:
 
 
 def _measured_costs(point: Point, *, joules: bool) -> tuple[float, ...]:
-    assert point.speed is not None
-    costs = (max(point.quality.kl, SAME_KL), float(point.candidate.memory), 1 / point.speed.tok_s)
-    return (*costs, point.speed.joules) if joules else costs
+    assert point.ranking_tok_s is not None
+    costs = (max(point.quality.kl, SAME_KL), float(point.candidate.memory), 1 / point.ranking_tok_s)
+    return (*costs, point.ranking_joules) if joules and point.ranking_joules else costs

@@ -30,7 +30,7 @@ from edge.model.tensors import find_tensors
 from edge.options import Options
 from edge.plan.candidates import EVICTED_SHARE
 from edge.prediction.forecast import Outlook, look_ahead
-from edge.prediction.predict import Guess
+from edge.prediction.predict import Guess, Sustained
 from edge.quality.matrix import Cell, make_cells
 from edge.storage.fingerprint import fingerprint
 
@@ -70,6 +70,18 @@ class Candidate:
     tok_s: Guess | None  # in the middle of the answer
     joules: Guess | None  # of such a token
     spent: float | None  # joules of prompt and answer
+    sustained: Sustained | None = None  # speed and joules that rank, where the device throttles
+
+    @property
+    def kept_speed(self) -> float:
+        """The share of its speed that is left at the end of a long run."""
+        return self.sustained.tok_s.value / self.tok_s.value if self.sustained and self.tok_s else 1.0
+
+    @property
+    def kept_joules(self) -> float:
+        """Joules of a token there, as a multiple."""
+        lasting = self.sustained.joules if self.sustained else None
+        return lasting.value / self.joules.value if lasting and self.joules else 1.0
 
 
 @dataclass(frozen=True)
@@ -205,7 +217,10 @@ def _plan(
     spent = prompt.value + (space.tokens - space.prompt) * joules.value if joules and prompt else None
     plan, config = found.plan, found.plan.config
     memory = plan.bytes.total - plan.bytes.interpreter
-    candidate = Candidate(weights, cell, config.capacity, config.threads, plan.backend, memory, tok_s, joules, spent)
+    candidate = Candidate(
+        weights, cell, config.capacity, config.threads, plan.backend, memory, tok_s, joules, spent,
+        decode.sustained if decode else None,
+    )  # fmt: skip
     return candidate, found
 
 

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from edge.quality.windows import Windows, divergence
 from edge.run.sampling.sampler import greedy
 from edge.run.session import Session
 from edge.run.starting.opening import open_model
+from edge.searching.elsewhere import Machine, measure_there
 from edge.searching.space import Weights
 from edge.storage import cache
 from edge.storage.fingerprint import fingerprint
@@ -54,6 +55,7 @@ class Trial:
     tokens: tuple[int, ...]  # of the text
     backend: str
     threads: int | None = None  # None: the plan's; predictions do not depend on them
+    machine: Machine | None = None  # that measures the speed; None: this one
 
     @property
     def label(self) -> str:
@@ -64,7 +66,11 @@ class Trial:
     def key(self) -> str:
         """A hash of all that the result depends on."""
         weights, versions = self.weights, engine_named(self.backend).versions()
-        here = [processor().name, find_meter().read().source] if self.what == "speed" else []
+        here: list[object] = []
+        if self.machine is not None:
+            here = list(astuple(self.machine))
+        elif self.what == "speed":
+            here = [processor().name, find_meter().read().source]
         of = [
             _SCHEMA, self.what, self.reference.sha256, weights.sha256, weights.type, weights.by_importance,
             asdict(self.cell), self.tokens, self.backend, self.threads, own_versions(), versions, here,
@@ -89,7 +95,7 @@ class Speed:
     """Of tokens in the middle of the answer."""
 
     tok_s: float
-    joules: float  # per token
+    joules: float  # per token; 0: the sensor missed them
     energy_kind: str  # "counter", "integrated" or "estimate"
 
 
@@ -149,6 +155,8 @@ def answer(request: Any) -> dict[str, Any]:
     """The child's part of `run_trial`: an Outcome, for JSON. Raises EdgeError."""
     trial = parse(Trial, request["trial"])
     model = open_weights(trial.weights)
+    if trial.machine is not None:
+        return asdict(replace(_speed_there(trial, model, trial.machine), peak=memory_use().peak))
     setup = Setup(model, trial.backend, threads=trial.threads, memory=request["memory"])
     found = _quality(trial, setup) if trial.what == "quality" else _speed(trial, setup)
     return asdict(replace(found, peak=memory_use().peak))
@@ -168,7 +176,7 @@ def _quality(trial: Trial, setup: Setup) -> Outcome:
 
 def _speed(trial: Trial, setup: Setup) -> Outcome:
     tokens = np.array(trial.tokens, np.int32)
-    steps = min(_STEPS, max(1, tokens.size // 4))
+    steps = _steps(tokens.size)
     with open_cell(setup, trial.cell, tokens.size) as session:
         context = tokens[: tokens.size * 3 // 4 - steps // 2]  # the middle of the answer
         _read(session, context)
@@ -179,6 +187,16 @@ def _speed(trial: Trial, setup: Setup) -> Outcome:
             step[0] = greedy(session.forward(step, upcoming=1))
         seconds, reading = time.perf_counter() - started, meter.read()
     return Outcome(speed=Speed(steps / seconds, (reading.joules - before) / steps, reading.kind))
+
+
+def _speed_there(trial: Trial, model: Model, machine: Machine) -> Outcome:
+    tokens = len(trial.tokens)
+    found = measure_there(model, trial.weights.label, machine, trial.cell, tokens, _steps(tokens), trial.threads)
+    return Outcome(speed=Speed(found.decode.tok_s, found.decode.joules_per_token or 0.0, found.energy.kind))
+
+
+def _steps(tokens: int) -> int:
+    return min(_STEPS, max(1, tokens // 4))
 
 
 def _read(session: Session, context: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kits import GOLDEN_MODEL, QUICK, kit_for
-from test_cli import edge_json
+from test_cli import edge, edge_json
 
 from edge.devices.host import usable_cores
 from edge.errors import EngineError, InputError
@@ -25,6 +26,9 @@ from edge.profiling.kit.make import MODEL, PROGRAM
 from edge.profiling.kit.remote import ask_machine, run_kit
 from edge.profiling.kit.result import parse_result
 from edge.profiling.kit.ssh import Address
+from edge.report.page import render
+from edge.report.search import search_report
+from edge.searching.search import search
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 SSH = shutil.which("ssh")
@@ -113,6 +117,46 @@ def test_a_machine_measures_itself_over_ssh(board: Board) -> None:
     assert found["engines"][0]["plan"]["config"]["threads"] == usable_cores()
     assert [each["context"] for each in found["engines"][0]["curve"]] == [16, 48]
     assert not board.left
+
+
+def test_a_search_measures_its_front_over_ssh(board: Board) -> None:
+    device = "intel-n100" if platform.machine() == "x86_64" else "raspberry-pi-5"
+    wanted = {"device": device, "on": "ssh:board", "types": [], "policies": ["full"], "kv_dtypes": ["f16"],
+              "tokens": 64, "threads": 1, "text": f"{os.urandom(200).hex()}"}  # fmt: skip
+    found = search(GOLDEN_MODEL, **wanted)
+    (point,) = found.points
+    assert point.speed
+    assert point.speed.tok_s == point.tok_s > 0
+    assert point.speed.energy_kind in ("estimate", "counter")
+    assert point.candidate.tok_s
+    assert device in point.candidate.tok_s.source  # predicted beside it
+    assert "measured at ssh:board, by kits" in render(".md", search_report(found), {})
+    assert not board.left
+    (board.folder / "authorized").write_text("")
+    with pytest.raises(EngineError, match=r"^board: it takes none of your keys"):
+        search(GOLDEN_MODEL, **wanted)
+    shutil.copy(board.folder / "key.pub", board.folder / "authorized")
+    again = search(GOLDEN_MODEL, **wanted)
+    with pytest.raises(InputError, match=r"^ssh:board is no pixel-9: it runs linux on"):
+        search(GOLDEN_MODEL, **{**wanted, "device": "pixel-9"})
+    assert (again.measured, again.remembered) == (0, found.measured)
+    assert [(each.quality, each.speed) for each in again.points] == [(point.quality, point.speed)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--on", "ssh:board"], "--on ssh:board is another machine: name its --device"),
+        (["--on", "kit:x", "--device", "web"], "--on kit:x: a search measures at ssh:user@host"),
+        (["--on", "adb:-x", "--device", "pixel-9"], "--on adb:-x names no device"),
+        (["--on", "ssh:board", "--device", "pixel-9", "--backend", "onnx"], "with the cpu engine, in a kit"),
+    ],
+)
+def test_searches_elsewhere_that_cannot_be_are_one_line(words: list[str], said: str) -> None:
+    done = edge("search", str(GOLDEN_MODEL), *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_progress_comes_and_nothing_stays(board: Board) -> None:

@@ -24,7 +24,8 @@ from edge.cli.making.quantize import quantize as command
 from edge.converters.calibrate import OWN_TEXT, TOKENS, calibration_tokens, column_importance
 from edge.converters.ggml import quantize_file
 from edge.converters.held_out import TEXT
-from edge.devices.profiles import find_profile
+from edge.devices.profiles import add_profile, find_profile
+from edge.devices.profiles.profile import Figure, Speed
 from edge.errors import BudgetError, EdgeError, InputError
 from edge.model.model import open_model
 from edge.options import Options
@@ -180,6 +181,34 @@ def test_speed_is_measured_on_this_device(here: Here, monkeypatch: pytest.Monkey
         assert point.speed
         assert point.speed.tok_s > 0
     assert "measured here" in render(".md", search_report(found), {})
+
+
+def test_where_a_device_throttles_the_end_of_a_long_run_ranks(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four threads are the fastest at first, and two in the end."""
+    monkeypatch.setenv("EDGE_DEVICES", str(tmp_path / "devices"))
+    pi, long_run = find_profile("raspberry-pi-5"), {"sustained_s": 600, "sustained_source": "a kit"}
+    figures = {"read_bandwidth": Figure(16e6, "measured", "a test"),
+               "read_bandwidth_one_core": Figure(4e6, "measured", "a test")}  # fmt: skip
+    cool = Speed("other", "other", "f32", 2, 32, 0.01, (16,), (0.01,), "a kit", sustained_speed=0.98, **long_run)
+    hot = replace(cool, threads=4, sustained_speed=0.4, sustained_joules=1.5)
+    wanted = {**SMALL, "device": "my-pi", "types": [], "policies": ["full"]}
+    fastest = []
+    for runs in ((), (cool, hot)):
+        add_profile(replace(pi, name="my-pi", figures=pi.figures | figures, speeds=runs))
+        found = search(TINY, **wanted)
+        by_threads = {each.candidate.threads: each for each in found.points}
+        fastest.append(max(by_threads, key=lambda threads: by_threads[threads].ranking_tok_s or 0.0))
+        text = render(".md", search_report(found), {})
+        assert ("tok/s after 10 min" in text) == bool(runs)
+        why = "my-pi throttles. tok/s then: estimated from the 98% that other kept with 2 threads"
+        assert (why in text) == bool(runs)
+    assert fastest == [4, 2]
+    assert 4 not in by_threads  # slower than two, for more joules
+    assert by_threads[2].ranking_tok_s == pytest.approx(0.98 * (by_threads[2].tok_s or 0.0))
+    data = json.loads(render(".json", search_report(found), search_json(found)))
+    assert data["points"][0]["candidate"]["sustained"]["seconds"] == 600
 
 
 def test_a_size_of_a_family_is_measured_against_the_largest(here: Here, tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ def search(
     scheduler: Annotated[
         str | None, o.flag("--scheduler", metavar="ADDRESS", help="Measure on a Dask cluster, such as tcp://HOST:8786.")
     ] = None,
+    on: Annotated[
+        str | None,
+        o.flag("--on", help="Where the device is, to measure the front's speed: ssh:user@host[:port], adb[:serial]."),
+    ] = None,
     output: Annotated[Path | None, o.flag("-o", "--output", help="Write a report there: .html, .md or .json.")] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -71,7 +75,7 @@ def search(
     with progress(enabled=not quiet) as shown:
         found = find(
             models, options, device=device, types=kinds, policies=split_policies(policies), kv_dtypes=dtypes,
-            text=text, tokens=tokens, scheduler=scheduler, on_progress=lambda label, *of: shown.step(label)(*of),
+            text=text, tokens=tokens, scheduler=scheduler, on=on, on_progress=lambda label, *of: shown.step(label)(*of),
         )  # fmt: skip
     report, data = search_report(found), search_json(found)
     if output is not None:

@@ -9,11 +9,14 @@ from edge.devices.host import flags_of, notable
 from edge.devices.profiles import HOST, find_model, find_profile
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, FigureKind, Speed, is_name
 from edge.errors import InputError
-from edge.profiling.kit.result import Result
+from edge.profiling.kit.result import Result, profile_of
+from edge.profiling.profile import TAKEN
 
 _CACHES = {"L1d": "l1d", "L2": "l2", "L3": "l3"}
 _KEPT = ("core_watts", "idle_watts", "dram_pj_per_byte")
 _UNMEASURED = (*_KEPT, "throttle_celsius")
+_LONG_RUN = ("sustained_s", "sustained_speed", "sustained_joules", "sustained_source")
+_LEAST_S = 60.0  # of a long run: heat takes minutes
 
 
 def device_of(result: Result, name: str) -> DeviceProfile:
@@ -73,12 +76,33 @@ def device_of(result: Result, name: str) -> DeviceProfile:
 
 
 def with_earlier(made: DeviceProfile, before: DeviceProfile) -> DeviceProfile:
-    """A profile with the speeds of other models and settings that an earlier kit measured on the same device."""
+    """A profile with the speeds of other models and settings that an earlier kit measured on the same device, and with
+    long runs that were not repeated."""
     if before.measured_by is None or (before.description, before.isa) != (made.description, made.isa):
         return made
-    measured = {(each.model, each.kv_dtype, each.threads) for each in made.speeds}
-    kept = [each for each in before.speeds if (each.model, each.kv_dtype, each.threads) not in measured]
-    return replace(made, speeds=(*made.speeds, *kept))
+    earlier = {_setting(each): each for each in before.speeds}
+    now = {_setting(each): _with_long_run(each, earlier.get(_setting(each))) for each in made.speeds}
+    return replace(made, speeds=tuple((now | {key: earlier[key] for key in earlier if key not in now}).values()))
+
+
+def no_long_run(result: Result) -> str:
+    """Why a result's long run says nothing of its device; "" if it does, or if there is none."""
+    long_run = profile_of(result).engines[0].sustained
+    if long_run is not None and long_run.seconds < _LEAST_S:
+        return f"the long run took {long_run.seconds:.0f} s: heat takes minutes, so it does not count"
+    if long_run is not None and long_run.others >= TAKEN:
+        return f"other programs took up to {long_run.others:.0%} of the cores in the long run, so it does not count"
+    return ""
+
+
+def _setting(speed: Speed) -> tuple[str, str, int]:
+    return speed.model, speed.kv_dtype, speed.threads
+
+
+def _with_long_run(speed: Speed, earlier: Speed | None) -> Speed:
+    if earlier is None or speed.sustained_s is not None:
+        return speed
+    return replace(speed, **{name: getattr(earlier, name) for name in _LONG_RUN})
 
 
 def unmeasured(profile: DeviceProfile) -> dict[str, Figure]:
@@ -93,6 +117,7 @@ def _speed(result: Result, source: str) -> Speed:
     middle = kit.prompt + kit.settings.answer // 2
     points[middle] = result.token.p50
     contexts = sorted(points)
+    long_run = None if no_long_run(result) else profile_of(result).engines[0].sustained
     return Speed(
         model=kit.key,
         label=kit.model.label,
@@ -107,4 +132,8 @@ def _speed(result: Result, source: str) -> Speed:
         prompt_work=astuple(kit.prefill),
         token_work=astuple(kit.decode),
         token_context=middle,
+        sustained_s=long_run.seconds if long_run else None,
+        sustained_speed=long_run.ratio if long_run else None,
+        sustained_joules=long_run.joules_ratio if long_run and result.energy is not None else None,
+        sustained_source=source if long_run else "",
     )
