@@ -2,25 +2,41 @@
 profile.
 
 busy core-seconds × watts of a core + seconds × idle watts + bytes read from memory × joules per byte. Costs that the
-profile lacks count as 0. A child's CPU time counts once it has ended.
+profile lacks count as 0. A child's CPU time counts once it has ended. A GPU's work counts as that of all cores of the
+plan: no clock of the process shows it (in apps: `watch_gpu` of edge/exporting/runtime/watch.c).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from edge.devices.power.base import MeterKind, Reading, Scope
 from edge.devices.profiles.profile import Power
 
 _PICO = 1e-12
+_on_gpu = [0.0]  # core-seconds
 
 
 def _busy() -> float:
-    """CPU seconds of this process and of the children that it waited for."""
+    """CPU seconds of this process and of the children that it waited for, and those that stand for a GPU."""
     times = os.times()
-    return time.process_time() + times.children_user + times.children_system
+    return time.process_time() + times.children_user + times.children_system + _on_gpu[0]
+
+
+@contextmanager
+def gpu_work(
+    cores: int, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.process_time
+) -> Iterator[None]:
+    """A GPU works: count as if this process's share of `cores` had been busy all along, less its CPU time, which counts
+    anyway."""
+    began, before = clock(), cpu()
+    try:
+        yield
+    finally:
+        _on_gpu[0] += max(0.0, (clock() - began) * cores - (cpu() - before))
 
 
 class Estimate:

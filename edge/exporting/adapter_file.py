@@ -1,8 +1,10 @@
 """LoRA adapters of exported models: a small file each, which a session reads into memory of its own.
 
 A header, the offsets of A, of its scales and of B for each matrix that may have an adapter (0, 0, 0: it has none), the
-packed matrices (backends/tvm/adapters.py), and the SHA-256 of all that. Section ADAPTERS of model.edge lists these
-matrices. A file is for one model, whatever the plan of the bundle, as long as the bundle has room for its rank.
+packed matrices (backends/tvm/adapters.py), the same for the GPU of a bundle that has programs for one
+(backends/tvm/gpu/adapters.py), and the SHA-256 of all that. Section ADAPTERS of model.edge lists the CPU's matrices,
+section GPU those of a GPU. A file is for one model, whatever the plan of the bundle, as long as the bundle has room for
+its rank; on a GPU, of one with the same rank.
 """
 
 from __future__ import annotations
@@ -15,20 +17,25 @@ import numpy as np
 
 from edge.backends.tvm.adapters import adaptable, pack_adapters, padded_rank
 from edge.backends.tvm.cpu.arguments import Table
+from edge.backends.tvm.gpu import adapters as gpu_adapters
+from edge.backends.tvm.gpu.hosts import PORTABLE
+from edge.backends.tvm.gpu.weights import make_weights
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, make_layout
 from edge.devices.output import check_file, check_path, new_file
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.exporting.c_struct import c_struct, filled
+from edge.exporting.gpu_programs import BUFFER_ALIGNMENT, matrices_in
 from edge.exporting.model_file import CONFIG, ENTRY, HEADER, KV_DTYPES, MODEL, Section
 from edge.exporting.model_file import MAGIC as MODEL_MAGIC
 from edge.exporting.model_file import VERSION as MODEL_VERSION
-from edge.model.lora import MAX_RANK, open_lora
+from edge.model.lora import MAX_RANK, Lora, open_lora
 from edge.model.lora_file import LoraFile, parse_lora
 from edge.model.model import Model, open_model
+from edge.model.tensors import find_tensors
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 
-VERSION = 1  # of the file and of the packed matrices in it
+VERSION = 2  # of the file and of the packed matrices in it
 MAGIC = b"EDGELORA"
 KINDS = ("I8", "F16", "F32")  # how B is stored, in the order of LORA_I8 …
 
@@ -37,10 +44,11 @@ KINDS = ("I8", "F16", "F32")  # how B is stored, in the order of LORA_I8 …
 ADAPTERS = c_struct(rank="<u4", count="<u4", lora_rank="<u4", reserved="<u4", room="<u8", layout="V32")
 # table: where the table of the pass has the three offsets. Bytes of A, its scales and B for each rank; of B's scales.
 ADAPTED = c_struct(table="<u4", kind="<u4", a="<u4", a_scales="<u4", b="<u4", b_scales="<u4")
-# bytes: of the matrices. model: SHA-256 of the model's file.
+# bytes, gpu_bytes: of the matrices, of the part for a GPU. model: SHA-256 of the model's file.
 ADAPTER = c_struct(
-    magic="S8", version="<u4", rank="<u4", count="<u4", reserved="<u4", bytes="<u8", model="V32", layout="V32"
-)
+    magic="S8", version="<u4", rank="<u4", count="<u4", reserved="<u4", bytes="<u8", gpu_bytes="<u8", model="V32",
+    layout="V32",
+)  # fmt: skip
 STRUCTS = {"adapters_config": ADAPTERS, "adapted": ADAPTED, "adapter_header": ADAPTER}  # by their names in C
 
 
@@ -116,12 +124,27 @@ def _packed(model: Model, files: tuple[LoraFile, ...], room: _Room) -> tuple[byt
         "magic": MAGIC, "version": VERSION, "rank": padded_rank(rank), "count": len(places) // len(names),
         "bytes": used, "model": np.void(room.model), "layout": np.void(room.layout),
     }  # fmt: skip
-    return filled(ADAPTER, header) + np.array(places, "<u8").tobytes() + data[:used].tobytes(), rank
+    of_gpu = _packed_for_gpu(model, lora, room) if room.gpu else b""
+    head = filled(ADAPTER, header | {"gpu_bytes": len(of_gpu)})
+    return head + np.array(places, "<u8").tobytes() + data[:used].tobytes() + of_gpu, rank
+
+
+def _packed_for_gpu(model: Model, lora: Lora, room: _Room) -> bytes:
+    """Whether the adapter changes each matrix, then the content of buffers."""
+    file, spec = model.file, model.spec
+    weights = make_weights(file, spec, PORTABLE.binding)
+    adapters = gpu_adapters.Adapters.of(room.rank, "f32" if room.exact else "f16")
+    buffers, changed = list[bytes](), set[tuple[int, str]]()
+    for (_, _, packed), more in gpu_adapters.pack_adapters(lora, find_tensors(file, spec), weights, adapters):
+        buffers.append(packed.tobytes() + bytes(-packed.nbytes % BUFFER_ALIGNMENT))
+        changed |= more
+    return bytes(each in changed for each in matrices_in(weights, adapters)) + b"".join(buffers)
 
 
 @dataclass(frozen=True)
 class _Room:
-    """What a bundle's model.edge says of adapters. nbytes: of the packed matrices; exact: they are float32."""
+    """What a bundle's model.edge says of adapters. nbytes: of the packed matrices; exact: they are float32. gpu: there
+    are programs for one, too."""
 
     path: Path
     model: bytes
@@ -129,6 +152,7 @@ class _Room:
     rank: int
     nbytes: int
     exact: bool
+    gpu: bool
 
 
 def _room_of(bundle: str | Path) -> _Room:
@@ -139,7 +163,7 @@ def _room_of(bundle: str | Path) -> _Room:
         with path.open("rb") as file:
             (head,) = np.frombuffer(file.read(HEADER.itemsize), HEADER)
             entries = np.frombuffer(file.read(int(head["sections"]) * ENTRY.itemsize), ENTRY)
-            sections = dict[int, bytes]()
+            sections, kinds = dict[int, bytes](), set(entries["kind"].tolist())
             for each in entries:
                 if each["kind"] in (Section.CONFIG, Section.ADAPTERS):
                     file.seek(int(each["offset"]))
@@ -154,4 +178,4 @@ def _room_of(bundle: str | Path) -> _Room:
         raise ModelFormatError(f"{bundle} is no bundle of this version of edge export") from None
     exact = KV_DTYPES[config["kv_dtype"]] == "f32"
     layout, rank, nbytes = found["layout"].tobytes(), int(found["rank"]), int(found["room"])
-    return _Room(path, head["hash"].tobytes(), layout, rank, nbytes, exact)
+    return _Room(path, head["hash"].tobytes(), layout, rank, nbytes, exact, Section.GPU in kinds)

@@ -14,8 +14,10 @@ import numpy as np
 
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
+from edge.backends.tvm.adapters import padded_rank
 from edge.backends.tvm.gpu import ENGINE as GPU_ENGINE
-from edge.backends.tvm.gpu import EXPORTED_DTYPES, SHOWN_BYTES, kernels_bytes
+from edge.backends.tvm.gpu import SHOWN_BYTES, kernels_bytes
+from edge.backends.tvm.gpu.adapters import Adapters
 from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, RING, RING_MOVE, VALUES, Design, RowForm, input_stride
 from edge.backends.tvm.gpu.export import any_gpu, places_of, write_weights
@@ -23,6 +25,7 @@ from edge.backends.tvm.gpu.hosts.opencl import POCL_COMPILER_BYTES
 from edge.backends.tvm.gpu.kv import STAGED, arena_bytes
 from edge.backends.tvm.gpu.picking import top_offset
 from edge.backends.tvm.gpu.program import Dispatch, Program, Slice
+from edge.backends.tvm.gpu.weights import WeightsLayout
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
 from edge.backends.tvm.packing.cores import round_up
@@ -40,8 +43,10 @@ from edge.types import Progress
 LANGUAGES = OPENCL, WGSL, METAL = ("opencl", "wgsl", "metal")
 HOSTS = dict.fromkeys(("linux", "android", "windows"), (OPENCL, WGSL)) | dict.fromkeys(("ios", "macos"), (METAL,))
 HOSTS |= {"web": (WGSL,)}
+BUFFER_ALIGNMENT = 16  # bytes, of which sizes are multiples
 HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
 DRIVER = "as measured where {} compiles; phones' drivers are not known"
+COPIED = "a copy of the weights beside the mapped file, which some drivers do not make"
 
 NONE = 0xFFFFFFFF  # instead of the number of a buffer
 # Runs of dispatches, by their numbers. Rows are moved by keys, values or both, in the arena of all rows or of rings.
@@ -57,7 +62,7 @@ _MOVES = (KEYS, VALUES, KEYS + VALUES)
 GPU = c_struct(
     # Numbers of structs, and where the tables of them begin; `numbers` are uint32.
     **{
-        f"{name}{what}": "<u4" for name in ("kernels", "buffers", "parts", "dispatches", "passes", "numbers")
+        f"{name}{what}": "<u4" for name in ("kernels", "buffers", "parts", "dispatches", "passes", "adapted", "numbers")
         for what in ("", "_at")
     },
     # Numbers of buffers; of an arena: all rows or those without a ring, then those of rings, if they lie apart.
@@ -66,8 +71,9 @@ GPU = c_struct(
     # Of an arena, too: rows; values and bytes of a key; how many of the values RoPE rotates; where, in `numbers`, its
     # heads are, by their numbers among those of all layers, and how many.
     **dict.fromkeys(("rows", "head", "row_bytes", "rotated", "heads_at", "heads"), ("<u4", (2,))),
-    # Words in the buffer `tables`, as backends/tvm/gpu/design.py has them. positions: their number.
-    **dict.fromkeys(("starts", "lengths", "angles", "temperatures", "positions_at", "positions"), "<u4"),
+    # Words in the buffer `tables`, as backends/tvm/gpu/design.py has them. normals: 0: keys are not reflected, as those
+    # of int4 are. positions: their number.
+    **dict.fromkeys(("starts", "lengths", "angles", "temperatures", "normals", "positions_at", "positions"), "<u4"),
     **dict.fromkeys(("angle_rows", "pairs_rotated", "kinds"), "<u4"),
     **dict.fromkeys(("vocab", "chunk", "all_heads", "largest_head"), "<u4"),
     input_stride="<u4",  # values from one layer's vector of a token to the next one's; 0: there are none
@@ -83,13 +89,18 @@ KERNEL = c_struct(  # source, length: in each of LANGUAGES; length 0: not in it.
 )
 BUFFER = c_struct(size="<u8", weights="<u8", loaded="<u4", reserved="<u4")  # weights: where their content is, if loaded
 PART = c_struct(buffer="<u4", reserved="<u4", offset="<u8", size="<u8")
-# numbers: where those of the dispatch are: of its parts, then its scalars. per: tokens of a workgroup in y, of which
-# there are as many as that needs; 0: groups[1].
-DISPATCH = c_struct(kernel="<u4", groups=("<u4", (2,)), per="<u4", numbers="<u4", parts="<u4", scalars="<u4")
+# numbers: where those of the dispatch are: of its parts, then its scalars, then its matrices, of ADAPTED. per: tokens
+# of a workgroup in y, of which there are as many as that needs; 0: groups[1]. adapted: if it has matrices, it runs if
+# LoRA adapters change one of them (1), or none (0).
+DISPATCH = c_struct(
+    kernel="<u4", groups=("<u4", (2,)), per="<u4", numbers="<u4",
+    **dict.fromkeys(("parts", "scalars", "matrices", "adapted"), "<u4"),
+)  # fmt: skip
+ADAPTED = c_struct(buffer="<u4", reserved="<u4", at="<u8", size="<u8")  # a matrix: its adapter's buffer, and bytes of B
 PASS = c_struct(first="<u4", count="<u4")
 STRUCTS = {
     "gpu_config": GPU, "gpu_kernel": KERNEL, "gpu_buffer": BUFFER, "gpu_part": PART, "gpu_dispatch_config": DISPATCH,
-    "gpu_pass": PASS,
+    "gpu_pass": PASS, "gpu_adapted": ADAPTED,
 }  # fmt: skip
 
 
@@ -112,9 +123,12 @@ class GPUPrograms:
     def bytes(self) -> dict[str, int]:
         """Of the device, by their kind."""
         rows = {*_BUFFERS, *(RING + name for name in _BUFFERS)}
+        adapters = self.design.adapters.buffers(self.design.weights)
         weights = sum(size for name, size in self.buffers.items() if name in self.places)
         kv = sum(size for name, size in self.buffers.items() if name in rows)
-        return {"weights": weights, "kv": kv, "scratch": sum(self.buffers.values()) - weights - kv}
+        lora = sum(size for name, size in self.buffers.items() if name in adapters)
+        scratch = sum(self.buffers.values()) - weights - kv - lora
+        return {"weights": weights, "kv": kv, "lora": lora, "scratch": scratch}
 
     def write_weights(self, out: BinaryIO, start: int) -> None:
         write_weights(out, start, self.model.file, self.model.spec, self.design, self.places)
@@ -124,12 +138,11 @@ def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> tuple[str, 
     """The languages of a system's hosts. Raises UnsupportedError for what their hosts lack."""
     if system not in HOSTS:
         raise UnsupportedError(f"--gpu is for {', '.join(HOSTS)}, not for {system}")
-    network, in_page, dtype = find_network(spec), system == "web", config.kv_dtype
+    network, in_page = find_network(spec), system == "web"
     shares = any(each and each.rows_of is not None for each in network.attention)
     lacks = {
         "KV policies that look at attention: choose --kv-policy streaming, window or full": config.observes,
-        f"{dtype} KV rows: choose --kv-dtype {', '.join(EXPORTED_DTYPES)}": dtype not in EXPORTED_DTYPES,
-        "LoRA adapters: leave --lora-rank out": config.lora_rank > 0,
+        "LoRA adapters in a page: leave --lora-rank out": in_page and config.lora_rank > 0,
         "layers with a recurrent state: export without --gpu": sum(network.fixed_values) > 0,
         "embeddings for each layer in a page: export without --gpu": in_page and network.layer_inputs > 0,
         "layers that share KV rows in a page: export without --gpu": in_page and shares,
@@ -147,17 +160,17 @@ def describe_gpu(gpu: GPUPrograms, plan: Plan, *, in_page: bool) -> dict[str, An
     if in_page:
         mapped = mapped_bytes(gpu.model.spec, plan.config)
         return buffers | {"mapped": mapped, "peak": plan.predicted_peak + sum(sizes.values()) + mapped}
-    rest = plan.predicted_peak - of_cpu.weights - of_cpu.kv - of_cpu.scratch
-    measured = driver_bytes(gpu.languages, gpu.model.spec)
+    rest = plan.predicted_peak - of_cpu.weights - of_cpu.kv - of_cpu.scratch - of_cpu.lora
+    measured = driver_bytes(gpu.languages, gpu.model.spec, plan.config)
     driver = {"bytes": measured, "source": DRIVER.format("pocl" if OPENCL in gpu.languages else "lavapipe")}
-    return buffers | {"driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + measured}
+    return buffers | {"assumes": COPIED, "driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + measured}
 
 
-def driver_bytes(languages: tuple[str, ...], spec: ModelSpec) -> int:
+def driver_bytes(languages: tuple[str, ...], spec: ModelSpec, config: EngineConfig) -> int:
     """Of the process, for a driver in a first run, when it compiles: pocl's for OpenCL, which contains LLVM and Clang,
     or else lavapipe's."""
-    kinds = len(Shape.of(spec, GPU_ENGINE.NAME, GPU_ENGINE.supports).blocks)
-    return kernels_bytes(kinds) + (POCL_COMPILER_BYTES if OPENCL in languages else SHOWN_BYTES)
+    kinds = len(Shape.of(spec, GPU_ENGINE.NAME, GPU_ENGINE.supports).blocks) + (config.lora_rank > 0)
+    return kernels_bytes(kinds, config.kv_dtype) + (POCL_COMPILER_BYTES if OPENCL in languages else SHOWN_BYTES)
 
 
 def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
@@ -172,17 +185,20 @@ def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
 def buffer_bytes(system: str, spec: ModelSpec, config: EngineConfig) -> int:
     """Of the device's buffers, and of a host's own: in a page beside the module's memory. Raises as `check_gpu`."""
     check_gpu(system, spec, config)
-    need = GPU_ENGINE.footprint(spec, replace(config, logits_rows=1, pinned=0, lora_rank=0))
+    rank = padded_rank(config.lora_rank)
+    need = GPU_ENGINE.footprint(spec, replace(config, logits_rows=1, pinned=0, lora_rank=rank))
     host = mapped_bytes(spec, config) if system == "web" else HOST_BYTES
-    return need.weights + need.kv + need.scratch + host
+    return need.weights + need.kv + need.scratch + need.lora + host
 
 
 def make_programs(
     model: Model, languages: tuple[str, ...], config: EngineConfig, progress: Progress | None = None
 ) -> GPUPrograms:
     """Raises UnsupportedError for models without kernels, MissingExtraError without TVM, EngineError if it fails."""
-    config = replace(config, threads=1, logits_rows=1, observes=False, tuning={})
+    rank = padded_rank(config.lora_rank)  # as files have it, for the CPU
+    config = replace(config, threads=1, logits_rows=1, observes=False, tuning={}, lora_rank=rank)
     designs = [Design.of(model.file, model.spec, config, any_gpu(language)) for language in languages]
+    _check_order(designs[0])
     programs = {each.language: program_of(each, progress) for each in designs}
     design, program = designs[0], programs[languages[0]]
     assert all(_without_sources(each) == _without_sources(program) for each in programs.values())
@@ -193,10 +209,25 @@ def make_programs(
         found = arena_bytes(arena.rows, arena.form.head, design.kv_dtype)
         sizes |= {arena.prefix + name: size for name, size in found.items()}
     used = {part.buffer for dispatches in passes.values() for each in dispatches for part in each.slices}
-    buffers = {name: round_up(size, 16) for name, size in sizes.items() if name in used}
+    buffers = {name: round_up(size, BUFFER_ALIGNMENT) for name, size in sizes.items() if name in used}
     places = {name: place for name, place in places_of(design.weights.buffers).items() if name in used}
     section = _section(programs, design, passes, buffers, places, arenas, positions)
     return GPUPrograms(languages, model, design, section, places, buffers)
+
+
+def _check_order(design: Design) -> None:
+    """Keys on the GPU and on the CPU differ in the order of their values where RoPE pairs value i with i + pairs. Their
+    int4 codes differ in that order alone only if it permutes the bits of i, since the Hadamard transform then commutes
+    with it. Raises UnsupportedError for other heads."""
+    if design.kv_dtype != "int4" or not design.halves or not design.pairs:
+        return
+    for head in (design.shape.attention.head_dim, design.shape.ringed.head_dim):
+        rotated = 2 * min(design.pairs, head // 2)
+        if rotated != head or head & (head - 1):
+            raise UnsupportedError(
+                f"--gpu has no int4 KV rows of heads of {head} values, {rotated} of them rotated: choose "
+                "--kv-dtype f16 or int8"
+            )
 
 
 def _without_sources(program: Program) -> Program:
@@ -205,9 +236,9 @@ def _without_sources(program: Program) -> Program:
 
 
 def _passes(program: Program, design: Design) -> dict[str, tuple[Dispatch, ...]]:
-    scaled = design.kv_dtype == "int8"
+    scaled = RowForm.of(design.shape.attention, design.kv_dtype).scaled
     names = [name for name in _BUFFERS if scaled or name != "row_scales"]
-    passes = {name: program.dispatches(name.lower()) for name in _PLAIN}
+    passes = {name: program.passes[name.lower()] for name in _PLAIN}
     kinds = {"": "edge_move"} | ({"RING_": RING_MOVE} if design.shape.apart else {})
     for kind, kernel in kinds.items():
         slices = tuple(Slice(kind.lower() + name) for name in names)
@@ -215,6 +246,11 @@ def _passes(program: Program, design: Design) -> dict[str, tuple[Dispatch, ...]]
             moved = Dispatch(kernel, slices, (which,), (1, MOST_MOVED), "other", per=1)
             passes[f"{kind}MOVE_{name}"] = (moved,)
     return passes
+
+
+def matrices_in(weights: WeightsLayout, adapters: Adapters) -> list[tuple[int, str]]:
+    """The matrices of ADAPTED: layers and names."""
+    return [(layer, name) for layer, layout in enumerate(weights.layers) for name in adapters.layer(layout)]
 
 
 @dataclass(frozen=True)
@@ -253,6 +289,7 @@ def _section(
     kernels = {each.kernel: None for dispatches in passes.values() for each in dispatches}
     kernel_numbers = {name: number for number, name in enumerate(kernels)}
     buffer_numbers = {name: number for number, name in enumerate(buffers)}
+    matrices = {each: number for number, each in enumerate(matrices_in(design.weights, design.adapters))}
     parts: dict[Slice, int] = {}
     numbers: list[int] = []
     dispatches, runs = list[bytes](), list[bytes]()
@@ -262,10 +299,12 @@ def _section(
             run: dict[str, object] = {
                 "kernel": kernel_numbers[each.kernel], "groups": each.groups, "per": each.per,
                 "numbers": len(numbers), "parts": len(each.slices), "scalars": len(each.scalars),
+                "matrices": len(each.product), "adapted": each.adapted is True,
             }  # fmt: skip
             dispatches.append(filled(DISPATCH, run))
             numbers += [parts.setdefault(part, len(parts)) for part in each.slices]
             numbers += [scalar & NONE for scalar in each.scalars]
+            numbers += [matrices[each.layer or 0, name] for name in each.product]
     heads_at = []
     for arena in arenas:
         heads_at.append(len(numbers))
@@ -288,7 +327,14 @@ def _section(
                 "size": part.size or buffers[part.buffer] - part.offset,
             }) for part in parts
         ],
-        "dispatches": dispatches, "passes": runs, "numbers": [np.array(numbers, "<u4").tobytes()],
+        "dispatches": dispatches, "passes": runs,
+        "adapted": [
+            filled(ADAPTED, {
+                "buffer": buffer_numbers[f"lora.{layer}"], "at": 4 * low.at, "size": 4 * (low.end - low.at),
+            })
+            for layer, layout in enumerate(design.weights.layers) for low in design.adapters.layer(layout).values()
+        ],
+        "numbers": [np.array(numbers, "<u4").tobytes()],
     }  # fmt: skip
     kernels_at = round_up(GPU.itemsize, 8)
     place = kernels_at + KERNEL.itemsize * len(kernels)
@@ -322,7 +368,8 @@ def _section(
     values |= {name: [*each, 0][:2] for name, each in of_arenas.items()}
     values |= {
         "starts": layout.starts, "lengths": layout.lengths, "angles": layout.angles,
-        "temperatures": layout.temperatures, "positions_at": layout.positions, "positions": positions,
+        "temperatures": layout.temperatures, "normals": layout.normals if layout.normal else 0,
+        "positions_at": layout.positions, "positions": positions,
         "angle_rows": layout.angle_rows, "pairs_rotated": layout.pairs, "halves": design.halves,
         "kinds": max(design.kinds, default=0) + 1, "vocab": shape.vocab, "chunk": design.chunk,
         "all_heads": shape.layers * shape.kv_heads, "largest_head": shape.padded_head,

@@ -172,7 +172,7 @@ class _Bundled(CPU):
         if self._gpu is None:
             return 0
         need = self._on_cpu(spec, config)
-        on_cpu = 0 if self._gpu == "web" else need.weights + need.kv + need.scratch
+        on_cpu = 0 if self._gpu == "web" else need.weights + need.kv + need.scratch + need.lora
         return max(0, buffer_bytes(self._gpu, spec, replace(config, lora_rank=self._lora_rank)) - on_cpu)
 
     def _on_cpu(self, spec: ModelSpec, config: EngineConfig) -> Footprint:

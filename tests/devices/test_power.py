@@ -16,7 +16,7 @@ from test_devices import write
 from edge.devices.power import app_meter, battery, find_meter, ina, measure_card, nvml, pmic, rapl, sensors
 from edge.devices.power.app import AppCounter
 from edge.devices.power.base import Reading, Unavailable
-from edge.devices.power.estimate import Estimate
+from edge.devices.power.estimate import Estimate, gpu_work
 from edge.devices.power.guarded import Guarded
 from edge.devices.power.integrate import Integrated
 from edge.devices.profiles import find_profile, host_power, profile_names
@@ -263,6 +263,18 @@ def test_the_estimate_adds_work_time_and_traffic() -> None:
     reading = meter.read()
     assert reading.joules == pytest.approx(3 * 4 + 10 * 1.5 + 2)
     assert (reading.kind, reading.samples, reading.watts) == ("estimate", 0, pytest.approx(2.9))
+
+
+def test_a_gpus_work_costs_as_that_of_all_cores() -> None:
+    """Of which the process has seen a part."""
+    clock, busy = Clock(), Clock()
+    meter = Estimate(Power(core_watts=3.0, profile="x"))
+    for seconds, cpu in ((10.0, 4.0), (1.0, 8.0)):  # then a driver that computes on all cores
+        before = meter.read().joules
+        with gpu_work(4, clock, busy):
+            clock.now, busy.now = clock.now + seconds, busy.now + cpu
+        own = 3 * max(0.0, 4 * seconds - cpu)
+        assert meter.read().joules - before == pytest.approx(own, abs=0.5)  # and the process's own work meanwhile
 
 
 @pytest.mark.parametrize("name", profile_names())

@@ -42,7 +42,8 @@ def sessions(name: str, library: Path | None = None, **options: Any) -> Iterator
         yield python, exported
 
 
-def ask_both(python: Session, exported: BundleSession, tokens: int, prompt: str = PROMPT, **sampling: Any) -> None:
+def ask_both(python: Session, exported: BundleSession, tokens: int, prompt: str = PROMPT, **sampling: Any) -> str:
+    """The answer, which is that of both."""
     exported.set(max_tokens=tokens, ignore_eos=1, **sampling)
     _, text, _ = exported.answer(prompt, Role.RAW)
     expected = python.generate(
@@ -52,6 +53,7 @@ def ask_both(python: Session, exported: BundleSession, tokens: int, prompt: str 
     use = exported.use()
     assert (use["rows"], use["capacity"]) == (python.engine.kv.length, python.engine.kv.capacity)
     exported.rewind()
+    return text
 
 
 def check_long_answer(environment: Mapping[str, str]) -> None:

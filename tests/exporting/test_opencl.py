@@ -65,6 +65,9 @@ def test_answers_are_those_of_the_gpu_engine_evictions_included() -> None:
         (MODEL, {"kv_policy": "window"}),
         (MODEL, {"kv_dtype": "int8"}),
         (MODEL, {"kv_dtype": "f32"}),
+        (MODEL, {"kv_dtype": "int4"}),
+        ("gemma3", {"kv_dtype": "int4"}),  # whose pairs of RoPE are halves
+        ("gemma4", {"kv_dtype": "int4"}),
         ("gemma3", {}),  # rings
         ("gemma4", {}),  # rings whose heads differ, in an arena of their own, and a table of per-layer embeddings
         ("gemma2", {"kv_dtype": "int8"}),
@@ -125,7 +128,7 @@ def driver_library() -> Iterator[Path]:
     flags = (f"-I{RUNTIME / 'gpu'}", "-ldl", "-shared", "-fPIC", "-Ddlsym=driver_function")
     library = build([Path(__file__).parent / "runtime" / "driver.c", *sources], flags, ".so")
     yield library
-    for name in ("is_gpu", "refuses"):  # the process has it only once
+    for name in ("is_gpu", "refuses", "copies"):  # the process has it only once
         ctypes.c_uint32.in_dll(ctypes.CDLL(str(library)), f"driver_{name}").value = 0
 
 
@@ -286,6 +289,22 @@ def test_the_device_chooses_tokens(driver_library: Path) -> None:
             assert gpu.use()["rows"] == cpu.use()["rows"]
 
 
+def test_weights_stay_in_the_mapped_file_where_the_driver_takes_them_so(driver_library: Path) -> None:
+    folder = bundle_of(MODEL, gpu=True, **ROWS)
+    weights = json.loads((folder / "manifest.json").read_text())["gpu"]["bytes"]["weights"]
+    greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
+    answers, found = [], []
+    with open_bundle(folder, driver_library) as bundle:
+        shared = ctypes.c_int64.in_dll(bundle.library, "driver_shared")
+        for copies in (0, 1):
+            ctypes.c_uint32.in_dll(bundle.library, "driver_copies").value, before = copies, shared.value
+            with bundle.session(engine=Engine.GPU, cache=kernels(), **greedy) as gpu:
+                found.append(shared.value - before)
+                answers.append((gpu.answer(PROMPT, Role.RAW), gpu.use()["gpu_bytes"]))
+    assert found == [weights, 0]
+    assert answers[0] == answers[1]
+
+
 def test_a_prompt_is_cancelled_within_a_chunk(driver_library: Path) -> None:
     """And goes on as if it had not begun."""
     greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
@@ -344,8 +363,7 @@ def test_bundles_without_programs_say_so() -> None:
     ("name", "options", "says"),
     [
         (MODEL, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose"),
-        (MODEL, {"kv_dtype": "int4"}, "no int4 KV rows"),
-        (MODEL, {"lora_rank": 8}, "no LoRA adapters"),
+        ("stablelm", {"kv_dtype": "int4"}, "no int4 KV rows of heads of 16 values, 8 of them rotated"),
         ("qwen35", {}, "no layers with a recurrent state"),
     ],
 )

@@ -55,8 +55,9 @@ def driver() -> Iterator[ctypes.CDLL]:
         ctypes.c_int64.in_dll(library, f"driver_{name}").value = -1
 
 
-def driver_library() -> Path:
-    _, parts = bundle_sources(MODEL, gpu=True, **ROWS)
+def driver_library(**options: Any) -> Path:
+    """options: of the bundle, beside those of all."""
+    _, parts = bundle_sources(MODEL, gpu=True, **ROWS, **options)
     sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c")), *parts]
     replaced = {"dlopen": "open", "dlsym": "function", "clock_gettime": "clock", "nanosleep": "sleep"}
     flags = (f"-I{RUNTIME / 'gpu'}", "-ldl", "-shared", "-fPIC", f'-DWGPU_LIBRARY="{LIBRARY}"')

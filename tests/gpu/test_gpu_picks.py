@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -17,6 +18,8 @@ from edge.backends.tvm.gpu.design import State
 from edge.backends.tvm.gpu.engine import GPUEngine
 from edge.backends.tvm.gpu.hosts import Device, host_named, open_device
 from edge.backends.tvm.gpu.program import Kernel, Slice
+from edge.devices.power.estimate import Estimate
+from edge.devices.profiles.profile import Power
 from edge.model.model import open_model
 from edge.run.session import Session
 from edge.run.starting.loading import load
@@ -166,3 +169,19 @@ def test_answers_are_those_of_logits(
         session.generate(PROMPT, sampling=sampling, max_tokens=70, ignore_eos=True)
         states.append(state(session))
     assert states[0] == states[1]
+
+
+def test_all_that_the_device_runs_counts_as_work(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of more cores than drivers have, which run on the CPU."""
+    engine, clock = session.engine, Estimate(Power(core_watts=1.0, profile="x"))
+    assert isinstance(engine, GPUEngine)
+    monkeypatch.setattr(engine, "config", replace(engine.config, threads=1000))
+    banned = np.zeros(0, np.int32)
+    for run in (
+        lambda: engine.forward(PROMPT), lambda: engine.forward_all(PROMPT), lambda: engine.forward_top(PROMPT, 3),
+        lambda: engine.run_greedy(1, 4, banned),
+    ):  # fmt: skip
+        engine.kv.truncate(0)
+        before, cpu = clock.read().joules, time.process_time()
+        run()
+        assert clock.read().joules - before > 2 * (time.process_time() - cpu)  # watt

@@ -231,7 +231,6 @@ def test_a_visit_goes_by_the_race_of_an_earlier_one(page: Page) -> None:
 
 @pytest.mark.parametrize(("name", "options", "words"), [
     (NAME, {"kv_policy": "h2o"}, "no KV policies that look at attention: choose --kv-policy streaming, window or full"),
-    (NAME, {"kv_dtype": "int4"}, "no int4 KV rows: choose --kv-dtype f16"),
     ("lfm2", {}, "no layers with a recurrent state: export without --gpu"),
     ("gemma4", {}, "no embeddings for each layer in a page: export without --gpu"),
 ])  # fmt: skip
@@ -281,7 +280,8 @@ MODELS = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "options"), [
-    *MODELS.items(), *((NAME, {"kv_dtype": dtype}) for dtype in ("int8", "f32")), (NAME, {"kv_policy": "window"}),
+    *MODELS.items(), *((NAME, {"kv_dtype": dtype}) for dtype in ("int8", "int4", "f32")),
+    (NAME, {"kv_policy": "window"}),
     (NAME, {"kv_policy": "full", "max_kv_size": 128}),
 ])  # fmt: skip
 def test_models_answer_as_on_the_gpu_engine(page: Page, name: str, options: dict[str, Any]) -> None:

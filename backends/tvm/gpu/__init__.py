@@ -18,22 +18,26 @@ if TYPE_CHECKING:
     from edge.backends.tvm.gpu.engine import GPUEngine
 
 KV_DTYPES = ("f16", "int8", "int4", "f32")
-EXPORTED_DTYPES = tuple(each for each in KV_DTYPES if each != "int4")  # hosts in apps choose no reflections of keys
 SHOWN_BYTES = 78 << 20  # that drivers take to show their GPUs; measured with lavapipe and pocl
 # What a driver takes beside `SHOWN_BYTES` and our buffers, by the kinds of blocks and so of kernels. First runs with
 # lavapipe count always, since Mesa's cache is not ours: measured, 92 to 104 MiB with two kinds of blocks, 83 to 123
 # with three, 160 with seven (Gemma 4). With pocl up to 76 once we have its binaries.
 _DRIVER_BYTES = 96 << 20
 _BLOCK_BYTES = 16 << 20
+# Beside these, of int4, whose kernels of attention are three times as long. Measured: a first run of SmolLM2 takes
+# 392 MiB, with f16 337.
+_TRANSFORM_BYTES = 48 << 20
 
 # Bytes on the host for each row of a head: its physical row and position, and scratch of the policy.
 _BOOKKEEPING = 12 + 36
 _LOOKED_AT = 24  # bytes for each value of keys that are read or rotated at once
 
 
-def kernels_bytes(kinds: int) -> int:
+def kernels_bytes(kinds: int, kv_dtype: str) -> int:
     """Of a driver, for the kernels of `kinds` kinds of blocks."""
-    return _DRIVER_BYTES + _BLOCK_BYTES * kinds
+    from edge.backends.tvm.kv.row_formats import FORMATS
+
+    return _DRIVER_BYTES + _BLOCK_BYTES * kinds + _TRANSFORM_BYTES * FORMATS[kv_dtype].transformed
 
 
 class GPU(Backend):
@@ -135,7 +139,7 @@ class GPU(Backend):
             weights=weights,
             kv=kv,
             scratch=on_device + on_host + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
-            runtime=kernels_bytes(len(shape.blocks) + (rank > 0)) + REFLECTION_BYTES * (normal > 0),
+            runtime=kernels_bytes(len(shape.blocks) + (rank > 0), config.kv_dtype) + REFLECTION_BYTES * (normal > 0),
             fixed_kv=fixed,
             lora=lora,
             gpu=weights + kv + lora + on_device,

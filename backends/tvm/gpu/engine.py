@@ -28,6 +28,7 @@ from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_
 from edge.backends.tvm.packing.layout import TABLE
 from edge.backends.tvm.packing.shape import padded_head
 from edge.backends.tvm.sources import source_hash
+from edge.devices.power.estimate import gpu_work
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
@@ -176,8 +177,9 @@ class GPUEngine:
         self._observed, self._votes = queries, votes
 
     def forward(self, tokens: IntArray) -> FloatArray:
-        self._forward(tokens)
-        last: FloatArray = self._logits(1)[0]
+        with gpu_work(self.config.threads):
+            self._forward(tokens)
+            last: FloatArray = self._logits(1)[0]
         return last
 
     def _forward(self, tokens: IntArray) -> None:
@@ -192,10 +194,11 @@ class GPUEngine:
         self._kv.announce(tokens.size)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = min(self.config.logits_rows, self.config.chunk)
-        for start in range(0, tokens.size, step):
-            part = tokens[start : start + step]
-            self._run(part, wanted=part.size)
-            logits[start : start + part.size] = self._logits(part.size)
+        with gpu_work(self.config.threads):
+            for start in range(0, tokens.size, step):
+                part = tokens[start : start + step]
+                self._run(part, wanted=part.size)
+                logits[start : start + part.size] = self._logits(part.size)
         return logits
 
     def run_greedy(self, token: int, count: int, banned: IntArray) -> IntArray:
@@ -207,9 +210,10 @@ class GPUEngine:
         tables[State.BANNED] = banned.size
         tables[State.BANS :][: banned.size] = banned
         self._prepare(tokens[:1], wanted=1, rows=count)
-        self._device.run(self._pass("greedy"), times=count)
-        kv.appended(count)
-        picked = self._device.read(self._buffers["tokens"], 4 * self.config.chunk, 4 * count).view(np.int32)
+        with gpu_work(self.config.threads):
+            self._device.run(self._pass("greedy"), times=count)
+            kv.appended(count)
+            picked = self._device.read(self._buffers["tokens"], 4 * self.config.chunk, 4 * count).view(np.int32)
         damaged = np.flatnonzero(picked < 0)
         if damaged.size == 0:
             return picked
@@ -229,9 +233,10 @@ class GPUEngine:
 
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """See PickingEngine."""
-        self._forward(tokens)
-        self._device.run(self._passes["top"])
-        found = self._device.read(self._buffers["found"], picking.top_offset(self.spec.vocab), 8 * picking.TOP)
+        with gpu_work(self.config.threads):
+            self._forward(tokens)
+            self._device.run(self._passes["top"])
+            found = self._device.read(self._buffers["found"], picking.top_offset(self.spec.vocab), 8 * picking.TOP)
         return picking.candidates(found.view(np.uint32), min(count, self.spec.vocab))
 
     def time_pass(self, tokens: IntArray) -> list[tuple[Dispatch, float]]:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from edge.backends.base import EngineConfig
 from edge.backends.tvm import ENGINE
 from edge.backends.tvm.compiler.folder import appearing, described
-from edge.backends.tvm.gpu import EXPORTED_DTYPES
+from edge.backends.tvm.gpu import KV_DTYPES
 from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import Design, RowForm, State
 from edge.backends.tvm.gpu.hosts import ALIGNMENT, PORTABLE, Adapter
@@ -34,7 +34,7 @@ CHUNK = 64  # tokens of a prompt that run at once
 
 
 def export(
-    file: GGUFFile, spec: ModelSpec, language: str, folder: Path, *, kv_dtype: str = EXPORTED_DTYPES[0],
+    file: GGUFFile, spec: ModelSpec, language: str, folder: Path, *, kv_dtype: str = KV_DTYPES[0],
     weights: bool = False, force: bool = False, progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write `folder` for any GPU with WebGPU's limits; returns the content of design.json.
@@ -44,8 +44,8 @@ def export(
     """
     if language not in LANGUAGES:
         raise InputError(f"GPUs speak {', '.join(LANGUAGES)}, not {language!r}")
-    if kv_dtype not in EXPORTED_DTYPES:
-        raise InputError(f"no programs for KV dtype {kv_dtype!r}: choose {', '.join(EXPORTED_DTYPES)}")
+    if kv_dtype not in KV_DTYPES:
+        raise InputError(f"no programs for KV dtype {kv_dtype!r}: choose {', '.join(KV_DTYPES)}")
     config = EngineConfig(capacity=CHUNK, chunk=CHUNK, kv_dtype=kv_dtype, threads=1)
     design = Design.of(file, spec, config, any_gpu(language))
     with appearing(folder, FILES, force=force) as made:

@@ -17,7 +17,7 @@ def compile(
     gpu: Annotated[
         str | None, o.flag("--gpu", help="Instead: kernels for any GPU, in wgsl, opencl, metal or cuda.")
     ] = None,
-    kv_dtype: Annotated[str, o.flag("--kv-dtype", help="f16, int8 or, for CPUs, int4; for GPUs f32.")] = "f16",
+    kv_dtype: Annotated[str, o.flag("--kv-dtype", help="f16, int8, int4 or, for GPUs, f32.")] = "f16",
     weights: Annotated[bool, o.flag("--weights", help="Add the packed weights.")] = False,
     force: Annotated[bool, o.flag("--force", help="Write into a folder that holds other files.")] = False,
     json: o.Json = False,

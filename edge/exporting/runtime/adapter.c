@@ -5,7 +5,7 @@
 
 #include "session.h"
 
-enum { PARTS = 3, TILE_SCALES = TILE * sizeof(float), DIGEST = 32 }; /* PARTS: A, its scales, B */
+enum { PARTS = 3, TILE_SCALES = TILE * sizeof(float), DIGEST = 32, PIECE = 4096 }; /* PARTS: A, its scales, B */
 
 static uint64_t part_bytes(const adapted *matrix, int part, uint32_t rank)
 {
@@ -63,17 +63,58 @@ static edge_status check_header(const edge_session *s, const adapter_header *hea
     if (header->rank > room->rank)
         return edge_fail(error, EDGE_UNSUPPORTED, "the adapter has rank %d, and the bundle room for %d: export it with a "
                          "larger --lora-rank", (int64_t)header->rank, (int64_t)room->rank);
+    if (s->gpu && header->gpu_bytes != host_of(s->gpu)->adapter_bytes(s->gpu))
+        return edge_fail(error, EDGE_UNSUPPORTED, "the adapter is not for the GPU of this bundle: make it for the bundle by "
+                         "edge export-adapter");
     if (!header->rank || header->rank % RANK_STEP || header->bytes > room->room)
         return edge_fail(error, EDGE_BAD_FILE, "the adapter is damaged: copy it again");
     return EDGE_OK;
+}
+
+/* Reads what another engine has of the adapter. */
+static bool skip(state_stream *from, uint64_t size)
+{
+    uint8_t piece[PIECE];
+    bool whole = true;
+    for (uint64_t at = 0; whole && at < size; at += PIECE)
+        whole = state_get(from, piece, (size_t)(size - at < PIECE ? size - at : PIECE));
+    return whole;
+}
+
+static bool read_matrices(edge_session *s, state_stream *from, const adapter_header *header)
+{
+    const adapters_config *room = model_adapters(s->model);
+    const adapted *matrices = (const adapted *)(room + 1);
+    adapter_room to = pass_adapter(s->pass);
+    bool whole = true;
+    for (uint32_t i = 0; whole && i < room->count; i++) {
+        static const int64_t none[PARTS];
+        int64_t *places = to.table + matrices[i].table;
+        whole = state_get(from, places, sizeof none) &&
+                (!memcmp(places, none, sizeof none) || are_within(matrices + i, places, header));
+    }
+    return whole && state_get(from, to.memory, (size_t)header->bytes);
+}
+
+static bool scale_matrices(edge_session *s, const adapter_header *header, float scale)
+{
+    const adapters_config *room = model_adapters(s->model);
+    const adapted *matrices = (const adapted *)(room + 1);
+    adapter_room to = pass_adapter(s->pass);
+    bool finite = true;
+    for (uint32_t i = 0; scale != 1 && i < room->count; i++) {
+        const int64_t *places = to.table + matrices[i].table;
+        if (places[PARTS - 1])
+            finite = scale_matrix(matrices + i, to.memory + places[PARTS - 1], header->rank, scale) && finite;
+    }
+    to.table[room->lora_rank] = header->rank;
+    return finite;
 }
 
 /* The pass reads no adapter if it fails, whatever is in the memory. */
 static edge_status read_all(edge_session *s, const edge_stream *stream, float scale, edge_error *error)
 {
     const adapters_config *room = model_adapters(s->model);
-    const adapted *matrices = (const adapted *)(room + 1);
-    adapter_room to = pass_adapter(s->pass);
     state_stream from = {.stream = stream};
     adapter_header header = {.rank = 0};
     hash_start(&from.sum);
@@ -81,28 +122,22 @@ static edge_status read_all(edge_session *s, const edge_stream *stream, float sc
     edge_status status = check_header(s, &header, error);
     if (status)
         return status;
-    for (uint32_t i = 0; whole && i < room->count; i++) {
-        static const int64_t none[PARTS];
-        int64_t *places = to.table + matrices[i].table;
-        whole = state_get(&from, places, sizeof none) &&
-                (!memcmp(places, none, sizeof none) || are_within(matrices + i, places, &header));
-    }
     uint8_t stored[DIGEST];
-    whole = whole && state_get(&from, to.memory, (size_t)header.bytes);
+    bool finite = true;
+    if (s->gpu)
+        whole = whole && skip(&from, (uint64_t)room->count * PARTS * sizeof(int64_t)) && skip(&from, header.bytes) &&
+                host_of(s->gpu)->adapt(s->gpu, state_get, &from, scale, &finite);
+    else
+        whole = whole && read_matrices(s, &from, &header) && skip(&from, header.gpu_bytes);
     hash_end(&from.sum, s->adapter.hash);
     if (!whole || !state_get(&from, stored, sizeof stored) || memcmp(stored, s->adapter.hash, sizeof stored))
         return edge_fail(error, EDGE_BAD_FILE, "the adapter is damaged or cut short: copy it again");
-    bool finite = true;
-    for (uint32_t i = 0; scale != 1 && i < room->count; i++) {
-        const int64_t *places = to.table + matrices[i].table;
-        if (places[PARTS - 1])
-            finite = scale_matrix(matrices + i, to.memory + places[PARTS - 1], header.rank, scale) && finite;
-    }
+    if (!s->gpu)
+        finite = scale_matrices(s, &header, scale);
     if (!finite)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the adapter's values are too large with this scale: lower it");
-    to.table[room->lora_rank] = header.rank;
     s->adapter.scale = scale;
-    return EDGE_OK;
+    return s->gpu ? check_gpu(s, error) : EDGE_OK;
 }
 
 static void remove_adapter(edge_session *s)
@@ -110,9 +145,13 @@ static void remove_adapter(edge_session *s)
     const adapters_config *room = model_adapters(s->model);
     const adapted *matrices = (const adapted *)(room + 1);
     int64_t *table = pass_adapter(s->pass).table;
-    for (uint32_t i = 0; i < room->count; i++)
+    bool finite;
+    for (uint32_t i = 0; table && i < room->count; i++)
         memset(table + matrices[i].table, 0, PARTS * sizeof *table);
-    table[room->lora_rank] = 0;
+    if (table)
+        table[room->lora_rank] = 0;
+    else
+        host_of(s->gpu)->adapt(s->gpu, NULL, NULL, 1, &finite);
     memset(&s->adapter, 0, sizeof s->adapter);
 }
 

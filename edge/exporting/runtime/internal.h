@@ -386,6 +386,7 @@ typedef struct {
     const float *inputs;                         /* as a table_reader writes them; NULL: the model has no table */
     picking *pick;                               /* NULL: all logits are wanted */
 } gpu_input;
+typedef bool (*adapter_source)(void *from, void *bytes, size_t size); /* the next bytes of an adapter; false: there are fewer */
 typedef struct {
     edge_engine engine;
     const char *called;                                       /* in messages */
@@ -400,6 +401,10 @@ typedef struct {
     const char *(*failure)(const gpu *g);                     /* the driver's first one, in words; NULL: none */
     uint64_t (*bytes)(const gpu *g);                          /* of the device */
     const char *(*name)(const gpu *g);
+    uint64_t (*adapter_bytes)(const gpu *g);                  /* of the part of an adapter's file that is for this host */
+    /* Reads it, and multiplies B. in NULL: no adapter any more; nor if it returns false: a part is missing. *finite: no
+     * value became too large. */
+    bool (*adapt)(gpu *g, adapter_source in, void *from, float scale, bool *finite);
 } gpu_host;
 extern const gpu_host *const EDGE_GPU, *const EDGE_NPU; /* trusted.c; NULL for bundles without: libraries have no code */
 extern const gpu_host edge_gpu, edge_onnxruntime;
@@ -453,6 +458,7 @@ typedef struct {
     const int32_t *positions;          /* of the rows of the arena that has windows */
     float *logits;
     picking *pick;                     /* NULL: all logits are wanted */
+    const float *normals;              /* section NORMALS; NULL: keys are not reflected */
     const kv_rows *arenas;             /* [2]: see kv_arenas */
 } device_job;
 typedef bool device_run(const device_job *job); /* false: it did not run, and nothing has changed but `changed` */

@@ -368,7 +368,8 @@ float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observe
             .angles = p->rope + job->angle * 2 * p->model->config->head, .angles_stride = p->design->rope_size,
             .temperatures = p->model->config->tempered ? p->floats + p->design->temperatures : NULL,
             .starts = p->cache.starts, .lengths = p->cache.lengths, .positions = p->cache.positions,
-            .logits = p->logits, .pick = pick, .arenas = kv_arenas(p->rows)})) {
+            .logits = p->logits, .pick = pick,
+            .normals = (const float *)(const void *)p->model->sections[SECTION_NORMALS], .arenas = kv_arenas(p->rows)})) {
         run_job(p);
         kv_written(p->rows, count);
     }

@@ -343,7 +343,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .weights = s->model->sizes[SECTION_WEIGHTS],
         .kv = kv_bytes(s->rows) + kv_fixed(s->rows) + kv_remembered(s->rows),
         .scratch = pass_bytes(s->pass),
-        .lora = room ? room->room : 0,
+        .lora = room && !s->gpu ? room->room : 0,
         .file = s->model->file.size,
         .anonymous = anonymous,
         .swapped = swapped,

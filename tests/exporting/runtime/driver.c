@@ -16,7 +16,19 @@ int64_t driver_read;            /* bytes so far */
 uint32_t driver_compiles;       /* sources so far */
 uint32_t driver_refuses;        /* 1: to compile them; 2: to load its binaries */
 
+int64_t driver_shared;          /* bytes of buffers in memory of the process so far */
+uint32_t driver_copies;         /* 1: it takes none of those */
+
 static opencl real;
+
+static cl_handle make_buffer(cl_handle context, uint64_t flags, size_t size, void *memory, int32_t *code)
+{
+    bool shares = flags & CL_MEM_USE_HOST_PTR;
+    if (shares && driver_copies)
+        return *code = -37, NULL; /* CL_INVALID_HOST_PTR */
+    driver_shared += shares ? (int64_t)size : 0;
+    return real.clCreateBuffer(context, flags, size, memory, code);
+}
 
 static int32_t device_ids(cl_handle platform, uint64_t kind, uint32_t most, cl_handle *devices, uint32_t *count)
 {
@@ -71,6 +83,7 @@ void *driver_function(void *library, const char *name)
     if (!strcmp(name, #function)) \
         *(void **)&real.function = found, *(__typeof__(&replacement) *)&ours = replacement;
     REPLACE(clGetDeviceIDs, device_ids)
+    REPLACE(clCreateBuffer, make_buffer)
     REPLACE(clCreateProgramWithSource, with_source)
     REPLACE(clCreateProgramWithBinary, with_binary)
     REPLACE(clBuildProgram, build)

@@ -7,6 +7,7 @@
  *     webgpu_kernels.c  those
  *     gpu_rows.c    KV rows in its memory
  *     gpu_pass.c    tokens in, logits out
+ *     gpu_adapter.c LoRA adapters
  *     gpu_race.c    whether the GPU or the CPU answers sooner
  *     gpu_cache.c   files in the app's cache folder
  *     gpu_system.c  the driver's library, and the system's version
@@ -28,7 +29,7 @@
 typedef struct {
     rows_device device; /* the first member, by which rows.c knows it */
     gpu *gpu;
-    uint32_t number, count, row_bytes, item; /* of the arenas; rows; bytes of a key, and of one of its values */
+    uint32_t number, count, row_bytes, coded; /* of the arenas; rows; bytes of a key, here and as rows_save has it */
     uint32_t scale;                          /* bytes of a scale; 0: there is none */
     kv_rows converter;                       /* one tile in the process, for keys in float32 */
     /* Rows that wait to be written, and pairs of rows that wait to be moved: never both. */
@@ -94,6 +95,8 @@ struct gpu {
     int64_t first_angle;
     uint32_t known_angles;
     bool lengthened;
+    uint8_t *changed;                     /* [adapted]: 1: the adapter that is set changes this matrix */
+    bool *skipped;                        /* [dispatches]: drivers leave them out */
 };
 
 /* gpu_device.c */
@@ -113,6 +116,12 @@ void gpu_close(gpu *g);
 void arena_layout(arena *from, gpu_arena *rows, const edge_model *model, uint32_t number);
 void arena_flush(gpu_arena *rows);  /* what waits is on its way */
 void arena_forget(gpu_arena *rows); /* the tile that was read: a pass has written rows */
+void arena_normals(gpu_arena *rows); /* sends those of the reflections of its heads' keys, if there are any */
+
+/* gpu_adapter.c */
+uint64_t adapter_bytes(const gpu *g); /* of the part of a file that is for GPUs */
+void choose_dispatches(gpu *g);       /* sets `skipped` by `changed` */
+bool read_gpu_adapter(gpu *g, adapter_source in, void *from, float scale, bool *finite);
 
 /* gpu_race.c */
 edge_status begin_faster(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);

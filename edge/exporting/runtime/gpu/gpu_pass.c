@@ -21,6 +21,8 @@ static gpu *layout(arena *from, const edge_model *model)
     made.temperatures = take(from, model->config->chunk * sizeof *made.temperatures);
     made.inputs = take(from, (uint64_t)model->config->chunk * model->config->layers * config->input_stride * sizeof(float));
     made.positions = take(from, config->positions * sizeof *made.positions);
+    made.changed = take(from, config->adapted * sizeof *made.changed);
+    made.skipped = take(from, config->dispatches * sizeof *made.skipped);
     if (g)
         *g = made;
     gpu_arena none, *arenas = g ? g->arenas : &none;
@@ -177,10 +179,20 @@ static bool run(gpu *g, const gpu_input *input, float *logits)
     return !g->failure;
 }
 
+static edge_status open(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error)
+{
+    edge_status status = gpu_open(g, options, cancelled, error);
+    choose_dispatches(g);
+    for (int i = 0; !status && i < 2; i++)
+        arena_normals(g->arenas + i);
+    return status;
+}
+
 static const char *failure(const gpu *g) { return g->failure ? g->failed_by : NULL; }
 static uint64_t bytes(const gpu *g) { return g->bytes; }
 static const char *name(const gpu *g) { return g->name; }
 
 const gpu_host edge_gpu = {
-    EDGE_ENGINE_GPU, "the GPU", true, begin_faster, layout, rows_of, gpu_open, gpu_close, run, failure, bytes, name,
+    EDGE_ENGINE_GPU, "the GPU", true, begin_faster, layout, rows_of, open, gpu_close, run, failure, bytes, name,
+    adapter_bytes, read_gpu_adapter,
 };

@@ -15,8 +15,8 @@ void arena_layout(arena *from, gpu_arena *rows, const edge_model *model, uint32_
     const gpu_config *config = (const gpu_config *)model->sections[SECTION_GPU];
     gpu_arena made = {.number = number, .tile = -1};
     rows_layout(from, &made.converter, model, number ? c->ring_head : c->whole_head, TILE, false);
-    made.item = made.converter.item[0];
-    made.row_bytes = made.converter.widths[0] * made.item;
+    made.coded = made.converter.widths[0] * made.converter.item[0];
+    made.row_bytes = config->row_bytes[number];
     made.scale = made.converter.widths[2] * made.converter.item[2];
     made.pairs = take(from, sizeof(int32_t) * 2 * config->most_moved);
     made.keys = take(from, (uint64_t)config->staged * made.row_bytes);
@@ -25,7 +25,7 @@ void arena_layout(arena *from, gpu_arena *rows, const edge_model *model, uint32_
     made.tile_keys = take(from, (uint64_t)TILE * made.row_bytes);
     made.tile_values = take(from, (uint64_t)TILE * made.row_bytes);
     made.tile_scales = take(from, sizeof(float) * 2 * TILE);
-    made.row = take(from, 2ull * (made.row_bytes + made.scale));
+    made.row = take(from, 2ull * (made.coded + made.scale));
     if (from->memory)
         *rows = made;
 }
@@ -84,22 +84,53 @@ static uint32_t place_of(const gpu_arena *rows, uint32_t at)
     return config->halves && at < rotated ? at / 2 + at % 2 * (rotated / 2) : at;
 }
 
-static uint8_t *value_of(const gpu_arena *rows, uint8_t *tiles, uint32_t row, uint32_t at)
+static uint8_t *byte_of(const gpu_arena *rows, uint8_t *tiles, uint32_t row, uint32_t byte)
 {
-    uint32_t byte = place_of(rows, at) * rows->item;
     return tiles + unit_at(rows, row, byte / UNIT) + byte % UNIT;
+}
+
+/* Of int4, two values are in a byte, the first in its low half. */
+static void copy_half(uint8_t *to, uint32_t to_at, const uint8_t *from, uint32_t from_at)
+{
+    uint32_t half = *from >> from_at % 2 * 4 & 15, shift = to_at % 2 * 4;
+    *to = (uint8_t)((*to & 0xf0 >> shift) | half << shift);
 }
 
 static void put_key(const gpu_arena *rows, uint8_t *tiles, uint32_t row, const uint8_t *key)
 {
-    for (uint32_t at = 0; at < rows->row_bytes / rows->item; at++)
-        memcpy(value_of(rows, tiles, row, at), key + (size_t)at * rows->item, rows->item);
+    uint32_t head = rows->converter.head, item = rows->coded / head;
+    for (uint32_t at = 0; at < head; at++) {
+        uint32_t place = place_of(rows, at);
+        if (item)
+            memcpy(byte_of(rows, tiles, row, place * item), key + (size_t)at * item, item);
+        else
+            copy_half(byte_of(rows, tiles, row, place / 2), place, key + at / 2, at);
+    }
 }
 
 static void get_key(const gpu_arena *rows, uint8_t *tiles, uint32_t row, uint8_t *key)
 {
-    for (uint32_t at = 0; at < rows->row_bytes / rows->item; at++)
-        memcpy(key + (size_t)at * rows->item, value_of(rows, tiles, row, at), rows->item);
+    uint32_t head = rows->converter.head, item = rows->coded / head;
+    for (uint32_t at = 0; at < head; at++) {
+        uint32_t place = place_of(rows, at);
+        if (item)
+            memcpy(key + (size_t)at * item, byte_of(rows, tiles, row, place * item), item);
+        else
+            copy_half(key + at / 2, at, byte_of(rows, tiles, row, place / 2), place);
+    }
+}
+
+void arena_normals(gpu_arena *rows)
+{
+    const kv_rows *own = &rows->converter;
+    const gpu_config *config = rows->gpu->config;
+    const uint32_t *heads = (const uint32_t *)gpu_table(rows->gpu, config->numbers_at) + config->heads_at[rows->number];
+    for (uint32_t i = 0; own->normals && i < config->heads[rows->number]; i++) {
+        for (uint32_t at = 0; at < own->head; at++)
+            own->work[place_of(rows, at)] = own->normals[(size_t)heads[i] * own->stride + at];
+        uint64_t first = config->normals + (uint64_t)heads[i] * config->largest_head;
+        gpu_write(rows->gpu, config->tables, first * sizeof *own->work, own->work, own->head * sizeof *own->work, true);
+    }
 }
 
 /* ---- what rows.c calls --------------------------------------------------------------------------------------------- */
@@ -143,8 +174,8 @@ static void save(rows_device *device, uint32_t row, uint8_t *out)
     gpu_arena *rows = (gpu_arena *)device;
     read_tile(rows, row, true);
     get_key(rows, rows->tile_keys, row % TILE, out);
-    memcpy(out + rows->row_bytes, rows->tile_values + (size_t)(row % TILE) * rows->row_bytes, rows->row_bytes);
-    memcpy(out + 2 * (size_t)rows->row_bytes, rows->tile_scales + 2 * (row % TILE), 2 * (size_t)rows->scale);
+    memcpy(out + rows->coded, rows->tile_values + (size_t)(row % TILE) * rows->row_bytes, rows->coded);
+    memcpy(out + 2 * (size_t)rows->coded, rows->tile_scales + 2 * (row % TILE), 2 * (size_t)rows->scale);
 }
 
 static void stage(gpu_arena *rows, uint32_t row, enum gpu_which which, const uint8_t *saved)
@@ -154,9 +185,9 @@ static void stage(gpu_arena *rows, uint32_t row, enum gpu_which which, const uin
     uint32_t at = rows->staged++;
     rows->which = which;
     put_key(rows, rows->keys, at, saved);
-    memcpy(rows->values + (size_t)at * rows->row_bytes, saved + rows->row_bytes, rows->row_bytes);
+    memcpy(rows->values + (size_t)at * rows->row_bytes, saved + rows->coded, rows->coded);
     if (rows->scale)
-        memcpy(rows->scales + 2 * at, saved + 2 * (size_t)rows->row_bytes, 2 * (size_t)rows->scale);
+        memcpy(rows->scales + 2 * at, saved + 2 * (size_t)rows->coded, 2 * (size_t)rows->scale);
     rows->pairs[2 * at] = (int32_t)(rows->count + at);
     rows->pairs[2 * at + 1] = (int32_t)row;
 }
@@ -170,9 +201,9 @@ static void key(rows_device *device, uint32_t row, uint32_t head, float *out)
 {
     gpu_arena *rows = (gpu_arena *)device;
     read_tile(rows, row, false);
-    memset(rows->row, 0, 2 * (size_t)(rows->row_bytes + rows->scale));
+    memset(rows->row, 0, 2 * (size_t)(rows->coded + rows->scale));
     get_key(rows, rows->tile_keys, row % TILE, rows->row);
-    memcpy(rows->row + 2 * (size_t)rows->row_bytes, rows->tile_scales + 2 * (row % TILE), 2 * (size_t)rows->scale);
+    memcpy(rows->row + 2 * (size_t)rows->coded, rows->tile_scales + 2 * (row % TILE), 2 * (size_t)rows->scale);
     rows_restore(&rows->converter, 0, rows->row);
     rows_key(&rows->converter, 0, head, out);
 }

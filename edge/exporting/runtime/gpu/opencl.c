@@ -189,6 +189,25 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 
 /* ---- buffers ------------------------------------------------------------------------------------------------------- */
 
+/* Where the device shares the process's memory, weights stay in the mapped file, whose pages the system can drop. A driver
+ * may copy them nevertheless, as others do here. False: it does not take them so. */
+static bool share_weights(gpu *g, const gpu_buffer *buffer, void **made)
+{
+    const uint8_t *data = g->model->sections[SECTION_GPU_WEIGHTS] + buffer->weights;
+    uint64_t alignment = number_of(g, g->device, CL_DEVICE_MEM_BASE_ADDR_ALIGN) / 8;
+    bool unified = number_of(g, g->device, CL_DEVICE_HOST_UNIFIED_MEMORY);
+    if (!buffer->loaded || !unified || !alignment || (uintptr_t)data % alignment)
+        return false;
+    int32_t code;
+    cl_handle found = g->cl.clCreateBuffer(g->context, CL_MEM_READ_ONLY | CL_MEM_USE_HOST_PTR, buffer->size,
+                                           (void *)(uintptr_t)data, &code);
+    if (code != CL_SUCCESS)
+        return false;
+    *made = found;
+    g->bytes += buffer->size;
+    return true;
+}
+
 static void make_buffer(gpu *g, const gpu_buffer *buffer, void **made)
 {
     static const uint32_t zero = 0;
@@ -220,6 +239,8 @@ static edge_status make_buffers(gpu *g, edge_error *error)
     const gpu_buffer *buffers = gpu_table(g, g->config->buffers_at);
     const gpu_part *parts = gpu_table(g, g->config->parts_at);
     for (uint32_t i = 0; i < g->config->buffers && !g->failure; i++) {
+        if (share_weights(g, buffers + i, g->buffers + i))
+            continue;
         make_buffer(g, buffers + i, g->buffers + i);
         if (buffers[i].loaded)
             load_weights(g, i, buffers + i);
@@ -311,7 +332,8 @@ static void run(gpu *g, uint32_t first, uint32_t count, uint32_t tokens)
 {
     const gpu_dispatch_config *dispatches = gpu_table(g, g->config->dispatches_at);
     for (uint32_t i = first; i < first + count && !g->failure; i++)
-        run_one(g, dispatches + i, tokens);
+        if (!g->skipped[i])
+            run_one(g, dispatches + i, tokens);
     if (!g->failure)
         failed(g, g->cl.clFlush(g->queue));
 }

@@ -441,6 +441,8 @@ static void run(gpu *g, uint32_t first, uint32_t count, uint32_t tokens)
     WGPUComputePassEncoder encoded = g->wg.wgpuCommandEncoderBeginComputePass(encoder, NULL);
     for (uint32_t i = first; i < first + count; i++) {
         const gpu_dispatch_config *each = dispatches + i;
+        if (g->skipped[i])
+            continue;
         uint32_t rows = each->per ? (tokens + each->per - 1) / each->per : each->groups[1];
         g->wg.wgpuComputePassEncoderSetPipeline(encoded, g->kernels[each->kernel]);
         g->wg.wgpuComputePassEncoderSetBindGroup(encoded, 0, g->groups[i], 0, NULL);

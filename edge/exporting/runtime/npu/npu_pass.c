@@ -282,4 +282,5 @@ static const char *name(const gpu *g) { return g->name; }
 
 const gpu_host edge_onnxruntime = {
     EDGE_ENGINE_NPU, "ONNX Runtime", false, NULL, layout, rows_of, npu_open, npu_close, run, failure, bytes, name,
+    NULL, NULL,
 };

@@ -17,6 +17,7 @@ bool run_on_page(const device_job *job)
         address(job->temperatures), address(job->starts), address(job->lengths), address(job->positions),
         address(job->logits),
         job->pick != NULL, pick->most, address(pick->banned), pick->banned_count, address(pick->chosen),
+        address(job->normals),
 #define ARENA(a) (a)->count, address((a)->arrays[0]), address((a)->arrays[1]), address((a)->arrays[2]), \
         address((a)->arrays[3]), address((a)->changed)
         ARENA(job->arenas), ARENA(job->arenas + 1),

@@ -52,6 +52,8 @@ export class Gpu {
   #lost = new Promise(() => {});
   /** Positions as the device has them. */
   #sent;
+  /** Whether the device has normals. */
+  #reflects = false;
   /** @type {Race | null} */
   #race;
   #verdicts;
@@ -202,7 +204,7 @@ export class Gpu {
    */
   async run(memory, job) {
     const [tokens, count, position, angles, stride, temperatures, starts, lengths, positions, logits, picks, most, bans,
-      banned, chosen, ...rest] = new Uint32Array(memory.buffer, job, 27);
+      banned, chosen, normals, ...rest] = new Uint32Array(memory.buffer, job, 28);
     const rows = most || count;
     const turn = this.#race?.turn(count, this.why === null);
     if (turn?.raced) {
@@ -217,6 +219,7 @@ export class Gpu {
     try {
       const places = this.#arenas.map((_, at) => placeOf(rest.slice(6 * at, 6 * at + 6)));
       this.#arenas.forEach((arena, at) => this.#upload(memory, arena, places[at]));
+      if (normals && !this.#reflects) this.#sendNormals(memory, normals);
       this.#prepare(memory, { tokens, count, rows, position, angles, stride, temperatures, starts, lengths, positions, bans, banned });
       for (let step = 0; step < most; step++) for (const pass of ["STEP", "PICKED"]) this.#submit(pass, 1);
       if (!most) this.#submit(count === 1 ? "STEP" : "CHUNK", count);
@@ -292,6 +295,19 @@ export class Gpu {
     this.#write(this.programs.tables, 4 * (this.programs.positions_at + first), this.#sent.subarray(first, end));
   }
 
+  /** Those of the reflections of keys. @param {WebAssembly.Memory} memory @param {number} normals */
+  #sendNormals(memory, normals) {
+    const { tables, normals: first, largest_head: stride } = this.programs;
+    for (const arena of this.#arenas) {
+      const { head, heads } = arena.form;
+      for (const each of heads) {
+        const theirs = new Float32Array(memory.buffer, normals + 4 * each * stride, head);
+        this.#write(tables, 4 * (first + each * stride), arena.normals(theirs));
+      }
+    }
+    this.#reflects = true;
+  }
+
   /** @param {string} pass @param {number} tokens */
   #submit(pass, tokens) {
     const steps = this.#recorded[pass];
@@ -352,26 +368,84 @@ export class Gpu {
 /** @typedef {{arena: Arena, rows: Int32Array, pairs: Int32Array, at: number[]}} Part */
 
 /** KV rows of some layers' heads on the device, and in the module's memory, where keys have another order. */
-class Arena {
+export class Arena {
   /** @param {any} form see readPrograms @param {number} staged rows that are read at once: they lie behind those of the arena */
   constructor(form, staged) {
-    const { head, bytes, interleaved } = form;
+    const { head, bytes, reflected } = form;
     this.form = form;
     this.most = staged;
-    this.size = bytes / head; // bytes of a value
+    this.per = reflected ? 2 : 1; // values of an element: two of 4 bits, the first in the low half
+    this.size = reflected ? 1 : bytes / head; // bytes of an element
+    this.stored = (bytes / this.size) * this.per; // values of a row on the device, with padding
     this.values = /** @type {any} */ ({ 1: Uint8Array, 2: Uint16Array, 4: Uint32Array })[this.size];
     /** Bytes of a row: key, value, scales. */
     this.bytes = 2 * bytes + (form.scaled ? 8 : 0);
-    /** Of each value of a tile of keys as the device has it, its place in the module's. */
-    this.order = new Int32Array(TILE * head);
-    const unit = 16 / this.size;
+    /** Of each value of a tile of keys as the device has it, its place in the module's; -1: it is padding. */
+    this.order = new Int32Array(TILE * this.stored).fill(-1);
     for (let row = 0; row < TILE; row++) {
       for (let value = 0; value < head; value++) {
-        const half = interleaved / 2;
-        const there = value < half ? 2 * value : value < interleaved ? 2 * (value - half) + 1 : value;
-        this.order[Math.floor(value / unit) * TILE * unit + row * unit + (value % unit)] = there * TILE + row;
+        const there = this.there(value);
+        const element = Math.floor(there / this.per) * TILE + row;
+        this.order[this.#own(value) + row * this.unit] = element * this.per + (there % this.per);
       }
     }
+  }
+
+  /** Values of 16 bytes. */
+  get unit() {
+    return (16 / this.size) * this.per;
+  }
+
+  /** The place of a key's value in the module's keys. @param {number} value */
+  there(value) {
+    const half = this.form.interleaved / 2;
+    return value < half ? 2 * value : value < 2 * half ? 2 * (value - half) + 1 : value;
+  }
+
+  /** The place of a value in the first row of a tile of the device. @param {number} value */
+  #own(value) {
+    return Math.floor(value / this.unit) * TILE * this.unit + (value % this.unit);
+  }
+
+  /** @param {any} from @param {number} at @returns {number} */
+  #get(from, at) {
+    return this.per === 1 ? from[at] : (from[at >> 1] >> (4 * (at & 1))) & 15;
+  }
+
+  /** @param {any} to @param {number} at @param {number} value */
+  #put(to, at, value) {
+    if (this.per === 1) to[at] = value;
+    else to[at >> 1] = (to[at >> 1] & (0xf0 >> (4 * (at & 1)))) | (value << (4 * (at & 1)));
+  }
+
+  /**
+   * The word that each row has on the device. Of 4 bits, the module has two halves, the scale and the least value, in tiles of
+   * 16 scales and 16 least values.
+   *
+   * @param {ArrayBuffer | SharedArrayBuffer} buffer @param {number} address @param {number} rows
+   */
+  #scales(buffer, address, rows) {
+    if (this.per === 1) {
+      const words = new Uint32Array(buffer, address, rows);
+      return {
+        get: (/** @type {number} */ row) => words[row],
+        put: (/** @type {number} */ row, /** @type {number} */ word) => void (words[row] = word),
+      };
+    }
+    const halves = new Uint16Array(buffer, address, 2 * rows);
+    const at = (/** @type {number} */ row) => row + row - (row % TILE);
+    return {
+      get: (/** @type {number} */ row) => halves[at(row)] | (halves[at(row) + TILE] << 16),
+      put: (/** @type {number} */ row, /** @type {number} */ word) => {
+        halves[at(row)] = word;
+        halves[at(row) + TILE] = word >>> 16;
+      },
+    };
+  }
+
+  /** Normals of the reflections of a head's keys, as the device has them. @param {Float32Array} theirs */
+  normals(theirs) {
+    return theirs.map((_, value) => theirs[this.there(value)]);
   }
 
   /**
@@ -384,24 +458,28 @@ class Arena {
    * @returns {[number, number, ArrayBufferView][]}
    */
   load({ buffer }, place, first, end) {
-    const { head, scaled, buffers } = this.form;
-    const [at, count] = [first * TILE * head, (end - first) * TILE * head];
-    const keys = new this.values(buffer, place.keys + at * this.size, count);
-    const ordered = new this.values(count);
-    for (let tile = 0; tile < count; tile += TILE * head) {
-      for (let each = 0; each < this.order.length; each++) ordered[tile + each] = keys[tile + this.order[each]];
+    const { head, bytes, scaled, buffers } = this.form;
+    const [rows, own] = [(end - first) * TILE, (head / this.per) * this.size];
+    const keys = new this.values(buffer, place.keys + first * TILE * own, (rows * head) / this.per);
+    const ordered = new this.values((rows * bytes) / this.size);
+    for (let tile = 0; tile < end - first; tile++) {
+      for (let each = 0; each < this.order.length; each++) {
+        if (this.order[each] < 0) continue;
+        this.#put(ordered, tile * TILE * this.stored + each, this.#get(keys, tile * TILE * head + this.order[each]));
+      }
     }
+    const [values, padded] = [new Uint8Array(buffer, place.values + first * TILE * own, rows * own), new Uint8Array(rows * bytes)];
+    for (let row = 0; row < rows; row++) padded.set(values.subarray(row * own, (row + 1) * own), row * bytes);
     /** @type {[number, number, ArrayBufferView][]} */
     const found = [
-      [buffers[0], at * this.size, ordered],
-      [buffers[1], at * this.size, new this.values(buffer, place.values + at * this.size, count).slice()],
+      [buffers[0], first * TILE * bytes, ordered],
+      [buffers[1], first * TILE * bytes, padded],
     ];
     if (scaled) {
-      const rows = (end - first) * TILE;
       const scales = new Uint32Array(2 * rows);
       [place.keyScales, place.valueScales].forEach((address, kind) => {
-        const own = new Uint32Array(buffer, address + 4 * first * TILE, rows);
-        for (let row = 0; row < rows; row++) scales[2 * row + kind] = own[row];
+        const own = this.#scales(buffer, address + 4 * first * TILE, rows);
+        for (let row = 0; row < rows; row++) scales[2 * row + kind] = own.get(row);
       });
       found.push([buffers[2], 8 * first * TILE, scales]);
     }
@@ -435,26 +513,27 @@ class Arena {
 
   /** Gives rows that were read to the module. @param {WebAssembly.Memory} memory @param {Place} place @param {Part} part @param {ArrayBuffer} found */
   store({ buffer }, place, { rows, at }, found) {
-    const { head, scaled } = this.form;
-    const keys = new this.values(buffer, place.keys, place.rows * head);
-    const values = new this.values(buffer, place.values, place.rows * head);
+    const { head, bytes, scaled } = this.form;
+    const own = (head / this.per) * this.size;
+    const keys = new this.values(buffer, place.keys, (place.rows * head) / this.per);
+    const values = new Uint8Array(buffer, place.values, place.rows * own);
     const tiles = Math.ceil(rows.length / TILE) * TILE;
-    const [readKeys, readValues] = [new this.values(found, at[0], tiles * head), new this.values(found, at[1], rows.length * head)];
-    const unit = 16 / this.size;
+    const readKeys = new this.values(found, at[0], (tiles * bytes) / this.size);
+    const readValues = new Uint8Array(found, at[1], rows.length * bytes);
     rows.forEach((row, number) => {
-      const target = Math.floor(row / TILE) * TILE * head + (row % TILE);
-      const tile = Math.floor(number / TILE) * TILE * head;
+      const target = Math.floor(row / TILE) * TILE * head + (row % TILE) * this.per;
+      const source = Math.floor(number / TILE) * TILE * this.stored + (number % TILE) * this.unit;
       for (let value = 0; value < head; value++) {
-        const own = Math.floor(value / unit) * TILE * unit + (value % unit);
-        keys[target + this.order[own]] = readKeys[tile + own + (number % TILE) * unit];
+        const first = this.#own(value);
+        this.#put(keys, target + this.order[first], this.#get(readKeys, source + first));
       }
-      values.set(readValues.subarray(number * head, (number + 1) * head), row * head);
+      values.set(readValues.subarray(number * bytes, number * bytes + own), row * own);
     });
     if (!scaled) return;
     const scales = new Uint32Array(found, at[2], 2 * rows.length);
     [place.keyScales, place.valueScales].forEach((address, kind) => {
-      const own = new Uint32Array(buffer, address, place.rows);
-      rows.forEach((row, number) => (own[row] = scales[2 * number + kind]));
+      const own = this.#scales(buffer, address, place.rows);
+      rows.forEach((row, number) => own.put(row, scales[2 * number + kind]));
     });
   }
 }
