@@ -239,7 +239,8 @@ static void run(gpu *g, uint32_t first, uint32_t count, uint32_t tokens)
         failed(g, NULL);
     } else {
         for (uint32_t i = first; i < first + count; i++)
-            encode(g, encoder, dispatches + i, tokens);
+            if (!g->skipped[i])
+                encode(g, encoder, dispatches + i, tokens);
         send_end_encoding(m, encoder);
         send_retain(m, commands);
         send_commit(m, commands);
