@@ -72,26 +72,30 @@ def make_text(model: edge.Model, document: str, length: int, seed: int) -> Text:
 class Reader:
     """An engine with room for a text and what follows; reads the text once, and compresses it again and again."""
 
-    def __init__(self, model: edge.Model, texts: list[Text], dtype: str) -> None:
-        room = max(each.tokens.size for each in texts) + AFTER + 1
-        config = EngineConfig(room, CHUNK, dtype, 1, logits_rows=CHUNK, observes=True, per_head=True, uneven=True)
+    def __init__(self, model: edge.Model, room: int, dtype: str, reads: int = 0) -> None:
+        """room: rows. reads: that a token behind the text reads at most (policy `quest`); 0: all."""
+        looks = not reads
+        config = EngineConfig(
+            room, CHUNK, dtype, 1, logits_rows=CHUNK, observes=looks, per_head=looks, uneven=looks, reads=reads
+        )
         self.model, self.engine = model, NativeEngine(model.file, model.spec, config)
 
-    def read(self, text: Text) -> KVState:
+    def read(self, tokens: IntArray) -> KVState:
         """Read all but the last `OBSERVED` tokens."""
         self.engine.kv.truncate(0)
-        self._run(text.tokens[:-OBSERVED])
+        self._run(tokens[:-OBSERVED])
         return self.engine.kv.save()
 
-    def measure(self, text: Text, before: KVState, policy: str, rows: int) -> Kept:
+    def compress(self, tokens: IntArray, before: KVState, policy: str, rows: int) -> None:
+        """Leave the rows that a policy keeps of `tokens`, whose beginning `before` has."""
         made, kv = make_policy(policy), self.engine.kv
         kv.truncate(0)
         kv.clear_attention()
         if made.needs.queries == EVERY:
-            self._run(text.tokens, observe=True)
+            self._run(tokens, observe=True)
         else:
             kv.append(before)
-            self._run(text.tokens[-OBSERVED:], observe=bool(made.needs.queries), votes=made.needs.votes)
+            self._run(tokens[-OBSERVED:], observe=bool(made.needs.queries), votes=made.needs.votes)
         if made.evicts and kv.length > rows:
             known = None
             if made.needs.ranks:
@@ -101,13 +105,17 @@ class Reader:
                 kv.keep(kept, close_gaps=made.close_gaps)
             else:
                 kv.keep_heads(kept)
+
+    def measure(self, text: Text, before: KVState, policy: str, rows: int) -> Kept:
+        self.compress(text.tokens, before, policy, rows)
+        kv = self.engine.kv
         found, length = Kept(0, 0, np.zeros(0, np.float32), []), kv.length
         for question, reply in text.keys:
-            logits = self._logits(np.concatenate([question, reply[:-1]]))[question.size :]
+            logits = self.logits(np.concatenate([question, reply[:-1]]))[question.size :]
             found.right += count_right(self.model.tokenizer, logits, reply)
             found.digits += reply.size - 1
             kv.truncate(length)
-        found.logits = self._logits(text.after[:-1])
+        found.logits = self.logits(text.after[:-1])
         found.losses = [token_loss(*each) for each in zip(found.logits, text.after[1:].tolist(), strict=True)]
         return found
 
@@ -117,10 +125,12 @@ class Reader:
             self.engine.observe(part.size if observe else 0, votes=votes)
             self.engine.forward(part)
 
-    def _logits(self, tokens: IntArray) -> FloatArray:
+    def logits(self, tokens: IntArray) -> FloatArray:
+        """After every token, float32 [n, vocab]. Only a token alone chooses the rows that it reads."""
+        step = 1 if self.engine.config.reads else CHUNK
         self.engine.observe(0)
         return np.concatenate([
-            np.array(self.engine.forward_all(tokens[start : start + CHUNK])) for start in range(0, tokens.size, CHUNK)
+            np.array(self.engine.forward_all(tokens[start : start + step])) for start in range(0, tokens.size, step)
         ])  # fmt: skip
 
 
@@ -136,8 +146,8 @@ def measured(
     """Lines of the table."""
     exact = list[Kept]()
     for dtype in dtypes:
-        reader = Reader(model, texts, dtype)
-        states = [reader.read(text) for text in texts]
+        reader = Reader(model, max(each.tokens.size for each in texts) + AFTER + 1, dtype)
+        states = [reader.read(text.tokens) for text in texts]
         tokens = max(text.tokens.size for text in texts)
         cells = [(0, "full"), *((size, policy) for size in sizes for policy in policies)]
         for size, policy in cells:

@@ -2,6 +2,7 @@
 
     python benchmarks/web.py             about 8 minutes
     python benchmarks/web.py --quick     a test that everything runs, in about 2
+    python benchmarks/web.py --gpu       the tables of WebGPU alone, in about 4
 
 Needs Chromium and npm, from which the peers come: wllama (llama.cpp in WebAssembly) and onnxruntime-web, on the CPU.
 All run SmolLM2 in Q4_0; onnxruntime-web, which has no loop of its own, a graph of `edge convert --to onnx`.
@@ -14,6 +15,9 @@ All run SmolLM2 in Q4_0; onnxruntime-web, which has no loop of its own, a graph 
   of an empty page.
 - offline: the site's own page, whose server has ended after the first visit: from the navigation to the first token of
   an answer that is asked for at once.
+- a second visit while a GPU is prepared: the same, with a server, of the site of `--gpu`, whose page takes the software
+  adapter for a GPU: it loads the weights and compiles the kernels while the module answers. A compiler that uses the
+  same cores is the worst case. Only one such visit: SwiftShader goes on compiling for a page that was left.
 - endless: one answer in 512 KV rows, with the page's process sampled while it runs.
 - GPU: the site of `--gpu` on WebGPU, by Chromium's software adapter, which runs on the CPU: that it works, and what it
   takes. It is no GPU's speed.
@@ -42,7 +46,7 @@ from machine import machine, say
 from model_files import WORKERS, pure_file
 from text import long_text
 from turns import Worker, wait_until_quiet
-from web_page import PACKAGES, SOFTWARE_GPU, Tab, install, open_tab, renderer_memory, serve
+from web_page import PACKAGES, PLAIN, SOFTWARE_GPU, Tab, install, open_tab, renderer_memory, serve
 
 import edge
 from edge.cli.terminal.show import table
@@ -55,6 +59,7 @@ NATIVE, AVX2 = "native", "native, AVX2"
 GPU = "gpu-site"
 LABELS = {WLLAMA: f"wllama {PACKAGES['@wllama/wllama']}", ONNX: f"onnxruntime-web {PACKAGES['onnxruntime-web']}"}
 ROWS, ENDLESS_ROWS = 1024, 512
+SITES = {"site": ROWS, "endless": ENDLESS_ROWS, GPU: ROWS}  # their KV rows
 SHORT, LONG = 16, 512  # tokens of prompts
 WARM = 8  # tokens of peers' first answers; edge's are as long as all
 PAUSE_S = 0.3  # between two turns: threads of some engines spin after their work
@@ -102,15 +107,16 @@ class Setting:
         return {EDGE: self.edge(), **self.peers}
 
 
-def prepare(cache: Path, source: str, threads: int) -> Setting:
-    """Write the model in all forms, once."""
+def prepare(cache: Path, source: str, threads: int, sites: dict[str, int]) -> Setting:
+    """Write the model in all forms, once. sites: their KV rows; the peers' forms go with `site`."""
     cache.mkdir(parents=True, exist_ok=True)
-    install(cache)
     model = edge.open_model(pure_file(cache, edge.open_model(source).path.absolute()))
-    if not (cache / "onnx" / "model.onnx").exists():
-        say("converting to ONNX ...")
-        convert(model.path, cache / "onnx", Conversion("onnx"), force=True)
-    for name, rows in (("site", ROWS), ("endless", ENDLESS_ROWS), (GPU, ROWS)):
+    if "site" in sites:
+        install(cache)
+        if not (cache / "onnx" / "model.onnx").exists():
+            say("converting to ONNX ...")
+            convert(model.path, cache / "onnx", Conversion("onnx"), force=True)
+    for name, rows in sites.items():
         say(f"exporting {name} ...")
         options: dict[str, Any] = {
             "gpu": name == GPU,
@@ -229,7 +235,11 @@ addEventListener("DOMContentLoaded", () => {
   };
   new MutationObserver(first).observe(document.getElementById("turns"), { childList: true, subtree: true });
   document.getElementById("text").value = "Why is the sky blue?";
-  document.getElementById("ask").requestSubmit();
+  const ask = () => { // again until the page listens: its scripts are checked first
+    const event = new SubmitEvent("submit", { bubbles: true, cancelable: true });
+    if (document.getElementById("ask").dispatchEvent(event)) setTimeout(ask, 5);
+  };
+  ask();
 });
 """
 _ANSWERED = """new Promise((done, failed) => {
@@ -250,18 +260,34 @@ _ANEW = """new Promise((done) => {
 })"""  # the same question again may have no answer
 
 
-def offline(setting: Setting, visits: int) -> list[str]:
-    """A line: seconds of the first visit, of the fastest offline, and of all."""
-    say("visits offline ...")
-    with serving(setting.cache / "site", "127.0.0.1", 0) as server:
+# In the page before its own scripts: the engine's worker takes a software adapter for a GPU.
+_TAKES_SOFTWARE = """
+globalThis.Worker = class extends Worker {
+  constructor(url, options) {
+    const code = `import ${JSON.stringify(String(url))};
+      Object.defineProperty(GPUAdapterInfo.prototype, "isFallbackAdapter", { value: false });`;
+    super(URL.createObjectURL(new Blob([code], { type: "text/javascript" })), options);
+  }
+};
+"""
+
+
+def visit(setting: Setting, visits: int, site: str = "site") -> list[str]:
+    """A line: seconds of the first visit, then of the fastest one, and of all; offline, unless a GPU is prepared."""
+    say(f"visits of {site} ...")
+    with serving(setting.cache / site, "127.0.0.1", 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with open_tab(f"http://127.0.0.1:{server.server_address[1]}", "/") as tab:
+        address, flags = f"http://127.0.0.1:{server.server_address[1]}", SOFTWARE_GPU if site == GPU else PLAIN
+        with open_tab(address, "/", flags) as tab:
             tab.page.ask("Page.addScriptToEvaluateOnNewDocument", source=_ASK)
             tab.load("/")
             first = float(tab.page.value(_ANSWERED))
             tab.page.value(_ANEW)
-            server.shutdown()
-            server.server_close()
+            if site == GPU:  # a worker of ours, which needs a server
+                tab.page.ask("Page.addScriptToEvaluateOnNewDocument", source=_TAKES_SOFTWARE)
+            else:
+                server.shutdown()
+                server.server_close()
             times = []
             for _ in range(visits):
                 tab.load("/")
@@ -305,7 +331,8 @@ def endless(address: str, setting: Setting, tokens: int) -> list[list[str]]:
 
 
 def on_gpu(address: str, setting: Setting, steps: int, prompt: dict[str, Any]) -> list[str]:
-    """A line: seconds until the GPU can answer, and to the first token; tok/s; buffers, MiB; programs, kB with gzip."""
+    """A line: seconds until the GPU can answer, and to the first token; tok/s; MiB of the module's memory and of the
+    buffers; kB with gzip that a visitor loads besides the weights, for both engines."""
     say("WebGPU on the software adapter ...")
     folder = setting.cache / GPU
     files = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["web"]["gpu"]
@@ -313,20 +340,26 @@ def on_gpu(address: str, setting: Setting, steps: int, prompt: dict[str, Any]) -
         opened = tab.open(EDGE, setting.edge(GPU, engine="gpu"))["seconds"]
         answer = tab.run(EDGE, prompt, steps)
         assert answer["report"]["engine"] == "gpu"
-    programs = len(gzip.compress((folder / files["programs"]).read_bytes(), GZIP))
-    figures = (f"{opened:.1f}", f"{answer['first']:.1f}", f"{answer['decode']:.2f}", mib(files["memory"]))
-    return ["edge, WebGPU on SwiftShader (software, on the CPU)", *figures, f"{programs / 1e3:,.0f}"]
+    module = max((folder / "edge").glob("*.wasm"), key=lambda path: path.stat().st_size)
+    loaded = [*(folder / "edge").glob("*.js"), module, folder / files["programs"]]
+    memory = (mib(answer["report"]["memory"]["bytes"]), mib(files["memory"]), f"{zipped(loaded) / 1e3:,.0f}")
+    figures = (f"{opened:.1f}", f"{answer['first']:.1f}", f"{answer['decode']:.2f}", *memory)
+    return ["edge, WebGPU on SwiftShader (software, on the CPU)", *figures]
 
 
 def settled(tab: Tab) -> int:
     """Resident bytes of the page's process, once JavaScript's garbage has been collected."""
-    tab.collect_garbage()
+    tab.page.everywhere("HeapProfiler.collectGarbage")
     time.sleep(1)  # V8 returns pages to the system a little later
     return renderer_memory()[0]
 
 
 def mib(size: float) -> str:
     return f"{size / 2**20:,.1f}"
+
+
+def zipped(paths: Sequence[Path]) -> int:
+    return sum(len(gzip.compress(path.read_bytes(), GZIP)) for path in paths)
 
 
 def sizes_lines(cache: Path) -> list[list[str]]:
@@ -341,11 +374,37 @@ def sizes_lines(cache: Path) -> list[list[str]]:
             "ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")],
     }  # fmt: skip
     return [
-        [name, *(f"{total / 1e3:,.0f}" for total in (
-            sum(path.stat().st_size for path in paths),
-            sum(len(gzip.compress(path.read_bytes(), GZIP)) for path in paths)))]
+        [name, *(f"{total / 1e3:,.0f}" for total in (sum(path.stat().st_size for path in paths), zipped(paths)))]
         for name, paths in loaded.items()
     ]  # fmt: skip
+
+
+_VISITS = ["navigation to first token, s", "first visit", "again: least", "median", "most"]
+
+
+def tables_of_cpu(address: str, setting: Setting, sizes: Sizes) -> list[str]:
+    with open_tab(address) as tab:
+        figures = speeds(tab, setting, sizes)
+    (prompt,) = prompts(setting.model, 1, SHORT)
+    speed = ["", "decode tok/s", "best", "edge ×", f"prefill {LONG} tok/s", "best", "edge ×", f"first of {SHORT}, ms"]
+    start = ["start, s", "open", "first token", "open again", "first token", "page, MiB", "peak"]
+    return [
+        table(speed, speed_lines(figures)),
+        table(start, [starts(address, setting, name, prompt) for name in setting.engines]),
+        table(_VISITS, [["edge's page, offline", *visit(setting, sizes.visits)]]),
+        table(["endless", ""], endless(address, setting, sizes.endless)),
+        table(["a visitor loads, kB", "size", "gzip"], sizes_lines(setting.cache)),
+    ]
+
+
+def tables_of_gpu(address: str, setting: Setting, sizes: Sizes) -> list[str]:
+    (prompt,) = prompts(setting.model, 1, SHORT)
+    head = ["no GPU's speed", "open, s", "first token, s", "tok/s", "module, MiB", "buffers, MiB", "loaded, kB gzip"]
+    meanwhile = "edge's page, while SwiftShader compiles"
+    return [
+        table(_VISITS, [[meanwhile, *visit(setting, 1, GPU)]]),
+        table(head, [on_gpu(address, setting, sizes.gpu_steps, prompt)]),
+    ]
 
 
 def main() -> None:
@@ -353,34 +412,23 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="few tokens and rounds")
+    parser.add_argument("--gpu", action="store_true", help="the tables of WebGPU alone")
     parser.add_argument("--cache", type=Path, default=HERE.parent / "build" / "web")
     asked = parser.parse_args()
     sizes = QUICK if asked.quick else Sizes()
-    setting = prepare(asked.cache.absolute(), asked.model, asked.threads)
+    sites = {GPU: ROWS} if asked.gpu else SITES
+    setting = prepare(asked.cache.absolute(), asked.model, asked.threads, sites)
     places = {"bench": HERE / "web", "npm": setting.cache / "node_modules", "cache": setting.cache}
     with serve(places) as address:
         with open_tab(address) as tab:
             browser = tab.page.value("navigator.userAgent").rpartition("Chrome/")[2].split()[0]
-            figures = speeds(tab, setting, sizes)
-        (prompt,) = prompts(setting.model, 1, SHORT)
-        start_lines = [starts(address, setting, name, prompt) for name in setting.engines]
-        offline_line = offline(setting, sizes.visits)
-        endless_lines = endless(address, setting, sizes.endless)
-        gpu_line = on_gpu(address, setting, sizes.gpu_steps, prompt)
+        tables = [] if asked.gpu else tables_of_cpu(address, setting, sizes)
+        tables += tables_of_gpu(address, setting, sizes)
     cpu = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
     name = next((line.partition(":")[2].strip() for line in cpu.splitlines() if line.startswith("Model name")), "?")
     print(f"\n## {asked.model} in Q4_0 in Chromium {browser}, {asked.threads} threads; lscpu: {name}\n")
     print(", ".join(f"{key} {value}" for key, value in machine().items()) + ".\n")
-    head = ["", "decode tok/s", "best", "edge ×", f"prefill {LONG} tok/s", "best", "edge ×", f"first of {SHORT}, ms"]
-    print(table(head, speed_lines(figures)), end="\n\n")
-    head = ["start, s", "open", "first token", "open again", "first token", "page, MiB", "peak"]
-    print(table(head, start_lines), end="\n\n")
-    head = ["navigation to first token, s", "first visit", "offline: least", "median", "most"]
-    print(table(head, [["edge's page", *offline_line]]), end="\n\n")
-    print(table(["endless", ""], endless_lines), end="\n\n")
-    head = ["no GPU's speed", "open, s", "first token, s", "tok/s", "buffers, MiB", "programs, kB gzip"]
-    print(table(head, [gpu_line]), end="\n\n")
-    print(table(["a visitor loads, kB", "size", "gzip"], sizes_lines(setting.cache)))
+    print("\n\n".join(tables))
 
 
 if __name__ == "__main__":

@@ -105,16 +105,6 @@ class Tab:
     def close(self, engine: str) -> None:
         self._call("close", engine)
 
-    def collect_garbage(self) -> None:
-        """In the page, and in the workers that it has started."""
-        self.page.ask("Target.setAutoAttach", autoAttach=True, waitForDebuggerOnStart=False, flatten=True)
-        found = [each["params"] for each in self.page.events if each["method"] == "Target.attachedToTarget"]
-        workers = [each["sessionId"] for each in found if each["targetInfo"]["type"] == "worker"]
-        for session in (None, *workers):
-            self.page.ask("HeapProfiler.collectGarbage", session=session)
-        self.page.ask("Target.setAutoAttach", autoAttach=False, waitForDebuggerOnStart=False, flatten=True)
-        self.page.events.clear()
-
     def _call(self, name: str, *words: Any) -> Any:
         found = self.page.value(f"bench.{name}({', '.join(map(json.dumps, words))})")
         self.page.events.clear()

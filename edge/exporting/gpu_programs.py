@@ -134,6 +134,9 @@ class GPUPrograms:
         write_weights(out, start, self.model.file, self.model.spec, self.design, self.places)
 
 
+_UNIFORM, _DISPATCHES = 256, 20  # bytes of a dispatch, and dispatches of a layer in all passes: 18 with experts
+
+
 def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> tuple[str, ...]:
     """The languages of a system's hosts. Raises UnsupportedError for what their hosts lack."""
     if system not in HOSTS:
@@ -174,8 +177,9 @@ def driver_bytes(languages: tuple[str, ...], spec: ModelSpec, config: EngineConf
 
 
 def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
-    """Of the buffer by which a page reads logits and the rows of a pass (web/package/gpu.js)."""
-    rows = 4 * spec.vocab
+    """Of the buffers that a page makes for itself (web/package/gpu.js): one by which it reads logits and the rows of a
+    pass, and the numbers of each dispatch, of which there are at most so many."""
+    rows = 4 * spec.vocab + _UNIFORM * _DISPATCHES * (spec.layers + 1)
     for core in filter(None, find_network(spec).attention):
         form = RowForm.of(core, config.kv_dtype)
         rows += (core.kv_heads * config.chunk + TILE) * 8 * (form.words + form.scaled)

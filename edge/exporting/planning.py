@@ -82,8 +82,7 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
 def _plan_bundle(
     profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int, gpu: bool
 ) -> Plan:
-    # Pages that have the GPU's programs draft nothing, on the CPU either.
-    drafts = 0 if lora_rank or (gpu and profile.system == "web") else _most_drafts(profile)
+    drafts = 0 if lora_rank else _most_drafts(profile)
     engine = _Bundled(options, lora_rank, drafts, profile.system if gpu else None)
     process = _own_bytes(profile, spec) + tables
     if profile.name == HOST:

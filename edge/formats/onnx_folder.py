@@ -6,6 +6,7 @@ tokenizer and chat template without weights, for the readers of GGUF files.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -114,6 +115,13 @@ def read_folder(folder: Path) -> GGUFFile:
         if not name.startswith(FACTORS) or known is None or (known.shape, known.type) != (info.shape, info.type):
             raise ModelFormatError(f"{file.path}: has a tensor {name!r} that {MANIFEST} does not: the file is damaged")
     return replace(file, tensors=manifest.tensors | file.tensors, folder=folder, compiled=manifest.npu)
+
+
+def content_hash(file: GGUFFile) -> str:
+    """The SHA-256 of a model by all of its files, hexadecimal. Raises InputError, ModelFormatError."""
+    folder = file.folder
+    files = [file.path] if folder is None else [folder / name for name in sorted(read_manifest(folder).files)]
+    return hashlib.sha256("".join(fingerprint(path).sha256 for path in files).encode()).hexdigest()
 
 
 class _DamagedError(ValueError):

@@ -14,6 +14,7 @@ from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.engines import engine_of, plan_here
+from edge.plan.kv_losses import find_losses
 from edge.plan.npu import check_npu
 from edge.plan.plan import Plan, make_plan
 
@@ -42,7 +43,10 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
         check_npu(file, spec, profile, options.provider)
     limit, threads = limits_of(profile, options)
     process = RUNTIME_BYTES + more if profile.system in _PHONES else None
-    plan = make_plan(spec, engine, options, elsewhere=limit, more=more, process=process, threads=threads)
+    plan = make_plan(
+        spec, engine, options, elsewhere=limit, more=more, process=process, threads=threads,
+        losses=find_losses(file, engine, options),
+    )  # fmt: skip
     return replace(plan, chosen=f"{engine.NAME} is assumed: {why}") if why else plan
 
 

@@ -22,6 +22,7 @@ from edge.formats.gguf import GGUFFile
 from edge.model.draft import check_draft
 from edge.model.spec import ModelSpec, model_key
 from edge.options import AUTO, Options
+from edge.plan.kv_losses import find_losses
 from edge.plan.plan import Plan, first_fit, make_plan
 from edge.plan.resolve import resolve
 from edge.plan.resolved import Resolved
@@ -92,7 +93,7 @@ def plan_here(
     passed_over = rival is not None and _may_exceed(rival, options)
 
     def resolved(engine: Backend) -> list[Resolved]:
-        return resolve(spec, engine, options, elsewhere=False)
+        return resolve(spec, engine, options, elsewhere=False, losses=find_losses(file, engine, options))
 
     def planned(runs: list[Resolved]) -> tuple[Backend, Plan]:
         engine, draft = runs[0].backend, options.draft_file

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import GPUMemory
@@ -30,6 +30,9 @@ from edge.plan.resolve import resolve
 from edge.plan.resolved import Resolved
 from edge.prompt_cache.tree import BLOCK
 from edge.records import dataclass
+
+if TYPE_CHECKING:
+    from edge.plan.kv_losses import Losses
 
 _MOST_EVICTED = 256
 
@@ -89,6 +92,7 @@ class Plan:
     limit_source: str  # "budget" if stated, else what the system grants
     gpu_limit: int | None = None  # of memory on the GPU, bytes; None: none is known
     gpu_limit_source: str = ""  # as limit_source
+    dtype_by: str = ""  # what `--kv-policy auto` chose the KV dtype by, unless all rows fit in the engine's own
     chosen: str = ""  # measured speeds of CPU and GPU, if the engine was chosen by them
     first_run: int = 0  # bytes of this process and a child that compiles, before the run; 0: nothing is left to compile
     snapshots: int = 0  # most ends of turns and of parts of prompts that a session saves, where rows are no way back
@@ -119,16 +123,18 @@ def make_plan(
     first_run: FirstRun = lambda config: 0,
     *,
     threads: int | None = None,
+    losses: Losses | None = None,
 ) -> Plan:
     """Choose how to run `spec` within `options.memory`, or within what the system grants. elsewhere: the memory for
     it on another device, if the plan is for that one: then nothing counts that was tuned on this. threads: of that one,
     unless the options say. process: bytes that the process holds before the engine is loaded; None: those of this one,
-    which will hold `more` besides. first_run: `Backend.first_run` of the model's file.
+    which will hold `more` besides. first_run: `Backend.first_run` of the model's file. losses: see `resolve`.
 
     Raises BudgetError, naming the smallest budget that would do; InputError for impossible options;
     UnsupportedError for what the engine lacks.
     """
-    runs = resolve(spec, backend, Options.of(options), elsewhere=elsewhere is not None, threads=threads)
+    options = Options.of(options)
+    runs = resolve(spec, backend, options, elsewhere=elsewhere is not None, threads=threads, losses=losses)
     return first_fit(runs, elsewhere, more, process, first_run)
 
 
@@ -259,6 +265,7 @@ def _plan(
         gpu_limit=card.bytes if card and counted.gpu else None,
         gpu_limit_source=card.source if card and counted.gpu else "",
         tuned=run.tuned.about if run.tuned else "default",
+        dtype_by=run.dtype_by,
         snapshots=snapshots,
         draft=run.draft_config(config),
     )
@@ -337,7 +344,7 @@ def _too_small(
     policy = options.kv_policy if runs[-1].policy.evicts else "streaming"
     fewest = replace(options, max_kv_size=rows, kv_memory=None, kv_policy=policy)
     with suppress(InputError, UnsupportedError):  # a policy that keeps no recent rows when there are few
-        found = resolve(spec, backend, fewest, elsewhere=elsewhere, threads=runs[0].threads)
+        found = resolve(spec, backend, fewest, elsewhere=elsewhere, threads=runs[0].threads, losses=runs[0].losses)
         least, _ = _smallest(found, following)
         if least < smallest:
             message += f", or --memory {least >> 20}MiB with --max-kv-size {rows}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend
 from edge.backends.importance import ranking_bytes
@@ -11,17 +12,22 @@ from edge.budget import format_bytes
 from edge.errors import InputError, UnsupportedError
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
-from edge.plan.checks import check_request, fixed_sizes, least_rows
+from edge.plan.checks import SMALLEST_ROWS, check_request, fixed_sizes, least_rows
 from edge.plan.resolved import Resolved
 
+if TYPE_CHECKING:
+    from edge.plan.kv_losses import Losses
+
+MOST_KL = 0.01  # nats that a KV dtype may cost; more rows make up for no more (docs/kv-cache.md)
 _KV_ROW_STEP = 16  # --kv-memory is rounded down to a multiple of this number of rows
 
 
 def resolve(
-    spec: ModelSpec, backend: Backend, options: Options, *, elsewhere: bool, threads: int | None = None
-) -> list[Resolved]:
+    spec: ModelSpec, backend: Backend, options: Options, *, elsewhere: bool, threads: int | None = None,
+    losses: Losses | None = None,
+) -> list[Resolved]:  # fmt: skip
     """The alternatives, best first. elsewhere: on another device, for which nothing was tuned here. threads: of that
-    device, unless they are stated.
+    device, unless they are stated. losses: of KV dtypes, as measured of this model on this engine.
 
     Raises InputError for impossible options, UnsupportedError for what the engine lacks.
     """
@@ -39,6 +45,7 @@ def resolve(
         rows,
         chunk,
         options.threads if threads is None else options.threads or threads,
+        losses=losses or {},
         gpu=None if elsewhere else backend.gpu_memory(),
         emulated=bool(fixed and fixed.emulated),
     )
@@ -50,8 +57,9 @@ def resolve(
 
 
 def _alternatives(run: Resolved, kv_dtype: str | None) -> list[Resolved]:
-    """Automatic: rows in f16 as long as all fit beside the weights. Else, where the engine can, twice as many in int8,
-    chosen by H2O: of what was measured at equal bytes (edge eval kv), this loses least. kv_dtype: None: it is open."""
+    """Automatic: rows in f16 as long as all fit beside the weights. Else more of them in a smaller dtype, chosen by H2O
+    where the engine can: of what was measured at equal bytes (edge eval kv), this loses least. kv_dtype: None: it is
+    open."""
     if reason := run.backend.keeps_all(run.spec):
         if run.kv_policy in (AUTO, Options.kv_policy):
             return [replace(run, kv_policy="full", forced=reason)]
@@ -60,10 +68,26 @@ def _alternatives(run: Resolved, kv_dtype: str | None) -> list[Resolved]:
     if run.kv_policy != AUTO:
         return [run]
     plain = replace(run, kv_policy="streaming")
-    if run.backend.CAPABILITIES.granularity != "head":
-        return [plain]
-    thrifty = replace(run, kv_policy="h2o", kv_dtype=kv_dtype or "int8")
+    by_heads = run.backend.CAPABILITIES.granularity == "head"
+    if kv_dtype is None and run.losses:
+        thrifty = _smallest_dtype(plain)
+    else:
+        by = "by rule: not measured on this model" if by_heads and kv_dtype is None else ""
+        thrifty = replace(run, kv_dtype=kv_dtype or ("int8" if by_heads else run.kv_dtype), dtype_by=by)
+    thrifty = replace(thrifty, kv_policy="h2o" if by_heads else "streaming")
     return [*([replace(plain, whole=True)] if run.options.expected_tokens else []), thrifty]
+
+
+def _smallest_dtype(run: Resolved) -> Resolved:
+    """In the dtype of the smallest rows whose measured loss is at most MOST_KL, among them the engine's own."""
+
+    def nbytes(dtype: str) -> int:
+        return run.backend.footprint(run.spec, replace(run.config(SMALLEST_ROWS), kv_dtype=dtype)).kv
+
+    fair = [run.kv_dtype, *(dtype for dtype, loss in run.losses.items() if loss.kl <= MOST_KL)]
+    said = "; ".join(f"{dtype} {loss}" for dtype, loss in run.losses.items())
+    by = f"measured on this model, at most {MOST_KL:g} allowed: {said}"
+    return replace(run, kv_dtype=min(fair, key=nbytes), dtype_by=by)
 
 
 def _rows_for_bytes(run: Resolved) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import GPUMemory, Tuned
@@ -12,6 +14,9 @@ from edge.kv.policy import Policy
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.records import dataclass
+
+if TYPE_CHECKING:
+    from edge.plan.kv_losses import Losses
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Resolved:
     threads: int | None  # stated, or of another device
     tuned: Tuned | None = None  # for this device
     whole: bool = False  # only with all rows that the run is known to need, and all weights, in memory
+    dtype_by: str = ""  # what `auto` chose the KV dtype by, where it chose one; empty: it did not
+    losses: Losses = field(default_factory=dict)  # of KV dtypes, as measured of this model on this engine
     forced: str | None = None  # the reason for policy `full` unasked: the engine can evict no rows of this model
     gpu: GPUMemory | None = None  # that the engine would use here
     emulated: bool = False  # `EngineConfig.emulated`

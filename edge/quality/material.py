@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +11,16 @@ import numpy as np
 
 from edge.backends import find_backend
 from edge.errors import InputError
-from edge.formats.onnx_folder import read_manifest
+from edge.formats.onnx_folder import content_hash
 from edge.kv import DEFAULT_SINKS
 from edge.model.model import Model
 from edge.quality.perplexity import REPEAT_TOKENS, make_repeats
 from edge.quality.retrieval import Trial, make_trials
 from edge.run.session import Session
-from edge.storage.fingerprint import fingerprint
 from edge.storage.versions import own_versions
 from edge.types import IntArray
 
-TASK_NAMES = ("perplexity", "retrieval", "repeat")
+TASK_NAMES = ("perplexity", "retrieval", "repeat", "kl")
 REPEATS = 4
 LONGEST_CHUNK = 64  # of the default
 
@@ -62,6 +60,7 @@ class Material:
     """Tokenized texts by task. A task without texts is skipped."""
 
     documents: Sequence[IntArray] = ()
+    compared: Sequence[IntArray] = ()  # documents whose predictions are compared with the full cache's
     repeats: Sequence[IntArray] = ()
     trials: Sequence[Trial] = ()
 
@@ -69,18 +68,19 @@ class Material:
         """The number of tokens that the task runs in a cell."""
         if task == "retrieval":
             return 3 * sum(trial.tokens for trial in self.trials)  # one for each protocol
-        return sum(text.size - 1 for text in (self.documents if task == "perplexity" else self.repeats))
+        texts = {"perplexity": self.documents, "repeat": self.repeats, "kl": self.compared}[task]
+        return sum(text.size - 1 for text in texts)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest text. All tasks plan for as many, so that a cell has the same cache in all of them."""
-        texts = [text.size - 1 for text in (*self.documents, *self.repeats)]
+        texts = [text.size - 1 for text in (*self.documents, *self.compared, *self.repeats)]
         return max([*texts, *(trial.tokens for trial in self.trials)])
 
 
 def possible_tasks(context: int) -> list[str]:
-    """The tasks that fit into a model's context with a full cache."""
-    return [task for task in TASK_NAMES if task != "repeat" or context >= REPEAT_TOKENS]
+    """The tasks that fit into a model's context with a full cache, without `kl`, which reads every text twice."""
+    return [task for task in TASK_NAMES if task != "kl" and (task != "repeat" or context >= REPEAT_TOKENS)]
 
 
 def make_material(setup: Setup, documents: Sequence[Document], amounts: Amounts, tasks: Sequence[str]) -> Material:
@@ -97,16 +97,19 @@ def make_material(setup: Setup, documents: Sequence[Document], amounts: Amounts,
         raise InputError(
             f"repeated segments take {REPEAT_TOKENS} positions, and the model knows {context}: see --tasks"
         )
-    for name, value, used in (("tokens", amounts.tokens, "perplexity"), ("length", amounts.length, "retrieval")):
-        if used in tasks and value > context:
+    limits = (("tokens", amounts.tokens, {"perplexity", "kl"}), ("length", amounts.length, {"retrieval"}))
+    for name, value, used in limits:
+        if used & set(tasks) and value > context:
             raise InputError(f"--{name} must be at most {context}, which is what the model knows positions for")
     for document in documents:
         if document.tokens.size < 2:
             raise InputError(f"{document.name} has fewer than two tokens")
     bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     text, seed = np.concatenate([each.tokens[len(bos) :] for each in documents]), amounts.seed
+    read = [each.tokens[: amounts.tokens + 1] for each in documents]
     return Material(
-        documents=[each.tokens[: amounts.tokens + 1] for each in documents] if "perplexity" in tasks else (),
+        documents=read if "perplexity" in tasks else (),
+        compared=read if "kl" in tasks else (),
         repeats=make_repeats(text, REPEATS, seed, bos) if "repeat" in tasks else (),
         trials=make_trials(setup.model, text, amounts.trials, amounts.length, seed) if "retrieval" in tasks else (),
     )
@@ -132,12 +135,9 @@ def settings_of(setup: Setup, documents: Sequence[Document], amounts: Amounts) -
 
 def identity_of(model: Model, backend: str) -> dict[str, Any]:
     """The identity of a model, by all of its files, and of the engine that runs it."""
-    folder = model.file.folder
-    files = [model.file.path] if folder is None else [folder / name for name in sorted(read_manifest(folder).files)]
-    hashes = "".join(fingerprint(path).sha256 for path in files)
     return {
         "model": model.spec.label,
-        "model_sha256": hashlib.sha256(hashes.encode()).hexdigest(),
+        "model_sha256": content_hash(model.file),
         "backend": backend,
         "versions": {**own_versions(), **find_backend(backend, model.file, model.spec).versions()},
     }

@@ -8,25 +8,28 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from edge.backends import find_backend
 from edge.backends.importance import ranking_bytes
 from edge.budget import format_bytes
 from edge.errors import EdgeError
 from edge.kv import make_policy
 from edge.options import AUTO, Options
 from edge.plan.engines import plan_here
+from edge.plan.kv_losses import KVLoss, remember_losses
 from edge.quality.journal import Journal, are_numbers
 from edge.quality.material import LONGEST_CHUNK, TASK_NAMES, Material, Setup
 from edge.quality.perplexity import LOGITS_ROWS, Advance, Repeated, Streamed, measure_repeats, stream_documents
 from edge.quality.retrieval import Retrieved, recall_compressed, recall_streamed
+from edge.quality.windows import Diverged, diverge_documents
 from edge.run.session import Session
 from edge.run.starting.loading import load
 
 FULL = "full"
 _READ_CHUNK = 256  # tokens that run at once where nothing is evicted before all of them are read
 
-Figures = Streamed | Repeated | Retrieved
-_FIGURES: dict[str, type[Streamed] | type[Repeated] | type[Retrieved]] = {
-    "perplexity": Streamed, "retrieval": Retrieved, "repeat": Repeated,
+Figures = Streamed | Repeated | Retrieved | Diverged
+_FIGURES: dict[str, type[Streamed] | type[Repeated] | type[Retrieved] | type[Diverged]] = {
+    "perplexity": Streamed, "retrieval": Retrieved, "repeat": Repeated, "kl": Diverged,
 }  # fmt: skip
 OnProgress = Callable[[str, int, int], None]
 """The measurement in progress, tokens that have been run, tokens in all."""
@@ -115,7 +118,8 @@ def run_matrix(
 ) -> Iterator[Measured]:
     """Measure cell by cell, skipping those in the journal, and add each new measurement to it.
 
-    An engine's error becomes a reason, except in the first cell: it is the reference, and its errors are raised.
+    An engine's error becomes a reason, except in the first cell: it is the reference, and its errors are raised. KL of
+    full caches is remembered for plans (`edge.plan.kv_losses`).
     """
     tasks = {name: material.tokens(name) for name in TASK_NAMES if material.tokens(name)}
     total, done = len(cells) * sum(tasks.values()), 0
@@ -131,15 +135,28 @@ def run_matrix(
 
             advance(0)
             known = journal.find((cell, task))
-            found = known or _measure(setup, cell, task, material, advance, must=cell is cells[0])
+            found = known or _measure(setup, cell, cells[0], task, material, advance)
             done += tokens
             on_progress(label, done, total)
             yield found  # first: a report of an interrupted run then has everything that the journal has
             if known is None:
                 remember(journal, found)
+                _remember_loss(setup, cells[0], found)
 
 
-def _measure(setup: Setup, cell: Cell, task: str, material: Material, advance: Advance, *, must: bool) -> Measured:
+def _remember_loss(setup: Setup, reference: Cell, found: Measured) -> None:
+    """Keep the KL of a full cache in another dtype than the reference's."""
+    if not isinstance(found.figures, Diverged) or found.cell.policy != FULL or found.cache is None:
+        return
+    backend = find_backend(setup.backend, setup.model.file, setup.model.spec, found.cache.kv_dtype)
+    exact, dtype = backend.CAPABILITIES.kv_dtypes[0], found.cache.kv_dtype
+    if dtype != exact == (reference.kv_dtype or exact):
+        kl, stderr, tokens = found.figures.total
+        remember_losses(setup.model.file, backend, {dtype: KVLoss(kl, stderr, tokens)})
+
+
+def _measure(setup: Setup, cell: Cell, reference: Cell, task: str, material: Material, advance: Advance) -> Measured:
+    """reference: the cell to compare with, whose errors are raised."""
     try:
         with open_cell(setup, cell, material.longest) as session:
             config = session.plan.config
@@ -150,10 +167,13 @@ def _measure(setup: Setup, cell: Cell, task: str, material: Material, advance: A
                 return Measured(cell, task, cache, stream_documents(session, material.documents, advance))
             if task == "repeat":
                 return Measured(cell, task, cache, measure_repeats(session, material.repeats, advance))
+            if task == "kl":
+                with open_cell(setup, reference, material.longest) as exact:
+                    return Measured(cell, task, cache, diverge_documents(exact, session, material.compared, advance))
             streamed = recall_streamed(session, material.trials, advance)
         return Measured(cell, task, cache, _retrieval(setup, cell, cache, material, streamed, advance))
     except EdgeError as error:
-        if must:
+        if cell is reference:
             raise
         return Measured(cell, task, reason=str(error))
 

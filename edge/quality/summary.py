@@ -11,6 +11,7 @@ from typing import Any
 from edge.quality.matrix import Cell, Measured
 from edge.quality.perplexity import Repeated, Streamed
 from edge.quality.retrieval import PROTOCOLS, Retrieved
+from edge.quality.windows import Diverged
 
 SCHEMA = 1
 
@@ -29,7 +30,8 @@ class Figure:
 class Row:
     """A cell's figures.
 
-    figures: perplexity, ratio (to the full cache's), known, later and streamed (digits), repeat and repeat_ratio.
+    figures: perplexity, ratio (to the full cache's), known, later and streamed (digits), repeat, repeat_ratio, kl
+    (nats).
     """
 
     cell: Cell
@@ -72,6 +74,9 @@ def _row(cell: Cell, found: dict[str, Measured], reference: dict[str, Measured])
                 tok_s = sum(streamed.tokens) / streamed.seconds
             case Repeated() as repeated:
                 figures |= _repeat(repeated, full)
+            case Diverged() as diverged:
+                kl, stderr, tokens = diverged.total
+                figures["kl"] = Figure(kl, stderr, tokens, "tokens")
             case Retrieved() as retrieved:
                 shares = {name: _shares(retrieved, name) for name in PROTOCOLS}
                 figures |= {

@@ -125,6 +125,39 @@ def divergence(
     return summarize(Compared(**{name: np.array(each) for name, each in found.items()}))
 
 
+@dataclass(frozen=True)
+class Diverged:
+    """The divergence of several documents, each read in one window."""
+
+    tokens: list[int]  # predictions per document
+    kl: list[float]  # mean per document, nats
+    stderr: list[float]  # of kl
+
+    @property
+    def total(self) -> tuple[float, float, int]:
+        """Mean over all predictions, its standard error, and their number."""
+        shares = np.array(self.tokens) / sum(self.tokens)
+        return float(shares @ self.kl), float(np.linalg.norm(shares * self.stderr)), sum(self.tokens)
+
+
+def diverge_documents(
+    reference: Session | Engine, other: Session | Engine, documents: Sequence[IntArray], advance: Advance
+) -> Diverged:
+    """`divergence` of every document, from an empty cache."""
+    found = []
+    for tokens in documents:
+        before = 0
+
+        def on_progress(done: int, _: int) -> None:
+            nonlocal before
+            advance(done - before)
+            before = done
+
+        found.append(divergence(reference, other, Windows(tokens, tokens.size), on_progress=on_progress))
+    return Diverged([each.tokens for each in found], [each.kl_mean for each in found],
+                    [each.kl_stderr for each in found])  # fmt: skip
+
+
 def windowed_perplexity(
     source: Session | Engine,
     windows: Windows,

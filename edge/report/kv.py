@@ -23,6 +23,7 @@ _HEADINGS = {
     "streamed": "streamed",
     "repeat": "repeated segment",
     "repeat_ratio": "× full",
+    "kl": "KL from full",
 }
 _PANELS = {
     "ratio": "Perplexity × full",
@@ -125,6 +126,11 @@ def _notes(rows: Sequence[Row], settings: dict[str, Any]) -> list[str]:
             f"repeated segment: perplexity of {first['repeat'].over:,} tokens that come again 1,500 tokens later; when "
             f"they came first it was {first['first'].value:.3g} (full cache)."
         )
+    if "kl" in first:
+        notes.append(
+            f"KL from full: of the predictions of {first['kl'].over:,} tokens from the first row's, in nats, each text "
+            f"read from an empty cache. That of full caches is remembered for --kv-policy auto."
+        )
     documents = ", ".join(f"{each['name']} ({each['tokens']:,} tokens)" for each in texts)
     versions = ", ".join(f"{name} {version}" for name, version in settings["versions"].items())
     return [*notes, f"texts: {documents}; seed {settings['seed']}; engine {settings['backend']}; {versions}"]
@@ -148,7 +154,7 @@ def _read(row: Row) -> str:
 def _figure(figure: Figure | None, name: str) -> str:
     if figure is None:
         return NONE
-    places = 4 if name == "ratio" else 2
+    places = 4 if name in ("ratio", "kl") else 2
     error = "" if figure.stderr is None or name == "perplexity" else f" ± {figure.stderr:.{places}f}"
     return f"{figure.value:.{places}f}{error}"
 

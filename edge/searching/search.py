@@ -23,6 +23,7 @@ from edge.devices.profiles import HOST, find_profile
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model
 from edge.options import AUTO, Options, takes_options
+from edge.plan.kv_losses import KVLoss, remember_losses
 from edge.quality.material import checksum_of
 from edge.quality.matrix import FULL, Cell
 from edge.run.starting.opening import open_model
@@ -165,6 +166,8 @@ def search(
         trial = Trial("quality", reference, reference, cell, tuple(ids.tolist()), backend.NAME)
         search = _Search(trial, runner, on_progress)
         search.measure_alone(planned.candidates, (each for each, _ in weights))
+        if full_dtype(backend.NAME) == has[0]:
+            remember_losses(base.file, backend, search.kv_losses(reference))
         goals = _Goals.of(planned.candidates)
         kept = search.measure_front(planned.candidates, goals)
         points = [
@@ -318,6 +321,15 @@ class _Search:
         ]
         joules = all(each.joules for each in timed)
         return front(timed, lambda each: _measured_costs(each, joules=joules))
+
+    def kv_losses(self, reference: Weights) -> dict[str, KVLoss]:
+        """Losses of KV dtypes alone, without that of the full cache that they are measured against."""
+        found = {}
+        for (sha256, kind, cell, _), outcome in self._found.items():
+            alone = (sha256, kind, cell.policy) == (reference.sha256, None, FULL)
+            if alone and cell.kv_dtype not in (None, full_dtype(self._base.backend)) and (quality := outcome.quality):
+                found[cell.kv_dtype] = KVLoss(quality.kl, quality.kl_stderr, quality.tokens)
+        return found
 
     def quality(self, candidate: Candidate) -> Quality | None:
         """As measured jointly."""

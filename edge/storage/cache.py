@@ -34,7 +34,7 @@ from edge.storage.lock import file_lock
 from edge.storage.making import making
 
 EntryKind = Literal[
-    "models", "weights", "kernels", "hashes", "tokenizers", "trials", "headers", "races", "traces", "searches"
+    "models", "weights", "kernels", "hashes", "tokenizers", "trials", "headers", "races", "traces", "searches", "losses"
 ]
 ENTRY_KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import edge, edge_json
 
+from edge.backends import engine_named
 from edge.cli.making.quantize import quantize as command
 from edge.converters.calibrate import OWN_TEXT, TOKENS, calibration_tokens, column_importance
 from edge.converters.ggml import quantize_file
@@ -29,6 +30,7 @@ from edge.devices.profiles.profile import Figure, Speed
 from edge.errors import BudgetError, EdgeError, InputError
 from edge.model.model import open_model
 from edge.options import Options
+from edge.plan.kv_losses import find_losses
 from edge.quality.windows import Windows, divergence
 from edge.report.page import render
 from edge.report.search import search_json, search_report
@@ -38,7 +40,7 @@ from edge.searching.command import command_of
 from edge.searching.front import STEP, box_of, front
 from edge.searching.search import search
 from edge.searching.space import Space, plan_all, weights_of
-from edge.searching.trials import Outcome, Trial, answer, open_weights, run_trial
+from edge.searching.trials import Outcome, Quality, Trial, answer, open_weights, run_trial
 from edge.values import parse
 
 TINY = GOLDEN / "llama-gqa-tied.gguf"
@@ -137,6 +139,23 @@ def test_every_point_is_measured_and_the_front_holds(here: Here) -> None:
     first = found.points[0]
     assert (first.candidate.weights.type, first.quality.kl) == (None, 0.0)
     assert len(found.points) < found.fitting
+
+
+def test_losses_of_kv_dtypes_alone_are_remembered_for_plans(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outcomes are given: what counts is which of them belong to a dtype alone."""
+    losses = {"f16": 0.0, "int8": 0.02, "int4": 0.3}
+
+    def run(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
+        for each in trials:
+            alone = (each.weights.type, each.cell.policy) == (None, "full")
+            kl = losses[each.cell.kv_dtype or ""] if alone else 1.0
+            yield each, Outcome(Quality(kl, 0.001, 1.0, 1.0, 0.0, 700))
+
+    monkeypatch.setattr(searching, "cluster_of", lambda scheduler: nullcontext(run))
+    search(TINY, **SMALL | {"backend": "cpu"})
+    model, auto = open_model(TINY), Options(kv_policy="auto")
+    found = find_losses(model.file, engine_named("cpu"), auto)
+    assert {dtype: each.kl for dtype, each in found.items()} == {"int8": 0.02, "int4": 0.3}
 
 
 def test_an_interrupted_search_measures_nothing_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

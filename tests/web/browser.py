@@ -116,6 +116,22 @@ class Page:
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
+    def heap(self) -> int:
+        """Bytes that JavaScript uses in the page and its workers, once their garbage has been collected."""
+        heaps = self.everywhere("HeapProfiler.collectGarbage", "Runtime.getHeapUsage")
+        return sum(int(each["usedSize"]) for each in heaps)
+
+    def everywhere(self, *methods: str) -> list[Any]:
+        """The answers to the last of these commands, of the page and of the workers that it has started."""
+        self.events.clear()
+        self.ask("Target.setAutoAttach", autoAttach=True, waitForDebuggerOnStart=False, flatten=True)
+        found = [each["params"] for each in self.events if each["method"] == "Target.attachedToTarget"]
+        workers = [each["sessionId"] for each in found if each["targetInfo"]["type"] == "worker"]
+        answers = [[self.ask(method, session=session) for method in methods][-1] for session in (None, *workers)]
+        self.ask("Target.setAutoAttach", autoAttach=False, waitForDebuggerOnStart=False, flatten=True)
+        self.events.clear()
+        return answers
+
     def screenshot(self, path: Path) -> None:
         """All of the page, as PNG."""
         taken = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)

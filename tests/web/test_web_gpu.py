@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -56,6 +57,32 @@ WATCHED = """
   };
 """
 
+# In a worker: the buffers that its device holds. The page asks by `buffers()`.
+COUNTED = """
+  const told = new BroadcastChannel('buffers'), live = new Map();
+  const { createBuffer } = GPUDevice.prototype, { destroy } = GPUBuffer.prototype;
+  GPUDevice.prototype.createBuffer = function (all) {
+    const buffer = createBuffer.call(this, all);
+    live.set(buffer, all.size);
+    return buffer;
+  };
+  GPUBuffer.prototype.destroy = function () {
+    live.delete(this);
+    destroy.call(this);
+  };
+  addEventListener('message', ({ data }) => data === 'buffers'
+    && told.postMessage([live.size, [...live.values()].reduce((sum, size) => sum + size, 0)]));
+"""
+BUFFERS = """
+  const told = new BroadcastChannel('buffers');
+  const buffers = () => new Promise((done) => {
+    told.onmessage = ({ data }) => done(data);
+    made[0].postMessage('buffers');
+  });
+"""
+
+TOKENS = 20_000  # of a long answer
+
 HARDWARE = "Object.defineProperty(GPUAdapterInfo.prototype, 'isFallbackAdapter', { value: false });"
 
 
@@ -77,14 +104,22 @@ def expected(name: str, count: int, prompt: str = "abc", **options: Any) -> str:
         return "".join(session.stream(prompt, max_tokens=count, sampling=greedy, ignore_eos=True))
 
 
+def buffers_of(name: str) -> int:
+    """Bytes on the GPU, as the manifest says."""
+    manifest = json.loads((site_of(name, "simd", gpu=True) / "manifest.json").read_text())
+    return int(manifest["web"]["gpu"]["memory"])
+
+
 def test_answers_are_those_of_the_module(page: Page) -> None:
-    """Through several evictions, in a second turn, and after a state is loaded."""
+    """Through several evictions, in a second turn, and after a state is loaded. No buffer is made for them."""
     with served(site_of(NAME, "simd", gpu=True)) as (url, _):
         at(page, url)
         found = run(page, f"""
-          const answers = [], reports = [];
+          const change = {COUNTED!r}; {WATCHED} {BUFFERS}
+          const answers = [], reports = [], held = [];
           for (const engine of ['gpu', 'cpu']) {{
             const session = await Edge.open('./', {{ engine }});
+            held.push(await buffers());
             const first = {ask(150)};
             reports.push(session.report);
             const state = await session.save();
@@ -93,9 +128,11 @@ def test_answers_are_those_of_the_module(page: Page) -> None:
             await session.load(state);
             const drawn = {{ temperature: 1, topK: 8, seed: 3, maxTokens: 10, ignoreEos: true }};
             answers.push([first, next, {ask(20, "def")}, await session.ask('ghi', drawn)]);
+            held.push(await buffers());
             await session.close();
+            made.pop();
           }}
-          return {{ answers, reports }};
+          return {{ answers, reports, held }};
         """)  # fmt: skip
     ours, modules = found["answers"]
     assert ours == modules
@@ -103,11 +140,60 @@ def test_answers_are_those_of_the_module(page: Page) -> None:
     assert ours[1] == ours[2]
     assert [(each["engine"], each["engineReason"]) for each in found["reports"]] == [("gpu", None), ("cpu", None)]
     assert found["reports"][0]["evicted"] == found["reports"][1]["evicted"] > ROWS
+    assert found["reports"][0]["drafted"] == 0 < found["reports"][1]["drafted"]
+    before, after, *none = found["held"]
+    assert before == after
+    assert none == [[0, 0]] * 2
+    assert 0.9 * buffers_of(NAME) < before[1] <= buffers_of(NAME)
+
+
+@pytest.mark.exhaustive
+def test_memory_is_flat_over_twenty_thousand_tokens(page: Page) -> None:
+    """Of JavaScript's heaps, the module and the GPU's buffers, with an eviction every few tokens. The answer is the
+    module's."""
+    found = []
+    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
+        for engine in ("gpu", "cpu"):
+            at(page, url)
+            run(page, f"""
+              const change = {COUNTED!r}; {WATCHED} {BUFFERS}
+              const session = await Edge.open('./', {{ engine: {engine!r} }});
+              globalThis.answer = '';
+              globalThis.look = async () => {{
+                answer.charCodeAt(0); // makes one string of its pieces
+                return {{ buffers: await buffers(), ...session.report }};
+              }};
+              (async () => {{
+                const greedy = {{ temperature: 0, maxTokens: {TOKENS}, ignoreEos: true }};
+                for await (const piece of session.stream('abc', greedy)) answer += piece;
+              }})();
+            """)  # fmt: skip
+            found.append(watch_answer(page))
+    (answer, *samples), (same, *others) = found
+    assert answer == same
+    for engine, all_of_them in (("gpu", samples), ("cpu", others)):
+        first, last = all_of_them
+        assert (first["engine"], last["engine"]) == (engine, engine)
+        assert last["evicted"] > 0.9 * TOKENS
+        assert last["memory"] == first["memory"]
+        assert last["buffers"] == first["buffers"]
+        assert last["heap"] - first["heap"] < 256 << 10  # 14 bytes of a token
+
+
+def watch_answer(page: Page) -> tuple[Any, ...]:
+    """It, and what a page's `look` says when a tenth of it has been given, and at its end, with JavaScript's `heap`."""
+    samples = []
+    for part in (0.1, 1):
+        while (now := page.value("look()")).get("finish") is None and now.get("tokens", 0) < part * TOKENS:
+            time.sleep(0.1)
+        samples.append(now | {"heap": page.heap()})
+        print({name: samples[-1].get(name) for name in ("engine", "tokens", "seconds", "memory", "buffers", "heap")})
+    return page.value("answer"), *samples
 
 
 @pytest.mark.exhaustive
 def test_a_lost_device_changes_no_token(page: Page) -> None:
-    """In the middle of an answer, after evictions; and the module answers from then on."""
+    """In the middle of an answer, after evictions; and the module answers from then on, with drafts."""
     with served(site_of(NAME, "simd", gpu=True)) as (url, _):
         at(page, url)
         found = run(page, f"""
@@ -124,6 +210,7 @@ def test_a_lost_device_changes_no_token(page: Page) -> None:
         """)  # fmt: skip
     assert found["answer"] == expected(NAME, 150)
     assert found["report"]["engine"] == "both"
+    assert found["report"]["drafted"] > 0
     assert found["report"]["engineReason"].startswith("the GPU is lost: ")
     assert (found["again"], found["after"]) == (expected(NAME, 20), "cpu")
 
@@ -141,7 +228,8 @@ def test_a_lost_device_changes_no_token(page: Page) -> None:
      "a driver says no"),
     (HARDWARE + "GPUDevice.prototype.createComputePipelineAsync = async () => "
      "{ device.destroy(); throw new Error('gone'); };", ("gone", "the GPU is lost: ")),
-    (HARDWARE + "GPUBuffer.prototype.mapAsync = async () => { throw new Error('no reading'); };", "no reading"),
+    (HARDWARE + "GPUDevice.prototype.popErrorScope = async () => ({ message: 'it is too long' });",
+     "the browser refuses a program: it is too long"),
 ])  # fmt: skip
 def test_without_a_gpu_the_module_answers(page: Page, change: str, reason: str | tuple[str, ...]) -> None:
     with served(site_of(NAME, "simd", gpu=True)) as (url, _):
@@ -162,6 +250,42 @@ def test_without_a_gpu_the_module_answers(page: Page, change: str, reason: str |
         assert found["insisting"].startswith(reason)
     assert found["report"]["engine"] == "cpu"
     assert found["report"]["engineReason"].startswith(reason)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("change", "reason"), [
+    ("GPUBuffer.prototype.mapAsync = async () => { throw new Error('no reading'); };", "no reading"),
+    ("GPUBuffer.prototype.mapAsync = () => new Promise(() => {}); const set = setTimeout; "
+     "self.setTimeout = (work, time) => set(work, time === 30000 ? 100 : time);", "the GPU did not answer for 30 s"),
+    ("const { getMappedRange } = GPUBuffer.prototype; GPUBuffer.prototype.getMappedRange = function (...all) "
+     "{ const found = getMappedRange.apply(this, all); new Uint8Array(found).fill(255); return found; };",
+     "the GPU computed no number (NaN)"),
+])  # fmt: skip
+def test_the_module_runs_the_pass_that_a_gpu_fails(page: Page, change: str, reason: str) -> None:
+    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
+        at(page, url)
+        found = run(page, f"""
+          const change = {change!r}; {WATCHED}
+          const session = await Edge.open('./', {{ engine: 'gpu' }});
+          return {{ answer: {ask(24)}, report: session.report }};
+        """)  # fmt: skip
+    assert found.get("answer") == expected(NAME, 24), found
+    assert (found["report"]["engine"], found["report"]["engineReason"]) == ("cpu", reason)
+
+
+@pytest.mark.exhaustive
+def test_a_gpu_needs_room_in_the_memory_that_a_page_grants(page: Page) -> None:
+    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
+        at(page, url)
+        found = run(page, f"""
+          const {{ web }} = await (await fetch('manifest.json')).json();
+          const memory = web.memory.maximum * 65536;
+          const refused = await Edge.open('./', {{ engine: 'gpu', memory }}).then(() => null, ({{ code }}) => code);
+          const session = await Edge.open('./', {{ memory }});
+          return {{ refused, answer: {ask(24)}, report: session.report }};
+        """)  # fmt: skip
+    assert (found["refused"], found["answer"]) == ("unsupported", expected(NAME, 24))
+    assert found["report"]["engineReason"] == "memory has no room for a GPU's buffers"
 
 
 @pytest.mark.exhaustive
@@ -243,7 +367,6 @@ def test_memory_counts_the_buffers_of_the_gpu() -> None:
     """The limit holds for both together; planned buffers are the real ones, or a little more."""
 
     def planned(gpu: bool, **options: Any) -> Plan:
-        options |= {"speculate": "off"}  # as with a GPU
         return prepare(model_of(NAME), find_profile("web"), Options(**options), ["simd"], gpu=gpu).plan
 
     alone = planned(False, memory=40 << 20, kv_policy="streaming")
@@ -253,9 +376,8 @@ def test_memory_counts_the_buffers_of_the_gpu() -> None:
     assert (same.config, same.bytes) == (alone.config, alone.bytes)
     assert less.config != alone.config == planned(False, memory=limit - 1, kv_policy="streaming").config
     assert less.predicted_peak + less.bytes.reserve + buffer_bytes("web", spec, less.config) < limit
-    manifest = json.loads((site_of(NAME, "simd", gpu=True) / "manifest.json").read_text())
     buffers = buffer_bytes("web", spec, planned(True, memory=64 << 20, max_kv_size=ROWS).config)
-    assert 0.95 * buffers < manifest["web"]["gpu"]["memory"] <= buffers
+    assert 0.95 * buffers < buffers_of(NAME) <= buffers
 
 
 def test_module_scripts_and_programs_are_small() -> None:

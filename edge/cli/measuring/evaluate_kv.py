@@ -36,7 +36,7 @@ def kv(
         str | None, o.flag("--kv-dtype", help="Dtypes of rows, such as f16,int8 (default: the engine's own).")
     ] = None,
     tasks: Annotated[
-        str | None, o.flag("--tasks", help="What to measure: perplexity, retrieval, repeat (default: all).")
+        str | None, o.flag("--tasks", help="What to measure: perplexity, retrieval, repeat (default: these), kl.")
     ] = None,
     tokens: Annotated[
         int | None, o.flag("--tokens", min=1, help="Tokens of each text, for perplexity (default: 4000, or all).")

@@ -338,10 +338,10 @@ static bool run_picked(edge_session *s, picking *pick)
 static bool run_ahead(edge_session *s)
 {
     picking pick = {.chosen = s->draft + 1};
-    if (may_pick(s, &pick))
-        return run_picked(s, &pick);
     if (s->drafts)
         drafts_add(s->drafts, s->ids + s->first, 1);
+    if (may_pick(s, &pick))
+        return run_picked(s, &pick);
     uint32_t length = kv_length(s->rows), count = 1 + propose(s);
     double before = now_seconds();
     bool ran = count > 1 || run(s, 1, NULL);
@@ -353,7 +353,7 @@ static bool run_ahead(edge_session *s)
     }
     if (!ran)
         return false;
-    if (s->drafts)
+    if (s->drafts && pass_drafts(s->pass))
         drafts_time(s->drafts, count, length, now_seconds() - before);
     if (count > 1) {
         s->drafted = s->ahead = count - 1;
@@ -369,9 +369,10 @@ static void take_ahead(edge_session *s)
 {
     note(s, kv_length(s->rows) - s->ahead, 1);
     s->ahead--;
+    if (s->drafts)
+        drafts_add(s->drafts, s->ids + s->first - 1, 1);
     if (s->picked)
         return;
-    drafts_add(s->drafts, s->ids + s->first - 1, 1);
     s->logits += s->model->config->padded_vocab;
     s->accepted++;
 }

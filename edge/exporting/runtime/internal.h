@@ -437,7 +437,7 @@ uint32_t pass_picks(const pass *p); /* tokens that a device may choose at once; 
  * before anything else reads or changes rows: the last `dropped` tokens leave nothing behind. */
 float *pass_verify(pass *p, const int32_t *tokens, uint32_t count);
 void pass_settle(pass *p, uint32_t dropped);
-uint32_t pass_drafts(const pass *p); /* at most, behind a token; 0: the pass verifies none */
+uint32_t pass_drafts(const pass *p); /* at most, behind a token; 0: the pass verifies none, as long as a device may run it */
 bool pass_reaches(const pass *p, uint32_t count); /* false: the model has learned fewer positions */
 uint64_t pass_bytes(const pass *p); /* scratch */
 /* The table of the pass and the memory for an adapter, where the model has room for one. */
@@ -461,7 +461,8 @@ typedef struct {
     const float *normals;              /* section NORMALS; NULL: keys are not reflected */
     const kv_rows *arenas;             /* [2]: see kv_arenas */
 } device_job;
-typedef bool device_run(const device_job *job); /* false: it did not run, and nothing has changed but `changed` */
+typedef enum { DEVICE_LEFT = -1, DEVICE_WAITS, DEVICE_RAN } device_answer; /* it will run no pass; not this one; it ran */
+typedef device_answer device_run(const device_job *job); /* unless it ran, nothing has changed but `changed` */
 extern device_run *const EDGE_DEVICE; /* trusted.c; NULL without a device, so that libraries have no code */
 device_run run_on_page;               /* web/c/gpu.c */
 

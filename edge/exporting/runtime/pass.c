@@ -28,6 +28,7 @@ struct pass {
     int64_t first_angle;                           /* the position of the tables' first row */
     uint32_t threads, angles;                      /* running; rows in the tables */
     bool lengthened;                               /* the tables have LongRoPE's long factors */
+    bool alone;                                    /* no device runs passes: there is none, or it is left */
     bool learned;                                  /* positions are rows of a table, one for each of the context */
     uint32_t drafts;                               /* that are verified behind a token, at most */
     uint32_t unsettled;                            /* tokens of the last pass that are not in the fixed state yet */
@@ -70,7 +71,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     int32_t *integers = take(from, design->integers * sizeof *integers);
     int32_t *tokens = take(from, design->tokens * sizeof *tokens);
     uint32_t most = c->drafts < design->gemm_tokens ? c->drafts : design->gemm_tokens - 1;
-    most = EDGE_DEVICE ? 0 : most < c->chunk ? most : c->chunk - 1;
+    most = most < c->chunk ? most : c->chunk - 1;
     float *logits = take(from, (uint64_t)c->padded_vocab * (1 + most) * sizeof *logits);
     float *rope = take(from, (uint64_t)c->rope_kinds * design->rope_size * sizeof *rope);
     member *members = take(from, c->threads * sizeof *members);
@@ -85,7 +86,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     *p = (pass){.model = model, .design = design, .rows = rows, .job = job, .lines = lines, .floats = floats,
                 .integers = integers, .tokens = tokens, .logits = logits, .rope = rope, .members = members,
                 .cache = kv_arguments(rows), .bytes = bytes, .table = (const int64_t *)table, .adapter = adapter,
-                .learned = has_learned_positions(model), .drafts = most};
+                .alone = !EDGE_DEVICE, .learned = has_learned_positions(model), .drafts = most};
     if (model->sizes[SECTION_NORMALS])
         memcpy(floats + design->normals, model->sections[SECTION_NORMALS],
                (size_t)model->sizes[SECTION_NORMALS]);
@@ -266,7 +267,7 @@ static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
 uint32_t pass_picks(const pass *p)
 {
     const edge_config *c = p->model->config;
-    if (p->on_gpu ? !host_of(p->on_gpu)->picks : !EDGE_DEVICE)
+    if (p->on_gpu ? !host_of(p->on_gpu)->picks : p->alone)
         return 0;
     return EDGE_TABLE || c->tempered ? 1 : c->chunk < MOST_PICKS ? c->chunk : MOST_PICKS;
 }
@@ -320,12 +321,12 @@ static bool prepare_job(pass *p, const int32_t *tokens, uint32_t count, uint32_t
 
 uint32_t pass_drafts(const pass *p)
 {
-    return p->drafts;
+    return p->alone ? p->drafts : 0;
 }
 
 float *pass_verify(pass *p, const int32_t *tokens, uint32_t count)
 {
-    if (count > 1 + p->drafts || !can_run(p, tokens, count) || !prepare_job(p, tokens, count, count))
+    if (count > 1 + pass_drafts(p) || !can_run(p, tokens, count) || !prepare_job(p, tokens, count, count))
         return NULL;
     pass_job *job = p->job;
     job->kind = JOB_VERIFY;
@@ -363,13 +364,15 @@ float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observe
     job->kind = count == 1 ? JOB_STEP : JOB_CHUNK;
     job->wanted = 1;
     job->observed = p->design->observed ? seen : 0;
-    if (!EDGE_DEVICE || !EDGE_DEVICE(&(device_job){
+    device_answer answer = p->alone ? DEVICE_LEFT : EDGE_DEVICE(&(device_job){
             .tokens = p->tokens, .count = count, .position = (int32_t)job->position,
             .angles = p->rope + job->angle * 2 * p->model->config->head, .angles_stride = p->design->rope_size,
             .temperatures = p->model->config->tempered ? p->floats + p->design->temperatures : NULL,
             .starts = p->cache.starts, .lengths = p->cache.lengths, .positions = p->cache.positions,
             .logits = p->logits, .pick = pick,
-            .normals = (const float *)(const void *)p->model->sections[SECTION_NORMALS], .arenas = kv_arenas(p->rows)})) {
+            .normals = (const float *)(const void *)p->model->sections[SECTION_NORMALS], .arenas = kv_arenas(p->rows)});
+    p->alone = answer == DEVICE_LEFT;
+    if (answer != DEVICE_RAN) {
         run_job(p);
         kv_written(p->rows, count);
     }

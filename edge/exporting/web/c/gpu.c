@@ -8,7 +8,7 @@ static uint32_t address(const void *memory)
     return (uint32_t)(uintptr_t)memory;
 }
 
-bool run_on_page(const device_job *job)
+device_answer run_on_page(const device_job *job)
 {
     static const picking none;
     const picking *pick = job->pick ? job->pick : &none;
@@ -25,5 +25,5 @@ bool run_on_page(const device_job *job)
     int32_t ran = host_gpu(told);
     if (ran > 0 && pick->most)
         job->pick->count = (uint32_t)ran;
-    return ran > 0;
+    return ran > 0 ? DEVICE_RAN : ran ? DEVICE_LEFT : DEVICE_WAITS;
 }

@@ -7,9 +7,10 @@
  *     env.write(from, size) i32, takes the next bytes of a state that is being saved; less than 0: it cannot
  *     env.read(to, size)    i32, gives the next bytes of a state that is being loaded, or of an adapter; how many, fewer at
  *                           its end
- *     env.gpu(job)          i32, 1: it ran a pass; or how many tokens it has chosen; 0: the module runs the pass. job: 28
- *                           words, addresses and numbers of device_job (internal.h) in order, of `pick` whether there is
- *                           one, what it may choose, banned tokens, their number, and where those that it chooses go; normals; then of both its
+ *     env.gpu(job)          i32, 1: it ran a pass; or how many tokens it has chosen; 0: the module runs the pass; -1: it
+ *                           runs this one and all others, so that it may verify drafts. job: 28 words, addresses and
+ *                           numbers of device_job (internal.h) in order, of `pick` whether there is one, what it may
+ *                           choose, banned tokens, their number, and where those that it chooses go; then normals; of both
  *                           arenas: rows, keys, values, their scales, `changed`
  *     env.row(at, to, size) i32, reads bytes of model.edge that are not in memory, from f64 at on; how many
  *

@@ -14,6 +14,8 @@ const ALIGNMENT = 256; // bytes, of uniforms
 const WORK = 2048; // dispatches of a submit times their tokens: drivers reset a GPU that is busy for seconds
 const PATIENCE = 30000; // ms that a pass may take …
 const FIRST = 300000; // … and the first ones, which drivers compile
+const GRACE = 200; // ms after an error, in which a device may turn out to be lost
+const LEFT = -1; // instead of a pass: the module runs all, and may draft
 
 /** Bits of WebGPU's usages, a stage, and a mode of mapping. */
 const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, COMPUTE, READ] = [1, 4, 8, 64, 128, 4, 1];
@@ -48,8 +50,8 @@ export class Gpu {
   #arenas = [];
   /** @type {Record<string, Step[]>} */
   #recorded = {};
-  /** @type {Promise<void>} */
-  #lost = new Promise(() => {});
+  /** Ends the wait for the device. @type {(error: Error) => void} */
+  #abandon = () => {};
   /** Positions as the device has them. */
   #sent;
   /** Whether the device has normals. */
@@ -98,6 +100,7 @@ export class Gpu {
     if (this.#failed) return;
     this.#failed = true;
     this.why = why.split("\n")[0];
+    this.#abandon(new Error(this.why));
     this.#device?.destroy();
     this.#recorded = {};
     this.#buffers = [];
@@ -128,7 +131,7 @@ export class Gpu {
       if (bytes > LIMITS[/** @type {"maxBufferSize"} */ (name)]) requiredLimits[name] = bytes;
     }
     const device = (this.#device = await adapter.requestDevice({ requiredLimits }));
-    this.#lost = device.lost.then((/** @type {any} */ { message }) => this.fail(`the GPU is lost: ${message || "unknown reason"}`));
+    device.lost.then((/** @type {any} */ { message }) => this.fail(`the GPU is lost: ${message || "unknown reason"}`));
     device.addEventListener("uncapturederror", (/** @type {any} */ { error }) => this.fail(`the GPU failed: ${error.message}`));
     for (const kind of ["out-of-memory", "validation"]) device.pushErrorScope(kind);
     this.#buffers = buffers.map((/** @type {any} */ { size }) => this.#buffer(size, STORAGE | COPY_DST | COPY_SRC));
@@ -214,7 +217,7 @@ export class Gpu {
     }
     if (this.why !== null || turn?.cpu) {
       this.passes.cpu++;
-      return 0;
+      return this.#failed ? LEFT : 0;
     }
     try {
       const places = this.#arenas.map((_, at) => placeOf(rest.slice(6 * at, 6 * at + 6)));
@@ -243,7 +246,7 @@ export class Gpu {
     } catch (error) {
       this.fail(/** @type {any} */ (error).message);
       this.passes.cpu++;
-      return 0;
+      return LEFT;
     }
   }
 
@@ -322,11 +325,12 @@ export class Gpu {
   /** Throws if the device is lost meanwhile, or does not answer. @param {Promise<any>} work @param {number} patience ms */
   async #wait(work, patience) {
     let timer = 0;
-    const late = new Promise((_, reject) => {
-      timer = setTimeout(() => reject(new Error(`the GPU did not answer for ${patience / 1000} s`)), patience);
-    });
     try {
-      await Promise.race([work, this.#lost, late]);
+      await new Promise((done, failed) => {
+        this.#abandon = failed; // no race with a promise that stays: it would remember all its rivals
+        timer = setTimeout(() => failed(new Error(`the GPU did not answer for ${patience / 1000} s`)), patience);
+        work.then(done, (error) => setTimeout(() => failed(error), GRACE));
+      });
     } finally {
       clearTimeout(timer);
     }

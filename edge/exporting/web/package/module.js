@@ -144,7 +144,7 @@ export async function instantiate(module, memory, host) {
       new Uint8Array(memory.buffer).set(bytes, to >>> 0);
       return count;
     },
-    gpu: host?.gpu ? new Suspending((/** @type {number} */ job) => host.gpu?.(memory, job >>> 0)) : () => 0,
+    gpu: host?.gpu ? new Suspending((/** @type {number} */ job) => host.gpu?.(memory, job >>> 0)) : () => -1,
   };
   const instance = await WebAssembly.instantiate(module, { env });
   return /** @type {any} */ (instance.exports);

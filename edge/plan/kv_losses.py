@@ -1,0 +1,78 @@
+"""KL divergence that each KV dtype costs a model, as measured on this machine and remembered in the cache folder.
+
+`edge eval kv --tasks kl` and `edge search` measure it; `--kv-policy auto` chooses the dtype of rows by it. A record
+belongs to a model's content, an engine and a version of edge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+
+from edge.backends.base import Backend
+from edge.errors import CacheError, InputError
+from edge.formats.gguf import GGUFFile
+from edge.formats.onnx_folder import content_hash
+from edge.options import AUTO, Options
+from edge.records import dataclass
+from edge.storage import cache
+from edge.storage.versions import edge_version
+from edge.values import parse
+
+LEAST_TOKENS = 500  # fewer predictions do not tell a loss of some hundredths from noise
+
+
+@dataclass(frozen=True)
+class KVLoss:
+    """The loss of a full cache in a dtype, against one in the engine's first."""
+
+    kl: float  # nats per prediction
+    stderr: float
+    tokens: int  # predictions
+
+    def __str__(self) -> str:
+        return f"KL {self.kl:.4f} ± {self.stderr:.4f}"
+
+
+Losses = Mapping[str, KVLoss]
+"""By KV dtype."""
+
+
+def find_losses(file: GGUFFile, backend: Backend, options: Options) -> Losses:
+    """What was measured of a model, in dtypes that the engine has; empty if the dtype is not open to choose."""
+    if options.kv_policy != AUTO or options.kv_dtype is not None:
+        return {}
+    with suppress(InputError):  # of a model on the Hub only the header is here
+        found = _read(_key(content_hash(file), backend.NAME))
+        return {dtype: each for dtype, each in found.items() if dtype in backend.CAPABILITIES.kv_dtypes}
+    return {}
+
+
+def remember_losses(file: GGUFFile, backend: Backend, found: Losses) -> None:
+    """Add losses to the model's record. Those of too few predictions, or of fewer than are known, are left out; so are
+    all of them if the cache folder cannot be written."""
+    found = {dtype: each for dtype, each in found.items() if each.tokens >= LEAST_TOKENS}
+    if not found:
+        return
+    key = _key(content_hash(file), backend.NAME)
+    with suppress(CacheError), cache.lock("losses", key):
+        known = _read(key)
+        more = {
+            dtype: each for dtype, each in found.items() if dtype not in known or each.tokens >= known[dtype].tokens
+        }
+        with cache.create("losses", key, ".json", about=f"KV dtypes of {file.path.name} on {backend.NAME}") as path:
+            path.write_text(json.dumps({dtype: asdict(each) for dtype, each in {**known, **more}.items()}))
+
+
+def _key(sha256: str, engine: str) -> str:
+    return hashlib.sha256(repr((sha256, engine, edge_version())).encode()).hexdigest()
+
+
+def _read(key: str) -> Losses:
+    with suppress(CacheError, OSError, ValueError):
+        if path := cache.find("losses", key, ".json"):
+            return parse(dict[str, KVLoss], json.loads(path.read_bytes()))
+    return {}
