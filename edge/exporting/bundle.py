@@ -100,9 +100,9 @@ def export(
     device: its name in `edge devices list`. isas: instruction sets in the library, or their names with commas between
     them (default: all of the machine that the engine has code for). lora_rank: of the largest LoRA adapter that
     sessions have room for (`export_adapter`); 0: none. gpu: with programs and weights for the GPU, of a page by WebGPU,
-    else by OpenCL or webgpu.h. npu: with graphs for the device's NPU, or for ONNX Runtime on its CPU. force: a bundle
-    that nothing was added to may be replaced. The keywords are options of the plan, as people write them, and go before
-    those of `options`:
+    on Apple's systems by Metal, else by OpenCL or webgpu.h. npu: with graphs for the device's NPU, or for ONNX Runtime
+    on its CPU. force: a bundle that nothing was added to may be replaced. The keywords are options of the plan, as
+    people write them, and go before those of `options`:
 
     OPTIONS
 

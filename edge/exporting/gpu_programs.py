@@ -39,9 +39,10 @@ from edge.plan.plan import Plan
 from edge.records import dataclass
 from edge.types import Progress
 
-# Of the hosts of systems: OpenCL's, and webgpu.h's or a page's. LANGUAGES: in the order of KERNEL.source.
-LANGUAGES = OPENCL, WGSL = ("opencl", "wgsl")
-HOSTS = dict.fromkeys(("linux", "android", "windows"), LANGUAGES) | dict.fromkeys(("ios", "macos", "web"), (WGSL,))
+# Of the hosts of systems: OpenCL's, webgpu.h's or a page's, and Metal's. LANGUAGES: in the order of KERNEL.source.
+LANGUAGES = OPENCL, WGSL, METAL = ("opencl", "wgsl", "metal")
+HOSTS = dict.fromkeys(("linux", "android", "windows"), (OPENCL, WGSL)) | dict.fromkeys(("ios", "macos"), (METAL,))
+HOSTS |= {"web": (WGSL,)}
 BUFFER_ALIGNMENT = 16  # bytes, of which sizes are multiples
 HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
 DRIVER = "as measured where {} compiles; phones' drivers are not known"
@@ -84,7 +85,7 @@ GPU = c_struct(
     top_at="<u4",  # bytes in `found` before the result of TOP
 )  # fmt: skip
 KERNEL = c_struct(  # source, length: in each of LANGUAGES; length 0: not in it. written: a bit for each of its buffers
-    name="S48", source=("<u4", (2,)), length=("<u4", (2,)), threads=("<u4", (2,)), parts="<u4", written="<u4"
+    name="S48", source=("<u4", (3,)), length=("<u4", (3,)), threads=("<u4", (2,)), parts="<u4", written="<u4"
 )
 BUFFER = c_struct(size="<u8", weights="<u8", loaded="<u4", reserved="<u4")  # weights: where their content is, if loaded
 PART = c_struct(buffer="<u4", reserved="<u4", offset="<u8", size="<u8")

@@ -53,7 +53,7 @@ def build(
     checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all") if os.environ.get(SANITIZE) else ()
     command = [compiler, "-std=c11", "-O2", "-g", "-ffp-contract=off", *WARNINGS, *checks, *includes(), *flags]
     digest = hashlib.sha256(repr(command).encode())
-    for path in [*sorted(RUNTIME.glob("*.h")), *paths]:
+    for path in [*sorted(RUNTIME.rglob("*.h")), *paths]:
         digest.update(path.read_bytes())
     out = CACHE / "runtime" / f"{digest.hexdigest()[:24]}{suffix}"
     if not out.exists():

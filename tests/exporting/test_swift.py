@@ -68,7 +68,7 @@ def clang(folder: Path, *arguments: str | Path) -> None:
 def c_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the C target, in the package of a small model."""
     kit = tmp_path_factory.mktemp("swift") / "kit"
-    export(GOLDEN / "llama-gqa-tied.gguf", kit, device="iphone-16", memory="200MiB", max_kv_size=64)
+    export(GOLDEN / "llama-gqa-tied.gguf", kit, device="iphone-16", memory="200MiB", max_kv_size=64, gpu=True)
     return kit / "Sources" / "CEdge"
 
 
@@ -118,7 +118,8 @@ def test_the_c_target_builds_for_ios(c_target: Path, tmp_path: Path) -> None:
         symbols = ask("llvm-objdump", "--syms", out).splitlines()
         called |= {line.split()[-1] for line in symbols if "*UND*" in line}
         defined |= {line.split()[-1] for line in symbols if re.match(r"\w+ g ", line)}
-    assert {"_edge_open", "_edge_run_neon", "_edge_run_i8mm"} <= defined
+    assert {"_edge_open", "_edge_run_neon", "_edge_run_i8mm", "_METAL"} <= defined
+    assert not defined & {"_OPENCL", "_WEBGPU"}
     assert {"_edge_doze", "_mmap", "_dlsym"} <= called
     assert all(name.startswith("_") for name in defined | called)
     private = re.compile(r"_+(ulock|os_|_pthread_|syscall|sandbox|MGCopy)")

@@ -20,7 +20,7 @@ import pytest
 from conftest import GOLDEN
 from gguf import GGMLQuantizationType
 from lora_files import write_adapter
-from shaders import dawn_says, has_dawn
+from shaders import dawn_says, has_dawn, metal_says
 from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
@@ -163,13 +163,24 @@ def test_without_an_adapter_programs_are_those_without_room_for_any() -> None:
 
 @pytest.mark.parametrize(("language", "entry"), [("metal", "kernel void {}("), ("cuda", 'extern "C" __global__ void')])
 def test_other_languages_have_the_same_kernels(language: str, entry: str) -> None:
-    """No compiler of Metal is at hand."""
     made, wgsl = (program(GOLDEN / "gemma3.gguf", each, "f32") for each in (language, "wgsl"))
     assert made.kernels.keys() == wgsl.kernels.keys()
     assert made.passes == wgsl.passes
     for name, kernel in made.kernels.items():
         assert entry.format(name) in kernel.source
         assert f"{name}(" in kernel.source
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler c++")
+def test_metal_kernels_are_c_plus_plus(block_types: Path, tmp_path: Path) -> None:
+    """Metal's language is C++, if with other functions: no compiler of its own is at hand."""
+    made = sources({"blocks": program(block_types, "metal"), **dict(families("metal"))})
+    assert metal_says(made, tmp_path) == []
+    name, text = next(iter(made.items()))
+    for wrong in ("min(1, 1u)", "as_type<float4>(1)", "atan(1.0f)"):
+        assert metal_says({name: text.replace(") {\n", f") {{\n  {wrong};\n", 1)}, tmp_path), wrong
+    assert metal_says({name: text.replace(") {\n", ") {\n  {\n    threadgroup int x;\n  }\n", 1)}, tmp_path)
 
 
 def all_programs(language: str) -> Iterator[tuple[str, Program]]:

@@ -66,10 +66,12 @@ def lower(built: Built, language: str) -> Kernel:
 
 
 def _adapted(source: str, language: str, built: Built) -> str:
-    """Add what TVM omits. Both languages: read-only buffers become const, so that loads go through read-only caches.
-    OpenCL: the workgroup size, which its compilers schedule for. CUDA: TVM's header includes files that NVRTC lacks
-    without CUDA's own folder. A kernel waits before all else for the one before, beside which it may be launched; hence
-    read-only caches are for weights alone (those are restricted pointers to const)."""
+    """Add what TVM omits. OpenCL and CUDA: read-only buffers become const, so that loads go through read-only caches.
+    OpenCL and Metal: the workgroup size, which their compilers schedule for. CUDA: TVM's header includes files that
+    NVRTC lacks without CUDA's own folder. A kernel waits before all else for the one before, beside which it may be
+    launched; hence read-only caches are for weights alone (those are restricted pointers to const)."""
+    if language == "metal":
+        return source.replace("kernel void", f"[[max_total_threads_per_threadgroup({built.threads})]]\nkernel void")
     if language not in ("cuda", "opencl"):
         return source
     for name in set(built.buffers) - set(built.written):

@@ -34,7 +34,7 @@ def export(
         int, o.flag("--lora-rank", help="Room for LoRA adapters up to this rank, which edge export-adapter makes.")
     ] = 0,
     gpu: Annotated[
-        bool, o.flag("--gpu", help="With programs for a GPU, too: WebGPU in pages, OpenCL and webgpu.h in apps.")
+        bool, o.flag("--gpu", help="With programs for a GPU, too: WebGPU in pages; OpenCL, webgpu.h or Metal in apps.")
     ] = False,
     npu: Annotated[
         bool,

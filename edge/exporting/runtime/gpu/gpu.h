@@ -1,6 +1,7 @@
 /* What the files of the GPU pass know of each other:
  *
  *     gpu_device.c  the device: which driver has it, and what they share
+ *     metal.c       by Metal, on Apple's systems, with metal.h; others have the next three
  *     opencl.c      by OpenCL: its library, kernels, buffers; runs the dispatches of section GPU
  *     webgpu.c      the same by webgpu.h, but for kernels
  *     webgpu_kernels.c  those
@@ -15,8 +16,13 @@
 #define EDGE_GPU_H
 
 #include "internal.h"
+#if defined(__APPLE__) || defined(EDGE_METAL) /* which tests it on Linux */
+#define GPU_BY_METAL
+#include "metal.h"
+#else
 #include "opencl.h"
 #include "webgpu_abi.h"
+#endif
 
 /* Rows of an arena in buffers of the device, in the layout of backends/tvm/gpu/design.py: keys in tiles of 16 rows, by units
  * of 16 bytes, values row by row, and for integers the scales of both. */
@@ -51,7 +57,7 @@ typedef struct {
     void (*run)(gpu *g, uint32_t first, uint32_t count, uint32_t tokens); /* sends dispatches, by their numbers */
     void (*wait)(gpu *g);                                                 /* for all that was sent */
 } gpu_driver;
-extern const gpu_driver OPENCL, WEBGPU;
+extern const gpu_driver METAL, OPENCL, WEBGPU;
 
 struct gpu {
     const gpu_host *host;
@@ -59,6 +65,9 @@ struct gpu {
     const gpu_config *config;
     const uint8_t *section;
     const gpu_driver *driver;             /* NULL: none is open */
+#ifdef GPU_BY_METAL
+    metal mt;
+#else
     opencl cl;
     cl_handle device, context, queue;
     webgpu wg;
@@ -69,6 +78,7 @@ struct gpu {
     WGPUBuffer mapped, uniform;           /* what the process reads of buffers; numbers of dispatches */
     volatile bool answered;               /* the last request to the library of webgpu.h */
     uint64_t copied;                      /* bytes of writes that the library may still hold */
+#endif
     void **kernels, **buffers, **parts;   /* part, of OpenCL: a buffer, or a sub-buffer of its own */
     void **layouts, **groups;             /* of WebGPU: of kernels, and of dispatches */
     int32_t failure;                      /* the first error of the driver; 0 */
@@ -90,6 +100,7 @@ struct gpu {
 };
 
 /* gpu_device.c */
+enum { FAILED = 1, LOST = 1000, LATE, REFUSED }; /* codes of failures beside the drivers' own; REFUSED: it stays so */
 /* Keeps the first failure, by its code, not 0, and the first line of text that says something; NULL: the code says it. */
 void gpu_fail(gpu *g, int32_t code, const char *text, size_t length);
 uint64_t largest_buffer(const gpu *g); /* bytes */
@@ -124,17 +135,25 @@ bool kept_kernels(const gpu *g, uint32_t language, const char *folder, const cha
 void hash_driver(hasher *h, const gpu *g); /* adds the device, and what compiles for it */
 void kept_read(const char *path, kept_file *kept); /* size 0: there is none, or it is damaged */
 void kept_write(const char *path, kept_file *made);
+/* Of a driver that cannot compile the kernels: the failure in its words, and with a file of these REFUSED. */
+void keep_failure(const gpu *g, const char *path);
+void fail_as_before(gpu *g, const char *path);
 
 /* webgpu.c */
-enum { MOST_PARTS = 16, LOST = 1000, LATE, REFUSED }; /* of a kernel; codes of failures beside WGPUErrorType's */
+enum { MOST_PARTS = 16 }; /* of a kernel */
+#ifdef GPU_BY_METAL
+static inline uint32_t webgpu_version(void) { return 0; }
+#else
 uint32_t webgpu_version(void); /* of the library that the app brings; 0: none, 1: it does not tell */
+#endif
 
 /* webgpu_kernels.c */
 edge_status webgpu_kernels(gpu *g, const char *cache, edge_error *error);
 uint32_t webgpu_parts(const gpu *g); /* the most buffers of a kernel */
 
 /* gpu_system.c */
-void *opencl_library(void); /* NULL: there is none */
+void *metal_library(void);  /* NULL: there is none */
+void *opencl_library(void); /* likewise */
 bool webgpu_library(void **library); /* the app's, which may be NULL, for the whole process; false: there is none */
 void *gpu_function(void *library, const char *name);
 bool hash_system(hasher *h); /* adds its version; false: it does not tell */

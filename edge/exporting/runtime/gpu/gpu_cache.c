@@ -71,3 +71,23 @@ void kept_write(const char *path, kept_file *made)
     digest_of(made->data, made->at, made->data + made->at);
     replace_file(path, made->data, made->at + 32); /* or else the next session makes it again */
 }
+
+void fail_as_before(gpu *g, const char *path)
+{
+    kept_file kept;
+    kept_read(path, &kept);
+    if (kept.size == sizeof g->failed_by) {
+        memcpy(g->failed_by, kept.data, sizeof g->failed_by - 1);
+        g->failure = REFUSED;
+    }
+    if (kept.data)
+        unmap_memory(kept.data, kept.size + 32);
+}
+
+void keep_failure(const gpu *g, const char *path)
+{
+    uint8_t memory[sizeof g->failed_by + 32];
+    kept_file made = {memory, 0, sizeof g->failed_by};
+    memcpy(memory, g->failed_by, sizeof g->failed_by);
+    kept_write(path, &made);
+}

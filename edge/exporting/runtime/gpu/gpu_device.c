@@ -1,9 +1,16 @@
-/* A GPU through the first driver that has one: OpenCL, or webgpu.h where the app brings its library. */
+/* A GPU through the first driver that has one: Metal on Apple's systems, on others OpenCL, or webgpu.h where the app brings
+ * its library. */
 #include <string.h>
 
 #include "gpu.h"
 
+#ifdef GPU_BY_METAL
+static const gpu_driver *const DRIVERS[] = {&METAL};
+static const char NO_DRIVER[] = "there is no Metal here: set engine to cpu or auto";
+#else
 static const gpu_driver *const DRIVERS[] = {&OPENCL, &WEBGPU};
+static const char NO_DRIVER[] = "there is neither libOpenCL nor a library of webgpu.h here: set engine to cpu or auto";
+#endif
 enum { DRIVERS_COUNT = sizeof DRIVERS / sizeof *DRIVERS, SLICE = 1 << 20 };
 static const double SENT_S = 0.02;
 
@@ -95,8 +102,7 @@ edge_status gpu_open(gpu *g, const edge_options *options, const volatile int32_t
             }
             close_driver(g);
         }
-    return why ? why : edge_fail(error, EDGE_UNSUPPORTED, "there is neither libOpenCL nor a library of webgpu.h here: set "
-                                 "engine to cpu or auto");
+    return why ? why : edge_fail(error, EDGE_UNSUPPORTED, NO_DRIVER);
 }
 
 void gpu_close(gpu *g)

@@ -53,6 +53,14 @@ bool hash_system(hasher *h)
 
 #else
 
+void *metal_library(void)
+{
+    /* On macOS only a process with CoreGraphics has a default device, says MTLCreateSystemDefaultDevice's documentation;
+     * command-line tools have it not of themselves. */
+    dlopen("/System/Library/Frameworks/CoreGraphics.framework/CoreGraphics", RTLD_NOW | RTLD_LOCAL);
+    return dlopen("/System/Library/Frameworks/Metal.framework/Metal", RTLD_NOW | RTLD_LOCAL);
+}
+
 void *opencl_library(void)
 {
     static const char *const names[] = {
@@ -67,9 +75,7 @@ void *opencl_library(void)
 /* What the process shows already, or else a file. */
 bool webgpu_library(void **library)
 {
-    static const char *const names[] = {
-        "libwgpu_native.so", "libwebgpu_dawn.so", "@rpath/libwgpu_native.dylib", "@rpath/libwebgpu_dawn.dylib",
-    };
+    static const char *const names[] = {"libwgpu_native.so", "libwebgpu_dawn.so"};
     bool here = dlsym(*library = RTLD_DEFAULT, "wgpuCreateInstance");
     for (size_t i = 0; !here && i < sizeof names / sizeof *names; i++)
         here = (*library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL));

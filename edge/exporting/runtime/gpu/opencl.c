@@ -5,6 +5,8 @@
 
 #include "gpu.h"
 
+#ifndef GPU_BY_METAL
+
 static const char OPTIONS[] = "-cl-std=CL1.2 -cl-mad-enable";
 enum { MOST_PLATFORMS = 8, MOST_DEVICES = 8 };
 static const uint64_t LARGEST_ALIGNMENT = 256; /* bytes; parts of buffers begin there */
@@ -342,3 +344,5 @@ static void wait_for_all(gpu *g)
 }
 
 const gpu_driver OPENCL = {"OpenCL", load, open_device, close_device, write_buffer, read_buffer, run, wait_for_all};
+
+#endif

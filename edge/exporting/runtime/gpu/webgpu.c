@@ -1,10 +1,12 @@
-/* A GPU through webgpu.h: Vulkan, Metal or Direct3D 12, by the library that the app brings, wgpu-native or Dawn. It is
+/* A GPU through webgpu.h: Vulkan or Direct3D 12, by the library that the app brings, wgpu-native or Dawn. It is
  * linked or loaded by the app, or found by the names of its file, and never unloaded: drivers have threads.
  *
  * Errors arrive in callbacks, of which none may come after `close`, since the memory of the session then goes. */
 #include <string.h>
 
 #include "gpu.h"
+
+#ifndef GPU_BY_METAL
 
 enum {
     ALIGNMENT = 256,      /* bytes, of a dispatch's numbers */
@@ -160,7 +162,7 @@ static bool is_software(gpu *g)
 /* The fastest adapter of the first system that has one which fits. OpenGL's are left out: the slowest way. */
 static edge_status find_adapter(gpu *g, bool software, WGPULimits *limits, edge_error *error)
 {
-    static const WGPUBackendType systems[] = {WGPUBackendType_Vulkan, WGPUBackendType_Metal, WGPUBackendType_D3D12};
+    static const WGPUBackendType systems[] = {WGPUBackendType_Vulkan, WGPUBackendType_D3D12};
     const char *why = NULL;
     for (size_t i = 0; i < sizeof systems / sizeof *systems; i++) {
         WGPURequestAdapterOptions wanted = {
@@ -452,3 +454,5 @@ static void run(gpu *g, uint32_t first, uint32_t count, uint32_t tokens)
 }
 
 const gpu_driver WEBGPU = {"WebGPU", load, open_device, close_device, write_buffer, read_buffer, run, wait_for_all};
+
+#endif

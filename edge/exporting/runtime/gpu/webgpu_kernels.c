@@ -3,6 +3,8 @@
 
 #include "gpu.h"
 
+#ifndef GPU_BY_METAL
+
 uint32_t webgpu_parts(const gpu *g)
 {
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
@@ -50,27 +52,6 @@ static void make_kernel(gpu *g, uint32_t number, const gpu_kernel *kernel)
         g->wg.wgpuShaderModuleRelease(module);
 }
 
-/* A failure that was kept, in the driver's words. */
-static void fail_as_before(gpu *g, const char *path)
-{
-    kept_file kept;
-    kept_read(path, &kept);
-    if (kept.size == sizeof g->failed_by) {
-        memcpy(g->failed_by, kept.data, sizeof g->failed_by - 1);
-        g->failure = REFUSED;
-    }
-    if (kept.data)
-        unmap_memory(kept.data, kept.size + 32);
-}
-
-static void keep_failure(const gpu *g, const char *path)
-{
-    uint8_t memory[sizeof g->failed_by + 32];
-    kept_file made = {memory, 0, sizeof g->failed_by};
-    memcpy(memory, g->failed_by, sizeof g->failed_by);
-    kept_write(path, &made);
-}
-
 edge_status webgpu_kernels(gpu *g, const char *cache, edge_error *error)
 {
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
@@ -90,3 +71,5 @@ edge_status webgpu_kernels(gpu *g, const char *cache, edge_error *error)
     return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot compile the bundle's kernels (%s): set engine to cpu or auto",
                      g->name, g->failed_by);
 }
+
+#endif
