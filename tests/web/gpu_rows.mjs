@@ -1,4 +1,4 @@
-// Takes KV rows to the device's form and back, by the Arena of gpu.js: cases from stdin, results to stdout.
+// Takes KV rows to the device's form and back, by the Arena of rows.js: cases from stdin, results to stdout.
 import { readFileSync } from "node:fs";
 
 const { Arena } = await import(process.argv[2]);

@@ -8,8 +8,8 @@
 
 import { STATE, TOP } from "./programs.js";
 import { Race } from "./race.js";
+import { Arena, placeOf, TILE } from "./rows.js";
 
-const TILE = 16; // rows
 const ALIGNMENT = 256; // bytes, of uniforms
 const WORK = 2048; // dispatches of a submit times their tokens: drivers reset a GPU that is busy for seconds
 const PATIENCE = 30000; // ms that a pass may take …
@@ -22,8 +22,9 @@ const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, COMPUTE, READ] = [1, 4, 8
 const LIMITS = { maxStorageBufferBindingSize: 2 ** 27, maxBufferSize: 2 ** 28 }; // that every device has
 
 /** @typedef {{name: string, pipeline: any, layout: any}} Kernel */
+/** @typedef {import("./rows.js").Part} Part */
+/** @typedef {import("./rows.js").Place} Place */
 /** @typedef {{pipeline: any, group: any, x: number, y: number, per: number}} Step */
-/** @typedef {{rows: number, keys: number, values: number, keyScales: number, valueScales: number, changed: number}} Place */
 
 /** Why this browser cannot use a GPU; null if it may. @returns {string | null} */
 export function whyNone() {
@@ -368,180 +369,6 @@ export class Gpu {
   }
 }
 
-/** Rows that are read together. at: where keys, values and scales of them begin in the buffer that is read. */
-/** @typedef {{arena: Arena, rows: Int32Array, pairs: Int32Array, at: number[]}} Part */
-
-/** KV rows of some layers' heads on the device, and in the module's memory, where keys have another order. */
-export class Arena {
-  /** @param {any} form see readPrograms @param {number} staged rows that are read at once: they lie behind those of the arena */
-  constructor(form, staged) {
-    const { head, bytes, reflected } = form;
-    this.form = form;
-    this.most = staged;
-    this.per = reflected ? 2 : 1; // values of an element: two of 4 bits, the first in the low half
-    this.size = reflected ? 1 : bytes / head; // bytes of an element
-    this.stored = (bytes / this.size) * this.per; // values of a row on the device, with padding
-    this.values = /** @type {any} */ ({ 1: Uint8Array, 2: Uint16Array, 4: Uint32Array })[this.size];
-    /** Bytes of a row: key, value, scales. */
-    this.bytes = 2 * bytes + (form.scaled ? 8 : 0);
-    /** Of each value of a tile of keys as the device has it, its place in the module's; -1: it is padding. */
-    this.order = new Int32Array(TILE * this.stored).fill(-1);
-    for (let row = 0; row < TILE; row++) {
-      for (let value = 0; value < head; value++) {
-        const there = this.there(value);
-        const element = Math.floor(there / this.per) * TILE + row;
-        this.order[this.#own(value) + row * this.unit] = element * this.per + (there % this.per);
-      }
-    }
-  }
-
-  /** Values of 16 bytes. */
-  get unit() {
-    return (16 / this.size) * this.per;
-  }
-
-  /** The place of a key's value in the module's keys. @param {number} value */
-  there(value) {
-    const half = this.form.interleaved / 2;
-    return value < half ? 2 * value : value < 2 * half ? 2 * (value - half) + 1 : value;
-  }
-
-  /** The place of a value in the first row of a tile of the device. @param {number} value */
-  #own(value) {
-    return Math.floor(value / this.unit) * TILE * this.unit + (value % this.unit);
-  }
-
-  /** @param {any} from @param {number} at @returns {number} */
-  #get(from, at) {
-    return this.per === 1 ? from[at] : (from[at >> 1] >> (4 * (at & 1))) & 15;
-  }
-
-  /** @param {any} to @param {number} at @param {number} value */
-  #put(to, at, value) {
-    if (this.per === 1) to[at] = value;
-    else to[at >> 1] = (to[at >> 1] & (0xf0 >> (4 * (at & 1)))) | (value << (4 * (at & 1)));
-  }
-
-  /**
-   * The word that each row has on the device. Of 4 bits, the module has two halves, the scale and the least value, in tiles of
-   * 16 scales and 16 least values.
-   *
-   * @param {ArrayBuffer | SharedArrayBuffer} buffer @param {number} address @param {number} rows
-   */
-  #scales(buffer, address, rows) {
-    if (this.per === 1) {
-      const words = new Uint32Array(buffer, address, rows);
-      return {
-        get: (/** @type {number} */ row) => words[row],
-        put: (/** @type {number} */ row, /** @type {number} */ word) => void (words[row] = word),
-      };
-    }
-    const halves = new Uint16Array(buffer, address, 2 * rows);
-    const at = (/** @type {number} */ row) => row + row - (row % TILE);
-    return {
-      get: (/** @type {number} */ row) => halves[at(row)] | (halves[at(row) + TILE] << 16),
-      put: (/** @type {number} */ row, /** @type {number} */ word) => {
-        halves[at(row)] = word;
-        halves[at(row) + TILE] = word >>> 16;
-      },
-    };
-  }
-
-  /** Normals of the reflections of a head's keys, as the device has them. @param {Float32Array} theirs */
-  normals(theirs) {
-    return theirs.map((_, value) => theirs[this.there(value)]);
-  }
-
-  /**
-   * Of tiles from number `first` up to `end` as the module has them: a buffer, an offset, and what it gets there.
-   *
-   * @param {WebAssembly.Memory} memory
-   * @param {Place} place
-   * @param {number} first
-   * @param {number} end
-   * @returns {[number, number, ArrayBufferView][]}
-   */
-  load({ buffer }, place, first, end) {
-    const { head, bytes, scaled, buffers } = this.form;
-    const [rows, own] = [(end - first) * TILE, (head / this.per) * this.size];
-    const keys = new this.values(buffer, place.keys + first * TILE * own, (rows * head) / this.per);
-    const ordered = new this.values((rows * bytes) / this.size);
-    for (let tile = 0; tile < end - first; tile++) {
-      for (let each = 0; each < this.order.length; each++) {
-        if (this.order[each] < 0) continue;
-        this.#put(ordered, tile * TILE * this.stored + each, this.#get(keys, tile * TILE * head + this.order[each]));
-      }
-    }
-    const [values, padded] = [new Uint8Array(buffer, place.values + first * TILE * own, rows * own), new Uint8Array(rows * bytes)];
-    for (let row = 0; row < rows; row++) padded.set(values.subarray(row * own, (row + 1) * own), row * bytes);
-    /** @type {[number, number, ArrayBufferView][]} */
-    const found = [
-      [buffers[0], first * TILE * bytes, ordered],
-      [buffers[1], first * TILE * bytes, padded],
-    ];
-    if (scaled) {
-      const scales = new Uint32Array(2 * rows);
-      [place.keyScales, place.valueScales].forEach((address, kind) => {
-        const own = this.#scales(buffer, address + 4 * first * TILE, rows);
-        for (let row = 0; row < rows; row++) scales[2 * row + kind] = own.get(row);
-      });
-      found.push([buffers[2], 8 * first * TILE, scales]);
-    }
-    return found;
-  }
-
-  /** The rows that a pass has appended. @param {{starts: Uint32Array, lengths: Uint32Array}} heads @param {number} count @returns {Part[]} */
-  appended({ starts, lengths }, count) {
-    const all = this.form.heads.flatMap((/** @type {number} */ head) =>
-      Array.from({ length: count }, (_, token) => starts[head] + lengths[head] + token));
-    const parts = [];
-    for (let from = 0; from < all.length; from += this.most) {
-      const rows = Int32Array.from(all.slice(from, from + this.most));
-      const pairs = new Int32Array(2 * rows.length);
-      rows.forEach((row, at) => pairs.set([row, this.form.rows + at], 2 * at));
-      parts.push({ arena: this, rows, pairs, at: [] });
-    }
-    return parts;
-  }
-
-  /** Where staged rows are: a buffer, an offset, and bytes. @param {number} count @returns {[number, number, number][]} */
-  staged(count) {
-    const { rows, bytes, buffers } = this.form;
-    const tiles = Math.ceil(count / TILE) * TILE;
-    const sizes = [[bytes, tiles], [bytes, count], [8, count]];
-    return buffers.map((/** @type {number} */ buffer, /** @type {number} */ each) => {
-      const [size, number] = sizes[each];
-      return [buffer, size * rows, size * number];
-    });
-  }
-
-  /** Gives rows that were read to the module. @param {WebAssembly.Memory} memory @param {Place} place @param {Part} part @param {ArrayBuffer} found */
-  store({ buffer }, place, { rows, at }, found) {
-    const { head, bytes, scaled } = this.form;
-    const own = (head / this.per) * this.size;
-    const keys = new this.values(buffer, place.keys, (place.rows * head) / this.per);
-    const values = new Uint8Array(buffer, place.values, place.rows * own);
-    const tiles = Math.ceil(rows.length / TILE) * TILE;
-    const readKeys = new this.values(found, at[0], (tiles * bytes) / this.size);
-    const readValues = new Uint8Array(found, at[1], rows.length * bytes);
-    rows.forEach((row, number) => {
-      const target = Math.floor(row / TILE) * TILE * head + (row % TILE) * this.per;
-      const source = Math.floor(number / TILE) * TILE * this.stored + (number % TILE) * this.unit;
-      for (let value = 0; value < head; value++) {
-        const first = this.#own(value);
-        this.#put(keys, target + this.order[first], this.#get(readKeys, source + first));
-      }
-      values.set(readValues.subarray(number * bytes, number * bytes + own), row * own);
-    });
-    if (!scaled) return;
-    const scales = new Uint32Array(found, at[2], 2 * rows.length);
-    [place.keyScales, place.valueScales].forEach((address, kind) => {
-      const own = this.#scales(buffer, address, place.rows);
-      rows.forEach((row, number) => own.put(row, scales[2 * number + kind]));
-    });
-  }
-}
-
 const NAN = "the GPU computed no number (NaN)";
 
 /** Those that the device has chosen. @param {Int32Array} found @param {Int32Array} into */
@@ -564,11 +391,6 @@ function takeTop(found, into) {
   for (let at = 0; at < 2 * Math.min(TOP, into.length); at += 2) {
     words[found[at + 1]] = found[at] >>> 31 ? found[at] ^ 0x80000000 : ~found[at];
   }
-}
-
-/** @param {number[]} told @returns {Place} */
-function placeOf([rows, keys, values, keyScales, valueScales, changed]) {
-  return { rows, keys, values, keyScales, valueScales, changed };
 }
 
 /** @param {WebAssembly.Memory} memory @param {number} address @param {number} count */
