@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -71,11 +72,10 @@ def find_model(model: str) -> DeviceProfile | None:
     """The shipped profile of the device that calls itself so: by its device tree, or by Android's maker and model."""
     from fnmatch import fnmatchcase
 
-    profiles = (read_profile(_FOLDER / f"{name}.toml") for name in sorted(_names(_FOLDER)) if model)
-    return next(
-        (each for each in profiles for own in each.models if fnmatchcase(model, own) or fnmatchcase(model, f"* {own}")),
-        None,
-    )
+    def names(own: str) -> bool:
+        return fnmatchcase(model, own) or fnmatchcase(model, f"* {own}")
+
+    return next((each for each in _shipped() if any(map(names, each.models))), None) if model else None
 
 
 def add_profile(profile: DeviceProfile) -> Path:
@@ -129,8 +129,7 @@ def _npu_figures(npu: Npu | None) -> dict[str, Figure]:
 
 def _with_chip(names: list[str]) -> DeviceProfile | None:
     """The shipped profile whose NPU belongs to one of these chips, or None."""
-    profiles = (read_profile(_FOLDER / f"{name}.toml") for name in sorted(_names(_FOLDER)))
-    return next((each for each in profiles if each.npu and each.npu.chip in names), None) if names else None
+    return next((each for each in _shipped() if each.npu and each.npu.chip in names), None) if names else None
 
 
 def _is_kind(one: Npu, other: Npu) -> bool:
@@ -165,6 +164,10 @@ def _probed_host() -> DeviceProfile | None:
 @lru_cache
 def _say_once(text: str) -> None:
     _log.warning("%s", text)
+
+
+def _shipped() -> Iterator[DeviceProfile]:
+    return (read_profile(_FOLDER / f"{name}.toml") for name in sorted(_names(_FOLDER)))
 
 
 def _names(folder: Path) -> set[str]:
