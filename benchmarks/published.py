@@ -15,7 +15,7 @@ from edge.cli.terminal.show import table
 from edge.devices.profiles import find_profile
 from edge.prediction import errors
 from edge.prediction.errors import Correction, fitted, left_out, quantile
-from edge.prediction.published import Comparison, comparisons
+from edge.prediction.published import Comparison, Published, comparisons
 
 FILE = Path(errors.__file__).with_name("errors.toml")
 
@@ -45,6 +45,11 @@ def corrections(found: list[Comparison]) -> list[Correction]:
     return made
 
 
+def threads_of(run: Published) -> str:
+    """Where a source does not say, the device's plan has as many as edge would take."""
+    return "" if run.npu else f"{run.threads}" if run.threads else f"{find_profile(run.device).threads}, assumed"
+
+
 def to_toml(made: list[Correction]) -> str:
     lines = ["# Made by benchmarks/published.py --write: edge/prediction/errors.py says what the fields mean."]
     for each in made:
@@ -63,15 +68,27 @@ def main() -> None:
     if arguments.write:
         FILE.write_text(to_toml(made), encoding="utf-8")
     rows = [
-        [each.run.device, each.run.model, each.run.type, each.run.engine, each.backend, each.what, each.predicted,
-         each.published, each.ratio, each.run.source]
+        [each.run.device, each.run.model, each.run.type, each.run.engine, threads_of(each.run), each.backend, each.what,
+         each.predicted, each.published, each.ratio, each.run.source]
         for each in found
     ]  # fmt: skip
     if arguments.json:
         print(json.dumps({"figures": rows, "corrections": [vars(each) for each in made]}))
         return
-    heads = ["device", "model", "weights", "program", "as", "tok/s", "predicted", "published", "ratio", "source"]
-    print(table(heads, [[*row[:6], *(f"{each:.3g}" for each in row[6:9]), row[9]] for row in rows], left=6))
+    heads = [
+        "device",
+        "model",
+        "weights",
+        "program",
+        "threads",
+        "as",
+        "tok/s",
+        "predicted",
+        "published",
+        "ratio",
+        "source",
+    ]
+    print(table(heads, [[*row[:7], *(f"{each:.3g}" for each in row[7:10]), row[10]] for row in rows], left=7))
     for each in made:
         kind = "NPU" if each.npu else each.machine
         print(
