@@ -116,9 +116,11 @@ def core_kinds(root: Path = Path("/")) -> list[CoreKind]:
     kinds = [
         CoreKind(tuple(cpus), len({_core(devices, cpu) for cpu in cpus}), *key) for key, cpus in found.items()
     ]  # fmt: skip
-    return sorted(
-        kinds, key=lambda each: (-each.capacity, -each.mhz, order.index(each.hybrid) if each.hybrid else 3, each.midr)
-    )
+
+    def rank(each: CoreKind) -> tuple[int, int, int, str]:
+        return -each.capacity, -each.mhz, order.index(each.hybrid) if each.hybrid else len(order), each.midr
+
+    return sorted(kinds, key=rank)
 
 
 def _core(devices: Path, cpu: int) -> str:

@@ -12,12 +12,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 from edge.devices.power.base import MeterKind, Reading, Scope
 from edge.devices.profiles.profile import Power
 
 _PICO = 1e-12
-_on_gpu = [0.0]  # core-seconds
+_on_gpu = [0.0]  # core-seconds, of all threads
+_adding = Lock()
 
 
 def _busy() -> float:
@@ -30,13 +32,14 @@ def _busy() -> float:
 def gpu_work(
     cores: int, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.process_time
 ) -> Iterator[None]:
-    """A GPU works: count as if this process's share of `cores` had been busy all along, less its CPU time, which counts
-    anyway."""
+    """A GPU works: count as if `cores` had been busy all along, less this process's CPU time, which counts anyway."""
     began, before = clock(), cpu()
     try:
         yield
     finally:
-        _on_gpu[0] += max(0.0, (clock() - began) * cores - (cpu() - before))
+        spent = max(0.0, (clock() - began) * cores - (cpu() - before))
+        with _adding:
+            _on_gpu[0] += spent
 
 
 class Estimate:

@@ -247,11 +247,11 @@ def _of_result(name: str, file: Path) -> tuple[DeviceProfile, str]:
     """The profile, and what of the result it leaves out, and why."""
     from edge.devices.profiles import find_profile, own_folder
     from edge.errors import InputError
-    from edge.profiling.kit.device import device_of, no_long_run, with_earlier
+    from edge.profiling.kit.device import device_of, long_run_of, with_earlier
     from edge.profiling.kit.result import read_result
 
     result = read_result(file)
-    made, left_out = device_of(result, name), no_long_run(result)
+    made, (_, left_out) = device_of(result, name), long_run_of(result)
     if (own_folder() / f"{name}.toml").exists():
         with suppress(InputError):  # a damaged one is replaced
             made = with_earlier(made, find_profile(name))

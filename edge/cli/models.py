@@ -160,7 +160,7 @@ def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool)
             note(f"{'tok/s' if speed else 'joules'}: {'; '.join(sources)}")
     if lasting := [best.sustained for best in whole if best.sustained]:
         sources = dict.fromkeys(f"{each.tok_s.source}, {each.tok_s.known}" for each in lasting)
-        note(f"tok/s {lasting[0].when}, by which they rank: {'; '.join(sources)}")
+        note(f"tok/s of a long run, by which they rank: {'; '.join(sources)}")
     for line in dict.fromkeys(line for best in whole for line in best.unknown):
         note(line)
 

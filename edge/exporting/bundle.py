@@ -49,6 +49,7 @@ from edge.model.catalog import packaged_name
 from edge.model.model import Model, open_model
 from edge.model.tokenizer import Tokenizer
 from edge.options import Options, takes_options
+from edge.plan.kv_losses import find_losses
 from edge.plan.plan import Plan
 from edge.storage.fingerprint import fingerprint, hash_file
 from edge.storage.versions import own_versions
@@ -162,7 +163,10 @@ def prepare(
         raise UnsupportedError(f"the tokenizer of {model.name} is known to llama.cpp alone, and cannot be exported")
     ids, words = tokenizer_sections(model.tokenizer)
     tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
-    plan = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())), lora_rank, gpu=gpu)
+    plan = plan_bundle(
+        profile, model.spec, options, sum(map(len, tables.values())), lora_rank, gpu=gpu,
+        losses=find_losses(model.file, CPU, options),
+    )  # fmt: skip
     designs = exported_designs(
         layout, plan.config.kv_dtype, profile.arch, profile.system, _tuning(plan, model, profile), isas,
         lora=lora_rank > 0,

@@ -96,6 +96,7 @@ _INTEGERS = {
     "DRAFTS_VERIFIED": Job.VERIFIED,
     "MOST_PICKS": min(PICKS, ANGLES_AHEAD, ROPE_AHEAD),
     "MOST_BANS": State.MOST_BANS,
+    "MOST_SCALARS": gpu_programs.MOST_SCALARS,
     "MOST_TOP": TOP,
     "PICKED_IN_VAIN": ahead.IN_VAIN,
     "MOST_DRAFTS": max(each.gemm_tokens for each in TARGETS) - 1,

@@ -44,9 +44,11 @@ LANGUAGES = OPENCL, WGSL, METAL = ("opencl", "wgsl", "metal")
 HOSTS = dict.fromkeys(("linux", "android", "windows"), (OPENCL, WGSL)) | dict.fromkeys(("ios", "macos"), (METAL,))
 HOSTS |= {"web": (WGSL,)}
 BUFFER_ALIGNMENT = 16  # bytes, of which sizes are multiples
+MOST_SCALARS = 8  # of a dispatch
 HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
 DRIVER = "as measured where {} compiles; phones' drivers are not known"
 COPIED = "a copy of the weights beside the mapped file, which some drivers do not make"
+MAPPED = "that the weights count, which stay in the mapped file"
 
 NONE = 0xFFFFFFFF  # instead of the number of a buffer
 # Runs of dispatches, by their numbers. Rows are moved by keys, values or both, in the arena of all rows or of rings.
@@ -166,7 +168,8 @@ def describe_gpu(gpu: GPUPrograms, plan: Plan, *, in_page: bool) -> dict[str, An
     rest = plan.predicted_peak - of_cpu.weights - of_cpu.kv - of_cpu.scratch - of_cpu.lora
     measured = driver_bytes(gpu.languages, gpu.model.spec, plan.config)
     driver = {"bytes": measured, "source": DRIVER.format("pocl" if OPENCL in gpu.languages else "lavapipe")}
-    return buffers | {"assumes": COPIED, "driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + measured}
+    assumes = MAPPED if METAL in gpu.languages else COPIED
+    return buffers | {"assumes": assumes, "driver": driver, "peak": rest + sum(sizes.values()) + HOST_BYTES + measured}
 
 
 def driver_bytes(languages: tuple[str, ...], spec: ModelSpec, config: EngineConfig) -> int:
@@ -178,7 +181,7 @@ def driver_bytes(languages: tuple[str, ...], spec: ModelSpec, config: EngineConf
 
 def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     """Of the buffers that a page makes for itself (web/package/gpu.js): one by which it reads logits and the rows of a
-    pass, and the numbers of each dispatch, of which there are at most so many."""
+    pass, and the numbers of its dispatches, whose count has a bound."""
     rows = 4 * spec.vocab + _UNIFORM * _DISPATCHES * (spec.layers + 1)
     for core in filter(None, find_network(spec).attention):
         form = RowForm.of(core, config.kv_dtype)
@@ -300,6 +303,7 @@ def _section(
     for name in PASSES:
         runs.append(filled(PASS, {"first": len(dispatches), "count": len(passes.get(name, ()))}))
         for each in passes.get(name, ()):
+            assert len(each.scalars) <= MOST_SCALARS
             run: dict[str, object] = {
                 "kernel": kernel_numbers[each.kernel], "groups": each.groups, "per": each.per,
                 "numbers": len(numbers), "parts": len(each.slices), "scalars": len(each.scalars),

@@ -9,7 +9,7 @@ from edge.backends import backend_elsewhere
 from edge.backends.base import EngineConfig
 from edge.backends.checks import app_cores, check_cores
 from edge.backends.counts import Footprint
-from edge.backends.tvm import CPU
+from edge.backends.tvm import CPU, ENGINE
 from edge.backends.tvm.targets import app_targets
 from edge.budget import format_bytes
 from edge.devices.profiles import HOST
@@ -23,6 +23,7 @@ from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
 from edge.plan.device import MODULE_MOST, RUNTIME_BYTES, limits_of
+from edge.plan.kv_losses import Losses, find_losses
 from edge.plan.plan import Plan, make_plan
 
 # Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room; and what the
@@ -39,16 +40,17 @@ _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row,
 
 
 def plan_bundle(
-    profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int = 0, *, gpu: bool = False
-) -> Plan:
+    profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int = 0, *, gpu: bool = False,
+    losses: Losses | None = None,
+) -> Plan:  # fmt: skip
     """The plan for a device. tables: bytes of model.edge besides the weights. lora_rank: of the largest adapter that
     sessions have room for. gpu: with programs for one, whose buffers are within the limit, too, and not in the plan's
-    bytes; what its driver takes is not planned.
+    bytes; what its driver takes is not planned. losses: measured of the model, see `resolve`.
 
     Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
     """
     try:
-        return _plan_bundle(profile, spec, options, tables, lora_rank, gpu)
+        return _plan_bundle(profile, spec, options, tables, lora_rank, gpu, losses)
     except BudgetError as error:
         if gpu or profile.system != "web" or error.smallest is None or error.smallest <= MODULE_MOST:
             raise
@@ -74,22 +76,21 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
         if profile.system == "web":
             raise
         return None
-    plan = plan_bundle(profile, spec, options, _TABLES * spec.vocab + _TABLES_BYTES)
+    losses = find_losses(file, ENGINE, options)
+    plan = plan_bundle(profile, spec, options, _TABLES * spec.vocab + _TABLES_BYTES, losses=losses)
     chosen = f"{CPU.NAME} is assumed, in an app that edge export makes" if profile.system != "web" else ""
     return replace(plan, chosen=chosen if options.backend == AUTO else "")
 
 
 def _plan_bundle(
-    profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int, gpu: bool
-) -> Plan:
+    profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int, gpu: bool,
+    losses: Losses | None,
+) -> Plan:  # fmt: skip
     drafts = 0 if lora_rank else _most_drafts(profile)
     engine = _Bundled(options, lora_rank, drafts, profile.system if gpu else None)
     process = _own_bytes(profile, spec) + tables
-    if profile.name == HOST:
-        plan = make_plan(spec, engine, options, process=process)
-    else:
-        limit, threads = limits_of(profile, options)
-        plan = make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads)
+    limit, threads = (None, None) if profile.name == HOST else limits_of(profile, options)
+    plan = make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads, losses=losses)
     outside = engine.outside(spec, plan.config)
     return replace(
         plan, config=replace(plan.config, lora_rank=lora_rank), predicted_peak=plan.predicted_peak - outside,

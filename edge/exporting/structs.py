@@ -149,7 +149,7 @@ USAGE = [
     Field("weights", "uint64", "Bytes of weights."),
     Field("kv", "uint64", "Bytes of KV rows."),
     Field("scratch", "uint64", "Bytes of scratch memory."),
-    Field("lora", "uint64", "Bytes of room for adapters."),
+    Field("lora", "uint64", "Bytes of room for adapters; 0 on a GPU, whose buffers have it."),
     Field("file", "uint64", "Bytes of model.edge that are mapped."),
     Field(
         "anonymous",

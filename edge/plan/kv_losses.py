@@ -43,8 +43,8 @@ Losses = Mapping[str, KVLoss]
 
 def find_losses(file: GGUFFile, backend: Backend, options: Options) -> Losses:
     """What was measured of a model, in dtypes that the engine has; empty if the dtype is not open to choose."""
-    if options.kv_policy != AUTO or options.kv_dtype is not None:
-        return {}
+    if options.kv_policy != AUTO or options.kv_dtype is not None or not cache.entries("losses"):
+        return {}  # without a hash of the whole file
     with suppress(InputError):  # of a model on the Hub only the header is here
         found = _read(_key(content_hash(file), backend.NAME))
         return {dtype: each for dtype, each in found.items() if dtype in backend.CAPABILITIES.kv_dtypes}

@@ -70,7 +70,7 @@ def _alternatives(run: Resolved, kv_dtype: str | None) -> list[Resolved]:
     plain = replace(run, kv_policy="streaming")
     by_heads = run.backend.CAPABILITIES.granularity == "head"
     if kv_dtype is None and run.losses:
-        thrifty = _smallest_dtype(plain)
+        thrifty = _smallest_dtype(plain, rule="int8" if by_heads else None)
     else:
         by = "by rule: not measured on this model" if by_heads and kv_dtype is None else ""
         thrifty = replace(run, kv_dtype=kv_dtype or ("int8" if by_heads else run.kv_dtype), dtype_by=by)
@@ -78,14 +78,18 @@ def _alternatives(run: Resolved, kv_dtype: str | None) -> list[Resolved]:
     return [*([replace(plain, whole=True)] if run.options.expected_tokens else []), thrifty]
 
 
-def _smallest_dtype(run: Resolved) -> Resolved:
-    """In the dtype of the smallest rows whose measured loss is at most MOST_KL, among them the engine's own."""
+def _smallest_dtype(run: Resolved, rule: str | None) -> Resolved:
+    """In the dtype of the smallest rows whose measured loss is at most MOST_KL, among them the engine's own, and the
+    one by rule as long as it was not measured."""
 
     def nbytes(dtype: str) -> int:
         return run.backend.footprint(run.spec, replace(run.config(SMALLEST_ROWS), kv_dtype=dtype)).kv
 
     fair = [run.kv_dtype, *(dtype for dtype, loss in run.losses.items() if loss.kl <= MOST_KL)]
     said = "; ".join(f"{dtype} {loss}" for dtype, loss in run.losses.items())
+    if rule and rule not in run.losses:
+        fair.append(rule)
+        said += f"; {rule} by rule, not measured"
     by = f"measured on this model, at most {MOST_KL:g} allowed: {said}"
     return replace(run, kv_dtype=min(fair, key=nbytes), dtype_by=by)
 

@@ -56,6 +56,6 @@ def kept_by(device: DeviceProfile, model: str, kv_dtype: str, threads: int) -> K
     measured = (run.model, run.kv_dtype, run.threads) == asked
     speed = run.sustained_speed if measured else min(1.0, run.sustained_speed * (run.threads / threads) ** _CUBE)
     joules = run.sustained_joules
-    if joules is not None and run.threads != threads:
+    if joules is not None and run.threads != threads:  # a power of the speed, as in the run
         joules **= log(speed) / log(run.sustained_speed) if run.throttles else 0.0
     return Kept(run.sustained_s, speed, joules, run, measured)

@@ -19,6 +19,7 @@ from edge.devices.power import find_meter
 from edge.errors import BudgetError
 from edge.model.model import Model
 from edge.options import Options
+from edge.plan.kv_losses import find_losses
 from edge.plan.plan import Plan, make_plan
 from edge.prediction.efficiency import weight_shares
 from edge.profiling.measure import (
@@ -77,7 +78,7 @@ def run_in_child(job: Job, on_step: OnStep) -> dict[str, Any]:
 
 def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
     """Run a job: a Loaded, EngineProfile or Operators, as JSON. Raises EdgeError."""
-    settings, model = job.settings, open_model(job.model)
+    settings, model, options = job.settings, open_model(job.model), job.settings.options()
     backend = find_backend(job.engine, model.file, model.spec, settings.kv_dtype)
     if job.stage == "operators":
         assert job.measured is not None
@@ -85,7 +86,7 @@ def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
         return asdict(Operators(phases, memory_use().peak))
     if job.stage == "measure":
         return asdict(_measure(settings, model, backend, on_step))
-    plan = make_plan(model.spec, backend, settings.options())
+    plan = make_plan(model.spec, backend, options, losses=find_losses(model.file, backend, options))
     started = time.perf_counter()
     with Session(model, backend, plan, Options()):  # without a limit: compiling is no part of a run
         return asdict(Loaded(time.perf_counter() - started))
@@ -95,7 +96,7 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
     options, meter, notes = settings.options(), find_meter(), list[str]()
     with Sampler() as sampler:
         sampler.mark("start")
-        plan = make_plan(model.spec, backend, options)
+        plan = make_plan(model.spec, backend, options, losses=find_losses(model.file, backend, options))
         files, before, joules = mapped_files(), sampler.sample_memory(), meter.read().joules
         sampler.mark("load")
         on_step("loading", 0.0)

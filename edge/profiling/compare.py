@@ -86,7 +86,8 @@ def _engine(one: EngineProfile, other: EngineProfile) -> Iterator[Compared]:
     if one.sustained and other.sustained:
         mine, yours = one.sustained.last, other.sustained.last
         last = _row(f"{name}: answer at the end of a long run", mine.tok_s, yours.tok_s, "more", "tok/s")
-        yield replace(last, sure=_apart(mine.per_token, yours.per_token))
+        paused = one.sustained.paused or other.sustained.paused  # which single tokens do not show
+        yield last if paused else replace(last, sure=_apart(mine.per_token, yours.per_token))
         then = _row(
             f"{name}: energy per token there, {how}", mine.joules_per_token, yours.joules_per_token, "less", "J"
         )

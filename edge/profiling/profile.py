@@ -316,6 +316,10 @@ class Sustained:
         return last / first
 
     @property
+    def paused(self) -> bool:
+        return any(each.paused for each in self.windows)
+
+    @property
     def others(self) -> float:
         """The largest share of all cores' time that other processes took in a window."""
         return max(each.others or 0.0 for each in self.windows)
@@ -334,7 +338,7 @@ class Sustained:
     def joules_ratio(self) -> float | None:
         """Joules per token in the last window / in the first."""
         first, last = self.first.joules_per_token, self.last.joules_per_token
-        return last / first if first and last else None
+        return last / first if first and last and first > 0 and last > 0 else None
 
 
 @dataclass(frozen=True)
@@ -385,8 +389,10 @@ class EngineProfile:
 
     @property
     def throttled(self) -> Window | None:
-        """The end of the long run, whose speed and joules rank where the device throttles; None where it does not."""
-        return self.sustained.last if self.sustained and self.sustained.throttles else None
+        """The end of the long run, whose speed and joules rank where the device throttles; None where it does not, and
+        where the run had pauses, which slowed it down, too."""
+        run = self.sustained
+        return run.last if run and run.throttles and not run.paused else None
 
     @property
     def ranking_tok_s(self) -> float:

@@ -141,7 +141,7 @@ def run_matrix(
             yield found  # first: a report of an interrupted run then has everything that the journal has
             if known is None:
                 remember(journal, found)
-                _remember_loss(setup, cells[0], found)
+            _remember_loss(setup, cells[0], found)
 
 
 def _remember_loss(setup: Setup, reference: Cell, found: Measured) -> None:

@@ -288,8 +288,8 @@ def _memory(profile: Profile) -> Table:
     ]
     remarks += [
         f"{each.engine}: edge_trim took {duration(each.trim.soft.p50)} for what holds nothing (soft), then "
-        f"{duration(each.trim.all.p50)} for all rows that can be spared, of {each.trim.rows:,}; together they gave "
-        f"back {format_bytes(each.trim.freed)} (measured, medians of {each.trim.all.count})."
+        f"{duration(each.trim.all.p50)} for all rows that can be spared, of {each.trim.rows:,}; the last "
+        f"time they gave back {format_bytes(each.trim.freed)} (measured, medians of {each.trim.all.count})."
         for each in profile.engines
         if each.trim
     ]

@@ -43,8 +43,8 @@ def find_machine(on: str, device: DeviceProfile, memory: int | None) -> Machine:
 
 def measure_there(model: Model, called: str, machine: Machine, cell: Cell, tokens: int, steps: int,
                   threads: int | None) -> EngineProfile:  # fmt: skip
-    """Measure answers of `steps` tokens in the middle of the answer that follows a prompt of half of `tokens`, or where
-    the cell's cache is full. Raises as `profile_remotely`."""
+    """Measure answers of `steps` tokens in the middle of the answer that follows a prompt of half of `tokens`, or the
+    last ones before the cell's cache is full: what evictions take is not measured. Raises as `profile_remotely`."""
     rows = cell.max_kv_size or tokens
     answer = max(2, min(steps, rows // 2))
     settings = Settings(

@@ -27,26 +27,30 @@ RANK = 32
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 7}
 
 
-@pytest.fixture(params=["opencl", pytest.param("wgpu", marks=pytest.mark.exhaustive)])
+@pytest.fixture
 def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With the division of work that bundles have, on CPUs that stand in for GPUs."""
     monkeypatch.setenv("POCL_WORK_GROUP_METHOD", "loops")
-    adapters = host_named(request.param).adapters()
+    name = getattr(request, "param", "opencl")
+    adapters = host_named(name).adapters()
     if not adapters:
-        pytest.skip(f"no adapter through {request.param}")
-    monkeypatch.setenv("EDGE_GPU", SOME_GPU if request.param == "wgpu" else adapters[0].place)
+        pytest.skip(f"no adapter through {name}")
+    monkeypatch.setenv("EDGE_GPU", SOME_GPU if name == "wgpu" else adapters[0].place)
     monkeypatch.setattr(Tuning, "of", lambda _kind: Tuning())
-    return str(request.param)
+    return str(name)
 
 
+@pytest.mark.parametrize("host", ["opencl", pytest.param("wgpu", marks=pytest.mark.exhaustive)], indirect=True)
 def test_answers_with_adapters_are_those_of_the_gpu_engine(host: str, tmp_path: Path) -> None:
-    """One after the other, in one session, with evictions: a part of an adapter, another, two together, none."""
+    """One after the other, in one session, with evictions: a part of an adapter, another, two together, none. By OpenCL
+    with int4 rows, which are otherwise tested exhaustively."""
+    options = ROWS | {"kv_dtype": "int4" if host == "opencl" else "f16"}
     whole, other = (str(adapter_of(tmp_path, *each)) for each in ((1, 20), (2, 7)))
     first = f"{whole}:0.5"
-    folder = bundle_of(MODEL, gpu=True, lora_rank=RANK, **ROWS)
+    folder = bundle_of(MODEL, gpu=True, lora_rank=RANK, **options)
     library, texts = driver_library(lora_rank=RANK) if host == "wgpu" else None, list[str]()
     with (
-        edge.load(model_of(MODEL), backend="gpu", speculate="off", lora=f"{first},{other}", **ROWS) as python,
+        edge.load(model_of(MODEL), backend="gpu", speculate="off", lora=f"{first},{other}", **options) as python,
         open_bundle(folder, library) as bundle,
         bundle.session(engine=Engine.GPU, cache=kernels()) as exported,
     ):
@@ -67,8 +71,7 @@ def test_answers_with_adapters_are_those_of_the_gpu_engine(host: str, tmp_path: 
 
 
 def test_what_is_no_adapter_for_this_gpu_leaves_a_session_without_one(host: str, tmp_path: Path) -> None:
-    if host == "wgpu":
-        return  # the same code, whatever the host
+    """The same code, whatever the host."""
     folder, cpus = bundle_of(MODEL, gpu=True, lora_rank=RANK, **ROWS), bundle_of(MODEL, lora_rank=RANK, **ROWS)
     adapter = adapter_of(tmp_path, 1, 20)
     data, of_cpu = packed(adapter, folder), packed(adapter, cpus)

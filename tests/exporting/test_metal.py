@@ -22,6 +22,7 @@ from conftest import CACHE
 from ctypes_bundle import Bundle, BundleSession, open_bundle
 from gpu_sessions import MODEL, PROMPT, ROWS, ask_both
 from runtime_library import RUNTIME, build
+from test_gpu_adapters import RANK, adapter_of, packed
 
 import edge
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
@@ -36,6 +37,7 @@ from edge.exporting.enums import Engine, Finish, Role
 from edge.exporting.model_file import trusted_source, write_model
 from edge.options import Options
 from edge.run.session import Session
+from edge.storage.fingerprint import fingerprint
 
 pytest.importorskip("tvm")
 if shutil.which("c++") is None:
@@ -47,17 +49,19 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
 
 
 @lru_cache
-def metal_bundle(name: str, **options: Any) -> tuple[Path, Path]:
+def metal_bundle(name: str, *, lora_rank: int = 0, **options: Any) -> tuple[Path, Path]:
     """The folder of model.edge with kernels for Metal, and a library for this machine whose GPU pass is Apple's."""
     isas = [choose_target().name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(gpu_programs.HOSTS, "linux", gpu_programs.HOSTS["ios"])
-        bundle = with_gpu(prepare(model_of(name), find_profile(HOST), Options().updated(**options), isas, gpu=True))
+        wanted = Options().updated(**options)
+        bundle = with_gpu(prepare(model_of(name), find_profile(HOST), wanted, isas, lora_rank, gpu=True))
     folder = Path(_kept.name) / f"metal-{name}-{len(list(Path(_kept.name).iterdir()))}"
     folder.mkdir()
     sections = make_sections(bundle)
     file = bundle.model.file
-    write_model(folder / "model.edge", sections, bytes(32), file, bundle.layout, gpu=bundle.gpu)
+    sha256 = bytes.fromhex(fingerprint(file.path).sha256)
+    write_model(folder / "model.edge", sections, sha256, file, bundle.layout, gpu=bundle.gpu)
     tables = {"trusted.c": trusted_source(sections), "passes.c": passes_source(bundle.designs)}
     for title, text in tables.items():
         (folder / title).write_text(text)
@@ -256,6 +260,7 @@ def test_auto_times_both_engines_and_remembers(framework: Framework, tmp_path: P
     [
         (MODEL, {"kv_policy": "full", "max_kv_size": 512}),
         (MODEL, {"kv_dtype": "int8"}),
+        (MODEL, {"kv_dtype": "int4"}),
         (MODEL, {"kv_dtype": "f32"}),
         ("gemma3", {}),  # rings
         ("gemma4", {}),  # rings whose heads differ, and a table of per-layer embeddings
@@ -269,3 +274,21 @@ def test_models_policies_and_types_of_rows(python_gpu: None, name: str, options:
         for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
             ask_both(python, exported, 60, **sampling)
     assert Framework(metal_bundle(name, **ROWS | options)[1]).error == ""
+
+
+@pytest.mark.exhaustive
+def test_answers_with_adapters_are_those_of_the_gpu_engine(python_gpu: None, tmp_path: Path) -> None:
+    """And without them: each has dispatches that the other leaves out."""
+    lora, (folder, library) = str(adapter_of(tmp_path, 1, 20)), metal_bundle(MODEL, lora_rank=RANK, **ROWS)
+    with (
+        edge.load(model_of(MODEL), backend="gpu", speculate="off", lora=lora, **ROWS) as python,
+        open_bundle(folder, library) as bundle,
+        bundle.session(engine=Engine.GPU) as exported,
+    ):
+        texts = []
+        for each in (lora, None):
+            python.set_lora(each)
+            exported.set_adapter(packed(each, folder) if each else None)
+            texts.append(ask_both(python, exported, 60, temperature=1.0, seed=7))
+        assert texts[0] != texts[1]
+    assert Framework(library).error == ""

@@ -88,8 +88,9 @@ def test_models_policies_and_types_of_rows(name: str, options: dict[str, Any]) -
 
 
 @pytest.mark.exhaustive
-def test_states_go_from_one_engine_to_the_other() -> None:
-    folder = bundle_of(MODEL, gpu=True, **ROWS)
+@pytest.mark.parametrize(("name", "kv_dtype"), [(MODEL, "f16"), (MODEL, "int4"), ("gemma3", "int4")])
+def test_states_go_from_one_engine_to_the_other(name: str, kv_dtype: str) -> None:
+    folder = bundle_of(name, gpu=True, kv_dtype=kv_dtype, **ROWS)
     greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 60}
     with (
         open_bundle(folder) as bundle,

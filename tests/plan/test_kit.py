@@ -69,7 +69,7 @@ def test_a_kit_measures_this_machine() -> None:
     assert found.trim is not None
     assert found.trim.rows == 48
     assert found.trim.soft.count == found.trim.all.count >= 1
-    assert 0 < found.trim.freed < found.peak_anonymous
+    assert 0 <= found.trim.freed < found.peak_anonymous
 
 
 def test_a_result_is_a_profile_like_any_other(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_memory_is_flat_over_twenty_thousand_tokens(page: Page) -> None:
               (async () => {{
                 const greedy = {{ temperature: 0, maxTokens: {TOKENS}, ignoreEos: true }};
                 for await (const piece of session.stream('abc', greedy)) answer += piece;
-              }})();
+              }})().catch((error) => {{ globalThis.failed = String(error); }});
             """)  # fmt: skip
             found.append(watch_answer(page))
     (answer, *samples), (same, *others) = found
@@ -185,6 +185,7 @@ def watch_answer(page: Page) -> tuple[Any, ...]:
     samples = []
     for part in (0.1, 1):
         while (now := page.value("look()")).get("finish") is None and now.get("tokens", 0) < part * TOKENS:
+            assert not page.value("globalThis.failed")
             time.sleep(0.1)
         samples.append(now | {"heap": page.heap()})
         print({name: samples[-1].get(name) for name in ("engine", "tokens", "seconds", "memory", "buffers", "heap")})

@@ -85,7 +85,8 @@ class Adapters:
         largest = max(self.buffers(weights).values(), default=0)
         if largest > limit:
             raise UnsupportedError(
-                f"a layer has {largest >> 20} MiB of adapters, kernels of this GPU see {limit >> 20}: use --backend=cpu"
+                f"a layer has {largest >> 20} MiB of adapters, kernels of this GPU see {limit >> 20}: take a smaller "
+                "rank, or run on the CPU"
             )
 
     def _nbytes(self, layout: LayerLayout) -> int:

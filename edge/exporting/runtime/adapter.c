@@ -71,7 +71,7 @@ static edge_status check_header(const edge_session *s, const adapter_header *hea
     return EDGE_OK;
 }
 
-/* Reads what another engine has of the adapter. */
+/* Reads over the part for the other engine, which the hash covers. */
 static bool skip(state_stream *from, uint64_t size)
 {
     uint8_t piece[PIECE];
@@ -107,7 +107,6 @@ static bool scale_matrices(edge_session *s, const adapter_header *header, float 
         if (places[PARTS - 1])
             finite = scale_matrix(matrices + i, to.memory + places[PARTS - 1], header->rank, scale) && finite;
     }
-    to.table[room->lora_rank] = header->rank;
     return finite;
 }
 
@@ -134,6 +133,8 @@ static edge_status read_all(edge_session *s, const edge_stream *stream, float sc
         return edge_fail(error, EDGE_BAD_FILE, "the adapter is damaged or cut short: copy it again");
     if (!s->gpu)
         finite = scale_matrices(s, &header, scale);
+    if (finite && !s->gpu)
+        pass_adapter(s->pass).table[room->lora_rank] = header.rank;
     if (!finite)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the adapter's values are too large with this scale: lower it");
     s->adapter.scale = scale;

@@ -20,6 +20,7 @@ struct drafts {
     } contexts[DRAFT_CONTEXTS + 1];       /* by the rows that a pass reads */
     uint32_t context;                     /* of the newest pass */
     double spent;                         /* seconds of the answer's passes */
+    uint32_t drafted;                     /* tokens in the answer that were verified */
     double right[DRAFT_KINDS], tried[DRAFT_KINDS];
     int32_t tokens[DRAFT_TEXT];
     uint8_t runs[DRAFT_TEXT];   /* of equal tokens, by their distance: those of the nearest are last */
@@ -47,7 +48,7 @@ void drafts_clear(drafts *d)
 void drafts_begin(drafts *d)
 {
     d->untried = -1;
-    d->spent = 0;
+    d->spent = d->drafted = 0;
     for (uint32_t context = 0; context <= DRAFT_CONTEXTS; context++)
         d->contexts[context].answered = 0;
 }
@@ -189,6 +190,7 @@ void drafts_time(drafts *d, uint32_t tokens, uint32_t behind, double seconds)
 
 void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted)
 {
+    d->drafted += drafted;
     d->contexts[d->context].answered += accepted;
     learn(d, accepted + (accepted < drafted), accepted); /* behind the first wrong one nothing was learned */
 }
@@ -200,5 +202,5 @@ double drafts_gain(const drafts *d)
         each = d->contexts[context].passes[1] ? d->contexts[context].times[1] : each;
         alone += d->contexts[context].answered * each;
     }
-    return d->spent > 0 ? alone / d->spent : 0;
+    return d->drafted && d->spent > 0 ? alone / d->spent : 0;
 }

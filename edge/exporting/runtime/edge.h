@@ -199,7 +199,7 @@ typedef struct {
     uint64_t weights; /* Bytes of weights. */
     uint64_t kv; /* Bytes of KV rows. */
     uint64_t scratch; /* Bytes of scratch memory. */
-    uint64_t lora; /* Bytes of room for adapters. */
+    uint64_t lora; /* Bytes of room for adapters; 0 on a GPU, whose buffers have it. */
     uint64_t file; /* Bytes of model.edge that are mapped. */
     /* Resident bytes of the process, and all that is in it, that no file backs (RssAnon); 0 where the system does not
      * tell. */

@@ -10,7 +10,7 @@ from edge.devices.profiles import HOST, find_model, find_profile
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, FigureKind, Speed, is_name
 from edge.errors import InputError
 from edge.profiling.kit.result import Result, profile_of
-from edge.profiling.profile import TAKEN
+from edge.profiling.profile import TAKEN, Sustained
 
 _CACHES = {"L1d": "l1d", "L2": "l2", "L3": "l3"}
 _KEPT = ("core_watts", "idle_watts", "dram_pj_per_byte")
@@ -98,16 +98,18 @@ def with_earlier(made: DeviceProfile, before: DeviceProfile) -> DeviceProfile:
     return replace(made, speeds=tuple((now | {key: earlier[key] for key in earlier if key not in now}).values()))
 
 
-def no_long_run(result: Result) -> str:
-    """Why a result's long run says nothing of its device; "" if it does, or if there is none."""
-    long_run = profile_of(result).engines[0].sustained
-    if long_run is not None and long_run.seconds < _LEAST_S:
-        return f"the long run took {long_run.seconds:.0f} s: heat takes minutes, so it does not count"
-    if long_run is not None and result.kit.settings.watts:
-        return f"pauses held the long run to {result.kit.settings.watts:g} W, so it does not count"
-    if long_run is not None and long_run.others >= TAKEN:
-        return f"other programs took up to {long_run.others:.0%} of the cores in the long run, so it does not count"
-    return ""
+def long_run_of(result: Result) -> tuple[Sustained | None, str]:
+    """The long run of a result, if it says something of the device, or why it does not; "" if there is none."""
+    run, asked, why = profile_of(result).engines[0].sustained, result.kit.settings, ""
+    if run is None:
+        return None, ""
+    if asked.sustained_s < _LEAST_S:
+        why = f"the long run took {asked.sustained_s:.0f} s: heat takes minutes"
+    elif asked.watts:
+        why = f"pauses held the long run to {asked.watts:g} W"
+    elif run.others >= TAKEN:
+        why = f"other programs took up to {run.others:.0%} of the cores in the long run"
+    return (None, f"{why}, so it does not count") if why else (run, "")
 
 
 def _setting(speed: Speed) -> tuple[str, str, int]:
@@ -132,7 +134,7 @@ def _speed(result: Result, source: str) -> Speed:
     middle = kit.prompt + kit.settings.answer // 2
     points[middle] = result.token.p50
     contexts = sorted(points)
-    long_run = None if no_long_run(result) else profile_of(result).engines[0].sustained
+    long_run, _ = long_run_of(result)
     return Speed(
         model=kit.key,
         label=kit.model.label,

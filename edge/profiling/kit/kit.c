@@ -344,6 +344,8 @@ static void measure_sustained(uint32_t threads)
                 joules = add_joules(joules, energy_between(&from, &pause));
                 forget();
                 run_prompt(tokens, PROMPT);
+                if (finish == EDGE_POWER)
+                    break;
                 left = info.capacity - PROMPT;
                 away += now() - stopped;
                 from = energy_read(now());
@@ -354,11 +356,12 @@ static void measure_sustained(uint32_t threads)
         }
         if (!timed)
             break;
-        double lasted = now() - began - start - away, celsius = climate_celsius(), hertz = climate_hertz();
-        printf("%s\n  {\"start\": %.4f, \"seconds\": %.6f, ", comma, start, lasted);
         energy_reading to = energy_read(now());
+        double worked = cpu_now() - cpu, lasted = now() - began - start - away;
+        double celsius = climate_celsius(), hertz = climate_hertz();
+        printf("%s\n  {\"start\": %.4f, \"seconds\": %.6f, ", comma, start, lasted);
         print_joules("joules", add_joules(joules, energy_between(&from, &to)));
-        printf("\"paused\": %.6f, \"cpu_s\": %.9g, ", paused, cpu_now() - cpu);
+        printf("\"paused\": %.6f, \"cpu_s\": %.9g, ", paused, worked);
         printf("\"others\": %.4f, \"celsius\": ", others_share(&before));
         printf(celsius > -100 ? "%.1f" : "null", celsius);
         printf(", \"hertz\": ");

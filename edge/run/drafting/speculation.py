@@ -86,7 +86,7 @@ class Speculation:
     def report(self) -> Drafted:
         """Of this generation."""
         alone = [count * (self._alone(context) or 0.0) for context, count in enumerate(self._tokens)]
-        gain = sum(alone) / self._spent if any(alone) and self._spent else None
+        gain = sum(alone) / self._spent if self.drafted and any(alone) and self._spent else None
         return Drafted(self.drafted, self.accepted, gain)
 
     def propose(self, most: int, given: int = 1, behind: int = 0) -> IntArray:

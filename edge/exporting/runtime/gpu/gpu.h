@@ -158,6 +158,12 @@ bool webgpu_library(void **library); /* the app's, which may be NULL, for the wh
 void *gpu_function(void *library, const char *name);
 bool hash_system(hasher *h); /* adds its version; false: it does not tell */
 
+/* Of a dispatch over so many tokens, the workgroups of the second axis. */
+static inline uint32_t rows_of_groups(const gpu_dispatch_config *each, uint32_t tokens)
+{
+    return each->per ? (tokens + each->per - 1) / each->per : each->groups[1];
+}
+
 /* gpu_pass.c */
 static inline const void *gpu_table(const gpu *g, uint32_t at)
 {

@@ -182,10 +182,12 @@ static bool run(gpu *g, const gpu_input *input, float *logits)
 static edge_status open(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error)
 {
     edge_status status = gpu_open(g, options, cancelled, error);
+    if (status)
+        return status;
     choose_dispatches(g);
-    for (int i = 0; !status && i < 2; i++)
+    for (int i = 0; i < 2; i++)
         arena_normals(g->arenas + i);
-    return status;
+    return EDGE_OK;
 }
 
 static const char *failure(const gpu *g) { return g->failure ? g->failed_by : NULL; }

@@ -56,7 +56,7 @@ bool hash_system(hasher *h)
 void *metal_library(void)
 {
     /* On macOS only a process with CoreGraphics has a default device, says MTLCreateSystemDefaultDevice's documentation;
-     * command-line tools have it not of themselves. */
+     * command-line tools do not load it by themselves. */
     dlopen("/System/Library/Frameworks/CoreGraphics.framework/CoreGraphics", RTLD_NOW | RTLD_LOCAL);
     return dlopen("/System/Library/Frameworks/Metal.framework/Metal", RTLD_NOW | RTLD_LOCAL);
 }

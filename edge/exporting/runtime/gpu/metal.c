@@ -1,7 +1,7 @@
 /* A GPU through Metal, on iOS and macOS. The system compiles the sources, in a process of its own, and keeps what comes out
  * of it; that it fails to is kept in the app's cache folder.
  *
- * Memory is the GPU's and the process's at once, so that weights stay where the file is mapped. */
+ * On Apple's own chips, memory is the GPU's and the process's at once, so that weights stay where the file is mapped. */
 #include <string.h>
 
 #include "gpu.h"
@@ -222,7 +222,7 @@ static void encode(gpu *g, metal_id encoder, const gpu_dispatch_config *each, ui
         scalars[i] = numbers[each->parts + i];
     if (count)
         send_set_bytes(m, encoder, scalars, count * sizeof *scalars, each->parts);
-    uint32_t rows = each->per ? (tokens + each->per - 1) / each->per : each->groups[1];
+    uint32_t rows = rows_of_groups(each, tokens);
     metal_size groups = {each->groups[0], rows, 1}, threads = {kernel->threads[0], kernel->threads[1], 1};
     send_dispatch(m, encoder, groups, threads);
 }

@@ -66,7 +66,6 @@ typedef struct { size_t width, height, depth; } metal_size; /* MTLSize: three NS
     X(size_t, status, "status", (), ()) \
     X(metal_id, error, "error", (), ())
 
-enum { MOST_SCALARS = 8 }; /* of a dispatch */
 enum { MOST_SENT = 32 }; /* command buffers that wait at once: a queue has 64 by default, and blocks beyond */
 
 typedef struct {

@@ -194,15 +194,24 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 static bool share_weights(gpu *g, const gpu_buffer *buffer, void **made)
 {
     const uint8_t *data = g->model->sections[SECTION_GPU_WEIGHTS] + buffer->weights;
+    if (!buffer->loaded || !number_of(g, g->device, CL_DEVICE_HOST_UNIFIED_MEMORY))
+        return false;
     uint64_t alignment = number_of(g, g->device, CL_DEVICE_MEM_BASE_ADDR_ALIGN) / 8;
-    bool unified = number_of(g, g->device, CL_DEVICE_HOST_UNIFIED_MEMORY);
-    if (!buffer->loaded || !unified || !alignment || (uintptr_t)data % alignment)
+    if (!alignment || (uintptr_t)data % alignment)
         return false;
     int32_t code;
+    uint32_t first;
     cl_handle found = g->cl.clCreateBuffer(g->context, CL_MEM_READ_ONLY | CL_MEM_USE_HOST_PTR, buffer->size,
                                            (void *)(uintptr_t)data, &code);
     if (code != CL_SUCCESS)
         return false;
+    /* drivers allocate, and copy, when a buffer is used */
+    code = g->cl.clEnqueueReadBuffer(g->queue, found, 1, 0, sizeof first, &first, 0, NULL, NULL);
+    if (code != CL_SUCCESS) {
+        g->cl.clReleaseMemObject(found);
+        return false;
+    }
+    forget_memory(data, buffer->size); /* of a copied file no page stays */
     *made = found;
     g->bytes += buffer->size;
     return true;
@@ -321,7 +330,7 @@ static void run_one(gpu *g, const gpu_dispatch_config *each, uint32_t tokens)
     }
     for (uint32_t i = each->parts; i < each->parts + each->scalars; i++)
         failed(g, g->cl.clSetKernelArg(run, i, sizeof numbers[i], numbers + i));
-    uint32_t rows = each->per ? (tokens + each->per - 1) / each->per : each->groups[1];
+    uint32_t rows = rows_of_groups(each, tokens);
     size_t group[2] = {kernel->threads[0], kernel->threads[1]};
     size_t total[2] = {(size_t)each->groups[0] * group[0], (size_t)rows * group[1]};
     if (!g->failure)

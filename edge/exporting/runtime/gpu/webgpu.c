@@ -443,7 +443,7 @@ static void run(gpu *g, uint32_t first, uint32_t count, uint32_t tokens)
         const gpu_dispatch_config *each = dispatches + i;
         if (g->skipped[i])
             continue;
-        uint32_t rows = each->per ? (tokens + each->per - 1) / each->per : each->groups[1];
+        uint32_t rows = rows_of_groups(each, tokens);
         g->wg.wgpuComputePassEncoderSetPipeline(encoded, g->kernels[each->kernel]);
         g->wg.wgpuComputePassEncoderSetBindGroup(encoded, 0, g->groups[i], 0, NULL);
         g->wg.wgpuComputePassEncoderDispatchWorkgroups(encoded, each->groups[0], rows, 1);
