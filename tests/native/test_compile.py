@@ -429,7 +429,7 @@ def test_a_folder_for_gpus_holds_the_program_and_the_weights(tmp_path: Path) -> 
         ([], "--device NAME.*--gpu LANGUAGE"),
         (["--device", "host", "--gpu", "wgsl"], "give one of them"),
         (["--gpu", "glsl"], "wgsl, opencl, cuda, metal, not 'glsl'"),
-        (["--gpu", "wgsl", "--kv-dtype", "int4"], "int4.*f16, int8, f32"),
+        (["--gpu", "wgsl", "--kv-dtype", "q8_0"], "q8_0.*f16, int8, int4, f32"),
     ],
 )
 def test_wrong_targets_are_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:

@@ -520,7 +520,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "thoughts": None,
     "plan": {
         "backend", "kv_policy", "sinks", "config", "evict_step", "bytes", "predicted_peak", "limit", "limit_source",
-        "tuned", "gpu_limit", "gpu_limit_source", "chosen", "first_run", "snapshots", "draft",
+        "tuned", "gpu_limit", "gpu_limit_source", "chosen", "first_run", "dtype_by", "snapshots", "draft",
     },
     "versions": {"edge", "python", "numpy", "apache-tvm", "apache-tvm-ffi"},
     "seed": None,

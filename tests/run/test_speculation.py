@@ -279,6 +279,8 @@ def test_without_drafts_nothing_is_gained_however_long_the_text_becomes() -> Non
     for behind, seconds, passes in ((100, 0.010, 1000), (1100, 0.015, 10)):
         for _ in range(passes):
             one.time(1, 0, seconds, behind)
+    assert one.report().gain is None
+    one.judge(1, 0)
     assert one.report().gain == pytest.approx(1.0)
 
 
