@@ -34,19 +34,29 @@ def in_tiles(data: AnyArray) -> AnyArray:
     return data.reshape(ROWS // TILE, TILE, -1).swapaxes(1, 2)
 
 
+def packed_values(dtype: str, codes: AnyArray) -> AnyArray:
+    """As the module has them: of 4 bits, those of the first half of 32 values, or of the last 16, in the low halves."""
+    if dtype != "int4":
+        return codes
+    parts = [codes[:, start : start + 32] for start in range(0, codes.shape[1], 32)]
+    halves = [np.split(part, 2, axis=1) for part in parts]
+    return np.concatenate([low | high << 4 for low, high in halves], axis=1)
+
+
 def test_rows_travel_as_both_sides_have_them() -> None:
     """Rotated halves are neighbours in the module; of 4 bits, heads of 16 values are padded on the device."""
     cases: list[dict[str, Any]] = []
     orders = []
     for dtype, head, rotated in (
-        ("int4", 16, 16), ("int4", 64, 64), ("int4", 32, 0), ("int8", 64, 32), ("f16", 48, 48), ("f32", 16, 16),
+        ("int4", 16, 16), ("int4", 64, 64), ("int4", 32, 0), ("int4", 48, 0), ("int8", 64, 32), ("f16", 48, 48),
+        ("f32", 16, 16),
     ):  # fmt: skip
         form, rows = RowForm(dtype, head), np.random.default_rng(head).standard_normal((2, ROWS, head))
         (keys, values), (key_scales, value_scales) = encode(dtype, rows.astype(np.float32))
         there, half = np.arange(head), rotated // 2  # of a value on the device, its place in the module
         there[:rotated] = np.arange(rotated).reshape(half, 2).T.reshape(-1)
         on_device = to_memory(form, keys[:, there]).reshape(ROWS // TILE, TILE, form.units, 16).swapaxes(1, 2)
-        module = [in_tiles(pack_keys(dtype, keys)), pack_keys(dtype, values)]
+        module = [in_tiles(pack_keys(dtype, keys)), packed_values(dtype, values)]
         device = [on_device, to_memory(form, values)]
         if form.scaled:
             module += [in_tiles(key_scales), in_tiles(value_scales)]

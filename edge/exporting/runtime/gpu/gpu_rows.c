@@ -120,6 +120,35 @@ static void get_key(const gpu_arena *rows, uint8_t *tiles, uint32_t row, uint8_t
     }
 }
 
+/* The place, in halves of bytes, of value `at` of a row of int4 in rows.c, which has the first half of 32 values, or of the
+ * last 16, in the low halves (backends/tvm/cpu/kernels/cache.py); here two neighbours are in a byte. */
+static uint32_t half_of(const gpu_arena *rows, uint32_t at)
+{
+    uint32_t width = at < rows->converter.head / 32 * 32 ? 16 : 8, rest = at % (2 * width);
+    return at - rest + rest % width * 2 + rest / width;
+}
+
+static bool has_halves(const gpu_arena *rows)
+{
+    return rows->coded < rows->converter.head;
+}
+
+static void put_value(const gpu_arena *rows, uint8_t *to, const uint8_t *value)
+{
+    if (!has_halves(rows))
+        memcpy(to, value, rows->coded);
+    for (uint32_t at = 0; has_halves(rows) && at < rows->converter.head; at++)
+        copy_half(to + at / 2, at, value + half_of(rows, at) / 2, half_of(rows, at));
+}
+
+static void get_value(const gpu_arena *rows, const uint8_t *from, uint8_t *value)
+{
+    if (!has_halves(rows))
+        memcpy(value, from, rows->coded);
+    for (uint32_t at = 0; has_halves(rows) && at < rows->converter.head; at++)
+        copy_half(value + half_of(rows, at) / 2, half_of(rows, at), from + at / 2, at);
+}
+
 void arena_normals(gpu_arena *rows)
 {
     const kv_rows *own = &rows->converter;
@@ -174,7 +203,7 @@ static void save(rows_device *device, uint32_t row, uint8_t *out)
     gpu_arena *rows = (gpu_arena *)device;
     read_tile(rows, row, true);
     get_key(rows, rows->tile_keys, row % TILE, out);
-    memcpy(out + rows->coded, rows->tile_values + (size_t)(row % TILE) * rows->row_bytes, rows->coded);
+    get_value(rows, rows->tile_values + (size_t)(row % TILE) * rows->row_bytes, out + rows->coded);
     memcpy(out + 2 * (size_t)rows->coded, rows->tile_scales + 2 * (row % TILE), 2 * (size_t)rows->scale);
 }
 
@@ -185,7 +214,7 @@ static void stage(gpu_arena *rows, uint32_t row, enum gpu_which which, const uin
     uint32_t at = rows->staged++;
     rows->which = which;
     put_key(rows, rows->keys, at, saved);
-    memcpy(rows->values + (size_t)at * rows->row_bytes, saved + rows->coded, rows->coded);
+    put_value(rows, rows->values + (size_t)at * rows->row_bytes, saved + rows->coded);
     if (rows->scale)
         memcpy(rows->scales + 2 * at, saved + 2 * (size_t)rows->coded, 2 * (size_t)rows->scale);
     rows->pairs[2 * at] = (int32_t)(rows->count + at);

@@ -46,6 +46,16 @@ export class Arena {
     return Math.floor(value / this.unit) * TILE * this.unit + (value % this.unit);
   }
 
+  /**
+   * The place, in halves of bytes, of a value of 4 bits in the module's row, which has the first half of 32 values, or of the
+   * last 16, in the low halves; the device has two neighbours in a byte. @param {number} value
+   */
+  #half(value) {
+    const width = value < this.form.head - (this.form.head % 32) ? 16 : 8;
+    const rest = value % (2 * width);
+    return value - rest + (rest % width) * 2 + Math.floor(rest / width);
+  }
+
   /** @param {any} from @param {number} at @returns {number} */
   #get(from, at) {
     return this.per === 1 ? from[at] : (from[at >> 1] >> (4 * (at & 1))) & 15;
@@ -108,7 +118,12 @@ export class Arena {
       }
     }
     const [values, padded] = [new Uint8Array(buffer, place.values + first * TILE * own, rows * own), new Uint8Array(rows * bytes)];
-    for (let row = 0; row < rows; row++) padded.set(values.subarray(row * own, (row + 1) * own), row * bytes);
+    for (let row = 0; row < rows; row++) {
+      if (this.per === 1) padded.set(values.subarray(row * own, (row + 1) * own), row * bytes);
+      for (let value = 0; this.per === 2 && value < head; value++) {
+        this.#put(padded, row * this.stored + value, this.#get(values, row * head + this.#half(value)));
+      }
+    }
     /** @type {[number, number, ArrayBufferView][]} */
     const found = [
       [buffers[0], first * TILE * bytes, ordered],
@@ -166,7 +181,10 @@ export class Arena {
         const first = this.#own(value);
         this.#put(keys, target + this.order[first], this.#get(readKeys, source + first));
       }
-      values.set(readValues.subarray(number * bytes, number * bytes + own), row * own);
+      if (this.per === 1) values.set(readValues.subarray(number * bytes, number * bytes + own), row * own);
+      for (let value = 0; this.per === 2 && value < head; value++) {
+        this.#put(values, row * head + this.#half(value), this.#get(readValues, number * this.stored + value));
+      }
     });
     if (!scaled) return;
     const scales = new Uint32Array(found, at[2], 2 * rows.length);
