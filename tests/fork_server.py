@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -46,23 +47,29 @@ with socket.socket(socket.AF_UNIX) as server:
 os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 """
 _SERVERS: dict[str, tuple[subprocess.Popen[bytes], str]] = {}  # and their sockets, by what they have run
+_STARTING = threading.Lock()  # modules are compiled in threads: of two servers, the one that nobody keeps would end
 
 
 def forking(prepared: str, module: str, *arguments: str) -> list[str]:
     """The command `python -m module arguments`, in a fork of a process that has run `prepared`."""
     if sys.platform != "linux":
         return [sys.executable, "-m", module, *arguments]
-    if prepared not in _SERVERS:
-        name = f"edge-tests-{os.getpid()}-{secrets.token_hex(8)}"  # not that of one which may still end
-        places = [os.path.abspath(place) for place in sys.path]
-        start = f"import sys; sys.path[:] = {places!r}; import fork_server; fork_server.serve({name!r}, {prepared!r})"
-        server = subprocess.Popen(
-            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        _SERVERS[prepared] = server, name
-        assert server.stdout is not None
-        assert server.stdout.read(1), "it did not start"
+    with _STARTING:
+        if prepared not in _SERVERS:
+            _SERVERS[prepared] = _start(prepared)
     return [sys.executable, "-I", "-S", "-c", _CLIENT, _SERVERS[prepared][1], module, *arguments]
+
+
+def _start(prepared: str) -> tuple[subprocess.Popen[bytes], str]:
+    name = f"edge-tests-{os.getpid()}-{secrets.token_hex(8)}"  # not that of one which may still end
+    places = [os.path.abspath(place) for place in sys.path]
+    start = f"import sys; sys.path[:] = {places!r}; import fork_server; fork_server.serve({name!r}, {prepared!r})"
+    server = subprocess.Popen(
+        [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert server.stdout is not None
+    assert server.stdout.read(1), "it did not start"
+    return server, name
 
 
 @contextmanager
