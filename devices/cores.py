@@ -62,7 +62,7 @@ def own_fast_cores() -> int:
     for cpu in sorted(os.sched_getaffinity(0)):
         path = _CPUS / f"cpu{cpu}"
         capacity, khz = (read_text(path / name).strip() for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"))
-        cpus.append((read_text(path / "topology/thread_siblings_list").strip() or str(cpu), capacity, khz))
+        cpus.append((_core(_CPUS, cpu), capacity, khz))
     return fast_cores(physical_cores(cpus).values())
 
 
@@ -103,10 +103,11 @@ def core_kinds(root: Path = Path("/")) -> list[CoreKind]:
     if not hasattr(os, "sched_getaffinity"):
         return []
     allowed, devices = sorted(os.sched_getaffinity(0)), root / "sys/devices"
+    cpus = devices / "system/cpu"
     hybrids = {cpu: name for name in _HYBRIDS for cpu in _listed(read_text(devices / f"cpu_{name}/cpus"))}
     found = dict[tuple[int, int, str, str], list[int]]()
     for cpu in allowed:
-        path, key = devices / f"system/cpu/cpu{cpu}", (0, 0, "", hybrids.get(cpu, ""))
+        path, key = cpus / f"cpu{cpu}", (0, 0, "", hybrids.get(cpu, ""))
         if platform.machine() == "aarch64":
             names = ("cpu_capacity", "cpufreq/cpuinfo_max_freq", "regs/identification/midr_el1")
             capacity, khz, midr = (read_text(path / name).strip() for name in names)
@@ -114,7 +115,7 @@ def core_kinds(root: Path = Path("/")) -> list[CoreKind]:
         found.setdefault(key, []).append(cpu)
     order = list(_HYBRIDS)
     kinds = [
-        CoreKind(tuple(cpus), len({_core(devices, cpu) for cpu in cpus}), *key) for key, cpus in found.items()
+        CoreKind(tuple(own), len({_core(cpus, cpu) for cpu in own}), *key) for key, own in found.items()
     ]  # fmt: skip
 
     def rank(each: CoreKind) -> tuple[int, int, int, str]:
@@ -123,8 +124,9 @@ def core_kinds(root: Path = Path("/")) -> list[CoreKind]:
     return sorted(kinds, key=rank)
 
 
-def _core(devices: Path, cpu: int) -> str:
-    return read_text(devices / f"system/cpu/cpu{cpu}/topology/thread_siblings_list").strip() or str(cpu)
+def _core(cpus: Path, cpu: int) -> str:
+    """The physical core of a logical CPU, by the CPUs that share it."""
+    return read_text(cpus / f"cpu{cpu}/topology/thread_siblings_list").strip() or str(cpu)
 
 
 def _listed(text: str) -> list[int]:

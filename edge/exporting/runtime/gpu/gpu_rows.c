@@ -135,17 +135,21 @@ static bool has_halves(const gpu_arena *rows)
 
 static void put_value(const gpu_arena *rows, uint8_t *to, const uint8_t *value)
 {
-    if (!has_halves(rows))
+    if (!has_halves(rows)) {
         memcpy(to, value, rows->coded);
-    for (uint32_t at = 0; has_halves(rows) && at < rows->converter.head; at++)
+        return;
+    }
+    for (uint32_t at = 0; at < rows->converter.head; at++)
         copy_half(to + at / 2, at, value + half_of(rows, at) / 2, half_of(rows, at));
 }
 
 static void get_value(const gpu_arena *rows, const uint8_t *from, uint8_t *value)
 {
-    if (!has_halves(rows))
+    if (!has_halves(rows)) {
         memcpy(value, from, rows->coded);
-    for (uint32_t at = 0; has_halves(rows) && at < rows->converter.head; at++)
+        return;
+    }
+    for (uint32_t at = 0; at < rows->converter.head; at++)
         copy_half(value + half_of(rows, at) / 2, half_of(rows, at), from + at / 2, at);
 }
 
