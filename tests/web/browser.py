@@ -92,9 +92,7 @@ class Page:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
-        self.events.clear()
-        self.ask("Page.navigate", url=path.absolute().as_uri())
-        self.wait("Page.loadEventFired")
+        self.visit(path.absolute().as_uri())
         self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
         found = [(each["method"], each["params"]) for each in self.events]
         complaints = [str(what) for method, what in found if method in ("Runtime.exceptionThrown", "Log.entryAdded")]
@@ -105,10 +103,11 @@ class Page:
         return Opened(self, complaints, requests)
 
     def visit(self, url: str) -> None:
-        """Go to an address, until its page has been loaded."""
-        self.events.clear()
-        self.ask("Page.navigate", url=url)
-        self.wait("Page.loadEventFired")
+        """Go to an address, until its page has been loaded. The page before is left first: it may still complain."""
+        for each in ("about:blank", url):
+            self.events.clear()
+            self.ask("Page.navigate", url=each)
+            self.wait("Page.loadEventFired")
 
     def value(self, script: str) -> Any:
         """Of an expression of JavaScript, awaited."""
