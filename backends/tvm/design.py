@@ -64,6 +64,12 @@ class Design:
         return replace(design, lora=config.lora_rank > 0, pages=config.reads > 0, batches=batch_sizes(config, design))
 
     @property
+    def estimates(self) -> bool:
+        """Whether a step can bound the logits from a part of the head, to compute only the largest ones."""
+        block = BLOCKS[self.head]
+        return isinstance(block, IntegerBlock) and bool(block.halves) and not self.exact
+
+    @property
     def verifies(self) -> bool:
         """Whether an app's pass has code for drafts. A chunk with adapters adds up other sums than a step."""
         return self.exported and not self.lora

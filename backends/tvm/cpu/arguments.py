@@ -37,6 +37,8 @@ class Job:
     sequence: whose fixed state a step, a chunk or drafts change.
     drafts: VERIFIED where a batch is of tokens of one sequence that may be forgotten: inputs of fixed states are kept,
     and the states stay. An APPLY job, where it is APPLIED, then changes them by the first `count` of these tokens.
+    wanted: ESTIMATED where a step bounds the logits of all tokens instead. A RESCORE job then computes those of `count`
+    tiles (phases/estimate.py).
     """
 
     NAMES = (
@@ -44,6 +46,7 @@ class Job:
     )  # fmt: skip
     QUIT, STEP, CHUNK, APPLY, BATCH = range(5)
     APPLIED, VERIFIED = 1, 2  # values of `drafts`
+    RESCORE = ESTIMATED = -1
 
     @classmethod
     def slot(cls, name: str) -> int:
@@ -97,6 +100,7 @@ _NAMES = (
     "token_embd_norm", "token_embd_norm.bias",
     "per_layer_model_proj", "per_layer_model_proj.scales", "per_layer_proj_norm",
     "output_norm", "output_norm.bias", "head", "head.scales",
+    "head_upper", "head_lower", "head_tiles", "head_bounds", "head_exact",  # of a head in two stages
     "block", "head_step", "head_parts",  # streaming.py
     "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
     "states",  # values of all fixed states of one sequence
@@ -250,12 +254,13 @@ def work_offsets(core: Attention, target: Target) -> dict[str, int]:
 
 def make_scratch(
     shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0,
-    sequences: int = 1, kept: int = 0, pages: int = 0,
+    sequences: int = 1, kept: int = 0, pages: int = 0, *, estimates: bool = False,
 ) -> Scratch:  # fmt: skip
     """Rows are the tokens of a chunk or, in a step, a copy for each thread.
 
     observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0. lora_rank: padded.
-    kept: `Kept.floats`. pages: that one head may hold, if a step chooses among them; else 0.
+    kept: `Kept.floats`. pages: that one head may hold, if a step chooses among them; else 0. estimates: room for a head
+    in two stages.
     """
     tokens = round_up(max(chunk, sequences), target.gemm_tokens)
     rows = max(tokens, threads)
@@ -288,9 +293,12 @@ def make_scratch(
         "kept": kept,
         "page_scores": shape.kv_heads * page_stride,
     }
+    tiles = shape.padded_vocab // 16 if estimates else 0
+    floats |= {"head_upper": tiles, "head_lower": tiles, "head_bounds": threads * (shape.hidden // 32) if tiles else 0}
     integers = {
         "words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks,
         "page_list": threads * page_stride,
+        "head_tiles": tiles, "head_exact": threads * LINE if tiles else 0,
     }  # fmt: skip
     of_integers = {name for core in cores for name in kind_of(core).integers(core, Sizes(1, 1, 1))}
     for name, count in found.items():

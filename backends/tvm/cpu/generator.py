@@ -25,6 +25,7 @@ from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, le
 from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, mamba, per_layer_input, short_convolution
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, PassKind, Unit, pass_kinds
 from edge.backends.tvm.cpu.phases.embed import embed
+from edge.backends.tvm.cpu.phases.estimate import estimate, rescore
 from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
@@ -74,7 +75,8 @@ def build(design: Design) -> Program:
     """Separate functions, because LLVM takes more than twice the time for one of twice the size."""
     units: dict[str, dict[str, Any]] = {}
     for name, (unit, number) in _units(design).items():
-        kinds = {_unit_name(kind, name): kind for kind in reversed(pass_kinds(design))}  # the first of equal names
+        passes = [kind for kind in pass_kinds(design) if kind.single or name not in _OF_STEPS]
+        kinds = {_unit_name(kind, name): kind for kind in reversed(passes)}  # the first of equal names
         units[name] = {
             design.symbol(function): _unit(design, kind, name, unit, number)
             for function, kind in reversed(kinds.items()) if function not in design.shared
@@ -108,6 +110,8 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
         ends = any(form[-1] == number for form in design.shape.forms)
         for name, unit in units.items():
             found[design.shape.code(number, name)] = (_then_evict(unit) if ends and name == last else unit), number
+    if design.estimates:
+        found |= {"estimate": (lambda b, _layer: estimate(b), None), "rescore": (lambda b, _layer: rescore(b), None)}
     return found if design.shape.encoder else found | {"head": (lambda b, _layer: head(b), None)}
 
 
@@ -258,8 +262,19 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                         continue
                     with when(table[slots.place(layer, "form")] == index):
                         _layer(shape, form, kind, layer, emit, waves)
-            if not shape.encoder:
+            if shape.encoder:
+                continue
+            if not (kind.single and design.estimates):
                 emit(kind, "head", i64(0), i64(0))
+                continue
+            wanted = let(T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])[Job.slot("wanted")])
+            with when(wanted == Job.ESTIMATED):
+                emit(kind, "estimate", i64(0), i64(0))
+            with when(wanted > Job.ESTIMATED):
+                emit(kind, "head", i64(0), i64(0))
+    if design.estimates:
+        with when(number == Job.RESCORE):
+            emit(next(kind for kind in pass_kinds(design) if kind.single), "rescore", i64(0), i64(0))
     of_drafts = [kind for kind in pass_kinds(design) if kind.drafts]
     if shape.states and of_drafts:
         with when(number == Job.APPLY), loop(i64(0), i64(shape.layers)) as layer:
@@ -300,6 +315,7 @@ CORES: dict[type, dict[str, Unit]] = {
     Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
     Mamba: mamba.UNITS,    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
 }  # fmt: skip
+_OF_STEPS = ("estimate", "rescore")  # of a head in two stages
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
 _RECURRENT: dict[type, str] = {DeltaNet: "delta_net", Mamba: "mamba_scan", ShortConvolution: "convolve"}
 _ALIKE = ("embed", "attend", *_RECURRENT.values())  # units without products

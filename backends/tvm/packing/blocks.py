@@ -54,16 +54,28 @@ class IntegerBlock:
     codebook: tuple[int, ...] = ()  # 16 signed bytes, which the bits of q stand for
     has_factors: bool = True  # of super-blocks
     unit: float = 1.0  # a power of two, by which the float16 numbers are multiplied
+    offset: float = 0.0  # added to q − center; has few bits, so that its product with s is exact
+    halves: tuple[IntegerBlock, ...] = ()  # the high and the low bits of q, which lie apart (`HALVED`)
+    before: int = 0  # of a half: bits of each weight that lie before it in a band
+
+    @property
+    def banded(self) -> bool:
+        return bool(self.halves or self.offset)
 
     @property
     def values(self) -> int:
         """Values per block."""
-        return block_size(self.name)
+        return block_size(self.stored)
+
+    @property
+    def stored(self) -> str:
+        """The block type in GGUF."""
+        return self.name.split()[0]
 
     @property
     def raw_bytes(self) -> int:
         """Bytes of a block of one row in GGUF."""
-        return nbytes(self.name, self.values)
+        return nbytes(self.stored, self.values)
 
     @property
     def parts(self) -> int:
@@ -103,11 +115,20 @@ class IntegerBlock:
     def pack(self, raw: Bytes) -> tuple[Bytes, Bytes]:
         """Pack whole tiles of rows: quants [rows / 16, parts, part_bytes] and scales [rows / 16, blocks,
         scale_bytes]."""
+        if self.halves:
+            return self._pack_halves(raw)
         split = self.split(raw)
         rows, parts, count = split.quants.shape
         fours = split.quants.reshape(rows // TILE, TILE, parts, count // 4, 4).transpose(0, 2, 3, 1, 4)
         scales = [_by_lanes(each) for each in (split.numbers, split.factors) if each is not None]
         return np.ascontiguousarray(fours), np.concatenate(scales, axis=-1)
+
+    def _pack_halves(self, raw: Bytes) -> tuple[Bytes, Bytes]:
+        """Of whole bands, but for the last: quants uint8 [bytes]."""
+        parts = [half.pack(raw) for half in self.halves]
+        tiles = len(raw) // TILE
+        bands = [quants[at : at + BAND].reshape(-1) for at in range(0, tiles, BAND) for quants, _ in parts]
+        return np.concatenate(bands), parts[0][1]
 
 
 @dataclass(frozen=True)
@@ -466,4 +487,36 @@ _TYPES: tuple[Block, ...] = (
     IntegerBlock("TQ1_0", (2,), _split_tq1_0, signed=True, codebook=_TERNARY, has_factors=False),
     IntegerBlock("TQ2_0", (2,), _split_tq2_0, signed=True, codebook=_TERNARY, has_factors=False),
 )
-BLOCKS = {each.name: each for each in _TYPES}
+
+
+def _split_high(raw: Bytes) -> BlockParts:
+    """The high 5 bits of Q8_0's q + 128."""
+    quants = (raw[:, :, 2:] ^ np.uint8(0x80)) >> np.uint8(LOW_BITS)
+    return BlockParts(
+        np.concatenate([plane(quants & np.uint8(15), 4), plane(quants >> np.uint8(4), 1)], axis=-1),
+        numbers_at(raw, 0, 1),
+    )
+
+
+def _split_low(raw: Bytes) -> BlockParts:
+    """The low 3 bits of Q8_0's q."""
+    quants = raw[:, :, 2:] & np.uint8((1 << LOW_BITS) - 1)
+    return BlockParts(
+        np.concatenate([plane(quants & np.uint8(3), 2), plane(quants >> np.uint8(2), 1)], axis=-1),
+        numbers_at(raw, 0, 1),
+    )
+
+
+BAND = 64  # tiles whose high bits lie side by side, before their low bits: few prefetches go beyond the end
+LOW_BITS = 3
+MIDDLE = ((1 << LOW_BITS) - 1) / 2  # of the low bits: no q is further from its high bits and this
+_HIGH = IntegerBlock(
+    "Q8_0 high", (4, 1), _split_high, center=16, unit=float(1 << LOW_BITS), offset=MIDDLE / (1 << LOW_BITS),
+)  # fmt: skip
+_LOW = IntegerBlock("Q8_0 low", (2, 1), _split_low, offset=-MIDDLE, before=5)
+HALVED = IntegerBlock("Q8_0 halved", (8,), _split_plain, signed=True, halves=(_HIGH, _LOW))
+"""Q8_0 in two planes, which a head is read from in two stages (`cpu/phases/estimate.py`): 8 · high + low − 128 is q.
+
+8 · (high − 16) + 3.5 is nearest to q without the low bits, and low − 3.5 the difference.
+"""
+BLOCKS = {each.name: each for each in (*_TYPES, HALVED)}

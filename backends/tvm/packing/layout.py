@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
-from edge.backends.tvm.packing.blocks import BLOCKS, Block
+from edge.backends.tvm.packing.blocks import BLOCKS, HALVED, PART, Block, IntegerBlock
 from edge.backends.tvm.packing.cores import groups_of, round_up
 from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape
 from edge.errors import UnsupportedError
@@ -20,6 +20,8 @@ ALIGNMENT = 64  # bytes, as the widest loads require
 SECTOR = 4096  # files are read in multiples of these where the system's page cache is passed by
 TABLE = "per_layer_token_embd"  # not packed: its rows are read from the model's file
 _TILE = 16  # rows that are multiplied at once
+_MOST_PARTS = 1024  # of a row of the head, for which `cpu/phases/estimate.py` bounds the rounding
+_LEAST_SHARE = 0.2  # of the bytes that a token reads
 
 _PER_HEAD = {"attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"}  # heads, each rounded up to whole tiles
 _ROTATED = _PER_HEAD - {"attn_v"}  # by RoPE; if it pairs halves of a head, rows are interleaved: pairs are neighbours
@@ -39,6 +41,10 @@ class Place:
     unit: int  # rows of the source that are padded to whole tiles together: those of a head, of an expert
     interleaved: int  # number of each unit's first rows whose halves are interleaved; 0: none
     stride: int = 0  # of experts: bytes from one to the next; `quants` and `scales` are the first one's
+
+    @property
+    def halved(self) -> bool:
+        return isinstance(self.block, IntegerBlock) and bool(self.block.halves)
 
 
 @dataclass(frozen=True)
@@ -102,13 +108,30 @@ class PackedLayout:
 
     @property
     def head(self) -> str:
-        return "output" if "output" in self.places else "token_embd"
+        return _head(self.places)
+
+
+def _head(places: dict[str, Place]) -> str:
+    return "output" if "output" in places else "token_embd"
+
+
+def _pays_in_two_stages(file: GGUFFile, spec: ModelSpec, network: Network, places: dict[str, Place]) -> bool:
+    """Whether a head is one of those that can be read in two stages, and large enough to be worth it.
+
+    Logits that are scaled or capped may be equal where their sums are not, so that the order of equal ones would need
+    all of them.
+    """
+    place = places[_head(places)]
+    plain = not network.encoder and not network.logit_cap and network.logit_scale == 1
+    fits = place.block is BLOCKS["Q8_0"] and place.columns <= _MOST_PARTS * PART
+    read = spec.weight_bytes - (0 if spec.tied_head else spec.embedding_bytes)
+    return plain and fits and file.tensors[place.source.tensor].nbytes >= _LEAST_SHARE * read
 
 
 @lru_cache(1)  # a start asks for it six times
-def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
-    """Lay out a model's weights. Raises UnsupportedError for unknown tensors, and for cores and block types without
-    kernels."""
+def make_layout(file: GGUFFile, spec: ModelSpec, *, halve: bool = False) -> PackedLayout:
+    """Lay out a model's weights. halve: a head that pays for it is read in two stages. Raises UnsupportedError for
+    unknown tensors, and for cores and block types without kernels."""
     network = find_network(spec)
     shape, tensors = Shape.of(spec), find_tensors(file, spec)
     places: dict[str, Place] = {}
@@ -124,6 +147,9 @@ def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:
             continue
         places[name] = place
         at = round_up(place.quants + place.nbytes, ALIGNMENT)
+    if halve and _pays_in_two_stages(file, spec, network, places):
+        head = _head(places)
+        places[head] = replace(places[head], block=HALVED)
     experts = {}
     for layer, found in of_experts.items():
         experts[layer] = each = _side_by_side(found, at, places)

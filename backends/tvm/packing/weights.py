@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from edge.backends.tvm.packing.blocks import BAND
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import PackedLayout, Place
 from edge.backends.tvm.sources import source_hash
@@ -118,7 +119,8 @@ def _reread(path: Path) -> None:
 def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO, start: int) -> None:
     rows, unit = place.source.rows, place.unit
     row_bytes = info.nbytes * place.columns // info.elements
-    step = unit if place.stride else max(1, _SLICE // (unit * row_bytes)) * unit
+    whole = BAND * unit if place.halved else unit
+    step = unit if place.stride else max(1, _SLICE // (whole * row_bytes)) * whole
     quants_at, scales_at = start + place.quants, start + place.scales
     for first in range(0, rows, step):
         if place.stride:

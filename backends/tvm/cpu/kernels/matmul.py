@@ -6,6 +6,7 @@ are unpacked once per block and serve every token. Both are this kernel, with on
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -28,12 +29,13 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     move_bits,
     pinned,
     prefetch,
+    pure,
     quotient,
     remainder,
     shift_to_float,
     spread,
 )
-from edge.backends.tvm.packing.blocks import PART, Block, FloatBlock, IntegerBlock
+from edge.backends.tvm.packing.blocks import BAND, HALVED, LOW_BITS, PART, Block, FloatBlock, IntegerBlock
 from edge.backends.tvm.targets import Target
 
 
@@ -45,6 +47,7 @@ class Matrix:
     columns: int
     quants: Value
     scales: Value
+    tiles: int = 0  # of a matrix in bands (`IntegerBlock.banded`)
 
     @property
     def pieces(self) -> int:
@@ -106,16 +109,17 @@ def _integers(
     rows: Sequence[Value], sums: list[Register], target: Target | None, span: Span,
 ) -> None:  # fmt: skip
     """Σ over groups of d · s · (Σ w q − center Σ q) + m · s Σ q, where s and q are the activations'."""
-    first_part, first_scales = _tile(matrix, block, tile)
+    planes, first_scales = _tile(matrix, block, tile)
     x_words = [let(x.words_at(row)) for row in rows]
     x_blocks = [let(x.blocks_at(row)) for row in rows]
     center = block.center + (isa.signed_offset if block.signed else 0)
     with loop(*span) as at:
-        first = let(first_part + at * (block.part_bytes // 4))
+        part = _part_of(planes, at)
         if target and target.fetch_ahead:
-            for line in range(0, block.part_bytes, 64):
-                prefetch(weights.words, first + (target.fetch_ahead + line) // 4, target.fetch_into)
-        groups = _read_part(isa, weights, block, first, first_scales, at)
+            for plane, first in part:
+                for line in range(0, plane.part_bytes, 64):
+                    prefetch(weights.words, first + (target.fetch_ahead + line) // 4, target.fetch_into)
+        groups = _read_part(isa, weights, block, part, first_scales, at)
         x_sums, products = x.sums[block.group_size], []
         for number, group in enumerate(groups):
             starts, words_of_x = [], []
@@ -137,13 +141,36 @@ def _integers(
             each.value = result
 
 
+def sum_of_scales(
+    isa: Isa, weights: Weights, matrix: Matrix, tile: Value, factors: Buffer, start: Value
+) -> Register:  # fmt: skip
+    """Σ over parts of |d| · factors[start + part], of 16 rows. The matrix is one of the halves of `HALVED`."""
+    assert isinstance(matrix.block, IntegerBlock)
+    _, first_scales = _tile(matrix, HALVED, tile)
+    found = Register()
+    found.value = floats(0)
+    with loop(i64(0), i64(matrix.pieces)) as at:
+        scale, *_ = _read_scale(isa, weights, HALVED, first_scales, at, 0)
+        found.value = found.value + pure("float32x16", "llvm.fabs", scale) * spread(factors[start + at])
+    return found
+
+
+def prefetch_part(weights: Weights, matrix: Matrix, tile: Value, part: Value, target: Target) -> None:
+    """Prefetch the quants of a part of a tile, which need not be there."""
+    assert isinstance(matrix.block, IntegerBlock)
+    planes, _ = _tile(matrix, matrix.block, tile)
+    for plane, first in _part_of(planes, part):
+        for line in range(0, plane.part_bytes, 64):
+            prefetch(weights.words, first + line // 4, target.fetch_into)
+
+
 def _narrow(
     isa: Simd128, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, x: Quantized,
     rows: Sequence[Value], sums: list[Register], span: Span,
 ) -> None:  # fmt: skip
     """The same in registers of 4 lanes. Each word of weights is used at once for all its fields and for all rows of x,
     and each word of x for all 16 rows of weights."""
-    first_part, first_scales = _tile(matrix, block, tile)
+    ((_, first_part),), first_scales = _tile(matrix, block, tile)
     x_words = [let(x.words_at(row)) for row in rows]
     x_blocks = [let(x.blocks_at(row)) for row in rows]
     x_sums, groups, lanes = x.sums[block.group_size], PART // block.group_size, range(0, LANES, 4)
@@ -198,11 +225,11 @@ def _exact(
     rows: Sequence[Value], sums: list[Register], span: Span,
 ) -> None:  # fmt: skip
     """The same product with every weight converted to a float: slow, for tests and comparisons."""
-    first_part, first_scales = _tile(matrix, block, tile)
+    planes, first_scales = _tile(matrix, block, tile)
     starts = [let(inputs.start + row * inputs.stride) for row in rows]
     with loop(*span) as at:
-        first = first_part + at * (block.part_bytes // 4)
-        for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, first, first_scales, at))):
+        part = _part_of(planes, at)
+        for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, part, first_scales, at))):
             weight = let(weight)
             for each, start in zip(sums, starts, strict=True):
                 each.value = each.value + weight * spread(inputs.floats[start + at * PART + index])
@@ -217,22 +244,50 @@ class _Group:
     minimum: Value | None = None
 
 
-def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[Value, Value]:
-    """The offsets of its quants in words and of its scales in halves."""
+Planes = list[tuple[IntegerBlock, Value]]
+"""Where quants begin, in words: a block's, or those of its halves."""
+
+
+def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[Planes, Value]:
+    """Where its quants begin, and the offset of its scales in halves."""
     quants, scales = block.packed_bytes(16, matrix.columns)
-    words, halves = quotient(matrix.quants + tile * quants, 4), quotient(matrix.scales + tile * scales, 2)
-    return let(words), let(halves)
+    halves = let(quotient(matrix.scales + tile * scales, 2))
+    if not block.banded:
+        return [(block, let(quotient(matrix.quants + tile * quants, 4)))], halves
+    band, inside = let(quotient(tile, BAND)), let(remainder(tile, BAND))
+    whole, _ = HALVED.packed_bytes(16, matrix.columns)
+    count = let(T.min(i64(BAND), i64(matrix.tiles) - band * BAND))
+    planes = []
+    for plane in block.halves or (block,):
+        size, _ = plane.packed_bytes(16, matrix.columns)
+        at = matrix.quants + band * (BAND * whole) + count * (16 * matrix.columns * plane.before // 8) + inside * size
+        planes.append((plane, let(quotient(at, 4))))
+    return planes, halves
+
+
+def _part_of(planes: Planes, at: Value) -> Planes:
+    """Where part `at` begins."""
+    return [(plane, let(first + at * (plane.part_bytes // 4))) for plane, first in planes]
 
 
 def _read_part(
-    isa: Isa, weights: Weights, block: IntegerBlock, first: Value, first_scales: Value, at: Value
+    isa: Isa, weights: Weights, block: IntegerBlock, part: Planes, first_scales: Value, at: Value
 ) -> list[_Group]:
-    """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`."""
-    first = let(first)
-    registers = _read_registers(block, isa, lambda index: load(weights.words, first + index * 16))
+    """Part `at` of a tile, whose scales begin at half `first_scales`."""
+    read = [_read_registers(plane, isa, functools.partial(_load_words, weights, first)) for plane, first in part]
+    registers = list(map(_joined, *read)) if block.halves else read[0]
     scales = [_read_scale(isa, weights, block, first_scales, at, group) for group in range(PART // block.group_size)]
     count = len(registers) // len(scales)
     return [_Group(registers[index * count : (index + 1) * count], *each) for index, each in enumerate(scales)]
+
+
+def _load_words(weights: Weights, first: Value, index: int) -> Value:
+    return load(weights.words, first + index * 16)
+
+
+def _joined(high: Value, low: Value) -> Value:
+    """The signed bytes of `HALVED`. High halves are below 32: no bit moves into another byte."""
+    return let((T.shift_left(high, ints(LOW_BITS)) | low) ^ spread(T.int32(0x80808080 - (1 << 32))))
 
 
 def _read_scale(
@@ -248,6 +303,8 @@ def _read_scale(
     ]
     if block.unit != 1:
         numbers = [let(each * floats(block.unit, lanes)) for each in numbers]
+    if block.offset:
+        numbers.append(let(numbers[0] * floats(block.offset, lanes)))
     if not block.factored:
         return numbers
     factors_at = let((scales + block.numbers * 16) * 2 + remainder(at, block.parts) * PART)
@@ -328,9 +385,9 @@ def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer
             kept.value = to_floats(block, isa, load(memory, first + at * 16))
             T.buffer_store(out, kept.lane(lane), [out_at + at])
         return
-    first_part, first_scales = _tile(matrix, block, tile)
+    planes, first_scales = _tile(matrix, block, tile)
     with loop(i64(0), i64(matrix.pieces)) as at:
-        first = first_part + at * (block.part_bytes // 4)
-        for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, first, first_scales, at))):
+        part = _part_of(planes, at)
+        for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, part, first_scales, at))):
             kept.value = weight
             T.buffer_store(out, kept.lane(lane), [out_at + at * PART + index])

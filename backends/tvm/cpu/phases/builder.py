@@ -99,6 +99,7 @@ class PassBuilder:
             for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes", "disk")
         )
         self._sequence, self._drafts = (let(job[Job.slot(name)]) for name in ("sequence", "drafts"))
+        self.given = count  # also of a job that is no pass
         self.count = i64(1) if self.single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
         # In a step with adapters: makes sure that A x of a matrix is there.
@@ -388,7 +389,8 @@ class PassBuilder:
         return next(each for each in self.block.core.tensors(self.shape.hidden) if each.name == name)
 
     def matrix(self, block: str, columns: int, name: str) -> Matrix:
-        return Matrix(BLOCKS[block], columns, self.at(name), self.at(f"{name}.scales"))
+        """Outside of layers, with a row for each token if it is in bands."""
+        return Matrix(BLOCKS[block], columns, self.at(name), self.at(f"{name}.scales"), self.shape.padded_vocab // 16)
 
     def first_row(self, layer: Value, kv_head: Value, token: Value) -> Value:
         """The first row of the arena that a head of the token's sequence has."""

@@ -36,11 +36,11 @@ def head(b: PassBuilder) -> None:
                 tile = let(start + index)
                 if not b.apart:
                     with when(b.wanted == 1):
-                        _logits_tile(b, matrix, tile, inputs, [row], [i64(0)])
+                        logits_tile(b, matrix, tile, inputs, [row], [i64(0)])
                 if not b.single:
                     with when(b.wanted > (0 if b.apart else 1)), loop(i64(0), _batches(b)) as block:
                         rows = [let(block * b.batch + index) for index in range(b.batch)]
-                        _logits_tile(b, matrix, tile, inputs, rows, rows)
+                        logits_tile(b, matrix, tile, inputs, rows, rows)
         evict_piece(b, let(part + shape.layers))
 
 
@@ -48,7 +48,7 @@ def _batches(b: PassBuilder) -> Value:
     return quotient(b.wanted + (b.batch - 1), b.batch)
 
 
-def _logits_tile(
+def logits_tile(
     b: PassBuilder, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value], out: Sequence[Value]
 ) -> None:
     sums = b.multiply(matrix, tile, inputs, rows)

@@ -1,0 +1,132 @@
+"""A head in two stages: bounds of all logits from the high bits of its weights, then those logits that matter.
+
+The first stage reads 5 of the 8 bits of each weight, and all bits of the few blocks of columns in which the activations
+are largest. The engine compares its bounds (`cpu/two_stages.py`); the second stage computes the tiles that are left, by
+the code of the whole head. Both multiply the same quantized activations, so that only the low bits are unknown.
+
+Notation: a row of weights d_b · q_i, its activations s_b · x_i with integers q and x, blocks b of 32 values. Without
+its low bits q is h = 8 · (high − 16) + 3.5, and |q − h| ≤ 3.5. Then
+
+    |Σ d s q x − Σ d s h x| ≤ Σ_b |d_b| · 3.5 · a_b,  a_b = |s_b| · Σ |x_i|
+
+and blocks whose low bits were read add nothing. All integers are exact, so floating point rounds only products with
+scales and sums of blocks. Let B = Σ_b |d_b| · a_b, u = 2⁻²⁴, p the number of blocks. The terms of a first stage add up
+to at most 142 · B, since |8 · (high − 16)| + 3.5 + |low| + 3.5 ≤ 142, through at most 2 p + 16 operations each; those
+of the whole head to 128 · B, through p + 4. Their errors (Higham, Accuracy and Stability, 3.1) and that of adding the
+bound are together less than (412 p + 4,000) · u · B, for which `_rounding` allows more than twice as much. The bound
+itself is a sum of p ≤ 1,024 positive products, each rounded a few times: that is less than 2⁻¹³ of it. What underflows
+is less than `_UNDERFLOW`. Where the bound is not below `_LARGEST` (overflow, NaN), nothing is known: the interval is
+everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.cpu.kernels.activations import Quantized
+from edge.backends.tvm.cpu.kernels.matmul import multiply, prefetch_part, sum_of_scales
+from edge.backends.tvm.cpu.kernels.vectors import (
+    Register,
+    Value,
+    floats,
+    i64,
+    ints,
+    largest,
+    let,
+    load,
+    loop,
+    pure,
+    when,
+)
+from edge.backends.tvm.cpu.phases.builder import PassBuilder
+from edge.backends.tvm.cpu.phases.head import logits_tile
+from edge.backends.tvm.packing.blocks import HALVED, MIDDLE, PART
+
+MOST_EXACT = 3  # blocks whose low bits are read: with 2 to 4 fewest bytes are read, in both models that were measured
+_TILES_AHEAD = 4  # for which the low bits are prefetched: a CPU does not see their pattern by itself
+_UNDERFLOW = 2.0**-80
+_LARGEST = 2.0**90
+_MOST = 3.4028234663852886e38  # of float32
+
+
+def estimate(b: PassBuilder) -> None:
+    """Of each tile, the largest upper and the largest lower bound of a logit; rows beyond the vocabulary are 0."""
+    shape, row = b.shape, b.thread
+    b.norm_row(i64(0), row, "output_norm", None)
+    b.quantize_row("normed", shape.padded_hidden, row, row, [b.design.head])
+    parts = shape.hidden // PART
+    exact = min(MOST_EXACT, parts)
+    bounds, chosen = let(b.at("head_bounds") + row * parts), let(b.at("head_exact") + row * MOST_EXACT)
+    _bound_blocks(b, b.quantized(), parts, bounds)
+    _choose_exact(b, parts, bounds, exact, chosen)
+    b.mark("output_norm")
+    inputs = b.inputs("normed", shape.padded_hidden)
+    halved = b.matrix(b.design.head, shape.hidden, "head")
+    high, low = (replace(halved, block=half) for half in HALVED.halves)
+    upper_at, lower_at = b.at("head_upper"), b.at("head_lower")
+    with b.phase("head"), b.shared_out(i64(shape.padded_vocab // 16)) as tile:
+        with loop(i64(0), i64(exact)) as number:
+            part = let(T.cast(b.integers[chosen + number], "int64"))
+            prefetch_part(b.weights, low, tile + _TILES_AHEAD, part, b.target)
+        (sums,) = b.multiply(high, tile, inputs, [row])
+        with loop(i64(0), i64(exact)) as number:
+            part = let(T.cast(b.integers[chosen + number], "int64"))
+            (more,) = multiply(b.isa, b.weights, low, tile, inputs, [row], None, (part, part + 1))
+            sums.value = sums.value + more.value
+        error = let(sum_of_scales(b.isa, b.weights, high, tile, b.floats, bounds).value + floats(_UNDERFLOW))
+        upper = let(T.Select(error <= floats(_LARGEST), sums.value + error, floats(_MOST)))
+        lower = let(T.Select(error <= floats(_LARGEST), sums.value - error, floats(-_MOST)))
+        T.buffer_store(b.floats, largest(upper), [upper_at + tile])
+        T.buffer_store(b.floats, largest(lower), [lower_at + tile])
+
+
+def rescore(b: PassBuilder) -> None:
+    """The logits of `given` tiles, with the activations that `estimate` left."""
+    matrix = b.matrix(b.design.head, b.shape.hidden, "head")
+    inputs, listed = b.inputs("normed", b.shape.padded_hidden), b.at("head_tiles")
+    with b.phase("head"), b.shared_out(b.given) as index:
+        tile = let(T.cast(b.integers[listed + index], "int64"))
+        logits_tile(b, matrix, tile, inputs, [b.thread], [i64(0)])
+
+
+def _bound_blocks(b: PassBuilder, x: Quantized, parts: int, bounds: Value) -> None:
+    """The factor of |d| in the bound, for every block."""
+    words, scales = let(x.words_at(b.thread)), let(x.scales + x.blocks_at(b.thread))
+    factor = (MIDDLE + _rounding(parts)) * (1 + 2.0**-12)
+    with loop(i64(0), i64(parts)) as part:
+        sums = [_sum_of_sizes(b, words + part * 8 + at) for at in (0, 4)]
+        size = T.cast(let(sums[0] + sums[1]), "float32") * b.floats[scales + part]
+        T.buffer_store(b.floats, size * T.float32(factor), [bounds + part])
+
+
+def _sum_of_sizes(b: PassBuilder, at: Value) -> Value:
+    """Σ |x| of the 16 signed bytes in 4 words."""
+    values = let(T.cast(T.reinterpret("int8x16", load(b.integers, at, 4)), "int32x16"))
+    return let(pure("int32", "llvm.vector.reduce.add", T.max(values, ints(0) - values)))
+
+
+def _choose_exact(b: PassBuilder, parts: int, bounds: Value, exact: int, chosen: Value) -> None:
+    """Choose the blocks with the largest bounds, which then have only their share of the rounding: it is negative until
+    all are chosen, so that none is chosen twice unless its activations are 0."""
+    share = _rounding(parts) / (MIDDLE + _rounding(parts)) * (1 + 2.0**-12)
+    for number in range(exact):
+        found, most = b.counter(), Register(lanes=1)
+        most.value = T.float32(-1)
+        with loop(i64(0), i64(parts)) as part:
+            bound = let(b.floats[bounds + part])
+            with when(T.And(bound >= T.float32(0), bound > most.value)):
+                most.value = bound
+                found.value = T.cast(part, "int32")
+        T.buffer_store(b.integers, found.value, [chosen + number])
+        at = let(bounds + T.cast(found.value, "int64"))
+        T.buffer_store(b.floats, b.floats[at] * T.float32(-share), [at])
+    for number in range(exact):
+        at = let(bounds + T.cast(b.integers[chosen + number], "int64"))
+        T.buffer_store(b.floats, T.max(b.floats[at], T.float32(0) - b.floats[at]), [at])
+
+
+def _rounding(parts: int) -> float:
+    """Of the sums of both stages, in units of B."""
+    return 300 * (4 * parts + 64) * 2.0**-24

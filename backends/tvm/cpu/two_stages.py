@@ -1,0 +1,91 @@
+"""A head in two stages, as the host sees it: which tiles may hold the largest logits. TVM is not needed.
+
+`phases/estimate.py` has both stages, and the bounds. k tiles with a lower bound of at least t hold k logits of at least
+t, so a tile whose upper bound is below the k-th largest lower bound holds none of the k largest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.backends.tvm.cpu.arguments import Scratch
+from edge.types import FloatArray, IntArray
+
+MOST_CANDIDATES = 64
+_TILE = 16
+_FEW = 0.3  # of the tiles: the share of the whole head's bytes that the first stage does not read
+_LONGEST = 64  # tokens whose head is read as a whole at once
+
+
+class TwoStages:
+    """Chooses tiles by their bounds, and whether bounds are worth computing.
+
+    upper, lower: the largest upper and lower bounds of each tile. tiles: the list for the second stage. Counts:
+    `tokens` that went through both stages, the `tiles_read` of them in the second, and `whole` tokens, for which the
+    head was read as a whole because many tiles had been left.
+    """
+
+    def __init__(self, vocab: int, upper: FloatArray, lower: FloatArray, tiles: IntArray) -> None:
+        self._vocab, self._upper, self._lower, self._tiles = vocab, upper, lower, tiles
+        self._left, self._length = 0, 1
+        self.tokens = self.tiles_read = self.whole = 0
+
+    @classmethod
+    def of(cls, vocab: int, scratch: Scratch, floats: FloatArray, integers: IntArray) -> TwoStages:
+        count = -(-vocab // _TILE)
+        upper, lower = (floats[scratch.offsets[name] :][:count] for name in ("head_upper", "head_lower"))
+        return cls(vocab, upper, lower, integers[scratch.offsets["head_tiles"] :][:count])
+
+    @property
+    def share_read(self) -> float:
+        """The share of the tiles that the second stage read, on average; 0 before the first token."""
+        return self.tiles_read / max(1, self.tokens * self._tiles.size)
+
+    @property
+    def bounds(self) -> tuple[FloatArray, FloatArray]:
+        """Of the last token that went through both stages: the largest lower and upper bounds of every tile."""
+        return self._lower, self._upper
+
+    def go_on(self) -> None:
+        """The next token goes through both stages, however many tiles were left before."""
+        self._left = 0
+
+    def pays(self, count: int) -> bool:
+        """Whether the next token's `count` largest logits are worth two stages."""
+        if self._left or count > self._tiles.size // 4:
+            self._left = max(0, self._left - 1)
+            self.whole += 1
+            return False
+        return True
+
+    def survivors(self, count: int) -> IntArray:
+        """The tiles that may hold one of the `count` largest logits, in ascending order."""
+        if self._vocab % _TILE:  # rows of the last tile are no tokens
+            self._upper[-1], self._lower[-1] = np.inf, -np.inf
+        threshold = self._lower.max() if count == 1 else np.partition(self._lower, -count)[-count]
+        found = np.flatnonzero(self._upper >= threshold)
+        self._tiles[: found.size] = found
+        self.tokens, self.tiles_read = self.tokens + 1, self.tiles_read + found.size
+        many = found.size > _FEW * self._tiles.size
+        self._left = self._length if many else 0
+        self._length = min(2 * self._length, _LONGEST) if many else 1
+        return self._tiles[: found.size]
+
+    def largest(self, logits: FloatArray, tiles: IntArray, count: int) -> tuple[IntArray, FloatArray]:
+        """The `count` largest logits of these tiles: see `TopEngine.forward_top`."""
+        ids = (tiles[:, None] * np.int32(_TILE) + np.arange(_TILE, dtype=np.int32)).reshape(-1)
+        ids = ids[: ids.size - (ids.size and int(ids[-1]) >= self._vocab) * (-self._vocab % _TILE)]
+        places, values = largest_of(logits[ids], count)
+        return ids[places], values
+
+
+def largest_of(logits: FloatArray, count: int) -> tuple[IntArray, FloatArray]:
+    """The `count` largest (all, if there are fewer): see `TopEngine.forward_top`."""
+    if count == 1:
+        place = logits.argmax()  # the first NaN, if there is one
+        return np.array([place], np.int32), np.array(logits[place : place + 1])
+    keys = np.where(np.isnan(logits), np.float32(np.inf), logits)
+    least = np.partition(keys, -count)[-count] if count < keys.size else -np.inf
+    places = np.flatnonzero(keys >= least)
+    order = np.lexsort((places, -keys[places], ~np.isnan(logits[places])))[:count]
+    return places[order].astype(np.int32), np.array(logits[places[order]])
