@@ -106,6 +106,7 @@ class Capabilities:
     gpu_layers: bool = False  # it takes --gpu-layers
     lora: bool = False  # it runs adapters (`AdaptedEngine`)
     any_tokenizer: bool = False  # it runs models whose tokenizer edge does not know
+    tops: bool = False  # it can return the largest logits alone (`TopEngine`)
     picks: bool = False  # it chooses tokens itself (`PickingEngine`)
     hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
@@ -194,14 +195,28 @@ class CardEngine(Engine, Protocol):
     card: Card | None
 
 
-class PickingEngine(Engine, Protocol):
-    """An engine that can choose tokens where its logits are, so that the host neither waits after each nor reads all.
+class TopEngine(Engine, Protocol):
+    """An engine for which the largest logits are less work than all.
 
-    Both methods append rows as `forward` does, and leave no logits: arrays that it returned before are invalid.
-    most_candidates: logits that `forward_top` can return. most_banned: tokens that `run_greedy` can exclude.
+    most_candidates: logits that are; 0 where none are.
     """
 
     most_candidates: int
+
+    def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
+        """As `forward`, but returns only the `count` largest logits (all, if there are fewer): ids int32 [n] and logits
+        float32 [n], the largest first, equal ones by their ids, NaN before all others. −0 may come as 0. Arrays that
+        the engine returned before are invalid."""
+        ...
+
+
+class PickingEngine(TopEngine, Protocol):
+    """An engine that can choose tokens where its logits are, so that the host neither waits after each nor reads all.
+
+    Both methods append rows as `forward` does, and leave no logits: arrays that it returned before are invalid.
+    most_banned: tokens that `run_greedy` can exclude.
+    """
+
     most_banned: int
 
     def run_greedy(self, token: int, count: int, banned: IntArray) -> IntArray:
@@ -215,11 +230,6 @@ class PickingEngine(Engine, Protocol):
         Raises what `forward` raises; CapacityError if fewer than `count` rows are free; EngineError (`NOT_FINITE`) for
         NaN among the first logits. It returns what comes before NaN among later ones.
         """
-        ...
-
-    def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
-        """As `forward`, but returns only the `count` largest logits (all, if there are fewer): ids int32 [n] and logits
-        float32 [n], the largest first, equal ones by their ids, NaN before all others. −0 may come as 0."""
         ...
 
 

@@ -50,6 +50,7 @@ class CPU(Backend):
         sequences=True,
         verifies=True,
         pages=True,
+        tops=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.93, 4.6, 0.57), "floats": WeightEfficiency(0.93, 1.4)},
@@ -76,7 +77,7 @@ class CPU(Backend):
         from edge.backends.tvm.targets import choose_target, with_tuning
         from edge.backends.tvm.tuning.lookup import find_tuned
 
-        layout, target = make_layout(file, spec), choose_target()
+        layout, target = make_layout(file, spec, halve=True), choose_target()
 
         def is_there(kv_dtype: str) -> bool:
             found = find_tuned(spec, kv_dtype)
@@ -135,7 +136,7 @@ class CPU(Backend):
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
         kept = Kept.of(network, target.gemm_tokens, config.drafts)
         given = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages_held(config)
-        scratch = make_scratch(shape, target, *given)
+        scratch = make_scratch(shape, target, *given, estimates=not shape.encoder)
         per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
         fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
         per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
@@ -176,7 +177,7 @@ class CPU(Backend):
         need = streaming_need(spec, config)
         if not need.slots:
             return None
-        layout = make_layout(file, spec)
+        layout = make_layout(file, spec, halve=True)
         slots, total = slots_within(layout, need.slots), sum(each.number for each in layout.experts.values())
         hits, source = slots / total, "if the router chooses all equally often"
         if (trace := read_trace(file, layout)) is not None:
@@ -194,7 +195,7 @@ class CPU(Backend):
 
         if not is_installed():
             return 0
-        design = Design.here(make_layout(file, spec), config)
+        design = Design.here(make_layout(file, spec, halve=True), config)
         if is_compiled(design):
             return 0
         meanwhile = 0 if config.frugal else packed_bytes(spec) + _PACKING_BYTES
@@ -238,7 +239,7 @@ class CPU(Backend):
         rest = progress and (lambda part: progress(_LOADING + (1 - _LOADING) * part))
         engine = NativeEngine(file, spec, config, on_load, timed=True)
         try:
-            return time_operators(engine, make_layout(file, spec), tokens, context, passes, rest)
+            return time_operators(engine, make_layout(file, spec, halve=True), tokens, context, passes, rest)
         finally:
             engine.close()
 

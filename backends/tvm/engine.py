@@ -30,6 +30,7 @@ from edge.backends.tvm.cpu.arguments import Job, Kept, Table, fill_table, make_s
 from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.timing import thread_words
+from edge.backends.tvm.cpu.two_stages import MOST_CANDIDATES, TwoStages, largest_of
 from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.pages import pages_held, pages_read
@@ -69,7 +70,7 @@ class NativeEngine:
     ) -> None:  # fmt: skip
         """timed: compiled with timestamps, whose counters are `times` (`cpu/timing.py`)."""
         self.spec, self.config, self._file = spec, config, file
-        layout = make_layout(file, spec)
+        layout = make_layout(file, spec, halve=True)
         design = replace(Design.here(layout, config), timed=timed)
         target, self._batches = design.target, design.batches
         need = streaming_need(spec, config)
@@ -98,7 +99,7 @@ class NativeEngine:
         rank = padded_rank(config.lora_rank)
         kept = Kept.of(network, target.gemm_tokens, config.drafts)
         sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages_held(config)
-        scratch, copies = make_scratch(shape, target, *sizes), config.threads * kept.copied
+        scratch, copies = make_scratch(shape, target, *sizes, estimates=design.estimates), config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)
         reads = 0
@@ -125,6 +126,10 @@ class NativeEngine:
         self._normals = normals = self._floats[at : at + count].reshape(-1, self._head)
         at, count = scratch.offsets["x"], tokens * shape.padded_hidden
         self._behind_layers = self._floats[at : at + count].reshape(tokens, -1)[:, : spec.hidden]
+        self._stages = None
+        if design.estimates and not config.resident:
+            self._stages = TwoStages.of(spec.vocab, scratch, self._floats, self._integers)
+        self.most_candidates = MOST_CANDIDATES if self._stages else 0
         at, count = scratch.offsets["layer_inputs"], tokens * shape.layers * shape.padded_inputs
         self._inputs = self._floats[at : at + count].reshape(tokens, shape.layers, -1) if count else self._floats[:0]
         self._token_table = TokenTable(file, f"{TABLE}.weight") if count else None
@@ -166,7 +171,7 @@ class NativeEngine:
             NativeSequence(
                 number, spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
                 Angles(self._angles, first + number * ROPE_AHEAD) if count > 1 else self._chunk_angles, self._run,
-                self._verify, self._adapt,
+                self._verify, self._adapt, self._run_top if self._stages else None,
             )
             for number, own, rope, state in zip(sequences, parts, ropes, states, strict=True)
         ]  # fmt: skip
@@ -238,6 +243,15 @@ class NativeEngine:
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         return self._sequences[0].forward_all(tokens)
+
+    def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
+        """See TopEngine, and `NativeSequence.forward_top`."""
+        return self._sequences[0].forward_top(tokens, count)
+
+    @property
+    def stages(self) -> TwoStages | None:
+        """Of a head that is read in two stages; its counts are those of all sequences."""
+        return self._stages
 
     def hidden(self, tokens: IntArray) -> FloatArray:
         """See HiddenEngine."""
@@ -361,7 +375,18 @@ class NativeEngine:
         if reads:
             kv.store.stepped(reads)
         self._end()
-        return self._logits_of(wanted)
+        return self._logits_of(max(wanted, 0))
+
+    def _run_top(self, sequence: NativeSequence, token: IntArray, count: int) -> tuple[IntArray, FloatArray]:
+        """Run one token of a sequence. Returns the `count` largest logits: ids, and values."""
+        assert self._stages is not None
+        assert self._workers is not None
+        if not self._stages.pays(count):
+            return largest_of(self._run(sequence, token, 1)[0], count)
+        self._run(sequence, token, Job.ESTIMATED)
+        tiles = self._stages.survivors(count)
+        self._workers.run(kind=Job.RESCORE, count=tiles.size, wanted=1)
+        return self._stages.largest(self._logits, tiles, count)
 
     def _run_batch(self, tokens: IntArray, sequences: Sequence[NativeSequence]) -> FloatArray:
         """Run one token each of several sequences. Returns their logits."""

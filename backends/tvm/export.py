@@ -49,7 +49,7 @@ def export(
     """
     if kv_dtype not in KV_DTYPES:
         raise InputError(f"unknown KV dtype {kv_dtype!r} for the cpu engine: choose {', '.join(KV_DTYPES)}")
-    layout, target = make_layout(file, spec), target_of(profile)
+    layout, target = make_layout(file, spec, halve=True), target_of(profile)
     tuned = find_tuned_for(spec, kv_dtype, profile.name, target.name)
     design = Design.of(layout, kv_dtype, with_tuning(target, tuned.values if tuned else {}))
     with appearing(folder, FILES, force=force) as made:

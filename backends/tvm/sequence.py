@@ -11,6 +11,7 @@ from edge.backends.checks import check_tokens
 from edge.backends.head_kv import HeadKV
 from edge.backends.rope import Rotation
 from edge.backends.tvm import ENGINE
+from edge.backends.tvm.cpu.two_stages import MOST_CANDIDATES, largest_of
 from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import NativeStore
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
@@ -52,7 +53,7 @@ class NativeSequence:
 
     run: runs tokens of it, at most a chunk, and leaves as many rows of logits as wanted, [wanted, vocab]. verify: runs
     them as if each ran alone. adapt: has sequences run other adapters. adapters: the number of those that it runs
-    (`adapters.py`).
+    (`adapters.py`). run_top: as `run`, of one token, for its largest logits.
     """
 
     capabilities = ENGINE.CAPABILITIES
@@ -62,9 +63,11 @@ class NativeSequence:
         run: Callable[[NativeSequence, IntArray, int], FloatArray],
         verify: Callable[[NativeSequence, IntArray], FloatArray],
         adapt: Callable[[Sequence[NativeSequence], Lora | None], None],
+        run_top: Callable[[NativeSequence, IntArray, int], tuple[IntArray, FloatArray]] | None = None,
     ) -> None:  # fmt: skip
         self.number, self.spec, self.config, self.kv, self.angles = number, spec, config, kv, angles
-        self._run, self._verify, self._adapt = run, verify, adapt
+        self._run, self._verify, self._adapt, self._run_top = run, verify, adapt, run_top
+        self.most_candidates = MOST_CANDIDATES if run_top else 0
         self.observed, self.votes = 0, False
         self.reads = config.reads
         self.adapters: int | None = None
@@ -95,6 +98,15 @@ class NativeSequence:
             part = tokens[start : start + chunk]
             logits = self._run(self, part, int(start + part.size == tokens.size))
         return np.asarray(logits[0])
+
+    def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
+        """See TopEngine. A token alone reads only a part of the head."""
+        if self._run_top is None or tokens.size != 1:
+            return largest_of(self.forward(tokens), count)
+        check_generates(self.spec)
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        self.kv.announce(1)
+        return self._run_top(self, tokens, count)
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         check_generates(self.spec)

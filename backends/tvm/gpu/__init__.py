@@ -51,6 +51,7 @@ class GPU(Backend):
         attention=True,
         keys=True,
         tunable=True,
+        tops=True,
         picks=True,
         gpu=True,
         lora=True,

@@ -45,8 +45,9 @@ class Sampler:
 
     def __init__(
         self, params: SamplingParams, banned: Iterable[int] = (), *, piece: Callable[[int], bytes] = lambda _: b"",
-        processor: Processor | None = None, ends: Iterable[int] = (),
+        processor: Processor | None = None, ends: Iterable[int] = (), whole: bool = False,
     ) -> None:  # fmt: skip
+        """whole: others read the logits, too, and need all of them."""
         self._held = frozenset(ends) - frozenset(banned) if params.min_tokens else frozenset[int]()
         self.banned: IntArray = np.fromiter(sorted(self._held.union(banned)), dtype=np.int32)
         self._params = params
@@ -54,7 +55,7 @@ class Sampler:
         self._rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
         self.constrained: Constrained | None = None  # a grammar that the next token keeps to
         self.look: Callable[[FloatArray], None] | None = None  # is shown the model's own logits
-        self._processor, self._piece = processor, piece
+        self._processor, self._piece, self._whole = processor, piece, whole
         self._biased = np.array([token for token, _ in params.logit_bias], np.int64)
         self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
         self._answer = array("i") if processor is not None or params.dry_multiplier else None
@@ -67,7 +68,7 @@ class Sampler:
     @property
     def _reads_all(self) -> bool:
         """Whether the largest logits are not enough to choose by."""
-        hooked = self.constrained is not None or self.look is not None or self._answer is not None
+        hooked = self._whole or self.constrained is not None or self.look is not None or self._answer is not None
         return hooked or self._params.penalizes or self._biased.size > 0
 
     @property

