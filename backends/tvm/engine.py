@@ -126,10 +126,10 @@ class NativeEngine:
         self._normals = normals = self._floats[at : at + count].reshape(-1, self._head)
         at, count = scratch.offsets["x"], tokens * shape.padded_hidden
         self._behind_layers = self._floats[at : at + count].reshape(tokens, -1)[:, : spec.hidden]
-        self._stages = None
+        self.stages: TwoStages | None = None  # of the head; counts are those of all sequences
         if design.estimates and not config.resident:
-            self._stages = TwoStages.of(spec.vocab, scratch, self._floats, self._integers)
-        self.most_candidates = MOST_CANDIDATES if self._stages else 0
+            self.stages = TwoStages.of(spec.vocab, scratch, self._floats, self._integers)
+        self.most_candidates = MOST_CANDIDATES if self.stages else 0
         at, count = scratch.offsets["layer_inputs"], tokens * shape.layers * shape.padded_inputs
         self._inputs = self._floats[at : at + count].reshape(tokens, shape.layers, -1) if count else self._floats[:0]
         self._token_table = TokenTable(file, f"{TABLE}.weight") if count else None
@@ -171,7 +171,7 @@ class NativeEngine:
             NativeSequence(
                 number, spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
                 Angles(self._angles, first + number * ROPE_AHEAD) if count > 1 else self._chunk_angles, self._run,
-                self._verify, self._adapt, self._run_top if self._stages else None,
+                self._verify, self._adapt, self._run_top if self.stages else None,
             )
             for number, own, rope, state in zip(sequences, parts, ropes, states, strict=True)
         ]  # fmt: skip
@@ -247,11 +247,6 @@ class NativeEngine:
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """See TopEngine, and `NativeSequence.forward_top`."""
         return self._sequences[0].forward_top(tokens, count)
-
-    @property
-    def stages(self) -> TwoStages | None:
-        """Of a head that is read in two stages; its counts are those of all sequences."""
-        return self._stages
 
     def hidden(self, tokens: IntArray) -> FloatArray:
         """See HiddenEngine."""
@@ -379,14 +374,14 @@ class NativeEngine:
 
     def _run_top(self, sequence: NativeSequence, token: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """Run one token of a sequence. Returns the `count` largest logits: ids, and values."""
-        assert self._stages is not None
-        assert self._workers is not None
-        if not self._stages.pays(count):
+        assert self.stages is not None
+        if not self.stages.pays(count):
             return largest_of(self._run(sequence, token, 1)[0], count)
         self._run(sequence, token, Job.ESTIMATED)
-        tiles = self._stages.survivors(count)
+        assert self._workers is not None
+        tiles = self.stages.survivors(count)
         self._workers.run(kind=Job.RESCORE, count=tiles.size, wanted=1)
-        return self._stages.largest(self._logits, tiles, count)
+        return self.stages.largest(self._logits, tiles, count)
 
     def _run_batch(self, tokens: IntArray, sequences: Sequence[NativeSequence]) -> FloatArray:
         """Run one token each of several sequences. Returns their logits."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.cpu.arguments import Blocks, Streams
-from edge.backends.tvm.packing.blocks import BLOCKS, TILE, growth
+from edge.backends.tvm.packing.blocks import BAND, BLOCKS, TILE, growth
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place
 from edge.model.cores import Experts
@@ -109,7 +109,7 @@ def _window(spec: ModelSpec, threads: int, worst: float, kept: int) -> int:
 
 def _head_group(threads: int, tile: int) -> int:
     """Bytes of the head that a pass reads between two barriers."""
-    return max(BLOCK, threads * _TILES * tile)
+    return max(BLOCK, max(threads * _TILES, BAND) * tile)
 
 
 def make_streams(layout: PackedLayout, kept: int, threads: int) -> Streams:
@@ -121,8 +121,9 @@ def make_streams(layout: PackedLayout, kept: int, threads: int) -> Streams:
         streamed = stop * (STEPS - kept) // STEPS - first * (STEPS - kept) // STEPS
         pieces.append(((stop - streamed, streamed), (0, 0)))
     tiles, quants, scales = _tiles(head)
-    stays = tiles * kept // STEPS
-    step = max(1, _head_group(threads, quants + scales) // (quants + scales))
+    whole = BAND if head.halved else 1  # tiles whose bytes lie together
+    stays = tiles * kept // STEPS // whole * whole
+    step = max(1, _head_group(threads, quants + scales) // (quants + scales) // whole) * whole
     for at in [*range(0, tiles, step), tiles]:
         start, stop = (stays, tiles) if at == tiles else (max(stays, at), max(stays, min(tiles, at + step)))
         pieces.append((_part(head.quants, quants, start, stop), _part(head.scales, scales, start, stop)))
