@@ -48,9 +48,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def set_script(tokens: Sequence[int] | IntArray) -> None:
         rest = iter([int(token) for token in tokens])
-        monkeypatch.setattr(
-            "edge.run.generation.Sampler", type("Scripted", (Sampler,), {"__call__": lambda self, _logits: next(rest)})
-        )
+        drawn = {name: lambda self, *_logits: next(rest) for name in ("__call__", "draw_from")}
+        monkeypatch.setattr("edge.run.generation.Sampler", type("Scripted", (Sampler,), drawn))
 
     return set_script
 
@@ -63,6 +62,7 @@ class Tape:
         self.logits = np.zeros(0, np.float32)
         self._forward = session.engine.forward
         monkeypatch.setattr(session.engine, "forward", self._record)
+        monkeypatch.setattr(session.engine, "most_candidates", 0, raising=False)  # all logits
         monkeypatch.setattr(session._sequence.ahead, "speculation", None)  # it would run tokens that do not stay
 
     def _record(self, tokens: IntArray) -> FloatArray:

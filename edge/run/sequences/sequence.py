@@ -275,6 +275,7 @@ class TokenSequence:
         tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
         picks = engine.capabilities.picks
         tops = engine.capabilities.tops and 0 < sample.candidates <= engine.most_candidates
+        tops = tops and (picks or count == 1)  # of a chunk, an engine without a device of its own has all
         chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
         if chooses and (most := most_ahead()):
             self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
