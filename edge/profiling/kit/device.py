@@ -10,7 +10,7 @@ from edge.devices.profiles import HOST, find_model, find_profile
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, FigureKind, Speed, is_name
 from edge.errors import InputError
 from edge.profiling.kit.result import Result, profile_of
-from edge.profiling.profile import TAKEN, Sustained
+from edge.profiling.sustained import TAKEN, Sustained
 
 _CACHES = {"L1d": "l1d", "L2": "l2", "L3": "l3"}
 _KEPT = ("core_watts", "idle_watts", "dram_pj_per_byte")

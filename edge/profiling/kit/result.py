@@ -31,15 +31,13 @@ from edge.profiling.profile import (
     Point,
     Profile,
     Roofs,
-    Spread,
-    Sustained,
     ThreadsPoint,
     Timeline,
     Trim,
     Verdict,
-    Window,
     beyond_power,
 )
+from edge.profiling.sustained import Spread, Sustained, Window
 from edge.profiling.verdict import evidence_of, judge
 from edge.values import Rule, parse
 
