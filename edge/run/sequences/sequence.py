@@ -346,10 +346,7 @@ class TokenSequence:
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """As `Session.forward`."""
         self._observe(tokens.size, upcoming)
-        if every and self.policy.needs.reads:  # each as a token of an answer
-            logits = np.stack([np.array(self.engine.forward(token[None])) for token in tokens])
-        else:
-            logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
+        logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
         self._count(tokens)
         return logits
 
