@@ -45,7 +45,7 @@ from edge.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBod
 from edge.server.protocols.embeddings import EmbeddingsBody
 from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
 from edge.server.protocols.responses import ResponsesBody
-from edge.server.refusal import RefusedError
+from edge.server.refusal import RefusedError, refusal_of
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -172,9 +172,7 @@ class Endpoints:
             body = parse_body(ResponsesBody, data)
             asked = responses.translate(body, request.headers, request.scope.get("tenant", ""))
             writer = responses.Writer(self._name(body.model))
-            return await self._answer(
-                request, [asked], lambda lease: writer, streams=bool(body.stream), stream=responses.stream
-            )
+            return await self._answer(request, [asked], lambda lease: writer, streams=bool(body.stream))
 
     async def embed(self, request: Request) -> Response:
         """POST /v1/embeddings"""
@@ -192,7 +190,7 @@ class Endpoints:
                 asked = anthropic.translate(body, request.headers, request.scope.get("tenant", ""))
                 writer = anthropic.Writer(self._name(body.model))
                 return await self._answer(
-                    request, [asked], lambda lease: writer, streams=bool(body.stream), stream=anthropic.stream,
+                    request, [asked], lambda lease: writer, streams=bool(body.stream),
                     quiet=event({"type": "ping"}, "ping"),
                 )  # fmt: skip
         except (RefusedError, EdgeError) as error:
@@ -224,7 +222,7 @@ class Endpoints:
                     writer = ollama.Writer(self._name(body.model), chats=kind is ApiChatBody)
                     return await self._answer(
                         request, [asked], lambda lease: writer, streams=body.stream is not False,
-                        stream=ollama.stream, media_type="application/x-ndjson", quiet=b"",
+                        media_type="application/x-ndjson", quiet=b"",
                     )  # fmt: skip
             except (RefusedError, EdgeError) as error:
                 return refuse(error, ollama.refused)
@@ -262,7 +260,6 @@ class Endpoints:
         *,
         streams: bool,
         work: Callable[[Asked, Session, Job], None] | None = None,
-        stream: Callable[[Any, AsyncIterator[Event]], AsyncIterator[bytes]] = chat.stream,
         media_type: str = "text/event-stream",
         quiet: bytes = b": waiting\n\n",
     ) -> Response:
@@ -280,7 +277,20 @@ class Endpoints:
         except BaseException:
             answering.close()
             raise
-        return Stream(stream(writer, events), media_type, quiet, answering.close)
+        return Stream(_stream(writer, events), media_type, quiet, answering.close)
+
+
+async def _stream(writer: Any, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    """A response as its protocol's writer has it; what goes wrong meanwhile is a part of it."""
+    try:
+        async for each in events:
+            for chunk in writer.chunks(each):
+                yield chunk
+        for chunk in writer.last():
+            yield chunk
+    except Exception as error:
+        for chunk in writer.failed(refusal_of(error)):
+            yield chunk
 
 
 async def _all(events: AsyncIterator[Event]) -> list[Event]:
