@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CHUNK, GOLDEN, bring_back, examples, load_engine
+from conftest import CHUNK, GOLDEN, bring_back, examples, load_engine, some_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_architectures import EXACT, open_family, require_native
@@ -236,10 +236,6 @@ def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that 64 tokens go round."""
     require_native()
     monkeypatch.setattr(ring, "SLACK", 4)
-
-
-def some_tokens(count: int, seed: int = 1) -> IntArray:
-    return np.random.default_rng(seed).integers(3, 200, count).astype(np.int32)
 
 
 def open_one(backend: str, name: str, dtype: str = "f32", **options: Any) -> Engine:
