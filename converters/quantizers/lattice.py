@@ -63,7 +63,7 @@ def is_trained(weight: FloatArray) -> bool:
 
 
 def _integers(values: FloatArray, step: FloatArray) -> AnyArray:
-    """Which rows are multiples of their step that Q4_0 has codes for, within the error; step: [rows, 1]."""
+    """bool [rows]: rows that are multiples of their step that Q4_0 has codes for, within the error. step: [rows, 1]."""
     multiples = values / step
     nearest = np.rint(multiples)
     close = np.abs(multiples - nearest) <= 2.1 * _ROUNDING * np.abs(nearest)  # the extreme value's, too

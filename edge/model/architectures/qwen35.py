@@ -38,7 +38,7 @@ def hybrid(header: Header, spec: ModelSpec, feeding: Dense | Experts) -> Network
 
 
 def _recurrent(header: Header, layers: int) -> list[bool]:
-    """Which layers are delta nets, as llama.cpp has it: those that the header names, or all but every n-th."""
+    """Whether layers are delta nets, as llama.cpp has it: those that the header names, or all but every n-th."""
     if f"{header.architecture}.attention.recurrent_layers" in header.file.metadata:
         return [bool(flag) for flag in per_layer(header, "attention.recurrent_layers", "layers", layers, 0)]
     interval = header.count("full_attention_interval", "layers", default=4)
