@@ -51,6 +51,8 @@ from edge.types import AnyArray, FloatArray, IntArray
 if TYPE_CHECKING:
     from browser import Page
 
+    from edge.run.session import Session
+
 GOLDEN = Path(__file__).parent / "golden"
 CACHE = Path(os.environ.get("EDGE_TEST_CACHE") or Path(__file__).parents[1] / "build" / "test-cache").absolute()
 GOLDEN_MODELS = ("llama-gqa-tied", "llama-gqa-untied", "llama-one-layer", "llama-rope-scaled")
@@ -228,6 +230,20 @@ def chromium(folder: Path, *flags: Sequence[str]) -> Iterator[Page]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     with chromium(tmp_path_factory.mktemp("browser")) as opened:
         yield opened
+
+
+@pytest.fixture
+def open_session() -> Iterator[Callable[..., Session]]:
+    """Loads sessions of a golden model, in the reference engine if no other is named, and closes them."""
+    from edge.run.starting.loading import load
+
+    with ExitStack() as opened:
+
+        def make(name: str = "llama-gqa-tied", **options: Any) -> Session:
+            options = {"backend": "reference", "max_kv_size": 500, "threads": 1, **options}
+            return opened.enter_context(load(GOLDEN / f"{name}.gguf", **options))
+
+        yield make
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -353,17 +354,9 @@ def test_threads_share_the_ring(engines: Callable[[Engine], Engine]) -> None:
 
 
 @pytest.fixture
-def sessions() -> Iterator[Callable[..., Session]]:
-    opened: list[Session] = []
-
-    def open_session(**options: Any) -> Session:
-        options = {"backend": "cpu", "kv_dtype": "f32", "max_kv_size": 400, "threads": 1, **options}
-        opened.append(load(GOLDEN / "gemma3.gguf", prefill_step_size=CHUNK, kv_policy="streaming", **options))
-        return opened[-1]
-
-    yield open_session
-    for session in opened:
-        session.close()
+def sessions(open_session: Callable[..., Session]) -> Callable[..., Session]:
+    options = {"backend": "cpu", "kv_dtype": "f32", "max_kv_size": 400, "prefill_step_size": CHUNK}
+    return partial(open_session, "gemma3", kv_policy="streaming", **options)
 
 
 @pytest.mark.parametrize("memory", [None, "16MiB"])
