@@ -50,7 +50,7 @@ class Design:
     @classmethod
     def of(cls, layout: PackedLayout, kv_dtype: str, target: Target) -> Design:
         """The design for a layout. float32 KV rows select the exact mode."""
-        names = ("token_embd", "position_embd", "token_types", layout.head)
+        names = ("token_embd", "position_embd", "token_types", layout.network.head)
         embedding, positions, token_types, head = (_name(layout, name) for name in names)
         assert embedding is not None
         assert head is not None
@@ -68,11 +68,6 @@ class Design:
         """Whether a step can bound the logits from a part of the head, to compute only the largest ones."""
         block = BLOCKS[self.head]
         return isinstance(block, IntegerBlock) and bool(block.halves) and not self.exact
-
-    @property
-    def verifies(self) -> bool:
-        """Whether an app's pass has code for drafts. A chunk with adapters adds up other sums than a step."""
-        return self.exported and not self.lora
 
     @property
     def streams(self) -> bool:

@@ -15,6 +15,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile
 from edge.formats.gguf_fields import LIMITS, Header
 from edge.model.cores import EXACT
+from edge.model.mtp import COUNT as MTP
 from edge.model.spec import ModelSpec
 
 _NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these
@@ -30,7 +31,7 @@ _MOST_DIMENSIONS, _MOST_SECTIONS = 4, 4
 
 def is_dense(header: Header) -> bool:
     """Whether `reader.py` can check this header in full, without `read_fallback`."""
-    counts = ("expert_count", "expert_used_count", "expert_group_count", "nextn_predict_layers")
+    counts = ("expert_count", "expert_used_count", "expert_group_count", MTP)
     return all(header.value(key) in (None, 0) for key in counts)
 
 
@@ -107,7 +108,6 @@ def make_spec(header: Header, **own: Any) -> ModelSpec:
         context=header.count("context_length", "context", default=2048),
         norm_eps=header.positive("attention.layer_norm_rms_epsilon", layer_norm_eps, below=1.0),
         rope_base=header.positive("rope.freq_base", 10000.0, below=1e12),
-        rope_scaled=header.text("rope.scaling.type", "none") not in ("none", "") or "rope_freqs.weight" in file.tensors,
         compiled=file.compiled,
         **own,
         **_count_tensors(file),

@@ -7,10 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-import pytest
-from browser import browser, complaints, find_chromium
+from browser import complaints
+from conftest import chromium
 
-CHROMIUM = find_chromium()
 ASKING = b"<script>setInterval(() => fetch('/more').catch(() => 0), 1)</script>"
 
 
@@ -27,11 +26,9 @@ class _Asking(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_a_page_does_not_hear_what_the_one_before_complained_of(tmp_path: Path) -> None:
-    assert CHROMIUM is not None
     (tmp_path / "quiet.html").write_text("<p>quiet")
-    with browser(CHROMIUM, tmp_path / "browser") as page:
+    with chromium(tmp_path / "browser") as page:
         with ThreadingHTTPServer(("127.0.0.1", 0), _Asking) as server:
             thread = Thread(target=server.serve_forever)
             thread.start()

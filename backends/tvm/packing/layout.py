@@ -106,14 +106,6 @@ class PackedLayout:
     def nbytes_without_experts(self) -> int:
         return min((each.at for each in self.experts.values()), default=self.nbytes)
 
-    @property
-    def head(self) -> str:
-        return _head(self.places)
-
-
-def _head(places: dict[str, Place]) -> str:
-    return "output" if "output" in places else "token_embd"
-
 
 def _pays_in_two_stages(file: GGUFFile, spec: ModelSpec, network: Network, places: dict[str, Place]) -> bool:
     """Whether a head is one of those that can be read in two stages, and large enough to be worth it.
@@ -121,7 +113,7 @@ def _pays_in_two_stages(file: GGUFFile, spec: ModelSpec, network: Network, place
     Logits that are scaled or capped may be equal where their sums are not, so that the order of equal ones would need
     all of them.
     """
-    place = places[_head(places)]
+    place = places[network.head]
     plain = not network.encoder and not network.logit_cap and network.logit_scale == 1
     fits = place.block is BLOCKS["Q8_0"] and place.columns <= _MOST_PARTS * PART
     read = spec.weight_bytes - (0 if spec.tied_head else spec.embedding_bytes)
@@ -148,8 +140,7 @@ def make_layout(file: GGUFFile, spec: ModelSpec, *, halve: bool = False) -> Pack
         places[name] = place
         at = round_up(place.quants + place.nbytes, ALIGNMENT)
     if halve and _pays_in_two_stages(file, spec, network, places):
-        head = _head(places)
-        places[head] = replace(places[head], block=HALVED)
+        places[network.head] = replace(places[network.head], block=HALVED)
     experts = {}
     for layer, found in of_experts.items():
         experts[layer] = each = _side_by_side(found, at, places)
