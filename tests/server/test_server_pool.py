@@ -132,6 +132,20 @@ def test_a_draining_server_takes_no_more_requests(client: TestClient) -> None:
         hub.draining = False
 
 
+def test_an_answer_is_counted_and_its_model_idle_when_its_client_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served() as client:
+        chat(client)
+        worker, counted = hub_of(client).pool.workers[MODEL], list[object]()
+
+        def count(_: object, result: object) -> None:
+            threading.Event().wait(0.2)  # the client would hear of it meanwhile
+            counted.append(result)
+
+        monkeypatch.setattr(worker, "_told", count)
+        chat(client)
+        assert (len(counted), worker.idle) == (1, True)
+
+
 def test_tokens_and_texts(client: TestClient) -> None:
     tokens = client.post("/tokenize", json={"content": "Hello<|im_end|>"}).json()["tokens"]
     plain = client.post("/tokenize", json={"content": "Hello<|im_end|>", "parse_special": False}).json()["tokens"]
