@@ -95,7 +95,7 @@ def test_a_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def wait(*arguments: Any) -> None:
             entered.set()
-            assert go_on.wait(20)
+            assert go_on.wait(120)
             begin(*arguments)
 
         monkeypatch.setattr(worker, "_start", wait)
@@ -107,7 +107,7 @@ def test_a_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
         threads = [threading.Thread(target=ask) for _ in range(3)]
         threads[0].start()
-        assert entered.wait(20)
+        assert entered.wait(120)
         for thread in threads[1:]:
             thread.start()
         while worker.queued < 2:
@@ -118,7 +118,7 @@ def test_a_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
         assert error_of(response)["type"] == "rate_limit_error"
         go_on.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
         assert results == [200] * 3
 
 
@@ -267,5 +267,5 @@ def test_threads_compute_in_the_order_in_which_they_ask() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert sorted(order) == sorted([0, 1, 2] * 20)
