@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -231,6 +232,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def forked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, fork_servers(patch):
         yield
+
+
+@pytest.fixture
+def never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs whose caller is slow are not kept in the history; on a loaded machine a test may be such a caller."""
+    monkeypatch.setattr("edge.run.generation._MOST_HELD", math.inf)
 
 
 def mean_kl(exact: FloatArray, found: FloatArray) -> float:
