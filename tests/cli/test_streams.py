@@ -64,7 +64,8 @@ def test_a_closed_stdout_is_an_error_and_its_number_goes_to_no_file(tmp_path: Pa
 
 
 def test_a_reader_that_leaves_is_told_by_the_exit_code_alone() -> None:
-    done = shell(f"$edge {RUN} -q -p x -n 400 | head -c 1; exit ${{PIPESTATUS[0]}}")
+    more = "-n 1000000 --max-kv-size 64 --kv-policy streaming"  # than a pipe takes, though its reader may leave late
+    done = shell(f"$edge {RUN} -q -p x {more} | head -c 1; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, len(done.stdout), done.stderr) == (141, 1, b"")
     reader, writer = os.pipe()
     os.close(reader)
