@@ -167,8 +167,9 @@ def resident(address: int, pages: int) -> int:
 
 
 def test_clocks_and_seeds(system: Any) -> None:
-    assert system.now_seconds() == pytest.approx(time.monotonic(), abs=0.5)
-    assert system.cpu_seconds() == pytest.approx(time.process_time(), abs=0.5)
+    for found, clock in ((system.now_seconds, time.monotonic), (system.cpu_seconds, time.process_time)):
+        before = clock()
+        assert before - 0.02 <= found() <= clock() + 0.02  # a system's clocks need not tick together
     start = time.monotonic()
     system.sleep_seconds(ctypes.c_double(0.02))
     assert time.monotonic() - start >= 0.02
