@@ -34,7 +34,7 @@ class Faults:
     redirect: str | None = None  # where files are; None: /cdn of this server
     following: str | None = None  # the address of a listing's next page
     pace: float = 0.0  # seconds between two pieces of 64 KiB
-    go: threading.Event = field(default_factory=threading.Event)  # which all pieces of whole files wait for but the first
+    go: threading.Event = field(default_factory=threading.Event)  # pieces of whole files but the first wait for it
 
     def __post_init__(self) -> None:
         self.go.set()
