@@ -51,6 +51,7 @@ from edge.report.profile_charts import roofline_chart
 from edge.values import parse
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
+PATIENCE = 120  # seconds, of a loaded machine
 PLAIN = Evidence(
     model="m.gguf", engine="cpu", threads=2, tok_s=100.0, bytes_per_token=9e7, bytes_per_s=9e9, bandwidth=0.3,
     compute=0.1, rows=512, wanted_rows=512, bits=4.5,
@@ -448,7 +449,7 @@ def test_errors_of_a_child_are_those_of_edge() -> None:
 def test_a_child_that_dies_is_an_engine_error() -> None:
     def kill(what: str, share: float) -> None:
         for child in psutil.Process().children():
-            with suppress(psutil.ZombieProcess):  # of earlier tests
+            with suppress(psutil.NoSuchProcess):  # zombies of earlier tests, and what ends just now
                 if "edge.profiling.child" in " ".join(child.cmdline()):
                     child.kill()
 
@@ -469,7 +470,7 @@ def test_nothing_is_left_behind_when_it_is_interrupted(tmp_path: Path, sent: sig
         time.sleep(0.5)
         children += psutil.Process(parent.pid).children(recursive=True)
         parent.send_signal(sent)
-        assert parent.wait(30) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sent]
+        assert parent.wait(PATIENCE) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sent]
         assert parent.stderr is not None
         with parent.stderr as said:
             assert (b"nothing was written" in said.read()) == (sent != signal.SIGKILL)
@@ -489,7 +490,7 @@ def is_gone(process: psutil.Process) -> bool:
 
 def wait_for(happened: Any) -> Any:
     """What `happened()` says as soon as it is true."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if found := happened():
             return found
