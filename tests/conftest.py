@@ -32,7 +32,7 @@ os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
 import numpy as np
 import pytest
 from fork_server import fork_servers
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from wings import Wings
 
 from edge.backends import find_backend
@@ -63,6 +63,7 @@ settings.register_profile(
     "test",
     max_examples=EXAMPLES,
     deadline=None,  # tests never judge speed
+    suppress_health_check=[HealthCheck.too_slow],  # nor a loaded machine's
     print_blob=True,
     derandomize=os.environ.get("CI") == "true",  # a change is judged by what it does; developers' runs explore
 )
