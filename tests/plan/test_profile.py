@@ -446,12 +446,21 @@ def test_errors_of_a_child_are_those_of_edge() -> None:
         run_in_child(Job("measure", MODEL, "reference", settings(threads=0)), lambda what, share: None)
 
 
+def measuring(parent: int) -> list[psutil.Process]:
+    """The processes that measure for another one, and theirs."""
+    found = []
+    for child in psutil.Process(parent).children():
+        with suppress(psutil.NoSuchProcess):  # zombies of earlier tests, and what ends just now
+            if "edge.profiling.child" in " ".join(child.cmdline()):
+                found += [child, *child.children(recursive=True)]
+    return found
+
+
 def test_a_child_that_dies_is_an_engine_error() -> None:
     def kill(what: str, share: float) -> None:
-        for child in psutil.Process().children():
-            with suppress(psutil.NoSuchProcess):  # zombies of earlier tests, and what ends just now
-                if "edge.profiling.child" in " ".join(child.cmdline()):
-                    child.kill()
+        for child in measuring(os.getpid()):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
 
     with pytest.raises(EngineError, match="ended with status -9"):
         run_in_child(Job("measure", MODEL, "reference", settings(repetitions=10_000, speed_s=60.0)), kill)
@@ -466,9 +475,9 @@ def test_nothing_is_left_behind_when_it_is_interrupted(tmp_path: Path, sent: sig
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     try:
-        children = wait_for(lambda: psutil.Process(parent.pid).children(recursive=True))
+        children = wait_for(lambda: measuring(parent.pid))  # by then it hears signals
         time.sleep(0.5)
-        children += psutil.Process(parent.pid).children(recursive=True)
+        children += measuring(parent.pid)
         parent.send_signal(sent)
         assert parent.wait(PATIENCE) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sent]
         assert parent.stderr is not None
