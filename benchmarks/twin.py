@@ -1,4 +1,4 @@
-"""A twin of a Llama model: the same function with other weights, for a fair test of quantizers.
+"""A twin of a Llama or Gemma model: the same function with other weights, for a fair test of quantizers.
 
     python benchmarks/twin.py twin.gguf [--model smollm2-135m]
 
@@ -29,7 +29,7 @@ Edit = Callable[[FloatArray], FloatArray]
 
 
 def write_twin(model: Model, target: Path, seed: int = 0) -> None:
-    """Write the twin of a Llama model without biases. Raises InputError if it cannot be written."""
+    """Write the twin of a Llama or Gemma model without biases. Raises InputError if it cannot be written."""
     file, sources = model.file, find_tensors(model.file, model.spec)
     planned = [
         Planned(info.name, info.shape, "F16" if len(info.shape) > 1 else "F32") for info in file.tensors.values()
@@ -58,9 +58,11 @@ class _Twist:
         weight, stem = self._read(name), name.rpartition(".")[2]
         if stem in ("attn_norm", "ffn_norm"):
             return np.ones_like(weight)
+        if stem in ("attn_q_norm", "attn_k_norm"):
+            return weight
         if stem == "token_embd":
             return weight[:, self._hidden]
-        if stem in ("output", "output_norm"):
+        if stem in ("output", "output_norm", "post_attention_norm", "post_ffw_norm"):
             return weight[..., self._hidden]
         layer = int(name.split(".")[1])
         if stem in _BEHIND:
