@@ -757,7 +757,7 @@ def test_ctrl_c_writes_the_record_and_exits_130(tiny: Path, folder: Path) -> Non
             break
         time.sleep(0.2)
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=240)
     assert child.returncode == 130
     assert "Traceback" not in err
     assert "record:" in out

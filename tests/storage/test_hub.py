@@ -91,7 +91,7 @@ print(len(found.warnings), *[file.file_name for repo in found.repos for rev in r
 def test_huggingface_hub_finds_our_files_and_we_find_its(hub: Hub) -> None:
     path = fetch()
     done = subprocess.run(
-        [sys.executable, "-c", _THEIRS, NAME, FILE, "model-Q4_0.gguf"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", _THEIRS, NAME, FILE, "model-Q4_0.gguf"], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     ours, theirs, scanned = done.stdout.splitlines()
