@@ -30,7 +30,7 @@ from edge.cli.terminal.show import table
 from edge.devices.load import others_from_now
 from edge.model.catalog import find_model
 
-_SEQUENCES = tuple(range(1, 9))
+_SEQUENCES = tuple(range(1, 17))
 _SPARE = 64  # rows beyond those of a unit
 
 

@@ -36,6 +36,7 @@ from edge.formats.onnx_folder import (
     is_model_folder,
     read_folder,
 )
+from edge.model.mtp import without_mtp
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
@@ -124,7 +125,7 @@ def write_metadata(file: GGUFFile, target: Path) -> None:
 
 def _write_manifest(file: GGUFFile, layout: Layout, compiled: Compiled | None, target: Path) -> dict[str, int]:
     sizes = {path.name: path.stat().st_size for path in sorted(target.iterdir())}
-    types = layout.types
+    types, tensors = layout.types, without_mtp(file).tensors.values()
     said: dict[str, Any] = {
         "format": FORMAT,
         "source": file.path.name,
@@ -134,7 +135,7 @@ def _write_manifest(file: GGUFFile, layout: Layout, compiled: Compiled | None, t
             "scores": list(KV_TYPES),  # kinds of rows for which some graph shows queries
         },
         "files": {name: {"bytes": size, "sha256": hash_file(target / name)} for name, size in sizes.items()},
-        "tensors": [[info.name, types.get(info.name, info.type), list(info.shape)] for info in file.tensors.values()],
+        "tensors": [[info.name, types.get(info.name, info.type), list(info.shape)] for info in tensors],
         "outliers": layout.outliers,
     } | ({"npu": asdict(compiled)} if compiled else {})
     (target / MANIFEST).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")

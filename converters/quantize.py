@@ -33,7 +33,8 @@ from edge.formats import blocks, nf4
 from edge.formats.blocks import BLOCK, FLOATS, GRIDS, Grid, QuantizedMatrix, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned, write_gguf
-from edge.model.mixtures import EMBEDDINGS, bits_of
+from edge.model.mixtures import EMBEDDINGS, bits_of, stays_exact
+from edge.model.mtp import mtp_tensors
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray, Progress
@@ -79,7 +80,8 @@ class Report:
 
 
 def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> dict[str, str]:
-    """Choose the type of every tensor: F16 where rows are not whole blocks of the type in the settings.
+    """Choose the type of every tensor: F16 where rows are not whole blocks of the type in the settings. Layers for
+    multi-token prediction, which no engine runs, are always rounded plainly.
 
     Raises UnsupportedError for unknown types and architectures, InputError for other bad settings.
     """
@@ -91,13 +93,14 @@ def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> dict[str,
     bits = bits_of(file, spec)
     matrices = {source.tensor for name, source in found if name in quantized and name.startswith("blk.")}
     matrices = {name for name in matrices if bits[name] != "all"}
+    matrices |= {name for name in mtp_tensors(file) if not stays_exact(name)}
     more = settings.output if settings.type in GRIDS else settings.type
     types = {}
     for name, info in file.tensors.items():
         outside = {**dict.fromkeys(EMBEDDINGS, settings.embedding), "output.weight": settings.output}
         wanted = outside.get(name, info.type)
         if name in matrices and len(info.shape) > 1:
-            wanted = more if bits[name] == "more" else settings.type
+            wanted = more if bits.get(name) == "more" else settings.type
         wanted = settings.types.get(name, wanted)
         wanted = "F16" if wanted == NF4 else wanted
         if blocks.block_size(wanted) > 1 and info.shape[0] % blocks.block_size(wanted):
@@ -353,7 +356,7 @@ class _Maker:
     def _outside(self, tensor: str) -> AnyArray:
         """The bytes of a plainly rounded tensor; norms may contain folded factors."""
         info, kind = self._file.tensors[tensor], self._types[tensor]
-        if len(info.shape) > 1 or self._is_plain:
+        if len(info.shape) > 1 or self._is_plain or tensor not in self._parts:
             return rounded(self._file, info, kind)
         values = np.concatenate(list(self._read(self._parts[tensor]).values()))
         check_finite(self._file, tensor, values)

@@ -64,11 +64,6 @@ class Design:
         return replace(design, lora=config.lora_rank > 0, pages=config.reads > 0, batches=batch_sizes(config, design))
 
     @property
-    def verifies(self) -> bool:
-        """Whether an app's pass has code for drafts. A chunk with adapters adds up other sums than a step."""
-        return self.exported and not self.lora
-
-    @property
     def streams(self) -> bool:
         """Whether a pass can run with part of the weights in memory."""
         return self.target.system == "linux" and not self.exported

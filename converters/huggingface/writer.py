@@ -27,6 +27,7 @@ from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
 from edge.formats.safetensors import Planned, write_safetensors
+from edge.model.mtp import without_mtp
 from edge.model.spec import ModelSpec
 from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray
@@ -72,6 +73,7 @@ def write_folder(
     architecture = of_gguf(spec.architecture)
     if file.folder is not None:
         raise UnsupportedError(f"{file.folder}: an ONNX folder cannot be written as another one: convert its source")
+    file = without_mtp(file)
     parts = _parts(file, spec, architecture, type)
     tokenizer = Tokenizer(file)
     with new_folder(folder) as temporary:

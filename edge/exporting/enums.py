@@ -65,7 +65,7 @@ ABOUT: dict[type[IntEnum], dict[int, str]] = {
         Engine.NPU: "Where the bundle has graphs for it (edge export --npu), and the app brings ONNX Runtime.",
     },
     Speculate: {
-        Speculate.AUTO: "Where drafts pay, on the CPU. Not with h2o or room for adapters.",
+        Speculate.AUTO: "Where drafts pay, on the CPU. Not with h2o.",
         Speculate.OFF: "Every token runs on its own.",
     },
     Trim: {

@@ -86,8 +86,7 @@ def _plan_bundle(
     profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int, gpu: bool,
     losses: Losses | None,
 ) -> Plan:  # fmt: skip
-    drafts = 0 if lora_rank else _most_drafts(profile)
-    engine = _Bundled(options, lora_rank, drafts, profile.system if gpu else None)
+    engine = _Bundled(options, lora_rank, _most_drafts(profile), profile.system if gpu else None)
     process = _own_bytes(profile, spec) + tables
     limit, threads = (None, None) if profile.name == HOST else limits_of(profile, options)
     plan = make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads, losses=losses)

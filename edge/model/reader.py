@@ -12,6 +12,7 @@ from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import find_network
 from edge.model.fallback import ENCODERS, check_types, is_dense, make_spec, read_fallback, read_sizes
+from edge.model.mtp import without_mtp
 from edge.model.spec import ModelSpec
 
 # llama.cpp has three times as many, but aborts the process if figures of a header contradict each other. For these
@@ -50,8 +51,10 @@ def read_spec(file: GGUFFile) -> ModelSpec:
     if "token_embd.weight" not in file.tensors:
         raise ModelFormatError(f"{file.path}: has no token_embd.weight: a vocabulary or adapter, not a whole model")
 
+    proven = architecture in ARCHITECTURES and is_dense(Header(file, architecture))
+    file = without_mtp(file)
     header = Header(file, architecture)
-    if architecture not in ARCHITECTURES or not is_dense(header):
+    if not proven:
         return _with_network(header, read_fallback(header))
     hidden, layers = read_sizes(header)
     vocab = file.tensors["token_embd.weight"].shape[1]

@@ -10,6 +10,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Attention, Tensor
 from edge.model.layers import Network
+from edge.model.mtp import without_mtp
 from edge.model.spec import ModelSpec
 from edge.records import dataclass
 from edge.types import AnyArray
@@ -69,7 +70,7 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
 
     Raises UnsupportedError if tensors are missing or unknown, ModelFormatError for a shape that contradicts the header.
     """
-    network = find_network(spec)
+    network, file = find_network(spec), without_mtp(file)
     stored = {name.removesuffix(".weight"): name for name in file.tensors}
     if network.output_norm in stored:
         stored["output_norm"] = stored.pop(network.output_norm)

@@ -17,6 +17,7 @@ from ctypes_bundle import open_bundle
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime_library import RUNTIME, build, load_runtime
+from test_runtime_adapters import RANK, adapter_of, packed, quantized
 from test_speculation import repetitive_texts
 
 from edge.errors import InputError
@@ -85,6 +86,38 @@ def test_answers_are_the_same_with_drafts(name: str, options: dict[str, Any]) ->
         if options.get("kv_policy") != "full":  # which has no room for it
             pair.ask(repeated(150, 3), max_tokens=40, seed=3, **WARM, time=100.0)
         used = pair.exported.use()
+        assert 0 < used["accepted"] < used["drafted"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("quantized", {}), exhaustive(MODEL, {}), exhaustive("quantized", {"kv_dtype": "f32"}),
+        exhaustive("qwen35", {}), exhaustive("gemma3", {"kv_dtype": "int4"}), exhaustive("lfm2", {}),
+        exhaustive("falcon-h1", {}), exhaustive("phi3", {"threads": 1}),
+    ],
+)  # fmt: skip
+def test_rows_with_adapters_are_the_same_with_drafts(name: str, options: dict[str, Any]) -> None:
+    """Products with adapters are added up as in steps, to the last bit."""
+    name = quantized() if name == "quantized" else name
+    folder, library = eager(name, lora_rank=RANK, **ROWS | options)
+    adapter = packed(name, adapter_of(name, 1), folder)
+    asked: list[tuple[list[int], dict[str, Any]]] = [(repeated(60), GREEDY), (repeated(20, 2), WARM | {"seed": 7})]
+    with open_bundle(folder, library) as bundle:
+
+        def run(speculate: Speculate) -> tuple[list[Any], bytes, dict[str, Any]]:
+            with bundle.session() as session:
+                session.set_adapter(adapter)
+                answers = []
+                for text, chosen in asked:
+                    session.set(max_tokens=45, speculate=speculate, **chosen)
+                    answers.append(session.answer(text, Role.IDS))
+                return answers, session.save(), session.use()
+
+        answers, rows, _ = run(Speculate.OFF)
+        found, same, used = run(Speculate.AUTO)
+        assert found == answers
+        assert same == rows
         assert 0 < used["accepted"] < used["drafted"]
 
 

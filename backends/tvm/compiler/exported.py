@@ -84,7 +84,7 @@ def _shared(design: Design, plainer: Design | None) -> dict[str, str]:
     shared = {"step_embed": design.symbol("chunk_embed")}
     if plainer is None or not _alike(design.target, plainer.target):
         return shared
-    names = ["verify_attend" if design.verifies else "step_attend", "chunk_attend", "step_embed", "chunk_embed"]
+    names = ["verify_attend", "chunk_attend", "step_embed", "chunk_embed"]
     if (design.target.name, plainer.target.name) == ("i8mm", "dotprod"):
         names += [f"step_{unit}" for unit in ("qkv", "output", "gate_up", "down", "head")]
     return {name: plainer.symbol(name) for name in names}

@@ -99,7 +99,7 @@ enum {
 typedef int32_t edge_speculate;
 enum {
     /* generated: Speculate */
-    EDGE_SPECULATE_AUTO = 0, /* Where drafts pay, on the CPU. Not with h2o or room for adapters. */
+    EDGE_SPECULATE_AUTO = 0, /* Where drafts pay, on the CPU. Not with h2o. */
     EDGE_SPECULATE_OFF = 1, /* Every token runs on its own. */
     /* end */
 };

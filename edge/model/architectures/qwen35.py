@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edge.errors import ModelFormatError, UnsupportedError
+from edge.errors import ModelFormatError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_kernel, read_rope
 from edge.model.cores import Attention, DeltaNet, Dense, Experts
@@ -23,8 +23,6 @@ def network(header: Header, spec: ModelSpec) -> Network:
 
 def hybrid(header: Header, spec: ModelSpec, feeding: Dense | Experts) -> Network:
     """Layers of delta nets or attention, each followed by `feeding`."""
-    if header.value("nextn_predict_layers"):
-        raise UnsupportedError(f"{header.file.path}: layers that predict several tokens run on llama.cpp only")
     rope = replace(read_rope(header, spec), halves=True)
     attention = Attention(
         spec.heads, spec.kv_heads, spec.head_dim, spec.head_dim**-0.5, rope, head_norms=True, gated=True

@@ -2,8 +2,8 @@
 
 A step divides the columns of A between the threads, each of which then adds up the parts. No barrier stands between the
 two: a thread says that its parts are there, goes on with its first product, and looks for the others' only when it
-needs A x. A batch has the same parts of each token, and adds them up in a phase of its own. A chunk divides the tokens.
-The ranks are read from the table of the run, so that one compiled pass serves all adapters.
+needs A x. Batches and drafts have the same parts of each token, and add them up in a phase of its own. A chunk divides
+the tokens. The ranks are read from the table of the run, so that one compiled pass serves all adapters.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def adapt(
             with when(quants > 0):
                 scales = let(b.layer_at(layer, f"{name}.lora_a.scales"))
                 matrix = Matrix(BLOCKS[kind], b.columns(name), quants, scales)
-                (_columns if b.single or b.apart else _tokens)(b, name, matrix, inputs, row_of)
-        if b.apart:
+                (_columns if b.stepwise else _tokens)(b, name, matrix, inputs, row_of)
+        if b.stepwise and not b.single:
             b.end_phase("adapt", layer)
             with b.shared_out(b.count) as token:
                 for name, quants in zip(names, places, strict=True):

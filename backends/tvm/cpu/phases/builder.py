@@ -33,7 +33,8 @@ from edge.model import cores, layers
 class PassKind:
     """A step (`single`), a chunk, or a batch: the next tokens of several sequences, which are `apart`.
 
-    stepwise: attention is computed for each token as in a step. drafts: some of the tokens may be forgotten again.
+    stepwise: attention and products with adapters are computed for each token as in a step. drafts: some of the tokens
+    may be forgotten again.
     """
 
     name: str  # with which the names of its functions begin
@@ -54,9 +55,10 @@ def pass_kinds(design: Design) -> list[PassKind]:
         return [PassKind("chunk", Job.CHUNK, most)]
     batches = enumerate(design.batches, Job.BATCH)
     step, chunk = PassKind("step", Job.STEP, 1, single=True), PassKind("chunk", Job.CHUNK, most)
-    if design.verifies:  # an app's drafts, of its only sequence: a chunk's code serves them, but for attention
+    if design.exported:  # drafts of an app's only sequence: a chunk's code serves them, but for what adds up as a step
         step, chunk = replace(step, attends_like="verify"), replace(chunk, drafts=True)
-        return [PassKind("verify", Job.BATCH, most, stepwise=True, drafts=True, like_chunk=True), step, chunk]
+        like_chunk = not design.lora
+        return [PassKind("verify", Job.BATCH, most, stepwise=True, drafts=True, like_chunk=like_chunk), step, chunk]
     return [
         step,
         chunk,
@@ -273,7 +275,7 @@ class PassBuilder:
             if self.single:
                 self.add_up[name]()
             found = [self.low_rank_at(name, row) for row in rows]
-            apart = [[at] for at in range(len(rows))] if self.apart else [range(len(rows))]  # sums in a step's order
+            apart = [[at] for at in range(len(rows))] if self.stepwise else [range(len(rows))]  # sums in a step's order
             for each in apart:
                 add_low_rank(
                     self.isa, self.adapters, kind, matrix, tile, rank, self.floats,
