@@ -224,7 +224,8 @@ class PickingEngine(Engine, Protocol):
 
 
 class ChoosingEngine(Engine, Protocol):
-    """An engine that reads some of its rows for a token that runs alone (`EngineConfig.reads`)."""
+    """An engine that reads some of its rows for a token that runs alone, as those of `forward_all` then do
+    (`EngineConfig.reads`)."""
 
     def choose_rows(self, *, on: bool) -> None:
         """Whether it does so, as at first, or reads all rows."""

@@ -45,7 +45,7 @@ class ExpertCounts:
             self.read_in_chunks += read
 
     def since(self, before: ExpertCounts) -> ExpertCounts:
-        """What has been added to an earlier state."""
+        """The counts since an earlier state."""
         fields = ("steps", "choices", "misses", "read", "read_in_chunks")
         return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in fields})
 

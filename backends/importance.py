@@ -74,7 +74,7 @@ def importance_bytes(network: Network) -> int:
 
 
 def ranking_bytes(spec: ModelSpec, needs: Needs) -> int:
-    """What a session of a policy keeps beside the rows: the linear models, if the policy ranks by them."""
+    """Memory beside the rows in a session of a policy: the linear models, if it ranks by them."""
     return importance_bytes(find_network(spec)) if needs.ranks else 0
 
 

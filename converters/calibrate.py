@@ -46,7 +46,7 @@ class Routed:
         return np.concatenate(self.parts)
 
     def of(self, expert: int) -> FloatArray:
-        """What the expert's statistics are taken of: rows of all experts, if its own are too few."""
+        """The rows for an expert's statistics: those of all experts, if its own are too few."""
         return self.parts[expert] if len(self.parts[expert]) >= LEAST else self.whole
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from math import prod
 
 from edge.budget import format_bytes
+from edge.converters.ggml import HAVE_NO_CHOICE
 from edge.converters.quantizers import lattice
 from edge.formats.blocks import BLOCK, FLOATS, block_size, dequantize
 from edge.formats.gguf import GGUFFile
@@ -29,6 +30,11 @@ def again_notes(spec: ModelSpec, asked: str) -> list[str]:
     if spec.weight_type in FLOATS or asked in (*FLOATS, spec.weight_type):
         return []
     return [f"the weights are {spec.weight_type} already: rounding again loses more than rounding once"]
+
+
+def has_choice(file: GGUFFile, kind: str) -> bool:
+    """Whether a file's weights can be rounded to a type or mixture in several ways, so that importance matters."""
+    return kind not in HAVE_NO_CHOICE and not (kind == lattice.KIND and is_trained_q4_0(file))
 
 
 def is_trained_q4_0(file: GGUFFile) -> bool:

@@ -318,15 +318,14 @@ class _Maker:
             settings = Settings(kind, "importance")
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
             weight = nf4.dequantize(*nf4.quantize(weight))
-        if self._settings.group_size == BLOCK and kind == lattice.KIND and lattice.is_trained(weight):
-            data = quantize(weight, kind)
-            values = blocks.dequantize(data, kind)
-        elif kind in K_QUANTS and inputs is not None:  # rounded by importance, whichever method rounds the others
+        by_blocks = self._settings.group_size == BLOCK and kind == lattice.KIND
+        codes = lattice.trained_codes(weight) if by_blocks else None
+        if kind in K_QUANTS and inputs is not None:  # rounded by importance, whichever method rounds the others
             moved = weight if inputs.moved is None else weight @ inputs.moved
             data = quantize_rows(moved, kind, np.diag(inputs.hessian))
             values = blocks.dequantize(data, kind)
-        elif kind not in GRIDS:
-            data = quantize(weight, kind)
+        elif codes or kind not in GRIDS:
+            data = quantize(weight, kind, codes)
             values = blocks.dequantize(data, kind)
         else:
             quantized = _quantized(weight, find_grid(kind), settings, inputs)

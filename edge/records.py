@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: bool = True, **others: bool) -> Any:
     """`dataclasses.dataclass`, and the same classes, defined faster.
 
-    Fields have defaults at most, no other settings, and are no `InitVar`.
+    Fields have a default or `kw_only` and are no `InitVar`. Raises TypeError for other settings of `field`.
     """
     if cls is None:
         return lambda cls: _dataclass(cls, frozen=frozen, eq=eq, **others)
@@ -23,6 +23,9 @@ def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: boo
     derived = any(dataclasses.is_dataclass(each) for each in cls.__bases__)  # of frozen ones only frozen ones
     made = dataclasses.dataclass(cls, init=False, repr=False, eq=False, frozen=frozen and derived, **others)
     made.__dataclass_params__.frozen = frozen
+    for each in dataclasses.fields(made):
+        if not (each.init and each.repr and each.compare and each.hash is None):
+            raise TypeError(f"{each.name}: fields have no init, repr, compare or hash of their own here")
     names = tuple(each.name for each in dataclasses.fields(made))
     methods = {"__init__": _first_init(made), "__repr__": _representation(names)}
     if frozen:

@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 # Two threads of OpenBLAS in each of two workers wait for each other: small products take ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -48,11 +49,19 @@ from edge.storage import cache
 from edge.storage.completion import record_path
 from edge.types import AnyArray, FloatArray, IntArray
 
+if TYPE_CHECKING:
+    from browser import Page
+
+    from edge.run.session import Session
+
 GOLDEN = Path(__file__).parent / "golden"
 CACHE = Path(os.environ.get("EDGE_TEST_CACHE") or Path(__file__).parents[1] / "build" / "test-cache").absolute()
 GOLDEN_MODELS = ("llama-gqa-tied", "llama-gqa-untied", "llama-one-layer", "llama-rope-scaled")
 SOME_GPU = os.environ.get("EDGE_TEST_GPU", "wgpu:0")  # what most tests of the gpu engine run on, as EDGE_GPU names it
 GPU_HOST = SOME_GPU.partition(":")[0]
+NEEDS_WASM = pytest.mark.skipif(
+    not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"
+)
 CHUNK, CAPACITY, SINKS = 8, 32, 4  # how the streaming answers were made, see golden/make.py
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children would inherit it
@@ -126,6 +135,10 @@ def load_engine(
         if lora:
             cast(AdaptedEngine, engine).set_lora(lora)
         return engine
+
+
+def some_tokens(count: int, seed: int = 1) -> IntArray:
+    return np.random.default_rng(seed).integers(3, 200, count).astype(np.int32)
 
 
 @contextmanager
@@ -202,6 +215,37 @@ def pytest_unconfigure() -> None:
     if null := sys.modules.get("llama_cpp._utils"):
         null.outnull_file.close()
         null.errnull_file.close()
+
+
+@contextmanager
+def chromium(folder: Path, *flags: Sequence[str]) -> Iterator[Page]:
+    """A page of Chromium; skips the test where there is none. Arguments as of `browser`."""
+    from browser import browser, find_chromium
+
+    if (program := find_chromium()) is None:
+        pytest.skip("no Chromium")
+    with browser(program, folder, *flags) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with chromium(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def open_session() -> Iterator[Callable[..., Session]]:
+    """Loads sessions of a golden model, in the reference engine if no other is named, and closes them."""
+    from edge.run.starting.loading import load
+
+    with ExitStack() as opened:
+
+        def make(name: str = "llama-gqa-tied", **options: Any) -> Session:
+            options = {"backend": "reference", "max_kv_size": 500, "threads": 1, **options}
+            return opened.enter_context(load(GOLDEN / f"{name}.gguf", **options))
+
+        yield make
 
 
 @pytest.fixture(scope="session", autouse=True)

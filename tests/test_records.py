@@ -185,3 +185,10 @@ def test_classes_inherit_from_those_of_the_standard_library_and_it_from_them(bas
         made.first = 2
     with pytest.raises(TypeError, match="cannot inherit non-frozen dataclass from a frozen one"):
         derived(type("Thawed", (Base,), {}))
+
+
+@pytest.mark.parametrize("setting", ["init", "repr", "compare", "hash"])
+def test_other_settings_of_fields_are_refused(setting: str) -> None:
+    named = type("Cached", (), {"__annotations__": {"seen": "int"}, "seen": dataclasses.field(**{setting: False})})
+    with pytest.raises(TypeError, match="seen: fields have no init"):
+        ours(named)

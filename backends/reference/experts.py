@@ -40,12 +40,12 @@ def of_all(engine: Context, core: Experts, at: At, name: str) -> tuple[FloatArra
 
 
 def shared_inner(engine: Context, core: Experts, at: At, x: FloatArray) -> FloatArray:
-    """What the shared expert projects, [n, shared]."""
+    """The inner values of the shared expert, [n, shared]."""
     return activated(core, *(engine.project(x, at, name) for name in ("ffn_gate_shexp", "ffn_up_shexp")))
 
 
 def of_shared(engine: Context, core: Experts, at: At, x: FloatArray, inner: FloatArray) -> FloatArray:
-    """What the shared expert adds, [n, hidden]."""
+    """The output of the shared expert, [n, hidden]."""
     added = engine.project(inner, at, "ffn_down_shexp")
     return sigmoid(engine.project(x, at, "ffn_gate_inp_shexp")) * added if core.shared_gated else added
 

@@ -50,7 +50,7 @@ class Design:
     @classmethod
     def of(cls, layout: PackedLayout, kv_dtype: str, target: Target) -> Design:
         """The design for a layout. float32 KV rows select the exact mode."""
-        names = ("token_embd", "position_embd", "token_types", layout.head)
+        names = ("token_embd", "position_embd", "token_types", layout.network.head)
         embedding, positions, token_types, head = (_name(layout, name) for name in names)
         assert embedding is not None
         assert head is not None

@@ -101,7 +101,7 @@ class NativeSequence:
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(tokens.size)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
-        step = min(self.config.logits_rows, self.config.chunk)
+        step = 1 if self.reads else min(self.config.logits_rows, self.config.chunk)  # single tokens choose rows
         for start in range(0, tokens.size, step):
             part = tokens[start : start + step]
             logits[start : start + part.size] = self._run(self, part, part.size)

@@ -15,6 +15,7 @@ from edge.formats.blocks import BLOCK, QuantizedMatrix, find_grid, half
 from edge.types import AnyArray, FloatArray
 
 KIND = "Q4_0"
+Codes = tuple[QuantizedMatrix, AnyArray]  # as `find_codes` returns them
 _CODES = (-8, *range(7, 0, -1))  # of the extreme value; ggml's first, and signs are the step's
 _ROUNDING = np.float32(2.0**-8)  # of bf16, relative
 _FEW = 4  # weights of a block that rule out most steps
@@ -22,7 +23,7 @@ _MOST = 0.99  # of a matrix's blocks
 
 
 @np.errstate(all="ignore")  # of weights that no step can hold
-def find_codes(weight: FloatArray) -> tuple[QuantizedMatrix, AnyArray]:
+def find_codes(weight: FloatArray) -> Codes:
     """Q4_0 codes of float32 [rows, columns], and which blocks they hold but for bf16's rounding, bool [rows, blocks].
 
     The other blocks' codes and scales mean nothing. Steps are the best for the codes by least squares.
@@ -48,16 +49,21 @@ def find_codes(weight: FloatArray) -> tuple[QuantizedMatrix, AnyArray]:
     return matrix, (kept & (scales[:, 0] != 0)).reshape(rows, -1)  # not blocks of zeros, which say nothing
 
 
-def is_trained(weight: FloatArray) -> bool:
-    """Whether float32 [rows, columns] are weights of Q4_0: nearly all blocks but zeros hold them as they are."""
+def trained_codes(weight: FloatArray) -> Codes | None:
+    """The codes of float32 [rows, columns] that are weights of Q4_0: nearly all blocks but zeros hold them as they are.
+    None for other weights."""
     if weight.shape[1] % BLOCK:
-        return False
-    kept, full = find_codes(weight)[1], weight.reshape(len(weight), -1, BLOCK).any(axis=-1)
-    return bool(kept.sum() > _MOST * full.sum())
+        return None
+    codes, full = find_codes(weight), weight.reshape(len(weight), -1, BLOCK).any(axis=-1)
+    return codes if codes[1].sum() > _MOST * full.sum() else None
+
+
+def is_trained(weight: FloatArray) -> bool:
+    return trained_codes(weight) is not None
 
 
 def _integers(values: FloatArray, step: FloatArray) -> AnyArray:
-    """Which rows are multiples of their step that Q4_0 has codes for, within the error; step: [rows, 1]."""
+    """bool [rows]: rows that are multiples of their step that Q4_0 has codes for, within the error. step: [rows, 1]."""
     multiples = values / step
     nearest = np.rint(multiples)
     close = np.abs(multiples - nearest) <= 2.1 * _ROUNDING * np.abs(nearest)  # the extreme value's, too

@@ -20,11 +20,11 @@ SHRINKS = tuple(np.linspace(1.1, 0.6, 21, dtype=np.float32))  # shares of the ra
 Pair = tuple[FloatArray, FloatArray | None]
 
 
-def quantize(values: FloatArray, kind: str) -> AnyArray:
+def quantize(values: FloatArray, kind: str, codes: lattice.Codes | None = None) -> AnyArray:
     """Round float32 [rows, n] to the nearest values of a block type: uint8 [rows, bytes of n values]. Raises
     UnsupportedError, and MissingExtraError for K-quants without llama.cpp.
 
-    Blocks that Q4_0 can hold as they are keep their codes (`lattice`).
+    Blocks that Q4_0 can hold as they are keep their codes (`lattice`). codes: those, if they are known.
     """
     if kind == "IQ4_NL":  # the one plain type that gguf does not round to
         return nearest(values, find_grid(kind), np.ones(values.shape[1])).data
@@ -39,7 +39,7 @@ def quantize(values: FloatArray, kind: str) -> AnyArray:
         raise UnsupportedError(f"plain rounding to {kind} is not known here") from None
     data = np.ascontiguousarray(data).view(np.uint8).reshape(len(values), -1)
     if kind == lattice.KIND:
-        matrix, kept = lattice.find_codes(np.asarray(values, np.float32))
+        matrix, kept = codes or lattice.find_codes(np.asarray(values, np.float32))
         by_block = (*kept.shape, -1)
         data = np.where(kept[..., None], matrix.data.reshape(by_block), data.reshape(by_block)).reshape(data.shape)
     return np.asarray(data)

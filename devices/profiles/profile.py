@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from edge.devices.cores import speeds_of, worth_using
 from edge.records import dataclass
@@ -12,7 +12,6 @@ from edge.values import Rule
 FigureKind = Literal["measured", "datasheet", "published", "assumed"]
 """measured: on such a device, by the source. datasheet: from its maker; of memory, the bus's theoretical figure.
 published: from others. assumed: typical of a class of devices, not measured on this one."""
-FIGURE_KINDS: tuple[FigureKind, ...] = get_args(FigureKind)
 
 FIGURES = {
     "memory": "bytes",

@@ -160,4 +160,4 @@ def run(
                 raise Terminated
             if session.report is not None and session.report.stop_reason == "interrupted":
                 raise KeyboardInterrupt
-            check_complete(session.report, session.options)
+            check_complete(session.report)

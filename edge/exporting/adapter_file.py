@@ -143,8 +143,8 @@ def _packed_for_gpu(model: Model, lora: Lora, room: _Room) -> bytes:
 
 @dataclass(frozen=True)
 class _Room:
-    """What a bundle's model.edge says of adapters. nbytes: of the packed matrices; exact: they are float32. gpu: there
-    are programs for one, too."""
+    """The adapters that a bundle's model.edge has room for. nbytes: of the packed matrices; exact: they are float32.
+    gpu: there are programs for one, too."""
 
     path: Path
     model: bytes

@@ -108,7 +108,7 @@ STRUCTS = {
 
 @dataclass(frozen=True)
 class GPUPrograms:
-    """What a bundle has for GPUs. buffers: bytes by name."""
+    """A bundle's part for GPUs. buffers: bytes by name."""
 
     languages: tuple[str, ...]
     model: Model

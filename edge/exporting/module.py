@@ -63,7 +63,7 @@ def make_modules(
     passes = exported_objects(designs, progress)
     made = list[Path]()
     with work_folder() as work:
-        runtime = _runtime_objects(zig, work)
+        runtime = _runtime_objects(zig)
         for design, compiled in zip(designs, passes, strict=True):
             sources = []
             for name, text in {"passes.c": passes_source([design]), **tables}.items():
@@ -123,7 +123,7 @@ def _number(module: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _runtime_objects(zig: Toolchain, folder: Path) -> list[Path]:
+def _runtime_objects(zig: Toolchain) -> list[Path]:
     """All of the runtime but the tables as object files, from the cache."""
     sources = [each for each in sorted(RUNTIME.glob("*.c")) if each.name not in NATIVE] + sorted(_SOURCES.glob("*.c"))
     digest = hashlib.sha256(repr((zig.version, _COMPILE, constants_header())).encode())

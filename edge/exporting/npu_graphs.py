@@ -68,7 +68,7 @@ _RUNTIME = "ONNX Runtime's own memory as measured with version 1.31 on x86-64; a
 
 @dataclass(frozen=True)
 class NpuGraphs:
-    """What a bundle has for NPUs. compiled: as context binaries, by the provider's compiler for its options' chip."""
+    """A bundle's part for NPUs. compiled: as context binaries, by the provider's compiler for its options' chip."""
 
     model: Model
     layout: Layout

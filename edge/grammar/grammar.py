@@ -18,8 +18,8 @@ MOST_ALIKE = 12  # patterns that one text must match at once: their product of s
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer must match, from its first token to its last; exactly one of the fields. Thoughts before the
-    answer are free.
+    """The form of an answer, from its first token to its last; exactly one of the fields. Thoughts before the answer
+    are free.
 
     json_schema: a JSON schema, as a dict or as JSON text; properties come in the order of the schema. regex: a regular
     expression in Rust's syntax, which the whole answer matches. lark: a grammar in llguidance's variant of Lark, whose
@@ -80,12 +80,12 @@ _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//.*')
 
 
 def _alike(lark: str) -> int:
-    """At most so many operands `&` joins."""
+    """An upper bound of the operands that `&` joins."""
     return 1 + _LITERAL.sub("", lark).count("&")
 
 
 def _most_alike(schema: str) -> int:
-    """At most so many patterns allOf joins."""
+    """An upper bound of the patterns that allOf joins."""
     read, most, referred = json.loads(schema), 0, schema.count('"pattern"')
 
     def count(part: object) -> int:

@@ -114,7 +114,7 @@ def _definition(grammar: Grammar) -> str:
 
 
 class _Encoder:
-    """What llguidance asks of a tokenizer, which it must not keep alive."""
+    """The tokenizer as llguidance asks for it, which must not keep it alive."""
 
     def __init__(self, tokenizer: TokenizerLike) -> None:
         special = {token for token, control in tokenizer.special_tokens().values() if control}

@@ -108,7 +108,6 @@ def make_spec(header: Header, **own: Any) -> ModelSpec:
         context=header.count("context_length", "context", default=2048),
         norm_eps=header.positive("attention.layer_norm_rms_epsilon", layer_norm_eps, below=1.0),
         rope_base=header.positive("rope.freq_base", 10000.0, below=1e12),
-        rope_scaled=header.text("rope.scaling.type", "none") not in ("none", "") or "rope_freqs.weight" in file.tensors,
         compiled=file.compiled,
         **own,
         **_count_tensors(file),

@@ -130,7 +130,7 @@ class Network:
         return any(rope.halves for rope in self.ropes)
 
     def rope_of(self, layer: int) -> int:
-        """Which of `ropes` a layer uses; 0 for layers without attention."""
+        """The index in `ropes` for a layer; 0 for layers without attention."""
         core = self.attention[layer]
         return self.ropes.index(core.rope) if core and self.ropes else 0
 

@@ -1,4 +1,4 @@
-"""Which block type each tensor gets in the mixtures that GGUF files are published in, such as Q4_K_M.
+"""The block type of each tensor in the mixtures that GGUF files are published in, such as Q4_K_M.
 
 These are the rules of llama.cpp's `llama-quantize` without an importance matrix, for the mixtures of `MIXTURES`: the
 output head, or the embedding that serves as one, has more bits, and in the _M mixtures so have values and the way down

@@ -28,7 +28,6 @@ class ModelSpec:
     rope_base: float
     rope_dim: int
     window: int  # positions that a token attends to, in layers with a window; 0: all
-    rope_scaled: bool  # factors in the file stretch positions (llama3, yarn, linear, …)
     tied_head: bool  # the output head is the token embedding
     parameters: int
     weight_bytes: int

@@ -1,4 +1,4 @@
-"""Which engine a plan is for: on the CPU, or on a GPU where that was faster when both were timed.
+"""The engine of a plan: on the CPU, or on a GPU where that was faster when both were timed.
 
 `edge/run/starting/race.py` times them, once per model and device; the cache folder keeps what it found.
 """

@@ -42,7 +42,7 @@ Losses = Mapping[str, KVLoss]
 
 
 def find_losses(file: GGUFFile, backend: Backend, options: Options) -> Losses:
-    """What was measured of a model, in dtypes that the engine has; empty if the dtype is not open to choose."""
+    """The measured losses of a model, in dtypes that the engine has; empty if the dtype is not open to choose."""
     if options.kv_policy != AUTO or options.kv_dtype is not None or not cache.entries("losses"):
         return {}  # without a hash of the whole file
     with suppress(InputError):  # of a model on the Hub only the header is here

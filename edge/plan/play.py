@@ -41,7 +41,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class PlayUse:
-    """What an app's model takes of Google Play's thresholds. Bytes."""
+    """The part of Google Play's thresholds that an app's model takes. Bytes."""
 
     counted: int  # estimated: RssAnon and VmSwap together, at most; the rest of the app comes on top
     mapped: int  # estimated: of files, which do not count

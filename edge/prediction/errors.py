@@ -92,7 +92,7 @@ def worded(error: float | None) -> str:
 
 
 def corrected_by(answers: Correction, prompts: Correction) -> str:
-    """What estimates of answers and of prompts were multiplied by, and what their errors mean, in words."""
+    """The factors of estimates of answers and of prompts, and the meaning of their errors, in words."""
     devices, engines = ({*getattr(answers, name), *getattr(prompts, name)} for name in ("devices", "engines"))
     factors = f"{answers.factor:.2f} (answers) and {prompts.factor:.2f} (prompts)"
     figures = answers.figures + prompts.figures

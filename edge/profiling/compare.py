@@ -9,7 +9,8 @@ from typing import Literal
 
 from edge.budget import format_bytes
 from edge.devices.load import DISTURBED
-from edge.profiling.profile import EngineProfile, Profile, Spread
+from edge.profiling.profile import EngineProfile, Profile
+from edge.profiling.sustained import Spread
 
 _LEAST = 3  # values of a spread that says something
 

@@ -15,17 +15,8 @@ from edge.devices.load import others_from_now
 from edge.model.model import Model
 from edge.prediction.work import Work, work_of
 from edge.profiling.memory import Sampler
-from edge.profiling.profile import (
-    EngineProfile,
-    OperatorTime,
-    Phase,
-    PhaseOperators,
-    Point,
-    Settings,
-    Spread,
-    Sustained,
-    Window,
-)
+from edge.profiling.profile import EngineProfile, OperatorTime, Phase, PhaseOperators, Point, Settings
+from edge.profiling.sustained import Spread, Sustained, Window
 from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.meters import EnergyMeter, Watch
 from edge.run.sampling.sampler import greedy

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from edge.backends import engine_named
 from edge.budget import format_bytes
 from edge.devices.profiles.profile import SLOWER
-from edge.profiling.profile import TAKEN, EngineProfile, Limit, Profile, Sustained, Verdict
+from edge.profiling.profile import EngineProfile, Limit, Profile, Verdict
+from edge.profiling.sustained import TAKEN, Sustained
 
 _NEAR = 0.6  # of a ceiling, to be limited by it: no engine reaches all of it
 _CACHED = 1.1  # of the memory's bandwidth: more comes out of caches

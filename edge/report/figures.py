@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge.budget import format_joules
-from edge.profiling.profile import Spread
+from edge.profiling.sustained import Spread
 
 NONE = "–"
 

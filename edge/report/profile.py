@@ -9,7 +9,8 @@ from edge.budget import format_bytes
 from edge.devices.load import DISTURBED
 from edge.model.spec import format_count
 from edge.profiling.memory import split
-from edge.profiling.profile import EngineProfile, PhaseOperators, Profile, Sustained, Window
+from edge.profiling.profile import EngineProfile, PhaseOperators, Profile
+from edge.profiling.sustained import Sustained, Window
 from edge.report import profile_charts as charts
 from edge.report.document import NONE, Report, Section, Table
 from edge.report.figures import clock, clock_range, duration, giga, joules, milliseconds, per_s, percent, rate

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from edge.backends.base import PHASES
 from edge.profiling.memory import split
-from edge.profiling.profile import EngineProfile, Profile, Spread
+from edge.profiling.profile import EngineProfile, Profile
+from edge.profiling.sustained import Spread
 from edge.report.chart import COLOURS, DASHED, DOTTED, INK, NARROW, Axis, Chart, colour, width_of
 from edge.report.figures import rate
 

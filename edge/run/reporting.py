@@ -103,7 +103,7 @@ def why_unanswered(report: RunReport, options: Options) -> str:
     return f"stopped before the first token of the answer; {why}"
 
 
-def check_complete(report: RunReport | None, options: Options, answer: str = "") -> None:
+def check_complete(report: RunReport | None, answer: str = "") -> None:
     """Raise IncompleteError for an answer that was cut before its grammar allowed the end."""
     if report is None or report.incomplete is None:
         return

@@ -159,7 +159,7 @@ class Session:
         Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
         """
         answer = "".join(self.stream(prompt, **options))
-        check_complete(self.report, self.options, answer)
+        check_complete(self.report, answer)
         return answer
 
     @stepwise

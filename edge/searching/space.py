@@ -14,8 +14,8 @@ from typing import NoReturn
 from edge.backends.llamacpp.library import is_installed
 from edge.budget import format_bytes, format_joules
 from edge.converters.calibrate import check_walk
-from edge.converters.ggml import HAVE_NO_CHOICE, any_importance, find_ftype, needs_importance, quantize_file
-from edge.converters.outcome import is_trained_q4_0
+from edge.converters.ggml import any_importance, find_ftype, needs_importance, quantize_file
+from edge.converters.outcome import has_choice
 from edge.converters.plain import fields_as
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import BudgetError, InputError, UnsupportedError
@@ -121,7 +121,7 @@ def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[
     yield Weights(name, path, sha256, None, False, model.spec.label, size), file
     known = set[tuple[tuple[str, str], ...]]()
     for kind in _types(space):
-        by_importance = _has_choice(model, kind) and is_installed()
+        by_importance = _uses_importance(model, kind) and is_installed()
         planned = quantize_file(
             file, folder / "none.gguf", kind, dry_run=True, importance=any_importance(file) if by_importance else None
         )
@@ -133,7 +133,7 @@ def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[
             yield Weights(name, path, sha256, kind, by_importance, label, smaller), outline
 
 
-def _has_choice(model: Model, kind: str) -> bool:
+def _uses_importance(model: Model, kind: str) -> bool:
     """Whether an importance matrix, which the model must have a network for, makes a difference to a type."""
     try:
         check_walk(model.spec)
@@ -142,7 +142,7 @@ def _has_choice(model: Model, kind: str) -> bool:
         if needs_importance(kind):
             raise
         return False
-    return kind not in HAVE_NO_CHOICE and not (kind == "Q4_0" and is_trained_q4_0(model.file))
+    return has_choice(model.file, kind)
 
 
 def _types(space: Space) -> list[str]:

@@ -45,7 +45,7 @@ from edge.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBod
 from edge.server.protocols.embeddings import EmbeddingsBody
 from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
 from edge.server.protocols.responses import ResponsesBody
-from edge.server.refusal import RefusedError
+from edge.server.refusal import RefusedError, refusal_of
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -70,11 +70,11 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/v1/responses", server.respond, methods=["POST"]),
         Route("/v1/embeddings", server.embed, methods=["POST"]),
         Route("/embeddings", server.embed, methods=["POST"]),
-        Route("/v1/messages", server.message, methods=["POST"]),
-        Route("/v1/messages/count_tokens", server.count, methods=["POST"]),
-        Route("/api/chat", server.of_ollama(ApiChatBody), methods=["POST"]),
-        Route("/api/generate", server.of_ollama(ApiGenerateBody), methods=["POST"]),
-        Route("/api/show", server.show, methods=["POST"]),
+        Route("/v1/messages", _refusing(server.message, anthropic.refused), methods=["POST"]),
+        Route("/v1/messages/count_tokens", _refusing(server.count, anthropic.refused), methods=["POST"]),
+        Route("/api/chat", _refusing(server.of_ollama(ApiChatBody), ollama.refused), methods=["POST"]),
+        Route("/api/generate", _refusing(server.of_ollama(ApiGenerateBody), ollama.refused), methods=["POST"]),
+        Route("/api/show", _refusing(server.show, ollama.refused), methods=["POST"]),
         Route("/api/tags", server.about(lambda request: Json(ollama.tags(hub)))),
         Route("/api/version", server.about(lambda request: Json({"version": ollama.VERSION}))),
         Route("/tokenize", server.with_model(TokenizeBody, native.tokenize), methods=["POST"]),
@@ -93,6 +93,18 @@ def make_app(hub: Hub) -> ASGIApp:
     }  # fmt: skip
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     return Guard(Counting(app, hub.responses), hub.settings, page.names())
+
+
+def _refusing(handle: Handler, refused: Callable[[RefusedError], dict[str, Any]]) -> Handler:
+    """A handler whose errors have the form of a protocol."""
+
+    async def handle_or_refuse(request: Request) -> Response:
+        try:
+            return await handle(request)
+        except (RefusedError, EdgeError) as error:
+            return refuse(error, refused)
+
+    return handle_or_refuse
 
 
 class Endpoints:
@@ -125,20 +137,14 @@ class Endpoints:
         async def handle(request: Request) -> Response:
             async with self._body(request) as data:
                 body = parse_body(kind, data)
-                lease = await self._hub.lease(getattr(body, "model", None))
-                try:
-                    return Json(work(body, lease.session))
-                finally:
-                    self._hub.pool.release(lease)
+                async with self._session(getattr(body, "model", None)) as session:
+                    return Json(work(body, session))
 
         return handle
 
     async def tokenizer_info(self, request: Request) -> Response:
-        lease = await self._hub.lease(request.query_params.get("model"))
-        try:
-            return Json(native.tokenizer_info(lease.session))
-        finally:
-            self._hub.pool.release(lease)
+        async with self._session(request.query_params.get("model")) as session:
+            return Json(native.tokenizer_info(session))
 
     async def converse(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
@@ -172,9 +178,7 @@ class Endpoints:
             body = parse_body(ResponsesBody, data)
             asked = responses.translate(body, request.headers, request.scope.get("tenant", ""))
             writer = responses.Writer(self._name(body.model))
-            return await self._answer(
-                request, [asked], lambda lease: writer, streams=bool(body.stream), stream=responses.stream
-            )
+            return await self._answer(request, [asked], lambda lease: writer, streams=bool(body.stream))
 
     async def embed(self, request: Request) -> Response:
         """POST /v1/embeddings"""
@@ -186,65 +190,59 @@ class Endpoints:
 
     async def message(self, request: Request) -> Response:
         """POST /v1/messages"""
-        try:
-            async with self._body(request) as data:
-                body = parse_body(MessagesBody, data)
-                asked = anthropic.translate(body, request.headers, request.scope.get("tenant", ""))
-                writer = anthropic.Writer(self._name(body.model))
-                return await self._answer(
-                    request, [asked], lambda lease: writer, streams=bool(body.stream), stream=anthropic.stream,
-                    quiet=event({"type": "ping"}, "ping"),
-                )  # fmt: skip
-        except (RefusedError, EdgeError) as error:
-            return refuse(error, anthropic.refused)
+        async with self._body(request) as data:
+            body = parse_body(MessagesBody, data)
+            asked = anthropic.translate(body, request.headers, request.scope.get("tenant", ""))
+            writer = anthropic.Writer(self._name(body.model))
+            return await self._answer(
+                request, [asked], lambda lease: writer, streams=bool(body.stream),
+                quiet=event({"type": "ping"}, "ping"),
+            )  # fmt: skip
 
     async def count(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens"""
-        try:
-            async with self._body(request) as data:
-                body = parse_body(MessagesBody, data)
-                asked = anthropic.translate(body, request.headers, "")
-                lease = await self._hub.lease(body.model)
-                try:
-                    prompt = await asyncio.to_thread(prompt_of, lease.session.model, asked.prompt, Think())
-                    return Json({"input_tokens": prompt.first(None).size})
-                finally:
-                    self._hub.pool.release(lease)
-        except (RefusedError, EdgeError) as error:
-            return refuse(error, anthropic.refused)
+        async with self._body(request) as data:
+            body = parse_body(MessagesBody, data)
+            asked = anthropic.translate(body, request.headers, "")
+            async with self._session(body.model) as session:
+                prompt = await asyncio.to_thread(prompt_of, session.model, asked.prompt, Think())
+                return Json({"input_tokens": prompt.first(None).size})
 
     def of_ollama(self, kind: type[ApiChatBody] | type[ApiGenerateBody]) -> Handler:
         """A handler of /api/chat or /api/generate."""
 
         async def handle(request: Request) -> Response:
-            try:
-                async with self._body(request, lenient=True) as data:
-                    body = parse_body(kind, data)
-                    asked = ollama.translate(body, request.headers, request.scope.get("tenant", ""))
-                    writer = ollama.Writer(self._name(body.model), chats=kind is ApiChatBody)
-                    return await self._answer(
-                        request, [asked], lambda lease: writer, streams=body.stream is not False,
-                        stream=ollama.stream, media_type="application/x-ndjson", quiet=b"",
-                    )  # fmt: skip
-            except (RefusedError, EdgeError) as error:
-                return refuse(error, ollama.refused)
+            async with self._body(request, lenient=True) as data:
+                body = parse_body(kind, data)
+                asked = ollama.translate(body, request.headers, request.scope.get("tenant", ""))
+                writer = ollama.Writer(self._name(body.model), chats=kind is ApiChatBody)
+                return await self._answer(
+                    request, [asked], lambda lease: writer, streams=body.stream is not False,
+                    media_type="application/x-ndjson", quiet=b"",
+                )  # fmt: skip
 
         return handle
 
     async def show(self, request: Request) -> Response:
         """POST /api/show"""
-        try:
-            async with self._body(request, lenient=True) as data:
-                body = parse_body(ApiShowBody, data)
-                entry, _ = self._hub.pool.find(body.model or body.name)
-                return Json(ollama.show(entry))
-        except RefusedError as error:
-            return refuse(error, ollama.refused)
+        async with self._body(request, lenient=True) as data:
+            body = parse_body(ApiShowBody, data)
+            entry, _ = self._hub.pool.find(body.model or body.name)
+            return Json(ollama.show(entry))
 
     def _name(self, model: str | None) -> str:
         """Raises RefusedError for an unknown model."""
         entry, _ = self._hub.pool.find(model)
         return model or entry.name
+
+    @asynccontextmanager
+    async def _session(self, model: str | None) -> AsyncIterator[Session]:
+        """The session of a model, which stays loaded meanwhile."""
+        lease = await self._hub.lease(model)
+        try:
+            yield lease.session
+        finally:
+            self._hub.pool.release(lease)
 
     @asynccontextmanager
     async def _body(self, request: Request, *, lenient: bool = False) -> AsyncIterator[Any]:
@@ -262,7 +260,6 @@ class Endpoints:
         *,
         streams: bool,
         work: Callable[[Asked, Session, Job], None] | None = None,
-        stream: Callable[[Any, AsyncIterator[Event]], AsyncIterator[bytes]] = chat.stream,
         media_type: str = "text/event-stream",
         quiet: bytes = b": waiting\n\n",
     ) -> Response:
@@ -280,7 +277,20 @@ class Endpoints:
         except BaseException:
             answering.close()
             raise
-        return Stream(stream(writer, events), media_type, quiet, answering.close)
+        return Stream(_stream(writer, events), media_type, quiet, answering.close)
+
+
+async def _stream(writer: Any, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    """A response as its protocol's writer has it; what goes wrong meanwhile is a part of it."""
+    try:
+        async for each in events:
+            for chunk in writer.chunks(each):
+                yield chunk
+        for chunk in writer.last():
+            yield chunk
+    except Exception as error:
+        for chunk in writer.failed(refusal_of(error)):
+            yield chunk
 
 
 async def _all(events: AsyncIterator[Event]) -> list[Event]:

@@ -57,7 +57,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Embedded:
-    """The embedding of a text of so many tokens, float32 [hidden]."""
+    """The embedding of a text of `tokens` tokens, float32 [hidden]."""
 
     choice: int
     tokens: int

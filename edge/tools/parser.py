@@ -90,16 +90,7 @@ class ToolParser:
             return self._taken()
 
     def _taken(self) -> list[Event]:
-        found: list[Event] = []
-        for event in self._events:  # one event for neighbours
-            last = found[-1] if found else None
-            if isinstance(event, TextPiece) and isinstance(last, TextPiece):
-                found[-1] = TextPiece(last.text + event.text)
-            elif isinstance(event, ArgumentPiece) and isinstance(last, ArgumentPiece):
-                found[-1] = ArgumentPiece(event.index, last.text + event.text)
-            else:
-                found.append(event)
-        self._events = []
+        found, self._events = merged(self._events), []
         return found
 
     # The text
@@ -400,6 +391,20 @@ class ToolParser:
         self._begin(name.strip())
         yield from self._literals.fields(closing, assign)
         self._end()
+
+
+def merged(events: Iterable[Event]) -> list[Event]:
+    """One event for neighbouring pieces of a text or of a call's arguments."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, TextPiece) and isinstance(last, TextPiece):
+            found[-1] = TextPiece(last.text + event.text)
+        elif isinstance(event, ArgumentPiece) and isinstance(last, ArgumentPiece):
+            found[-1] = ArgumentPiece(event.index, last.text + event.text)
+        else:
+            found.append(event)
+    return found
 
 
 def _as_object(text: str) -> str:

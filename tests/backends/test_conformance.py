@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -709,14 +709,55 @@ def test_llamacpp_does_not_touch_the_cache_it_has_freed(use: str) -> None:
 # Random use
 
 
-LENGTHS = st.integers(1, 12)
-OPERATION = st.one_of(
+LENGTHS = st.integers(1, 14)
+OTHERS = (
     st.tuples(st.just("append"), LENGTHS),
-    st.tuples(st.just("keep"), st.integers(0, 2**32 - 1), st.booleans()),
     st.tuples(st.just("truncate"), st.floats(0, 1)),
     st.tuples(st.just("save")),
     st.tuples(st.just("restore"), st.integers(0, 9)),
 )
+SEEDS = st.integers(0, 2**32 - 1)
+# Of llama.cpp's rows every policy keeps the newest where gaps stay; to evict it is tested above.
+OPERATION = st.one_of(
+    *OTHERS,
+    st.tuples(st.just("keep"), SEEDS, st.just(0.6), st.just(True), st.just(False)),
+    st.tuples(st.just("keep"), SEEDS, st.just(0.6), st.just(False), st.just(True)),
+)
+
+
+def run_operations(both: tuple[Engine, Engine], tokens: IntArray, operations: Iterable[tuple[Any, ...]]) -> None:
+    """Run operations of OPERATION, here or in test_tvm.py, in an engine and in the oracle, emptied first, and compare
+    logits, lengths and positions."""
+    at, states = 0, list[tuple[KVState, KVState]]()
+    for engine in both:
+        engine.kv.truncate(0)
+    for operation, *arguments in operations:
+        length, free = both[0].kv.length, both[0].kv.free
+        if operation == "append" and free:
+            count = min(arguments[0], free)
+            part = np.take(tokens, range(at, at + count), mode="wrap")
+            at += count
+            ours, theirs = (engine.forward_all(part) for engine in both)
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-3)
+        elif operation == "keep":
+            seed, share, close_gaps, newest = arguments
+            chosen = np.random.default_rng(seed).random(length) < share
+            chosen[-1:] |= newest
+            for engine in both:
+                engine.kv.keep(np.flatnonzero(chosen).astype(np.int32), close_gaps=close_gaps)
+        elif operation == "stream" and length > 4 + arguments[0]:
+            for engine in both:
+                engine.kv.keep(np.r_[0:4, 4 + arguments[0] : length], close_gaps=True)
+        elif operation == "truncate":
+            for engine in both:
+                engine.kv.truncate(round(arguments[0] * length))
+        elif operation == "save":
+            states.append((both[0].kv.save(), both[1].kv.save()))
+        elif operation == "restore" and states:
+            for engine, state in zip(both, states[arguments[0] % len(states)], strict=True):
+                bring_back(engine.kv, state)
+        assert both[0].kv.length == both[1].kv.length <= both[0].kv.capacity
+        np.testing.assert_array_equal(both[0].kv.positions, both[1].kv.positions)
 
 
 @lru_cache
@@ -730,34 +771,7 @@ def pair(name: str) -> tuple[Engine, Engine]:
 @settings(max_examples=examples(60))
 @given(operations=st.lists(OPERATION, min_size=3, max_size=14))
 def test_any_sequence_of_operations_equals_the_reference(name: str, operations: list[tuple[Any, ...]]) -> None:
-    both, tokens, at = pair(name), open_golden(name).tokens, 0
-    states: list[tuple[KVState, KVState]] = []
-    for engine in both:
-        engine.kv.truncate(0)
-    for operation, *arguments in [*operations, ("append", 3)]:
-        length, free = both[0].kv.length, both[0].kv.capacity - both[0].kv.length
-        if operation == "append" and free:
-            count = min(arguments[0], free)
-            part = np.take(tokens, range(at, at + count), mode="wrap")
-            at += count
-            ours, theirs = (engine.forward_all(part) for engine in both)
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-3)
-        elif operation == "keep" and length:
-            seed, close_gaps = arguments
-            chosen = np.random.default_rng(seed).random(length) < 0.6
-            chosen[-1] |= not close_gaps  # every policy keeps the newest row; to evict it is tested above
-            for engine in both:
-                engine.kv.keep(np.flatnonzero(chosen).astype(np.int32), close_gaps=close_gaps)
-        elif operation == "truncate":
-            for engine in both:
-                engine.kv.truncate(round(arguments[0] * length))
-        elif operation == "save":
-            states.append((both[0].kv.save(), both[1].kv.save()))
-        elif operation == "restore" and states:
-            for engine, state in zip(both, states[arguments[0] % len(states)], strict=True):
-                bring_back(engine.kv, state)
-        assert both[0].kv.length == both[1].kv.length <= both[0].kv.capacity
-        np.testing.assert_array_equal(both[0].kv.positions, both[1].kv.positions)
+    run_operations(pair(name), open_golden(name).tokens, [*operations, ("append", 3)])
 
 
 # Quantized KV rows

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, examples, load_engine, open_golden, run_child
-from heads_oracle import HeadOracle
+from conftest import GOLDEN, examples, load_engine, open_golden, run_child, some_tokens
+from heads_oracle import HeadOracle, feed_chunks
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
@@ -65,10 +65,6 @@ class TokenOracle:
             return
         self.keep(np.arange(length, dtype=np.int32))
         self.heads.engine.kv.next_position = int(self.positions[-1]) + 1
-
-
-def some_tokens(count: int, seed: int = 1) -> IntArray:
-    return np.random.default_rng(seed).integers(3, 200, count).astype(np.int32)
 
 
 def some_rows(length: int, seed: int) -> IntArray:
@@ -511,13 +507,7 @@ def test_a_session_is_what_an_oracle_that_hides_rows_says(
     policy: str, capacity: int, chunks: list[tuple[int, int]]
 ) -> None:
     twin = twin_of(policy, capacity)
-    twin.reset()
-    tokens = some_tokens(sum(count for count, _ in chunks), len(chunks))
-    at = 0
-    for count, upcoming in chunks:
-        twin.feed(tokens[at : at + count], upcoming)
-        at += count
-    assert bool(twin.policy.evictions) == (tokens.size > capacity)
+    assert (feed_chunks(twin, chunks) > capacity) == bool(twin.policy.evictions)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CHUNK, GOLDEN, bring_back, examples, load_engine
+from conftest import CHUNK, GOLDEN, bring_back, examples, load_engine, some_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_architectures import EXACT, open_family, require_native
@@ -238,10 +239,6 @@ def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "SLACK", 4)
 
 
-def some_tokens(count: int, seed: int = 1) -> IntArray:
-    return np.random.default_rng(seed).integers(3, 200, count).astype(np.int32)
-
-
 def open_one(backend: str, name: str, dtype: str = "f32", **options: Any) -> Engine:
     return load_engine(open_model(GOLDEN / f"{name}.gguf"), backend, dtype, **{"capacity": 300, **options})
 
@@ -357,17 +354,9 @@ def test_threads_share_the_ring(engines: Callable[[Engine], Engine]) -> None:
 
 
 @pytest.fixture
-def sessions() -> Iterator[Callable[..., Session]]:
-    opened: list[Session] = []
-
-    def open_session(**options: Any) -> Session:
-        options = {"backend": "cpu", "kv_dtype": "f32", "max_kv_size": 400, "threads": 1, **options}
-        opened.append(load(GOLDEN / "gemma3.gguf", prefill_step_size=CHUNK, kv_policy="streaming", **options))
-        return opened[-1]
-
-    yield open_session
-    for session in opened:
-        session.close()
+def sessions(open_session: Callable[..., Session]) -> Callable[..., Session]:
+    options = {"backend": "cpu", "kv_dtype": "f32", "max_kv_size": 400, "prefill_step_size": CHUNK}
+    return partial(open_session, "gemma3", kv_policy="streaming", **options)
 
 
 @pytest.mark.parametrize("memory", [None, "16MiB"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine, open_golden, run_child
+from conftest import GOLDEN, load_engine, open_golden, run_child, some_tokens
 from small_models import Small, write_small
 
 from edge.backends.base import Engine
@@ -32,10 +32,6 @@ BY_POLICY = [
     ("cpu", "h2o"), ("cpu", "snapkv:window=5"), ("cpu", "keydiff"), ("cpu", "adakv:window=4"), ("cpu", "pyramidkv"),
     ("llamacpp", "h2o"), ("llamacpp", "tova"), ("onnx", "h2o"), ("onnx", "knorm"),
 ]  # fmt: skip
-
-
-def some_tokens(count: int, seed: int = 1) -> IntArray:
-    return np.random.default_rng(seed).integers(3, 200, count).astype(np.int32)
 
 
 def check_same(one: Engine, other: Engine, tokens: IntArray) -> None:

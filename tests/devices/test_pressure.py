@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import open_golden, run_child
+from conftest import open_golden, run_child, some_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import Small, write_small
@@ -21,7 +21,6 @@ from edge.prompt_cache.cache import PromptCache
 from edge.run.budgets.governor import MemoryReading, RunLimits, Sample, State, decide
 from edge.run.session import Session
 from edge.run.starting.loading import load
-from edge.types import IntArray
 
 MIB = 1 << 20
 ROWS = 512  # of the golden models' context; 256 are the fewest
@@ -172,10 +171,6 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("edge.run.budgets.meters.PRESSURE_S", 0.0)
     monkeypatch.setattr("edge.run.budgets.meters._COST", 0)
     return tmp_path
-
-
-def some_tokens(count: int) -> IntArray:
-    return np.random.default_rng(5).integers(3, 200, count).astype(np.int32)
 
 
 def golden_session(policy: str = "streaming", rows: int = ROWS, **options: object) -> Session:

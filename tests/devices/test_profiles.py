@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from edge.devices.power.estimate import Estimate
 from edge.devices.probe import best_rate, probe_profile
 from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
 from edge.devices.profiles.file import read_profile, to_toml, write_profile
-from edge.devices.profiles.profile import BUS_SHARE, FIGURE_KINDS, FIGURES, Cluster, DeviceProfile, Figure, Npu
+from edge.devices.profiles.profile import BUS_SHARE, FIGURES, Cluster, DeviceProfile, Figure, FigureKind, Npu
 from edge.errors import InputError
 
 SHIPPED = [name for name in profile_names() if name != HOST]
@@ -81,7 +82,7 @@ def test_every_figure_has_a_source(name: str) -> None:
     for each in [*profile.figures.values(), *profile.clusters, *([profile.npu] if profile.npu else [])]:
         said_so = each.source == "edge" and isinstance(each, Figure) and each.kind == "assumed" and each.note
         assert each.source.startswith("https://") or said_so
-    assert all(figure.kind in FIGURE_KINDS for figure in profile.figures.values())
+    assert all(figure.kind in get_args(FigureKind) for figure in profile.figures.values())
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -164,7 +165,7 @@ words = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF, exclude_ca
 figures = st.builds(
     Figure,
     st.floats(1e-3, 1e15),
-    st.sampled_from(FIGURE_KINDS),
+    st.sampled_from(get_args(FigureKind)),
     words,
     st.just("") | words,
     st.none() | st.integers(1, 64),

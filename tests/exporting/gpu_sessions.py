@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -10,17 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from bundles import bundle_of, model_of
 from conftest import CACHE
-from ctypes_bundle import BundleSession, open_bundle
+from ctypes_bundle import Bundle, BundleSession, open_bundle
 from runtime_library import build
 
 import edge
-from edge.exporting.enums import Engine, Role
+from edge.errors import EngineError
+from edge.exporting.enums import Engine, Finish, Role
 from edge.run.session import Session
 
 MODEL = "llama-gqa-tied"
 ROWS = {"max_kv_size": 96, "prefill_step_size": 16}
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
 PROMPT = "The quick brown fox jumps over the lazy dog, and what it finds behind it is this:"
 
 
@@ -54,6 +58,51 @@ def ask_both(python: Session, exported: BundleSession, tokens: int, prompt: str 
     assert (use["rows"], use["capacity"]) == (python.engine.kv.length, python.engine.kv.capacity)
     exported.rewind()
     return text
+
+
+def check_lost_device(bundle: Bundle, driver: ctypes.CDLL, error: str, later: int = 300, **options: Any) -> None:
+    """Lost in a prompt, in an answer, and when a state is saved; another session goes on. driver: its variables. later:
+    submissions until it is lost in an answer."""
+    runs, fails_at = (ctypes.c_int64.in_dll(driver, f"driver_{name}") for name in ("runs", "fails_at"))
+    with bundle.session(engine=Engine.CPU, **GREEDY) as cpu:
+        expected = cpu.answer(PROMPT, Role.RAW)
+    for more in (3, later):
+        with bundle.session(engine=Engine.GPU, **GREEDY, **options) as gpu:
+            fails_at.value = runs.value + more
+            with pytest.raises(EngineError, match=rf"the GPU has failed \({error}\): end the session"):
+                gpu.answer(PROMPT, Role.RAW)
+            with pytest.raises(EngineError, match="the GPU has failed"):
+                gpu.save()
+            fails_at.value = -1
+            with pytest.raises(EngineError, match="the GPU has failed"):
+                gpu.rewind()
+    with bundle.session(engine=Engine.GPU, **GREEDY, **options) as gpu:
+        assert gpu.answer(PROMPT, Role.RAW) == expected
+
+
+@contextmanager
+def cancelled_session(
+    bundle: Bundle, driver: ctypes.CDLL, **options: Any
+) -> Iterator[tuple[BundleSession, ctypes.c_int64, ctypes.c_int64]]:
+    """A session on the GPU, the driver's count of submissions, and the one at which the driver cancels it."""
+    runs, cancels_at = (ctypes.c_int64.in_dll(driver, f"driver_{name}") for name in ("runs", "cancels_at"))
+    with bundle.session(engine=Engine.GPU, **GREEDY, **options) as gpu:
+        ctypes.c_void_p.in_dll(driver, "driver_session").value = gpu.handle.value
+        yield gpu, runs, cancels_at
+
+
+def check_cancelled_prompt(bundle: Bundle, driver: ctypes.CDLL, **options: Any) -> None:
+    """Within a chunk; and it goes on as if it had not begun."""
+    with cancelled_session(bundle, driver, **options) as (gpu, runs, cancels_at):
+        cancels_at.value = runs.value  # the first one
+        assert gpu.answer(PROMPT, Role.RAW) == ([], "", Finish.INTERRUPTED)
+        assert runs.value == cancels_at.value + 1
+        assert gpu.use()["rows"] == 0
+        cancels_at.value = -1
+        gpu.rewind()
+        answer = gpu.answer(PROMPT, Role.RAW)
+        with bundle.session(engine=Engine.CPU, **GREEDY) as cpu:
+            assert answer == cpu.answer(PROMPT, Role.RAW)
 
 
 def check_long_answer(environment: Mapping[str, str]) -> None:

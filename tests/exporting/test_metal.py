@@ -20,7 +20,7 @@ import pytest
 from bundles import _kept, model_of
 from conftest import CACHE
 from ctypes_bundle import Bundle, BundleSession, open_bundle
-from gpu_sessions import MODEL, PROMPT, ROWS, ask_both
+from gpu_sessions import GREEDY, MODEL, PROMPT, ROWS, ask_both, check_cancelled_prompt, check_lost_device
 from runtime_library import RUNTIME, build
 from test_gpu_adapters import RANK, adapter_of, packed
 
@@ -30,7 +30,7 @@ from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import host_named
 from edge.backends.tvm.targets import choose_target
 from edge.devices.profiles import HOST, find_profile
-from edge.errors import BudgetError, EngineError, UnsupportedError
+from edge.errors import BudgetError, UnsupportedError
 from edge.exporting import gpu_programs
 from edge.exporting.bundle import make_sections, prepare, with_gpu
 from edge.exporting.enums import Engine, Finish, Role
@@ -45,7 +45,6 @@ if shutil.which("c++") is None:
 
 HERE = Path(__file__).parent / "runtime" / "metal"
 UNABLE = "A GPU cannot compile the bundle's kernels"
-GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
 
 
 @lru_cache
@@ -213,34 +212,13 @@ def test_what_does_not_compile_is_not_tried_at_each_start(framework: Framework, 
 
 
 def test_a_lost_device_is_a_status(framework: Framework) -> None:
-    """In a prompt, in an answer, and when a state is saved; and another session goes on."""
     with opened() as bundle:
-        with bundle.session(engine=Engine.CPU, **GREEDY) as cpu:
-            expected = cpu.answer(PROMPT, Role.RAW)
-        for more in (3, 300):
-            with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
-                framework.set(fails_at=framework.runs + more)
-                with pytest.raises(EngineError, match=r"the GPU has failed \(Metal: Caused GPU Hang Error\): end"):
-                    gpu.answer(PROMPT, Role.RAW)
-                with pytest.raises(EngineError, match="the GPU has failed"):
-                    gpu.save()
-                framework.set(fails_at=-1)
-                with pytest.raises(EngineError, match="the GPU has failed"):
-                    gpu.rewind()
-        with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
-            assert gpu.answer(PROMPT, Role.RAW) == expected
+        check_lost_device(bundle, framework.library, "Metal: Caused GPU Hang Error")
 
 
 def test_a_prompt_is_cancelled_within_a_chunk(framework: Framework) -> None:
-    with opened() as bundle, bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
-        variable = ctypes.c_void_p.in_dll(framework.library, "driver_session")
-        variable.value = gpu.handle.value
-        framework.set(cancels_at=framework.runs)
-        assert gpu.answer(PROMPT, Role.RAW) == ([], "", Finish.INTERRUPTED)
-        assert framework.runs == framework.cancels_at + 1
-        framework.set(cancels_at=-1)
-        gpu.rewind()
-        assert gpu.answer(PROMPT, Role.RAW)[2] == Finish.LENGTH
+    with opened() as bundle:
+        check_cancelled_prompt(bundle, framework.library)
 
 
 def test_auto_times_both_engines_and_remembers(framework: Framework, tmp_path: Path) -> None:

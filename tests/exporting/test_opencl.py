@@ -22,12 +22,23 @@ import numpy as np
 import pytest
 from bundles import bundle_of, bundle_sources, model_of
 from ctypes_bundle import _options, open_bundle
-from gpu_sessions import MODEL, PROMPT, ROWS, ask_both, check_long_answer, check_peak, kernels, sessions
+from gpu_sessions import (
+    MODEL,
+    PROMPT,
+    ROWS,
+    ask_both,
+    check_cancelled_prompt,
+    check_long_answer,
+    check_lost_device,
+    check_peak,
+    kernels,
+    sessions,
+)
 from runtime_library import RUNTIME, build
 
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import host_named
-from edge.errors import EdgeError, EngineError, InputError, UnsupportedError
+from edge.errors import EdgeError, InputError, UnsupportedError
 from edge.exporting.bundle import export
 from edge.exporting.enums import Engine, Finish, Role
 
@@ -245,24 +256,8 @@ def _sealed(data: bytes) -> bytes:
 
 
 def test_a_lost_device_is_a_status(driver_library: Path) -> None:
-    """In a prompt, in an answer, and when a state is saved; and the CPU goes on with another session."""
-    greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
-        runs, fails_at = (ctypes.c_int64.in_dll(bundle.library, f"driver_{name}") for name in ("runs", "fails_at"))
-        with bundle.session(engine=Engine.CPU, **greedy) as cpu:
-            expected = cpu.answer(PROMPT, Role.RAW)
-        for more in (3, 300):
-            with bundle.session(engine=Engine.GPU, cache=kernels(), **greedy) as gpu:
-                fails_at.value = runs.value + more
-                with pytest.raises(EngineError, match=r"the GPU has failed \(OpenCL error -36\): end the session"):
-                    gpu.answer(PROMPT, Role.RAW)
-                with pytest.raises(EngineError, match="the GPU has failed"):
-                    gpu.save()
-                fails_at.value = -1
-                with pytest.raises(EngineError, match="the GPU has failed"):
-                    gpu.rewind()
-        with bundle.session(engine=Engine.GPU, cache=kernels(), **greedy) as gpu:
-            assert gpu.answer(PROMPT, Role.RAW) == expected
+        check_lost_device(bundle, bundle.library, "OpenCL error -36", cache=kernels())
 
 
 def test_the_device_chooses_tokens(driver_library: Path) -> None:
@@ -314,23 +309,8 @@ def test_weights_stay_in_the_mapped_file_where_the_driver_takes_them_so(driver_l
 
 
 def test_a_prompt_is_cancelled_within_a_chunk(driver_library: Path) -> None:
-    """And goes on as if it had not begun."""
-    greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
-    with (
-        open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle,
-        bundle.session(engine=Engine.GPU, cache=kernels(), **greedy) as gpu,
-    ):
-        runs, cancels_at = (ctypes.c_int64.in_dll(bundle.library, f"driver_{name}") for name in ("runs", "cancels_at"))
-        ctypes.c_void_p.in_dll(bundle.library, "driver_session").value = gpu.handle.value
-        cancels_at.value = runs.value  # the first one
-        assert gpu.answer(PROMPT, Role.RAW) == ([], "", Finish.INTERRUPTED)
-        assert runs.value == cancels_at.value + 1
-        assert gpu.use()["rows"] == 0
-        cancels_at.value = -1
-        gpu.rewind()
-        answer = gpu.answer(PROMPT, Role.RAW)
-        with bundle.session(engine=Engine.CPU, **greedy) as cpu:
-            assert answer == cpu.answer(PROMPT, Role.RAW)
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
+        check_cancelled_prompt(bundle, bundle.library, cache=kernels())
 
 
 @pytest.mark.exhaustive

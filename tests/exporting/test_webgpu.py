@@ -11,15 +11,27 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bundles import bundle_of, bundle_sources
 from conftest import SOME_GPU
-from ctypes_bundle import Bundle, BundleSession, open_bundle
-from gpu_sessions import MODEL, PROMPT, ROWS, ask_both, check_long_answer, check_peak, kernels, sessions
+from ctypes_bundle import open_bundle
+from gpu_sessions import (
+    GREEDY,
+    MODEL,
+    PROMPT,
+    ROWS,
+    ask_both,
+    cancelled_session,
+    check_cancelled_prompt,
+    check_long_answer,
+    check_lost_device,
+    check_peak,
+    kernels,
+    sessions,
+)
 from runtime_library import RUNTIME, build
 
 from edge.backends.tvm.gpu.design import Tuning
@@ -33,7 +45,6 @@ RESOURCES = Path(pytest.importorskip("wgpu").__file__).parent / "resources"
 LIBRARY = RESOURCES / "libwgpu_native-release.so"
 HERE = Path(__file__).parent
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
-GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
 
 
 @pytest.fixture(autouse=True)
@@ -213,54 +224,21 @@ def test_auto_times_a_gpu_and_takes_no_software(driver: ctypes.CDLL, tmp_path: P
 
 
 def test_a_lost_device_is_a_status(driver: ctypes.CDLL) -> None:
-    """In a prompt, in an answer, and when a state is saved; and another session goes on."""
-    runs, fails_at = (ctypes.c_int64.in_dll(driver, f"driver_{name}") for name in ("runs", "fails_at"))
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
-        with bundle.session(engine=Engine.CPU, **GREEDY) as cpu:
-            expected = cpu.answer(PROMPT, Role.RAW)
-        for more in (3, 40):
-            with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
-                fails_at.value = runs.value + more
-                with pytest.raises(EngineError, match=r"the GPU has failed \(WebGPU: .+\): end the session"):
-                    gpu.answer(PROMPT, Role.RAW)
-                with pytest.raises(EngineError, match="the GPU has failed"):
-                    gpu.save()
-                fails_at.value = -1
-                with pytest.raises(EngineError, match="the GPU has failed"):
-                    gpu.rewind()
-        with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
-            assert gpu.answer(PROMPT, Role.RAW) == expected
-
-
-@contextmanager
-def cancelled_session(driver: ctypes.CDLL) -> Iterator[tuple[Bundle, BundleSession, ctypes.c_int64, ctypes.c_int64]]:
-    """A session on the GPU, the driver's count of submissions, and the one at which the driver cancels it."""
-    with (
-        open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle,
-        bundle.session(engine=Engine.GPU, **GREEDY) as gpu,
-    ):
-        runs, cancels_at = (ctypes.c_int64.in_dll(driver, f"driver_{name}") for name in ("runs", "cancels_at"))
-        ctypes.c_void_p.in_dll(driver, "driver_session").value = gpu.handle.value
-        yield bundle, gpu, runs, cancels_at
+        check_lost_device(bundle, driver, "WebGPU: .+", later=40)
 
 
 def test_a_prompt_is_cancelled_within_a_chunk(driver: ctypes.CDLL) -> None:
-    """And goes on as if it had not begun."""
-    with cancelled_session(driver) as (bundle, gpu, runs, cancels_at):
-        cancels_at.value = runs.value  # the first one
-        assert gpu.answer(PROMPT, Role.RAW) == ([], "", Finish.INTERRUPTED)
-        assert runs.value == cancels_at.value + 1
-        assert gpu.use()["rows"] == 0
-        cancels_at.value = -1
-        gpu.rewind()
-        answer = gpu.answer(PROMPT, Role.RAW)
-        with bundle.session(engine=Engine.CPU, **GREEDY) as cpu:
-            assert answer == cpu.answer(PROMPT, Role.RAW)
+    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
+        check_cancelled_prompt(bundle, driver)
 
 
 def test_an_answer_is_cancelled_within_a_burst(driver: ctypes.CDLL) -> None:
     """Of the tokens that were sent, each of two submissions; none comes to the app."""
-    with cancelled_session(driver) as (_, gpu, runs, cancels_at):
+    with (
+        open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle,
+        cancelled_session(bundle, driver) as (gpu, runs, cancels_at),
+    ):
         expected = gpu.answer(PROMPT, Role.RAW)[0]
         gpu.rewind()
         gpu.append(Role.RAW, PROMPT)

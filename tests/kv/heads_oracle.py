@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
-from conftest import load_engine
+from conftest import load_engine, some_tokens
 
 from edge.backends.reference import ReferenceEngine, attention
 from edge.backends.reference.functions import softmax
@@ -12,6 +15,17 @@ from edge.model.model import Model
 from edge.types import AnyArray, FloatArray, IntArray
 
 _FAR = 1 << 30  # behind every window: windows are applied here, by the positions that each head's rows have
+
+
+def feed_chunks(twin: Any, chunks: Sequence[tuple[int, int]]) -> int:
+    """Feed random tokens to a session and its oracle, in chunks of a size and with a promised size of the next. Returns
+    the number of tokens."""
+    twin.reset()
+    tokens, at = some_tokens(sum(count for count, _ in chunks), len(chunks)), 0
+    for count, upcoming in chunks:
+        twin.feed(tokens[at : at + count], upcoming)
+        at += count
+    return at
 
 
 class HeadOracle:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, bring_back, examples, load_engine, open_golden
-from heads_oracle import HeadOracle
+from conftest import GOLDEN, bring_back, examples, load_engine, open_golden, some_tokens
+from heads_oracle import HeadOracle, feed_chunks
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
@@ -54,10 +54,6 @@ def native_engine(model: Model, dtype: str = "f32", capacity: int = 128) -> Nati
     engine = load_engine(model, "cpu", dtype, capacity=capacity, chunk=CHUNK, observes=True)
     assert isinstance(engine, NativeEngine)
     return engine
-
-
-def some_tokens(count: int, seed: int = 1) -> IntArray:
-    return np.random.default_rng(seed).integers(3, 200, count).astype(np.int32)
 
 
 def some_rows(lengths: AnyArray, seed: int) -> list[IntArray]:
@@ -425,13 +421,7 @@ def test_a_session_is_what_an_oracle_that_hides_rows_says(
 ) -> None:
     """Chunks of any size, and promises about the next one that may not be kept."""
     twin = twin_of(policy, capacity)
-    twin.reset()
-    tokens = some_tokens(sum(count for count, _ in chunks), len(chunks))
-    at = 0
-    for count, upcoming in chunks:
-        twin.feed(tokens[at : at + count], upcoming)
-        at += count
-    assert bool(twin.policy.evictions) == (tokens.size > capacity)
+    assert (feed_chunks(twin, chunks) > capacity) == bool(twin.policy.evictions)
 
 
 @pytest.mark.parametrize("policy", ["h2o", "adakv:window=4"])
@@ -439,12 +429,7 @@ def test_a_session_is_what_an_oracle_that_hides_rows_says(
 @given(capacity=CAPACITIES, chunks=CHUNKS)
 def test_a_session_with_an_int8_cache_keeps_its_rows(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
     twin = twin_of(policy, capacity, "int8")
-    twin.reset()
-    tokens = some_tokens(sum(count for count, _ in chunks), len(chunks))
-    at = 0
-    for count, upcoming in chunks:
-        twin.feed(tokens[at : at + count], upcoming)
-        at += count
+    feed_chunks(twin, chunks)
 
 
 @pytest.mark.parametrize("model", ["gemma3", "phi3"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine
+from conftest import GOLDEN, load_engine, some_tokens
 from test_architectures import require_native
 
 from edge.backends.base import Engine
@@ -26,10 +26,6 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 NEEDS = make_policy("kvzap").needs
 Projected = dict[str, AnyArray]
-
-
-def some_tokens(count: int, seed: int) -> IntArray:
-    return np.random.default_rng(seed).integers(3, 200, count).astype(np.int32)
 
 
 def projected(model: Model, tokens: IntArray) -> list[Projected]:

@@ -190,11 +190,14 @@ def test_a_long_text_in_chunks_is_the_same_token_by_token(hybrid: str, engines: 
 
 
 @pytest.mark.parametrize(
-    ("hybrid", "policy"),
-    [("qwen35", "streaming"), ("qwen35", "h2o"), ("lfm2", "snapkv"), ("lfm2", "keydiff"), ("nemotron_h", "h2o")],
-)
-def test_a_session_writes_past_its_cache(hybrid: str, policy: str) -> None:
-    with load(GOLDEN / f"{hybrid}.gguf", max_kv_size=48, kv_policy=policy) as session:
+    ("name", "policy"),
+    [
+        ("qwen35", "streaming"), ("qwen35", "h2o"), ("lfm2", "snapkv"), ("lfm2", "keydiff"), ("nemotron_h", "h2o"),
+        ("qwen3moe", "h2o"), ("gpt-oss", "h2o"), ("lfm2moe", "streaming"),
+    ],
+)  # fmt: skip
+def test_a_session_writes_past_its_cache(name: str, policy: str) -> None:
+    with load(GOLDEN / f"{name}.gguf", max_kv_size=48, kv_policy=policy) as session:
         session.generate("once upon a time " * 10, max_tokens=60, sampling=SamplingParams(temperature=0))
         report = session.report
     assert report is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -397,20 +397,6 @@ def test_damaged_files_raise_our_errors_alone(seed: int, tmp_path: Path) -> None
 
 Open = Callable[..., Session]
 SHORT: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
-
-
-@pytest.fixture
-def open_session() -> Iterator[Open]:
-    sessions: list[Session] = []
-
-    def make(**options: Any) -> Session:
-        options = {"backend": "reference", "max_kv_size": 300, "threads": 1, **options}
-        sessions.append(edge.load(golden("llama-gqa-tied"), **options))
-        return sessions[-1]
-
-    yield make
-    for session in sessions:
-        session.close()
 
 
 @pytest.fixture

@@ -245,6 +245,15 @@ def paged_engine() -> NativeEngine:
     return CPU.load(model.file, model.spec, EngineConfig(ROWS, CHUNK, "f16", 2, reads=READS))
 
 
+def test_each_token_of_which_logits_are_wanted_chooses() -> None:
+    engine, tokens = paged_engine(), some_tokens(model_of(NAME), 220)
+    engine.kv.truncate(0)
+    engine.forward(tokens[:200])
+    found = engine.forward_all(tokens[200:])
+    engine.kv.truncate(200)
+    np.testing.assert_array_equal(found, steps(engine, tokens[200:]))
+
+
 def test_a_session_reads_pages_for_the_answer_alone() -> None:
     """The cut of a prompt into chunks does not matter, though one leaves a single token; nor do drafts."""
     model, answers = model_of(NAME), []

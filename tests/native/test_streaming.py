@@ -184,7 +184,7 @@ def test_every_block_either_stays_or_goes_once(name: str, kept: int, threads: in
     assert len(set(going)) == len(going)
     assert not set(staying) & (set(going) | rows)
     assert sorted({*going, *rows, *staying}) == list(range(-(-layout.nbytes // PAGE)))
-    if layout.head == "token_embd":
+    if layout.network.head == "token_embd":
         assert rows <= set(going)
 
 

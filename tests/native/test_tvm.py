@@ -22,10 +22,10 @@ from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import NUMBERS, Edit, Small, random_bytes, set_numbers, write_small
+from test_conformance import OTHERS, SEEDS, run_operations
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
-from edge.backends.kv_cache import KVState
 from edge.errors import CacheError, InputError, UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.model.cores import Attention
@@ -545,14 +545,10 @@ def test_a_stream_without_end_does_not_drift(
             np.testing.assert_array_equal(engine.kv.positions, np.arange(len(seen)))
 
 
-LENGTHS = st.integers(1, 14)
-OPERATION = st.one_of(
-    st.tuples(st.just("append"), LENGTHS),
-    st.tuples(st.just("keep"), st.integers(0, 2**32 - 1), st.sampled_from([0.3, 0.6, 0.95]), st.booleans()),
+OPERATION = st.one_of(  # the newest row may go as well, and all of them
+    *OTHERS,
+    st.tuples(st.just("keep"), SEEDS, st.sampled_from([0.3, 0.6, 0.95]), st.booleans(), st.just(False)),
     st.tuples(st.just("stream"), st.integers(1, 9)),
-    st.tuples(st.just("truncate"), st.floats(0, 1)),
-    st.tuples(st.just("save")),
-    st.tuples(st.just("restore"), st.integers(0, 9)),
 )
 
 
@@ -570,36 +566,7 @@ def pair(name: str, threads: int) -> tuple[Engine, Engine]:
 def test_any_sequence_of_operations_equals_the_reference(
     name: str, threads: int, operations: list[tuple[Any, ...]]
 ) -> None:
-    both, tokens, at = pair(name, threads), open_golden(name).tokens, 0
-    states: list[tuple[KVState, KVState]] = []
-    for engine in both:
-        engine.kv.truncate(0)
-    for operation, *arguments in [("append", 9), *operations, ("append", 3)]:
-        length, free = both[0].kv.length, both[0].kv.capacity - both[0].kv.length
-        if operation == "append" and free:
-            count = min(arguments[0], free)
-            part = np.take(tokens, range(at, at + count), mode="wrap")
-            at += count
-            ours, theirs = (engine.forward_all(part) for engine in both)
-            assert_close(ours, theirs, 2e-3)
-        elif operation == "keep":
-            seed, share, close_gaps = arguments
-            chosen = np.random.default_rng(seed).random(length) < share
-            for engine in both:  # the newest row may go as well, and all of them
-                engine.kv.keep(np.flatnonzero(chosen).astype(np.int32), close_gaps=close_gaps)
-        elif operation == "stream" and length > 4 + arguments[0]:
-            for engine in both:
-                engine.kv.keep(np.r_[0:4, 4 + arguments[0] : length], close_gaps=True)
-        elif operation == "truncate":
-            for engine in both:
-                engine.kv.truncate(round(arguments[0] * length))
-        elif operation == "save":
-            states.append((both[0].kv.save(), both[1].kv.save()))
-        elif operation == "restore" and states:
-            for engine, state in zip(both, states[arguments[0] % len(states)], strict=True):
-                bring_back(engine.kv, state)
-        assert both[0].kv.length == both[1].kv.length <= both[0].kv.capacity
-        np.testing.assert_array_equal(both[0].kv.positions, both[1].kv.positions)
+    run_operations(pair(name, threads), open_golden(name).tokens, [("append", 9), *operations, ("append", 3)])
 
 
 # The packed file

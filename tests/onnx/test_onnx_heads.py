@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import load_engine, open_golden
+from conftest import load_engine, open_golden, some_tokens
 from heads_oracle import HeadOracle
 from test_architectures import open_family, require_native
 
@@ -32,10 +32,6 @@ def onnx_engine(engines: Engines, dtype: str = "f32", chunk: int = CHUNK, model:
     assert isinstance(engine, OnnxEngine)
     engines(engine)
     return engine
-
-
-def some_tokens(count: int, seed: int = 1) -> IntArray:
-    return np.random.default_rng(seed).integers(3, 200, count).astype(np.int32)
 
 
 def some_rows(engine: OnnxEngine, seed: int) -> list[IntArray]:

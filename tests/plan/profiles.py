@@ -23,12 +23,10 @@ from edge.profiling.profile import (
     Profile,
     Roofs,
     Settings,
-    Spread,
-    Sustained,
     Timeline,
     Verdict,
-    Window,
 )
+from edge.profiling.sustained import Spread, Sustained, Window
 
 MIB = 1 << 20
 HOSTILE = '<script>alert("x")</script>|`rm`*[a](b)\n# x & y'

@@ -32,18 +32,8 @@ from edge.plan.plan import PlanBytes
 from edge.profiling.child import Job, run_in_child
 from edge.profiling.measure import part_of
 from edge.profiling.memory import memory_base, split
-from edge.profiling.profile import (
-    Climate,
-    GPUCeiling,
-    MemoryBase,
-    MemorySample,
-    Profile,
-    Roofs,
-    Settings,
-    Sustained,
-    Window,
-    read_profile,
-)
+from edge.profiling.profile import Climate, GPUCeiling, MemoryBase, MemorySample, Profile, Roofs, Settings, read_profile
+from edge.profiling.sustained import Sustained, Window
 from edge.profiling.verdict import Evidence, evidence_of, judge
 from edge.report.document import NONE
 from edge.report.profile import energy_table, roofline_table

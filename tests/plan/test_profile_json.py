@@ -14,7 +14,8 @@ from profiles import make_bare_profile, make_engine, make_profile, make_sustaine
 
 from edge.errors import InputError
 from edge.profiling.compare import Comparison, compare_profiles
-from edge.profiling.profile import Profile, Spread, read_profile
+from edge.profiling.profile import Profile, read_profile
+from edge.profiling.sustained import Spread
 from edge.report.comparison import comparison_json, comparison_report
 from edge.report.document import terminal
 from edge.report.page import render

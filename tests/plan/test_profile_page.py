@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from browser import Page, browser, find_chromium
+from browser import Page
 from kv_rows import SETTINGS, make_row, make_table
 from profiles import HOSTILE, make_bare_profile, make_engine, make_profile, make_sustained
 
@@ -210,15 +209,6 @@ def test_comparisons_have_all_three_kinds() -> None:
 
 
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("no chromium here: apt-get install chromium")
-    with browser(chromium, tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
 
 
 def test_the_browser_would_tell(page: Page, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from edge.devices.profiles import host_power
 from edge.profiling.child import Job, run_in_child
 from edge.profiling.kit.device import device_of
 from edge.profiling.kit.result import parse_result, profile_of
-from edge.profiling.profile import EngineProfile, Profile, Sustained, read_profile
+from edge.profiling.profile import EngineProfile, Profile, read_profile
+from edge.profiling.sustained import Sustained
 from edge.profiling.verdict import evidence_of
 from edge.report.page import render
 from edge.report.profile import profile_report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -19,27 +19,12 @@ from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
 from edge.run.conversation import Conversation
 from edge.run.session import Session
-from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 MODEL = "llama-gqa-tied"  # its template is ChatML, its tokens are bytes
 SHORT = {"max_tokens": 6, "ignore_eos": True}
 Open = Callable[..., Session]
-
-
-@pytest.fixture
-def open_session() -> Iterator[Open]:
-    sessions: list[Session] = []
-
-    def make(**options: Any) -> Session:
-        options = {"backend": "reference", "max_kv_size": 500, "threads": 1, **options}
-        sessions.append(load(open_golden(MODEL).model, **options))
-        return sessions[-1]
-
-    yield make
-    for session in sessions:
-        session.close()
 
 
 @lru_cache

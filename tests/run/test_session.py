@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import GOLDEN, on_gpu, run_child
+from test_cli import REPORT_KEYS
 
 import edge
 from edge.devices.memory import MemoryUse
@@ -500,48 +501,23 @@ def test_ctrl_c_during_prefill_leaves_a_report(streaming: Session) -> None:
     assert streaming.generate(PROMPT, max_tokens=3)
 
 
-REPORT_KEYS: dict[str, set[str] | None] = {
-    "text": None,
-    "tokens": {"prompt", "generated", "reused", "ran", "unread", "forced"},
-    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s",
-                "prepared_s"},
-    "stop_reason": None,
-    "memory": {
-        "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "lora",
-        "measured", "experts", "gpu", "on_card", "gpu_used", "gpu_budget", "draft",
-    },
-    "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
-    "energy": {
-        "joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples", "before", "watts",
-        "watts_limit", "prepared",
-    },
-    "heat": None,
-    "actions": None,
-    "thoughts": None,
+KEYS = REPORT_KEYS | {
     "plan": {
         "backend", "kv_policy", "sinks", "config", "evict_step", "bytes", "predicted_peak", "limit", "limit_source",
         "tuned", "gpu_limit", "gpu_limit_source", "chosen", "first_run", "dtype_by", "snapshots", "draft",
     },
     "versions": {"edge", "python", "numpy", "apache-tvm", "apache-tvm-ffi"},
-    "seed": None,
-    "lora": None,
-    "logprobs": None,
-    "incomplete": None,
-    "tool_calls": None,
-    "drafted": None,
-    "beams": None,
-    "schema": None,
 }  # fmt: skip
 
 
 def test_the_report_has_the_keys_of_schema_1(streaming: Session) -> None:
     text = streaming.generate(PROMPT, max_tokens=5)
     report: dict[str, Any] = report_of(streaming).to_dict()
-    assert set(report) == set(REPORT_KEYS)
-    for name, keys in REPORT_KEYS.items():
+    assert set(report) == set(KEYS)
+    for name, keys in KEYS.items():
         assert keys is None or set(report[name]) == keys, name
     assert (report["schema"], report["text"]) == (1, text)
-    assert set(json.loads(json.dumps(report))) == set(REPORT_KEYS)
+    assert set(json.loads(json.dumps(report))) == set(KEYS)
 
 
 def test_the_report_counts_and_measures(streaming: Session) -> None:

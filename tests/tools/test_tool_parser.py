@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tool_templates import GEMMA4, GPT_OSS, LFM2, LLAMA32, MISTRAL, QWEN3, QWEN35, SMOLLM3, TOOLS
 
 from edge.tools.formats import FORMATS, HERMES, ToolFormat, find_format
-from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd, Event, TextPiece, ToolParser
+from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd, Event, TextPiece, ToolParser, merged
 
 FORMS = {form.name: form for form in reversed(FORMATS)}
 Calls = list[tuple[str, Any]]
@@ -30,19 +30,6 @@ def parsed(form: ToolFormat, pieces: Sequence[str], tools: Any = KNOWN) -> list[
     parser = ToolParser(form, tools, lambda: f"call_{next(numbers)}")
     events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
     return merged(events)
-
-
-def merged(events: Sequence[Event]) -> list[Event]:
-    found: list[Event] = []
-    for event in events:
-        last = found[-1] if found else None
-        if isinstance(event, TextPiece) and isinstance(last, TextPiece):
-            found[-1] = TextPiece(last.text + event.text)
-        elif isinstance(event, ArgumentPiece) and isinstance(last, ArgumentPiece):
-            found[-1] = ArgumentPiece(event.index, last.text + event.text)
-        else:
-            found.append(event)
-    return found
 
 
 def read(events: Sequence[Event]) -> tuple[str, Calls, bool]:

@@ -7,10 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-import pytest
-from browser import browser, complaints, find_chromium, until
+from browser import complaints, until
+from conftest import chromium
 
-CHROMIUM = find_chromium()
 ASKING = b"<script>setInterval(() => fetch('/more').catch(() => 0), 1)</script>"
 
 
@@ -27,11 +26,9 @@ class _Asking(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_a_page_does_not_hear_what_the_one_before_complained_of(tmp_path: Path) -> None:
-    assert CHROMIUM is not None
     (tmp_path / "quiet.html").write_text("<p>quiet")
-    with browser(CHROMIUM, tmp_path / "browser") as page:
+    with chromium(tmp_path / "browser") as page:
         with ThreadingHTTPServer(("127.0.0.1", 0), _Asking) as server:
             thread = Thread(target=server.serve_forever)
             thread.start()
@@ -67,12 +64,10 @@ if (times < 9) onload = () => setTimeout(() => { sessionStorage.times = times + 
 LATE = b"<script src='/script.js'></script>"
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_pages_may_load_themselves_again(tmp_path: Path) -> None:
     """They are asked meanwhile, and one of their loads is not that of the next page."""
-    assert CHROMIUM is not None
     with (
-        browser(CHROMIUM, tmp_path / "browser") as page,
+        chromium(tmp_path / "browser") as page,
         ThreadingHTTPServer(("127.0.0.1", 0), _Reloading) as server,
     ):
         thread = Thread(target=server.serve_forever)

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CONTRAST, Page, browser, complaints, find_chromium, show, type_in, until
+from browser import CONTRAST, Page, complaints, show, type_in, until
 from chat_server import Script, chat_server
 from conftest import GOLDEN
 from serving_process import serving
 
-CHROMIUM = find_chromium()
-
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
+pytestmark = pytest.mark.slow
 
 READY = "document.getElementById('status').textContent === 'On this machine'"
 ANSWERED = (
@@ -38,13 +36,6 @@ print("{LONG}")
 
 {LONG}
 """
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    assert CHROMIUM is not None
-    with browser(CHROMIUM, tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
 
 
 @pytest.fixture

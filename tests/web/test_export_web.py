@@ -10,14 +10,12 @@ import subprocess
 import time
 from dataclasses import replace
 from http.client import HTTPConnection
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from browser import browser, find_chromium
 from bundles import model_of
-from conftest import GOLDEN
+from conftest import GOLDEN, NEEDS_WASM, chromium
 from test_cli import edge, edge_json
 from web_site import NAME, PIECE, ROWS, served, site_of
 
@@ -37,10 +35,7 @@ from edge.sampling import SamplingParams
 GGUF = GOLDEN / f"{NAME}.gguf"
 MOST = 65535 * 65536  # bytes: addresses have 32 bits, and memory whole pages
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_WASM]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +104,6 @@ def test_the_readme_names_all_files(site: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
 def test_a_page_of_ones_own_answers_as_the_readme_says(site: Path, tmp_path: Path) -> None:
     """As the session does."""
     folder = tmp_path / "site"
@@ -119,7 +113,7 @@ def test_a_page_of_ones_own_answers_as_the_readme_says(site: Path, tmp_path: Pat
     (folder / "own.html").write_text(
         f'<meta charset="utf-8"><body><script type="module">{code}document.title = 1</script>'
     )
-    with served(folder) as (address, _), browser(find_chromium() or "", tmp_path / "browser") as page:
+    with served(folder) as (address, _), chromium(tmp_path / "browser") as page:
         page.visit(f"{address}own.html")
         end = time.monotonic() + 60
         while page.value("document.title") != "1":

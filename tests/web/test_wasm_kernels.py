@@ -10,22 +10,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from browser import browser, find_chromium
+from conftest import NEEDS_WASM, chromium
 
-CHROMIUM = find_chromium()
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_WASM]
 
 NAMES = ("relaxed", "relaxed16", "simd")
 REGISTERS = 8  # of weights: a block of 32 columns
@@ -150,8 +143,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, byt
         label: (symbol, [base64.b64encode(each.tobytes()).decode() for each in inputs], size)
         for label, (symbol, inputs, size) in calls.items()
     }
-    assert CHROMIUM is not None
-    with browser(CHROMIUM, folder / "browser") as page:
+    with chromium(folder / "browser") as page:
         return {
             name: {
                 label: base64.b64decode(text)

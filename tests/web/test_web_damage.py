@@ -5,36 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from browser import Page, browser, complaints, find_chromium, until
+from browser import Page, complaints, until
+from conftest import NEEDS_WASM
 from test_web_page import READY
 from web_site import served, site_of
 
 from edge.exporting.bundle import MANIFEST, MODEL
 
-CHROMIUM = find_chromium()
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_WASM]
 
 START = "start.js"  # checks the others
 READY_TEXT = "On this device"
 STATUS = "document.getElementById('status')?.textContent"
 KINDS = ("truncated", "flipped", "swapped", "empty", "absent")
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    assert CHROMIUM is not None
-    with browser(CHROMIUM, tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -8,13 +8,12 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from browser import WEBGPU, Page, browser, find_chromium
+from browser import WEBGPU, Page
 from bundles import model_of
-from conftest import on_gpu
+from conftest import NEEDS_WASM, chromium, on_gpu
 from test_web_package import at, run
 from web_site import NAME, ROWS, served, site_of
 
@@ -27,13 +26,7 @@ from edge.options import Options
 from edge.plan.plan import Plan
 from edge.sampling import SamplingParams
 
-CHROMIUM = find_chromium()
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_WASM]
 
 # Workers whose device the page can lose, and whose browser a test changes.
 WATCHED = """
@@ -88,8 +81,7 @@ HARDWARE = "Object.defineProperty(GPUAdapterInfo.prototype, 'isFallbackAdapter',
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    assert CHROMIUM is not None
-    with browser(CHROMIUM, tmp_path_factory.mktemp("browser"), WEBGPU) as opened:
+    with chromium(tmp_path_factory.mktemp("browser"), WEBGPU) as opened:
         yield opened
 
 

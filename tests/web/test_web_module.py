@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bundles import model_of
+from conftest import NEEDS_WASM
 from ctypes_bundle import MODEL
 from lora_files import write_adapter
 from runtime_library import RUNTIME, WARNINGS
@@ -33,7 +33,7 @@ from edge.options import Options
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
+    NEEDS_WASM,
     pytest.mark.skipif(shutil.which("node") is None, reason="no Node"),
 ]
 

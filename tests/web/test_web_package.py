@@ -7,13 +7,13 @@ import json
 import shutil
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Page, browser, find_chromium
+from browser import Page
 from bundles import model_of
+from conftest import NEEDS_WASM
 from lora_files import write_adapter
 from web_site import NAME, PIECE, ROWS, Sent, served, site_of
 
@@ -22,13 +22,7 @@ from edge.exporting.adapter_file import export_adapter
 from edge.exporting.bundle import MANIFEST, MODEL, manifest_text, seal
 from edge.sampling import SamplingParams
 
-CHROMIUM = find_chromium()
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_WASM]
 
 # Errors come back as {code, message}.
 HEAD = """
@@ -41,13 +35,6 @@ HEAD = """
   };
   const options = { onProgress };
 """
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    assert CHROMIUM is not None
-    with browser(CHROMIUM, tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from browser import CONTRAST, Page, browser, complaints, find_chromium, show, type_in, until
+from browser import CONTRAST, Page, complaints, show, type_in, until
+from conftest import NEEDS_WASM
 from web_site import ROWS, served, site_of
 
-CHROMIUM = find_chromium()
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_WASM]
 
 LAST = "[...document.querySelectorAll('#turns .theirs')].at(-1)"
 RECORD = """new Promise((done) => {
@@ -26,13 +19,6 @@ RECORD = """new Promise((done) => {
   };
 })"""
 READY = "document.getElementById('status')?.textContent.startsWith('On this device')"
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    assert CHROMIUM is not None
-    with browser(CHROMIUM, tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from browser import CONTRAST, Page, browser, complaints, find_chromium, until
+from browser import CONTRAST, Page, complaints, until
+from conftest import NEEDS_WASM
 from kits import GOLDEN_MODEL, QUICK, settings
 from test_cli import edge
 from web_site import served
@@ -22,13 +21,7 @@ from edge.report.document import terminal
 from edge.report.profile import profile_summary
 from edge.run.starting.opening import open_model
 
-CHROMIUM = find_chromium()
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_WASM]
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kit = make_page(model, GOLDEN_MODEL.name, made, settings(sustained=0.5), quick=True)
     assert json.loads((made / "kit.json").read_text()) == asdict(kit)
     return made
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    assert CHROMIUM is not None
-    with browser(CHROMIUM, tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
 
 
 def measure(page: Page, folder: Path, *, isolated: bool) -> Result:

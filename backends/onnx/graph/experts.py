@@ -65,7 +65,7 @@ def _logits(graph: Context, core: Experts, at: str, logits: str) -> str:
 
 
 def _shared(graph: Context, core: Experts, at: str, x: str) -> str:
-    """What the shared expert adds."""
+    """The output of the shared expert."""
     gate, up = (graph.multiply(f"{at}{name}", x) for name in ("ffn_gate_shexp", "ffn_up_shexp"))
     inner = graph.node("Mul", graph.node("QuickGelu", gate, domain=MS, alpha=1.0), up)
     added = graph.multiply(f"{at}ffn_down_shexp", inner)

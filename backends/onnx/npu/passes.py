@@ -44,7 +44,7 @@ class StaticPasses:
         self.most = form.chunk
         self.logits = np.zeros((1, spec.vocab), np.float32)
         self._spec, self._network, self._form, self._kv = spec, network, form, kv
-        self._embedding = Embedding(file, spec, network, files)
+        self._embedding = Embedding(file, network, files)
         self._angles = AngleTables(kv, network, max(form.chunk, ANGLES_AHEAD), spec.head_dim, "float32")
         self._sizes = {tokens: _Arrays(spec, network, form, tokens) for tokens in (form.chunk, 1)}
         self._last = self._sizes[1]
@@ -156,7 +156,7 @@ def fill_mask(mask: FloatArray, length: int, count: int, window: int, positions:
 class Embedding:
     """The token embedding, and learned positions, in the mapped weights file."""
 
-    def __init__(self, file: GGUFFile, spec: ModelSpec, network: Network, files: ModelFiles) -> None:
+    def __init__(self, file: GGUFFile, network: Network, files: ModelFiles) -> None:
         path, layout = files.folder / files.data, files.layout
         self._matrix, self._scale = layout.matrices["token_embd"], network.embedding_scale * residual_factor(network)
         names = self._matrix.form.arrays(self._matrix.rows, self._matrix.columns)

@@ -181,7 +181,7 @@ def fill_table(
         values |= {"head_step": streams.head_step, "head_parts": parts, "block": streams.block}
     for name in ("token_embd", "position_embd", "token_types", *_OF_INPUTS, *_NORMS):
         values |= _offsets(layout, name, name)
-    values |= _offsets(layout, layout.head, "head")
+    values |= _offsets(layout, layout.network.head, "head")
     values["experts_at_once"] = max((each.number for each in layout.experts.values()), default=0)
     values |= {"states": sum(layout.network.fixed_values), "copied": kept.copied if kept else 0}
     slots = Table.of(layout.shape)

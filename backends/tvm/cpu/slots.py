@@ -51,7 +51,7 @@ def _largest(layout: PackedLayout) -> int:
 
 
 class Slots:
-    """Which slot holds which expert. Rows are the layers that have experts."""
+    """The experts in slots. Rows are the layers that have experts."""
 
     def __init__(self, rows: int, experts: int, count: int) -> None:
         self.count = count
@@ -99,10 +99,6 @@ class Slots:
         self._slot_of[evicted[evicted >= 0]] = -1
         self._held[slots], self._slot_of[missing] = missing, slots
         return np.stack([missing - row * self._experts, slots], axis=1)
-
-    def slot_of(self, row: int, expert: int) -> int | None:
-        found = int(self._slot_of[row * self._experts + expert])
-        return None if found < 0 else found
 
 
 def count_hits(trace: AnyArray, experts: int, count: int) -> float:

@@ -114,7 +114,7 @@ def _head_group(threads: int, tile: int) -> int:
 
 def make_streams(layout: PackedLayout, kept: int, threads: int) -> Streams:
     """kept: 256ths of every layer and of the head that stay. A block belongs to the piece of its last byte."""
-    head, tables = layout.places[layout.head], layout.places["token_embd"]
+    head, tables = layout.places[layout.network.head], layout.places["token_embd"]
     pieces: list[tuple[Blocks, Blocks]] = []
     for layer in range(layout.shape.layers):
         first, stop = _layer_blocks(layout, layer)

@@ -160,6 +160,6 @@ class Counts:
     def _read(self, name: str, layer: int | None) -> list[Place]:
         """The matrices or the norm of a mark, and their biases."""
         places, start = self._layout.places, "" if layer is None else f"blk.{layer}."
-        tensors = (self._layout.head,) if name == "head" else self._layout.shape.groups.get(name, (name,))
+        tensors = (self._layout.network.head,) if name == "head" else self._layout.shape.groups.get(name, (name,))
         read = (places.get(f"{start}{tensor}{suffix}") for tensor in tensors for suffix in ("", ".bias"))
         return [place for place in read if place]

@@ -82,7 +82,7 @@ class GPU(Backend):
         make_weights(file, spec, choose_adapter().limits.binding)
 
     def check_elsewhere(self, file: GGUFFile, spec: ModelSpec, system: str) -> None:
-        """Which GPU the other device has is not known."""
+        """The other device's GPU is not known."""
         from edge.backends.tvm.gpu.hosts import PORTABLE
         from edge.backends.tvm.gpu.weights import make_weights
 

@@ -22,7 +22,6 @@ from edge.records import dataclass
 from edge.types import FloatArray
 
 _RANKS = 8  # of which padded ranks are multiples: a row of B has whole quads of words
-_QUAD = 4  # words
 
 Adapted = frozenset[tuple[int, str]]
 """Matrices that adapters change: their layer and name."""

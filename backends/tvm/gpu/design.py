@@ -70,12 +70,12 @@ class Tables:
     def of(cls, layers: int, kv_heads: int, kinds: int, chunk: int, pairs: int, normal: int = 0) -> Tables:
         """Lay out the tables. pairs: rotated values of a head / 2."""
         starts = State.WORDS
-        lengths = starts + _aligned(layers * kv_heads)
-        angles = lengths + _aligned(layers * kv_heads)
+        lengths = starts + round_up(layers * kv_heads, ALIGNMENT)
+        angles = lengths + round_up(layers * kv_heads, ALIGNMENT)
         rows = chunk + ANGLES_AHEAD
-        temperatures = angles + _aligned(kinds * rows * 2 * pairs)
-        normals = temperatures + _aligned(chunk)
-        positions = normals + _aligned(layers * kv_heads * normal)
+        temperatures = angles + round_up(kinds * rows * 2 * pairs, ALIGNMENT)
+        normals = temperatures + round_up(chunk, ALIGNMENT)
+        positions = normals + round_up(layers * kv_heads * normal, ALIGNMENT)
         return cls(starts, lengths, angles, temperatures, normals, positions, rows, pairs, kv_heads, normal)
 
     def angle_row(self, kind: int) -> int:
@@ -272,8 +272,4 @@ def scratch_sizes(
 
 def input_stride(size: int) -> int:
     """Values from one layer's vector of a token to the next one's (`edge.model.cores.PerLayerInput`)."""
-    return _aligned(size)
-
-
-def _aligned(words: int) -> int:
-    return -(-words // ALIGNMENT) * ALIGNMENT
+    return round_up(size, ALIGNMENT)

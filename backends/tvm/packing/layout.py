@@ -100,10 +100,6 @@ class PackedLayout:
     def nbytes_without_experts(self) -> int:
         return min((each.at for each in self.experts.values()), default=self.nbytes)
 
-    @property
-    def head(self) -> str:
-        return "output" if "output" in self.places else "token_embd"
-
 
 @lru_cache(1)  # a start asks for it six times
 def make_layout(file: GGUFFile, spec: ModelSpec) -> PackedLayout:

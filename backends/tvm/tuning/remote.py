@@ -38,7 +38,6 @@ from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray
 
-_WAIT_S = 20  # for a device to become free
 _STEPS = 8  # decode steps measured at once
 
 

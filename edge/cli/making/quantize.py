@@ -66,14 +66,13 @@ def quantize(
     from edge.converters.convert import Conversion
     from edge.converters.evaluate import evaluate
     from edge.converters.ggml import (
-        HAVE_NO_CHOICE,
         TRAINED,
         any_importance,
         find_ftype,
         needs_importance,
         quantize_file,
     )
-    from edge.converters.outcome import again_notes, is_trained_q4_0, notes_on, trained_notes, type_counts
+    from edge.converters.outcome import again_notes, has_choice, notes_on, trained_notes, type_counts
     from edge.converters.quantize import Settings
     from edge.devices.output import check_file
     from edge.formats.gguf import read_gguf
@@ -102,14 +101,12 @@ def quantize(
         raise InputError("state a TYPE, such as q4_k_m, or a --target-size")
     kind = find_ftype(kind)
     asked = "--calibration" if calibration else "--importance" if importance else ""
-    if asked and kind in HAVE_NO_CHOICE:
-        raise InputError(f"{asked} is of no use for {kind}, which rounds in one way only")
     opened = open_model(source)
     file = opened.file
     if file.folder is not None:
         raise UnsupportedError(f"{file.folder} is a model in ONNX: edge quantize reads GGUF files")
-    if asked and kind == "Q4_0" and is_trained_q4_0(file):
-        raise InputError(f"{asked} is of no use: the weights are values of Q4_0, which keeps them as they are")
+    if asked and not has_choice(file, kind):
+        raise InputError(f"{asked} is of no use for {kind}, to which these weights round in one way only: leave it out")
     if target.exists() and target.samefile(file.path):
         raise InputError(f"{target} is IN: write to another file")
     if not dry_run:

@@ -90,12 +90,18 @@ def read_kernel(header: Header, key: str) -> int:
 
 def read_mamba(header: Header) -> Mamba:
     """Raises ModelFormatError for impossible figures."""
+    return Mamba(*read_state(header, "Mamba-2"))
+
+
+def read_state(header: Header, core: str) -> tuple[int, int, int, int, int]:
+    """Heads, groups of them that share keys, the state's size, values of a head, and the convolution's taps. Raises
+    ModelFormatError for impossible figures."""
     heads, inner = header.count("ssm.time_step_rank", "heads"), header.count("ssm.inner_size", "ffn")
     groups = header.count("ssm.group_count", "heads")
     if inner % heads or heads % groups:
-        raise ModelFormatError(f"{header.file.path}: {inner} values in {heads} heads of Mamba-2 with {groups} groups")
+        raise ModelFormatError(f"{header.file.path}: {inner} values in {heads} heads of {core} with {groups} groups")
     size = header.count("ssm.state_size", "head_dim")
-    return Mamba(heads, groups, size, inner // heads, read_kernel(header, "ssm.conv_kernel"))
+    return heads, groups, size, inner // heads, read_kernel(header, "ssm.conv_kernel")
 
 
 def read_experts(header: Header, router: Router = "softmax", *, shared: bool = False, width: int = 0) -> Experts:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edge.errors import ModelFormatError
 from edge.formats.gguf_fields import Header
-from edge.model.architectures.common import read_kernel, read_rope
+from edge.model.architectures.common import read_rope, read_state
 from edge.model.cores import Attention, DeltaNet, Dense, Experts
 from edge.model.fallback import per_layer
 from edge.model.layers import Block, Network
@@ -27,7 +26,7 @@ def hybrid(header: Header, spec: ModelSpec, feeding: Dense | Experts) -> Network
     attention = Attention(
         spec.heads, spec.kv_heads, spec.head_dim, spec.head_dim**-0.5, rope, head_norms=True, gated=True
     )
-    delta, recurrent = _delta_net(header), _recurrent(header, spec.layers)
+    delta, recurrent = DeltaNet(*read_state(header, "a delta net")), _recurrent(header, spec.layers)
     layers = tuple(
         (Block("attn_norm", delta if is_delta else attention), Block("post_attention_norm", feeding))
         for is_delta in recurrent
@@ -36,19 +35,8 @@ def hybrid(header: Header, spec: ModelSpec, feeding: Dense | Experts) -> Network
 
 
 def _recurrent(header: Header, layers: int) -> list[bool]:
-    """Which layers are delta nets, as llama.cpp has it: those that the header names, or all but every n-th."""
+    """Whether layers are delta nets, as llama.cpp has it: those that the header names, or all but every n-th."""
     if f"{header.architecture}.attention.recurrent_layers" in header.file.metadata:
         return [bool(flag) for flag in per_layer(header, "attention.recurrent_layers", "layers", layers, 0)]
     interval = header.count("full_attention_interval", "layers", default=4)
     return [(layer + 1) % interval != 0 for layer in range(layers)]
-
-
-def _delta_net(header: Header) -> DeltaNet:
-    heads, inner = header.count("ssm.time_step_rank", "heads"), header.count("ssm.inner_size", "ffn")
-    key_heads = header.count("ssm.group_count", "heads")
-    if inner % heads or heads % key_heads:
-        raise ModelFormatError(
-            f"{header.file.path}: {inner} values in {heads} heads of a delta net with {key_heads} key heads"
-        )
-    size = header.count("ssm.state_size", "head_dim")
-    return DeltaNet(heads, key_heads, size, inner // heads, read_kernel(header, "ssm.conv_kernel"))

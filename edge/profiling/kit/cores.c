@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "cores.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,25 +72,20 @@ static int compare(const core_kind *one, const core_kind *other)
     return rank(one) != rank(other) ? rank(one) - rank(other) : strcmp(one->midr, other->midr);
 }
 
-/* Whether a CPU is the first of its core that this process may run on. */
-static bool is_first(int cpu, const cpu_set_t *allowed)
+/* The first of the CPUs that share a core, by which fastest_cores of the runtime knows it, too. */
+static int core_of(int cpu)
 {
     char text[256];
-    if (!read_text(text, sizeof text, CPUS "/cpu%d/topology/thread_siblings_list", cpu))
-        return true;
-    cpu_set_t siblings = parse_list(text);
-    for (int each = 0; each < cpu; each++)
-        if (CPU_ISSET(each, &siblings) && CPU_ISSET(each, allowed))
-            return false;
-    return true;
+    return read_text(text, sizeof text, CPUS "/cpu%d/topology/thread_siblings_list", cpu) ? atoi(text) : cpu;
 }
 
 uint32_t find_kinds(core_kind kinds[MOST_KINDS])
 {
-    cpu_set_t allowed, hybrids[HYBRIDS];
+    cpu_set_t allowed, seen, hybrids[HYBRIDS];
     uint32_t count = 0;
     if (sched_getaffinity(0, sizeof allowed, &allowed))
         return 0;
+    CPU_ZERO(&seen);
     for (int i = 0; i < HYBRIDS; i++) {
         char text[256];
         read_text(text, sizeof text, "/sys/devices/cpu_%s/cpus", HYBRID[i]);
@@ -111,7 +105,9 @@ uint32_t find_kinds(core_kind kinds[MOST_KINDS])
             kinds[at] = found;
         }
         CPU_SET(cpu, &kinds[at].cpus);
-        kinds[at].cores += is_first(cpu, &allowed);
+        int core = core_of(cpu);
+        kinds[at].cores += !CPU_ISSET(core, &seen);
+        CPU_SET(core, &seen);
     }
     return count;
 }

@@ -9,8 +9,8 @@ from edge.devices.host import flags_of, notable
 from edge.devices.profiles import HOST, find_model, find_profile
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, FigureKind, Speed, is_name
 from edge.errors import InputError
-from edge.profiling.kit.result import Result, profile_of
-from edge.profiling.profile import TAKEN, Sustained
+from edge.profiling.kit.result import Result, sustained_of
+from edge.profiling.sustained import TAKEN, Sustained
 
 _CACHES = {"L1d": "l1d", "L2": "l2", "L3": "l3"}
 _KEPT = ("core_watts", "idle_watts", "dram_pj_per_byte")
@@ -100,7 +100,7 @@ def with_earlier(made: DeviceProfile, before: DeviceProfile) -> DeviceProfile:
 
 def long_run_of(result: Result) -> tuple[Sustained | None, str]:
     """The long run of a result, if it says something of the device, or why it does not; "" if there is none."""
-    run, asked, why = profile_of(result).engines[0].sustained, result.kit.settings, ""
+    run, asked, why = sustained_of(result), result.kit.settings, ""
     if run is None:
         return None, ""
     if run.seconds < _LEAST_S:

@@ -31,15 +31,13 @@ from edge.profiling.profile import (
     Point,
     Profile,
     Roofs,
-    Spread,
-    Sustained,
     ThreadsPoint,
     Timeline,
     Trim,
     Verdict,
-    Window,
     beyond_power,
 )
+from edge.profiling.sustained import Spread, Sustained, Window
 from edge.profiling.verdict import evidence_of, judge
 from edge.values import Rule, parse
 
@@ -256,6 +254,25 @@ def profile_of(result: Result, again: str = "") -> Profile:
     return replace(profile, verdict=replace(verdict, advice=elsewhere))
 
 
+def sustained_of(result: Result) -> Sustained | None:
+    """The long run of a result, in the terms of a profile."""
+    found, spend = result.sustained, _Joules(result)
+    if found is None or not found.windows:
+        return None
+
+    def joules(each: _Window) -> float | None:
+        count = max(1, each.per_token.count)
+        return spend.of(result.kit.decode, each.seconds, each.cpu_s, each.joules, count)
+
+    windows = [
+        Window(
+            each.start, each.seconds, each.per_token, joules(each), each.celsius, each.hertz, each.others, each.paused
+        )
+        for each in found.windows
+    ]
+    return Sustained(found.length, windows)
+
+
 def _kinds(ceilings: Ceilings) -> list[KindCeilings]:
     return [
         KindCeilings(each.name, each.cores, each.mhz, each.read, each.f32, each.int8)
@@ -327,7 +344,7 @@ def _engine(result: Result) -> EngineProfile:
         others=result.others,
         operators_reason="a kit has no instruments in its passes",
         by_threads=result.by_threads,
-        sustained=_sustained(result.sustained, spend, kit.decode),
+        sustained=sustained_of(result),
         trim=result.trim,
         notes=[*kit.notes, *_hopeless(result), _how(result)],
     )  # fmt: skip
@@ -374,25 +391,6 @@ class _Joules:
             return None if measured is None else measured / times
         spent = cpu_s * self._power.core_watts + seconds * self._power.idle_watts
         return spent / times + work.bytes * self._power.dram_pj_per_byte * 1e-12
-
-
-def _sustained(found: _Sustained | None, spend: _Joules, work: Work) -> Sustained | None:
-    if found is None:
-        return None
-    windows = [
-        Window(
-            start=each.start,
-            seconds=each.seconds,
-            per_token=each.per_token,
-            joules_per_token=spend.of(work, each.seconds, each.cpu_s, each.joules, max(1, each.per_token.count)),
-            celsius=each.celsius,
-            hertz=each.hertz,
-            others=each.others,
-            paused=each.paused,
-        )
-        for each in found.windows
-    ]  # fmt: skip
-    return Sustained(found.length, windows) if windows else None
 
 
 def _scaled(spread: Spread, by: float) -> Spread:

@@ -203,7 +203,7 @@ class Batch:
         """
         stream = self.stream(prompt, **options)
         answer = "".join(stream)
-        check_complete(stream.report, self._options, answer)
+        check_complete(stream.report, answer)
         return answer
 
     def step_until(self, ready: Callable[[], bool]) -> None:

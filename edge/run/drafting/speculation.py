@@ -167,7 +167,7 @@ class Speculation:
         times[rows] = mean if passes >= FEW else min(before, seconds), passes + 1
 
     def judge(self, drafted: int, accepted: int) -> None:
-        """The model has chosen: of so many drafted tokens, the first `accepted` were right."""
+        """The model has chosen: of the drafted tokens, the first `accepted` were right."""
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
         self._tokens[self._context] += accepted
         self._learn(self._match, accepted + (accepted < drafted), accepted)  # nothing, behind the first wrong one

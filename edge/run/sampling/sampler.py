@@ -82,7 +82,7 @@ class Sampler:
             self.banned = np.append(self.banned, np.int32(token))
 
     def count(self, drawn: int) -> None:
-        """The answer has so many tokens: once there are `min_tokens`, it may end."""
+        """Tell the length of the answer in tokens: once there are `min_tokens`, it may end."""
         if self._held and drawn >= self._params.min_tokens:
             self.banned = self.banned[~np.isin(self.banned, list(self._held))]
             self._held = frozenset()

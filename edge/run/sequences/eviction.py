@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
+
 from edge.backends.base import ChoosingEngine, Engine
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import HeadKVCache, KVCache
-from edge.kv.policy import EVERY, KVView, Needs
+from edge.kv.policy import EVERY, KVView, Needs, Policy
 from edge.types import IntArray
 
 
@@ -32,11 +34,6 @@ def view_for(kv: KVCache, needs: Needs, incoming: int = 0, learned: RowImportanc
         assert learned is not None
         view = replace(view, importance=lambda layer: heads.importance(layer, learned))
     return replace(view, attention=heads.attention) if needs.queries else view
-
-
-def rows_per_head(kv: KVCache, needs: Needs) -> int:
-    """Rows in use, on average where heads differ."""
-    return round(float(cast(HeadKVCache, kv).head_lengths.mean())) if needs.looks else kv.length
 
 
 def queries_to_observe(needs: Needs, free: int, incoming: int, upcoming: int) -> int:
@@ -68,6 +65,22 @@ def all_rows(engine: Engine, needs: Needs) -> Iterator[None]:
 def unobserved(needs: Needs, free: int) -> int:
     """How many tokens can run one by one before any is observed, if `free` rows are; 0 or less: not one."""
     return 0 if needs.queries == EVERY else free - max(1, needs.queries) if needs.queries else free
+
+
+def evict(kv: KVCache, policy: Policy, budget: int, context: int, learned: RowImportance | None) -> int:
+    """Keep the rows that a policy chooses, at most `budget`. Returns how many were evicted, on average where heads
+    differ. context, learned: of the model."""
+    needs, before = policy.needs, _rows_per_head(kv, policy.needs)
+    rows = policy.rows_to_keep(view_for(kv, needs, kv.capacity - budget, learned), budget)
+    if isinstance(rows, np.ndarray):
+        kv.keep(rows, close_gaps=policy.close_gaps)
+    else:
+        keep_heads(kv, rows, context, forget=needs.queries > 0)
+    return before - _rows_per_head(kv, needs)
+
+
+def _rows_per_head(kv: KVCache, needs: Needs) -> int:
+    return round(float(cast(HeadKVCache, kv).head_lengths.mean())) if needs.looks else kv.length
 
 
 def keep_heads(kv: KVCache, rows: Sequence[IntArray], context: int, forget: bool) -> None:

@@ -26,7 +26,7 @@ from edge.run.budgets.meters import EnergyMeter
 from edge.run.drafting.ahead import Ahead, Outcome
 from edge.run.drafting.draft_model import DraftModel
 from edge.run.sampling.sampler import Sampler
-from edge.run.sequences.eviction import all_rows, keep_heads, queries_to_observe, rows_per_head, unobserved, view_for
+from edge.run.sequences.eviction import all_rows, evict, queries_to_observe, unobserved
 from edge.run.sequences.snapshots import Mark, Outline, Snapshots
 from edge.types import FloatArray, IntArray
 
@@ -346,10 +346,7 @@ class TokenSequence:
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """As `Session.forward`."""
         self._observe(tokens.size, upcoming)
-        if every and self.policy.needs.reads:  # each as a token of an answer
-            logits = np.stack([np.array(self.engine.forward(token[None])) for token in tokens])
-        else:
-            logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
+        logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
         self._count(tokens)
         return logits
 
@@ -391,14 +388,7 @@ class TokenSequence:
         if kv.length <= budget or not self.policy.evicts:
             return
         self.remember()
-        before = rows_per_head(kv, self.policy.needs)
-        view = view_for(kv, self.policy.needs, kv.capacity - budget, self._learned)
-        rows = self.policy.rows_to_keep(view, budget)
-        if isinstance(rows, np.ndarray):
-            kv.keep(rows, close_gaps=self.policy.close_gaps)
-        else:
-            keep_heads(kv, rows, self.engine.spec.context, forget=self.policy.needs.queries > 0)
-        self.evicted += before - rows_per_head(kv, self.policy.needs)
+        self.evicted += evict(kv, self.policy, budget, self.engine.spec.context, self._learned)
         if self.evicted:
             self.fed = array("i")
         self.snapshots.drop(0)

@@ -14,8 +14,6 @@ from dataclasses import field
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from edge.errors import EngineError
 from edge.model.lora_file import Loras
 from edge.prompt_cache.tree import agreement
@@ -282,7 +280,3 @@ class Worker:
         others = [each for each in recent if agreement(each, job.tokens) < each.size]  # no turn of this conversation
         self._recent[job.tenant] = deque([*others, job.tokens], _REMEMBERED)
         return found
-
-
-def tokens_of(values: tuple[int, ...]) -> IntArray:
-    return np.array(values, np.int32)

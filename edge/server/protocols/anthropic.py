@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import field
 from typing import Any, Literal
 from uuid import uuid4
@@ -17,7 +16,7 @@ from edge.server.prompts import text_of
 from edge.server.protocols.answers import Answer, gather, usage_of
 from edge.server.protocols.bodies import Budget, Count, Drawn, limits_of
 from edge.server.protocols.fields import said
-from edge.server.refusal import RefusedError, refusal_of
+from edge.server.refusal import RefusedError
 from edge.tools.parser import ArgumentPiece, CallBegin
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -176,6 +175,10 @@ class Writer:
         delta = {"stop_reason": reason, "stop_sequence": None}
         return [_event("message_delta", delta=delta, usage=self._usage()), _event("message_stop")]
 
+    def failed(self, error: RefusedError) -> list[bytes]:
+        """What ends a stream that goes wrong."""
+        return [event(refused(error), "error")]
+
     def whole(self, events: list[Event]) -> dict[str, Any]:
         """The response that is no stream."""
         for each in events:
@@ -220,15 +223,3 @@ def _text(text: str) -> dict[str, Any]:
 
 def _event(name: str, **fields: Any) -> bytes:
     return event({"type": name, **fields}, name)
-
-
-async def stream(writer: Writer, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-    """A response's events; what goes wrong meanwhile is one of them."""
-    try:
-        async for each in events:
-            for chunk in writer.chunks(each):
-                yield chunk
-        for chunk in writer.last():
-            yield chunk
-    except Exception as error:
-        yield event(refused(refusal_of(error)), "error")

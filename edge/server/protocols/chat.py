@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
@@ -12,11 +11,11 @@ from edge.model.tokenizer import TokenizerLike
 from edge.run.report import TokenLogprob
 from edge.server.asked import Asked, Chat, Priority
 from edge.server.events import Call, Ended, Event, Likely, Piece
-from edge.server.http import dumps, event
+from edge.server.http import event
 from edge.server.prompts import is_background, text_of
 from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
 from edge.server.protocols.bodies import ChatBody, grammar_of, limits_of
-from edge.server.refusal import RefusedError, refusal_of
+from edge.server.refusal import RefusedError
 from edge.tools.parser import ArgumentPiece, CallBegin
 
 DONE = event(b"[DONE]")
@@ -105,6 +104,10 @@ class Writer:
         }
         return [*([event(usage)] if self._usage else []), DONE]
 
+    def failed(self, error: RefusedError) -> list[bytes]:
+        """What ends a stream that goes wrong."""
+        return [event(error.body()), DONE]
+
     def whole(self, events: list[Event]) -> dict[str, Any]:
         """The response that is no stream."""
         for each in events:
@@ -168,16 +171,3 @@ def _call_delta(found: Call) -> dict[str, Any] | None:
     if isinstance(part, ArgumentPiece):
         return {"index": part.index, "function": {"arguments": part.text}}
     return None
-
-
-async def stream(writer: Any, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-    """A response's chunks; what goes wrong meanwhile is one of them."""
-    try:
-        async for each in events:
-            for chunk in writer.chunks(each):
-                yield chunk
-        for chunk in writer.last():
-            yield chunk
-    except Exception as error:
-        yield event(dumps(refusal_of(error).body()))
-        yield DONE

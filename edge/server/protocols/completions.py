@@ -108,6 +108,10 @@ class Writer:
         usage = {**self._head, "choices": [], "usage": usage_of(self._answers.values())}
         return [*([event(usage)] if self._body.wants_usage else []), DONE]
 
+    def failed(self, error: RefusedError) -> list[bytes]:
+        """What ends a stream that goes wrong."""
+        return [event(error.body()), DONE]
+
     def whole(self, events: list[Event]) -> dict[str, Any]:
         """The response that is no stream."""
         for each in events:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import AsyncIterator
 from dataclasses import field
 from typing import Any
 
@@ -18,7 +17,7 @@ from edge.server.models.pool import Entry
 from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, grammar_of, limits_of
 from edge.server.protocols.fields import said
-from edge.server.refusal import RefusedError, refusal_of
+from edge.server.refusal import RefusedError
 
 VERSION = "0.12.0"  # of the protocol: programs refuse older ones
 
@@ -142,6 +141,10 @@ class Writer:
         """What ends a stream: the last line has ended it."""
         return []
 
+    def failed(self, error: RefusedError) -> list[bytes]:
+        """What ends a stream that goes wrong."""
+        return [dumps(refused(error)) + b"\n"]
+
     def whole(self, events: list[Event]) -> dict[str, Any]:
         """The response that is no stream."""
         for each in events:
@@ -173,16 +176,6 @@ class Writer:
             "eval_duration": int(1e6 * timings.get("predicted_ms", 0)),
             "edge": usage.get("edge"),
         }  # fmt: skip
-
-
-async def stream(writer: Writer, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-    """A response's lines; what goes wrong meanwhile is one of them."""
-    try:
-        async for each in events:
-            for chunk in writer.chunks(each):
-                yield chunk
-    except Exception as error:
-        yield dumps(refused(refusal_of(error))) + b"\n"
 
 
 def tags(hub: Hub) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from dataclasses import field
 from typing import Any
 from uuid import uuid4
@@ -16,7 +15,7 @@ from edge.server.prompts import text_of
 from edge.server.protocols.answers import Answer, gather, usage_of
 from edge.server.protocols.bodies import Budget, Count, Drawn, grammar_of, limits_of, think_of
 from edge.server.protocols.fields import said
-from edge.server.refusal import RefusedError, refusal_of
+from edge.server.refusal import RefusedError
 from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd
 
 
@@ -156,10 +155,10 @@ class Writer:
             self.chunks(each)
         return self._finished()
 
-    def failed(self, error: RefusedError) -> bytes:
-        """The event of a stream that goes wrong."""
+    def failed(self, error: RefusedError) -> list[bytes]:
+        """What ends a stream that goes wrong."""
         response = self._response("failed") | {"error": {"code": error.code or error.type, "message": error.message}}
-        return self._event("response.failed", response=response)
+        return [self._event("response.failed", response=response)]
 
     @property
     def _open(self) -> str | None:
@@ -235,15 +234,3 @@ class Writer:
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": []}
-
-
-async def stream(writer: Writer, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-    """A response's events; what goes wrong meanwhile is one of them."""
-    try:
-        async for each in events:
-            for chunk in writer.chunks(each):
-                yield chunk
-        for chunk in writer.last():
-            yield chunk
-    except Exception as error:
-        yield writer.failed(refusal_of(error))

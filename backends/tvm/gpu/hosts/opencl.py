@@ -291,7 +291,7 @@ class OpenCLDevice:
 
 
 def _compiler(adapter: Adapter) -> str:
-    """What binaries depend on besides their source."""
+    """Properties that binaries depend on besides their source."""
     return f"{adapter.key} {' '.join(_OPTIONS)} {os.environ.get(_POCL_METHOD, '')}"
 
 

@@ -148,7 +148,7 @@ class _Kernel:
             ]
             for across in range(self.tile.across)
         ]  # fmt: skip
-        registers = [[_Held(factor, self._read(factor, own, i32(0))) for own in rows] for factor in bundle]
+        registers = [[_Held(self._read(factor, own, i32(0))) for own in rows] for factor in bundle]
         self._store_inputs(self._read_inputs(i32(0)), i32(0))
         barrier()
         with loop(0, parts) as part:
@@ -243,7 +243,7 @@ class _Kernel:
 class _Held:
     """Weights of the part that is multiplied."""
 
-    def __init__(self, factor: Factor, weights: _Weights) -> None:
+    def __init__(self, weights: _Weights) -> None:
         self._planes = [[Register(each, "uint32") for each in plane] for plane in weights.planes]
         self._scales = [[Register(each) for each in scales] for scales in weights.scales]
 
