@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -32,7 +33,7 @@ os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
 import numpy as np
 import pytest
 from fork_server import fork_servers
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from wings import Wings
 
 from edge.backends import find_backend
@@ -71,6 +72,7 @@ settings.register_profile(
     "test",
     max_examples=EXAMPLES,
     deadline=None,  # tests never judge speed
+    suppress_health_check=[HealthCheck.too_slow],  # nor a loaded machine's
     print_blob=True,
     derandomize=os.environ.get("CI") == "true",  # a change is judged by what it does; developers' runs explore
 )
@@ -275,6 +277,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def forked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, fork_servers(patch):
         yield
+
+
+@pytest.fixture
+def never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs whose caller is slow are not kept in the history; on a loaded machine a test may be such a caller."""
+    monkeypatch.setattr("edge.run.generation._MOST_HELD", math.inf)
 
 
 def mean_kl(exact: FloatArray, found: FloatArray) -> float:

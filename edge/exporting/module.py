@@ -44,7 +44,8 @@ def find_zig() -> Toolchain:
     """Raises MissingExtraError without zig, which has a C compiler and a linker for WebAssembly."""
     command = (sys.executable, "-m", "ziglang")
     try:
-        version = subprocess.run([*command, "version"], capture_output=True, text=True, timeout=60, check=True).stdout
+        # Its first start reads 150 MB, which takes a busy disk long.
+        version = subprocess.run([*command, "version"], capture_output=True, text=True, timeout=600, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         raise MissingExtraError("ziglang", "web") from None
     return Toolchain((*command, "cc"), "wasm32", version.strip())

@@ -221,7 +221,7 @@ def test_ctrl_c_ends_cleanly_with_the_report(json_flag: list[str]) -> None:
         else:
             child.stdout.read(20)
         child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=240)
     assert child.returncode == 130
     assert "Traceback" not in err
     if json_flag:
@@ -246,7 +246,7 @@ def test_sigterm_ends_an_answer_as_a_budget_does(command: str, tmp_path: Path) -
         shown = child.stdout.read(20)
         child.send_signal(signal.SIGTERM)
         rest, err = child.stdout.read(), child.stderr.read() if child.stderr else b""
-        assert child.wait(timeout=60) == 143
+        assert child.wait(timeout=240) == 143
     assert b"Traceback" not in err
     assert (shown + rest).decode()  # whole characters
     assert (b"stopped: terminated" in err) == (command == "run")  # chat reports when asked
@@ -264,7 +264,7 @@ def test_sigterm_while_nothing_is_said_leaves(tmp_path: Path) -> None:
         child.stdin.flush()
         assert json.loads(child.stdout.readline())["stop_reason"] == "length"
         child.send_signal(signal.SIGTERM)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=240)
     assert (child.returncode, err) == (143, "")
 
 

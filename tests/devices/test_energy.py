@@ -229,8 +229,19 @@ def test_a_prompt_that_the_budget_does_not_pay_for_is_left(tmp_path: Path, seed:
 
 
 @pytest.mark.usefixtures("readings")
-def test_power_is_held_by_pauses(tmp_path: Path) -> None:
-    golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.2, 1)
+def test_power_is_held_by_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that moves in pauses, and by a millisecond when a token runs: a loaded machine needs no pauses."""
+    golden, driven, now = open_golden("llama-one-layer"), Driven(tmp_path, 0.2, 1), [100.0]
+    run = driven.add_bytes
+
+    def move(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(driven, "add_bytes", lambda count: (run(count), move(1e-3)))
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert meters.Watch.__init__.__kwdefaults__ is not None
+    monkeypatch.setitem(meters.Watch.__init__.__kwdefaults__, "clock", time.perf_counter)
+    monkeypatch.setitem(meters.Watch.__init__.__kwdefaults__, "sleep", move)
     with load(golden.model, max_kv_size=48, power="4W", meter=driven, speculate="off") as session:
         session.generate(golden.tokens[:8], max_tokens=30, ignore_eos=True, raw=True)
         report = session.report

@@ -167,8 +167,9 @@ def resident(address: int, pages: int) -> int:
 
 
 def test_clocks_and_seeds(system: Any) -> None:
-    assert system.now_seconds() == pytest.approx(time.monotonic(), abs=0.5)
-    assert system.cpu_seconds() == pytest.approx(time.process_time(), abs=0.5)
+    for found, clock in ((system.now_seconds, time.monotonic), (system.cpu_seconds, time.process_time)):
+        before = clock()
+        assert before - 0.02 <= found() <= clock() + 0.02  # a system's clocks need not tick together
     start = time.monotonic()
     system.sleep_seconds(ctypes.c_double(0.02))
     assert time.monotonic() - start >= 0.02
@@ -273,7 +274,7 @@ def test_threads_wait_for_each_other(tmp_path: Path, waiting: str, checked: str)
         flags.append("-rdynamic")
     program = build([*PARTS, BARRIER, *more], [*flags, *([checked] if checked else [])])
     threads, rounds = 4, 500
-    done = subprocess.run([program, str(threads), str(rounds)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program, str(threads), str(rounds)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == rounds * threads * (threads + 1) // 2
 
@@ -286,4 +287,4 @@ def test_the_same_runs_on_arm() -> None:
 
 
 def said_by(command: Sequence[str], folder: Path | None = None) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=folder).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=folder).stdout.strip()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from bundles import bundle_of, bundle_sources, model_of, pair_of
 from conftest import GOLDEN, run_child
-from ctypes_bundle import BundleSession, _check, _Info, _Source, open_bundle
+from ctypes_bundle import BundleSession, Piece, _check, _Info, _Source, open_bundle
 from runtime_library import RUNTIME, build
 from test_gguf_file import GGUF, U32
 
@@ -166,10 +166,12 @@ def test_a_cancelled_answer_can_be_followed_up() -> None:
     with pair_of(MODEL, **STREAMING) as pair:
         pair.exported.set(temperature=0, ignore_eos=1)
         pair.exported.append(Role.USER, "Tell me a story")
-        timer = threading.Timer(0.05, pair.exported.cancel)
-        timer.start()
-        pieces = list(pair.exported.pieces())
-        timer.join()
+        pieces, thread = list[Piece](), threading.Thread(target=pair.exported.cancel)
+        for piece in pair.exported.pieces():
+            pieces.append(piece)
+            if len(pieces) == 5:
+                thread.start()
+        thread.join()
         assert pieces[-1].finish == Finish.INTERRUPTED
         tokens = [piece.token for piece in pieces if piece.token is not None]
         stream = pair.python.stream("Tell me a story", max_tokens=None, ignore_eos=True)

@@ -36,7 +36,7 @@ def command(*words: str | Path) -> dict[str, Any]:
 
 def run(*words: str | Path, **more: Any) -> str:
     """What a program printed."""
-    done = subprocess.run(**command(*words), capture_output=True, timeout=120, **more)
+    done = subprocess.run(**command(*words), capture_output=True, timeout=600, **more)
     assert done.returncode == 0, done.stdout + done.stderr
     return str(done.stdout).replace("\r\n", "\n")
 

@@ -7,6 +7,7 @@ import random
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -496,7 +497,7 @@ def test_memory_for_any_header(tmp_path: Path, content: Callable[[], bytes], out
     path = tmp_path / "m.gguf"
     path.write_bytes(content())
     child = subprocess.run(
-        [sys.executable, "-c", READ_IN_A_CHILD, str(path)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", READ_IN_A_CHILD, str(path)], capture_output=True, text=True, check=True, timeout=240
     )
     peak, _, said = child.stdout.partition(" ")
     assert outcome in said
@@ -549,10 +550,12 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-@settings(max_examples=examples(100), deadline=2000, derandomize=True, database=None)
+@settings(max_examples=examples(100), derandomize=True, database=None)
 @given(mutations=st.lists(MUTATIONS, min_size=1, max_size=4))
 def test_damaged_models_are_refused_or_opened(scratch: Path, mutations: list[Mutation]) -> None:
+    """Soon: within two seconds of CPU time."""
     scratch.write_bytes(mutate(TIED.read_bytes(), mutations))
+    started = time.thread_time()
     try:
         model = Model(read_gguf(scratch))
     except EdgeError as error:
@@ -560,6 +563,8 @@ def test_damaged_models_are_refused_or_opened(scratch: Path, mutations: list[Mut
     else:
         assert model.tokenizer.encode("the end").size <= 7
         return
+    finally:
+        assert time.thread_time() - started < 2
     assert message.startswith(f"{scratch}: ")
     assert message.isprintable()
     assert len(message) < len(str(scratch)) + 600

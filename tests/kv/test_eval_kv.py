@@ -318,7 +318,7 @@ def test_sigterm_leaves_a_report_and_what_was_measured(report: tuple[list[str], 
             patience -= 1
             time.sleep(0.1)
         running.send_signal(signal.SIGTERM)
-        printed, _ = running.communicate(timeout=60)
+        printed, _ = running.communicate(timeout=240)
     assert running.returncode == 143
     assert "This run was interrupted" in printed
     found = json.loads(out.read_text())

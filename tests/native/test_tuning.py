@@ -337,20 +337,19 @@ def test_a_tuning_without_time_replaces_none_that_was_compared(tiny: Path, folde
 def test_a_comparison_that_is_cut_off_is_said_to_be_missing(
     tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No time passes by the clock, so that the trials are not late on a loaded machine; the alarm goes off all the
-    same."""
+    """No time passes by the clock, and the alarm goes off in the comparison alone, however slow the machine is."""
     monkeypatch.setattr("edge.tuning.tune.time", SimpleNamespace(monotonic=lambda: 0.0))
 
     class Slower(Machine):
         def measure(self, values: Values, part: str) -> float:
             if "pair" in doing[-1]:
-                time.sleep(30)
+                signal.raise_signal(signal.SIGALRM)
                 raise AssertionError("it was not cut off")
             return super().measure(values, part)
 
     doing: list[str] = [""]
     result = tune(
-        open_model(tiny).spec.label, setting(Slower(PLANTED)), trials=200, seconds=2.0,
+        open_model(tiny).spec.label, setting(Slower(PLANTED)), trials=200, seconds=1e6,
         on_status=lambda status: doing.append(status.doing),
     )  # fmt: skip
     assert (result.late, result.interrupted) == (True, False)
@@ -758,7 +757,7 @@ def test_ctrl_c_writes_the_record_and_exits_130(tiny: Path, folder: Path) -> Non
             break
         time.sleep(0.2)
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=240)
     assert child.returncode == 130
     assert "Traceback" not in err
     assert "record:" in out

@@ -27,6 +27,7 @@ from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import open_weights
 from edge.devices.cpuid import _FLAGS
 from edge.devices.host import cpu_flags
+from edge.devices.output import write_whole
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / "build" / "windows" / "python.exe"
@@ -73,7 +74,7 @@ def installed() -> Path:
     folder = ROOT / "build" / "windows" / "edge"
     about = folder / "edge_runtime-0.1.0.dist-info"
     about.mkdir(parents=True, exist_ok=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: edge-runtime\nVersion: 0.1.0\n")
+    write_whole(about / "METADATA", "Metadata-Version: 2.1\nName: edge-runtime\nVersion: 0.1.0\n")  # workers share it
     (folder / "edge").mkdir(exist_ok=True)
     for each in [*(ROOT / "edge").iterdir(), *(ROOT / name for name in ("backends", "converters", "devices"))]:
         link = folder / "edge" / each.name

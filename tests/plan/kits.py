@@ -39,7 +39,7 @@ def kit_for(device: str = HOST, sustained: float = 0.0, watts: float | None = No
 
 def run_program(folder: Path, *emulator: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     words = [*emulator, folder / PROGRAM, folder / MODEL]
-    return subprocess.run(words, capture_output=True, timeout=120, env=os.environ | variables)
+    return subprocess.run(words, capture_output=True, timeout=600, env=os.environ | variables)
 
 
 @lru_cache

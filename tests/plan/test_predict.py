@@ -402,6 +402,7 @@ def test_an_exported_apps_plan_is_foretold() -> None:
     assert expected.bytes.total <= found.bytes.total < expected.bytes.total + (1 << 20)
 
 
+@pytest.mark.usefixtures("never_held")
 def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
     flags = ["--backend", "reference", "--max-kv-size", "64", "--threads", "1"]
     assert "edge devices probe" in plan(*flags)["prediction"]["unknown"][0]

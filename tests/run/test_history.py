@@ -195,6 +195,7 @@ def remembered() -> list[Run | None]:
     return [history._read(line) for line in history_path().read_bytes().splitlines()] if history_path().exists() else []
 
 
+@pytest.mark.usefixtures("never_held")
 def test_sessions_remember_each_generation() -> None:
     with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
         session.generate("one two three", raw=True, ignore_eos=True, max_tokens=12)
@@ -212,6 +213,7 @@ def test_sessions_remember_each_generation() -> None:
     assert "three" not in history_path().read_text()
 
 
+@pytest.mark.usefixtures("never_held")
 def test_forecasts_go_by_sessions() -> None:
     model = open_golden("llama-gqa-tied").model
     options = {"backend": "reference", "max_kv_size": 64, "threads": 1}
@@ -222,6 +224,7 @@ def test_forecasts_go_by_sessions() -> None:
     assert speed.source == "measured earlier (1 run)"
 
 
+@pytest.mark.usefixtures("never_held")
 @pytest.mark.parametrize("close", [False, True])
 def test_a_stream_that_is_closed_early_is_remembered(close: bool) -> None:
     with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
@@ -256,6 +259,7 @@ def test_sessions_heed_that_no_history_is_wanted(monkeypatch: pytest.MonkeyPatch
 # The commands
 
 
+@pytest.mark.usefixtures("never_held")
 def test_runs_are_remembered_and_can_be_forgotten() -> None:
     command = CliRunner()
     model = str(Path(__file__).parents[1] / "golden" / "llama-gqa-tied.gguf")

@@ -25,6 +25,7 @@ from edge.cli.making.quantize import quantize as command
 from edge.converters.calibrate import OWN_TEXT, TOKENS, calibration_tokens, column_importance
 from edge.converters.ggml import quantize_file
 from edge.converters.held_out import TEXT
+from edge.devices.memory import memory_use
 from edge.devices.profiles import add_profile, find_profile
 from edge.devices.profiles.profile import Figure, Speed
 from edge.errors import BudgetError, EdgeError, InputError
@@ -92,9 +93,12 @@ class Here:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
-    """With a cache folder of its own: nothing is remembered. Importance matrices are of few tokens."""
+    """With a cache folder of its own: nothing is remembered. Importance matrices are of few tokens. All searches of a
+    test count in a process of the same size: in one that has grown, other candidates may share a box of the front."""
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(trials, "TOKENS", FEW)
+    size = memory_use()
+    monkeypatch.setattr("edge.plan.plan.memory_use", lambda: size)
     return use(Here(), monkeypatch)
 
 

@@ -105,6 +105,7 @@ def test_embeddings_are_those_of_a_session(client: TestClient) -> None:
 
 
 def test_nothing_is_left_behind(client: TestClient) -> None:
+    chat(client)  # this test may be the first, or alone
     assert hub_of(client).pool.workers[MODEL].idle
 
 

@@ -95,7 +95,7 @@ def test_a_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def wait(*arguments: Any) -> None:
             entered.set()
-            assert go_on.wait(20)
+            assert go_on.wait(120)
             begin(*arguments)
 
         monkeypatch.setattr(worker, "_start", wait)
@@ -107,7 +107,7 @@ def test_a_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
         threads = [threading.Thread(target=ask) for _ in range(3)]
         threads[0].start()
-        assert entered.wait(20)
+        assert entered.wait(120)
         for thread in threads[1:]:
             thread.start()
         while worker.queued < 2:
@@ -118,7 +118,7 @@ def test_a_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
         assert error_of(response)["type"] == "rate_limit_error"
         go_on.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
         assert results == [200] * 3
 
 
@@ -130,6 +130,20 @@ def test_a_draining_server_takes_no_more_requests(client: TestClient) -> None:
         assert client.post("/v1/chat/completions", json={"messages": HELLO}).status_code == 503
     finally:
         hub.draining = False
+
+
+def test_an_answer_is_counted_and_its_model_idle_when_its_client_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served() as client:
+        chat(client)
+        worker, counted = hub_of(client).pool.workers[MODEL], list[object]()
+
+        def count(_: object, result: object) -> None:
+            threading.Event().wait(0.2)  # the client would hear of it meanwhile
+            counted.append(result)
+
+        monkeypatch.setattr(worker, "_told", count)
+        chat(client)
+        assert (len(counted), worker.idle) == (1, True)
 
 
 def test_tokens_and_texts(client: TestClient) -> None:
@@ -253,5 +267,5 @@ def test_threads_compute_in_the_order_in_which_they_ask() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert sorted(order) == sorted([0, 1, 2] * 20)

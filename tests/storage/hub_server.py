@@ -34,6 +34,10 @@ class Faults:
     redirect: str | None = None  # where files are; None: /cdn of this server
     following: str | None = None  # the address of a listing's next page
     pace: float = 0.0  # seconds between two pieces of 64 KiB
+    go: threading.Event = field(default_factory=threading.Event)  # pieces of whole files but the first wait for it
+
+    def __post_init__(self) -> None:
+        self.go.set()
 
 
 @dataclass
@@ -66,6 +70,7 @@ def serve(hub: Hub) -> Iterator[Hub]:
         try:
             yield hub
         finally:
+            hub.faults.go.set()
             server.shutdown()
             thread.join()
 
@@ -177,6 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
         if faults.cut and status in (200, 206) and "/cdn/" in self.path:
             body = body[: faults.cut.pop(0)]
         for at in range(0, len(body), 1 << 16):
+            if at and status == 200:
+                faults.go.wait()
             self.wfile.write(body[at : at + (1 << 16)])
             self.wfile.flush()
             time.sleep(faults.pace)

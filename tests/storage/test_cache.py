@@ -328,7 +328,7 @@ def test_an_interrupted_create_leaves_the_entry_of_before() -> None:
 def test_what_a_killed_process_left_is_swept_by_the_next(folder: Path) -> None:
     for killed in ("create('weights', sys.argv[1], '.bin')", "lock('weights', sys.argv[1])"):
         with start(f"with {killed}: os._exit(1)", OTHER) as child:
-            child.communicate(timeout=60)
+            child.communicate(timeout=240)
     lock_file = folder / "weights" / f".{OTHER}.lock"
     (temporary,) = (folder / "weights").glob(f".*-{OTHER}.bin")
     ours = temporary.with_name(f".{os.getpid()}-random-{OTHER}.bin")  # of a living process: it may be at work
@@ -478,7 +478,7 @@ for _ in range(25):
 print("well")
 """
     children = [start(code, KEY) for _ in range(2)]
-    assert [child.communicate(timeout=60)[0] for child in children] == ["well\n", "well\n"]
+    assert [child.communicate(timeout=240)[0] for child in children] == ["well\n", "well\n"]
     assert [entry.bytes for entry in entries()] == [100_000]
 
 
@@ -502,14 +502,14 @@ print("found" if path else "made")
             assert second.stdout is not None
             assert second.stdout.readline() == "waits\n"
             assert entries() == []
-            assert first.communicate("go\n", timeout=60)[0] == "made\n"
-            assert second.communicate("go\n", timeout=60)[0] == "found\n"
+            assert first.communicate("go\n", timeout=240)[0] == "made\n"
+            assert second.communicate("go\n", timeout=240)[0] == "found\n"
     assert files(folder) == [f"{KEY}.bin", f"{KEY}.bin.ok"]
 
 
 def test_the_lock_of_a_dead_process_does_not_block(folder: Path) -> None:
     with start("with lock('weights', sys.argv[1]): os._exit(1)", KEY) as child:
-        child.communicate(timeout=60)
+        child.communicate(timeout=240)
     with lock("weights", KEY):
         make()
     assert files(folder) == [f"{KEY}.bin", f"{KEY}.bin.ok"]
@@ -549,7 +549,7 @@ def edge_command(*args: str, **environment: str) -> subprocess.CompletedProcess[
         forking(COMMAND, "edge", "cache", *args),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env={**os.environ, **environment},
         encoding="utf-8",
     )

@@ -95,11 +95,12 @@ def test_another_file_in_its_place_is_seen(model: Path, tmp_path: Path) -> None:
 def test_a_file_that_was_just_written_is_not_remembered(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = count_readings(monkeypatch)
     model.touch()
+    now = model.stat().st_ctime_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now)
     assert fingerprint(model).sha256 == fingerprint(model).sha256
     assert len(read) == 2
     assert entries("hashes") == []
-    later = time.time_ns() + 3_000_000_000  # a change in its first seconds would have shown in its times by now
-    monkeypatch.setattr(time, "time_ns", lambda: later)
+    now += 3_000_000_000  # a change in its first seconds would have shown in its times by now
     fingerprint(model)
     fingerprint(model)
     assert len(read) == 3

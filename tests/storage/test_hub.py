@@ -91,7 +91,7 @@ print(len(found.warnings), *[file.file_name for repo in found.repos for rev in r
 def test_huggingface_hub_finds_our_files_and_we_find_its(hub: Hub) -> None:
     path = fetch()
     done = subprocess.run(
-        [sys.executable, "-c", _THEIRS, NAME, FILE, "model-Q4_0.gguf"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", _THEIRS, NAME, FILE, "model-Q4_0.gguf"], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     ours, theirs, scanned = done.stdout.splitlines()
@@ -366,12 +366,12 @@ def test_one_process_downloads_and_others_wait(hub: Hub) -> None:
     with FileLock(place):
         thread = threading.Thread(target=fetch, kwargs={"notice": said.append})
         thread.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not said and time.monotonic() < deadline:
             time.sleep(0.01)
         assert said
         assert hub.ranges() == []
-    thread.join(20)
+    thread.join(120)
     assert f"downloads {FILE}: waiting for it" in said[0]
     assert hub.ranges() == [None]
 
@@ -382,7 +382,7 @@ def test_two_downloads_at_once_ask_once(hub: Hub) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert hub.ranges() == [None]
     assert fetch().read_bytes() == DATA
 

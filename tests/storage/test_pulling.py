@@ -371,7 +371,7 @@ def test_pull_says_what_it_does_in_json(hub: Hub) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_download_goes_on(number: signal.Signals, code: int, hub: Hub) -> None:
     hub.repositories[NAME] = {"m.gguf": golden("llama-gqa-untied")}
-    hub.faults.pace = 0.3
+    hub.faults.go.clear()  # it has the first piece when it is interrupted, whoever of us is late
     whole = len(golden("llama-gqa-untied"))
     command = [sys.executable, "-m", "edge", "pull", NAME]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
@@ -383,12 +383,12 @@ def test_an_interrupted_download_goes_on(number: signal.Signals, code: int, hub:
                 size = (part / f"{sha256(golden('llama-gqa-untied'))}.incomplete").stat().st_size
             time.sleep(0.01)
         child.send_signal(number)
-        _, said = child.communicate(timeout=30)
+        _, said = child.communicate(timeout=240)
     assert child.returncode == code, said
     assert not list(part.parent.glob("snapshots/*/*"))  # only whole files have names
     assert "Traceback" not in said
     assert 0 < size < whole
-    hub.faults.pace = 0
+    hub.faults.go.set()
     assert edge.pull(NAME).read_bytes() == golden("llama-gqa-untied")
     assert str(hub.ranges()[-1]).endswith("-")
 
@@ -399,5 +399,5 @@ def test_local_models_need_no_client() -> None:
         "import sys; from edge.run.starting import loading; from edge.model.model import open_model; "
         f"open_model({str(GOLDEN / 'qwen3.gguf')!r}); print([m for m in {heavy} if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=240)
     assert done.stdout == "[]\n", done.stderr

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0  # seconds until something is there
+PATIENCE = 120.0  # seconds until something is there
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 # Relative luminance and contrast as WCAG 2.2 has them, of every element with text of its own.
@@ -38,6 +38,14 @@ CONTRAST = """(() => {
       return [(a + 0.05) / (b + 0.05), each.id || each.className || each.tagName];
     });
 })()"""
+
+
+# What the browser answers about an expression whose page was left, or reloaded itself, meanwhile.
+_LEFT = ("navigated or closed", "context was destroyed", "Promise was collected", "Cannot find context")
+
+
+class LeftError(AssertionError):
+    """The page that was asked is there no more."""
 
 
 def find_chromium() -> str | None:
@@ -78,6 +86,8 @@ class Page:
         while True:
             said = self._next()
             if said.get("id") == self._number:
+                if "error" in said and any(each in said["error"]["message"] for each in _LEFT):
+                    raise LeftError(said)
                 assert "error" not in said, said
                 return said["result"]
 
@@ -103,11 +113,22 @@ class Page:
         return Opened(self, complaints, requests)
 
     def visit(self, url: str) -> None:
-        """Go to an address, until its page has been loaded. The page before is left first: it may still complain."""
+        """Go to an address, until its page has been loaded. The page before is left first: it may still complain, or
+        load once more."""
         for each in ("about:blank", url):
             self.events.clear()
-            self.ask("Page.navigate", url=each)
-            self.wait("Page.loadEventFired")
+            loader = self.ask("Page.navigate", url=each)["loaderId"]
+            while not self._has_loaded(loader):
+                self._next()
+
+    def _has_loaded(self, loader: str) -> bool:
+        """Whether this navigation's page, or one behind it, has been loaded."""
+        begun = False
+        for event in self.events:
+            begun |= event["method"] == "Page.frameNavigated" and event["params"]["frame"]["loaderId"] == loader
+            if begun and event["method"] == "Page.loadEventFired":
+                return True
+        return False
 
     def value(self, script: str) -> Any:
         """Of an expression of JavaScript, awaited."""
@@ -195,7 +216,10 @@ def show(page: Page, url: str, width: int, *, dark: bool = False) -> None:
 
 def until(page: Page, condition: str) -> None:
     end = time.monotonic() + PATIENCE
-    while not page.value(f"(async () => Boolean({condition}))()"):
+    while True:
+        with suppress(LeftError):  # a page may load itself again
+            if page.value(f"(async () => Boolean({condition}))()"):
+                return
         assert time.monotonic() < end, (condition, page.value("document.body.innerText"))
         time.sleep(0.05)
 

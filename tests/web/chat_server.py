@@ -14,7 +14,6 @@ from edge.exporting.serve import TYPES
 from edge.server.page import HEADERS, find
 
 MIB = 1 << 20
-_PATIENCE = 30.0  # seconds
 
 
 @dataclass

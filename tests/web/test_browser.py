@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from browser import complaints
+from browser import complaints, until
 from conftest import chromium
 
 ASKING = b"<script>setInterval(() => fetch('/more').catch(() => 0), 1)</script>"
@@ -40,3 +40,46 @@ def test_a_page_does_not_hear_what_the_one_before_complained_of(tmp_path: Path) 
         time.sleep(0.1)  # more of them wait to be read
         page.visit((tmp_path / "quiet.html").as_uri())
         assert complaints(page) == []
+
+
+class _Reloading(BaseHTTPRequestHandler):
+    """/again: a page that loads itself nine times more. /late: one that takes a while."""
+
+    def do_GET(self) -> None:
+        if self.path == "/script.js":
+            time.sleep(0.5)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/javascript" if self.path == "/script.js" else "text/html")
+        self.end_headers()
+        self.wfile.write({"/again": AGAIN, "/late": LATE, "/script.js": b"document.title = 'late'"}[self.path])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+AGAIN = b"""<script>
+const times = Number(sessionStorage.times ?? 0);
+if (times < 9) onload = () => setTimeout(() => { sessionStorage.times = times + 1; location.reload(); }, 20);
+</script>"""
+LATE = b"<script src='/script.js'></script>"
+
+
+def test_pages_may_load_themselves_again(tmp_path: Path) -> None:
+    """They are asked meanwhile, and one of their loads is not that of the next page."""
+    with (
+        chromium(tmp_path / "browser") as page,
+        ThreadingHTTPServer(("127.0.0.1", 0), _Reloading) as server,
+    ):
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_port}"
+            page.visit(f"{address}/again")
+            until(page, "(await new Promise((done) => setTimeout(done, 30)), sessionStorage.times === '9')")
+            page.value("sessionStorage.clear(), location.reload(), 1")
+            time.sleep(0.5)  # its loads wait to be read
+            page.visit(f"{address}/late")
+            assert page.value("document.title") == "late"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -133,7 +133,7 @@ def test_hosts_are_told_the_headers_that_serve_site_sends(site: Path) -> None:
 def test_a_site_is_served_whole(site: Path) -> None:
     manifest = json.loads((site / MANIFEST).read_text())
     with served(site) as (address, _):
-        connection = HTTPConnection(urlsplit(address).netloc, timeout=20)
+        connection = HTTPConnection(urlsplit(address).netloc, timeout=120)
         for name, each in manifest["files"].items():
             connection.request("GET", f"/{name}")
             assert hashlib.sha256(connection.getresponse().read()).hexdigest() == each["sha256"], name

@@ -57,7 +57,7 @@ def port(site: Path) -> Iterator[int]:
 
 
 def request(port: int, path: str, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
-    with closing(HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name.replace("_", "-"), value)
@@ -134,7 +134,7 @@ def test_ranges_that_the_file_does_not_have(wanted: str, port: int) -> None:
     ["bytes=0-1,5-6", "bytes=", "bytes=-", "lines=0-9", "bytes=9-3", "bytes=٣-٤", "bytes=a-b", "0-9", "=" * 99],
 )
 def test_other_ranges_are_ignored(wanted: str, port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.sendall(f"GET /model.edge HTTP/1.1\r\nRange: {wanted}\r\nConnection: close\r\n\r\n".encode())
         answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
     assert answer.startswith(b"HTTP/1.1 200 ")
@@ -144,7 +144,7 @@ def test_other_ranges_are_ignored(wanted: str, port: int) -> None:
 @pytest.mark.parametrize("header", ["Content-Length: 30", "Transfer-Encoding: chunked"])
 def test_the_content_of_a_request_is_not_another_request(header: str, port: int) -> None:
     """Else a proxy in front could take the second answer for that of another client."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.sendall(f"GET / HTTP/1.1\r\n{header}\r\n\r\nGET /page.css HTTP/1.1\r\n\r\n".encode())
         connection.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
@@ -168,7 +168,7 @@ def test_a_file_that_becomes_another_has_another_tag(site: Path, port: int) -> N
 
 
 def test_a_connection_serves_several_requests(port: int) -> None:
-    with closing(HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
         for path, status in (("/", 200), ("/none", 404), ("/model.edge", 200), ("/page.css", 200)):
             connection.request("GET", path)
             response = connection.getresponse()
@@ -211,7 +211,7 @@ def test_the_command_serves_until_it_is_interrupted(site: Path) -> None:
         assert said is not None
         assert request(int(said[1]), "/model.edge")[1] == MODEL
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=20)
+        _, errors = child.communicate(timeout=120)
     assert (child.returncode, errors) == (130, "")
 
 

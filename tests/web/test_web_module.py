@@ -6,6 +6,7 @@ import gzip
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -149,9 +150,10 @@ class TestSession:
 
     def test_budgets_end_answers(self, module: NodeModule) -> None:
         module.set(temperature=0, ignore_eos=1, time=0.2)
+        started = time.monotonic()
         *_, finish = module.answer("The sky", Role.RAW)
         assert finish is Finish.TIME
-        assert 0.1 < module.use()["seconds"] < 2
+        assert 0.1 < module.use()["seconds"] < time.monotonic() - started
         module.set(temperature=0, ignore_eos=1, energy=module.use()["joules"] / 2)
         *_, finish = module.answer("The sea", Role.RAW)
         assert finish is Finish.ENERGY

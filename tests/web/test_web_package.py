@@ -193,13 +193,17 @@ def test_a_table_of_embeddings_stays_in_storage(page: Page) -> None:
         assert sent.bytes == found["last"]["total"] == found_size(sent)
         worker = f"""
           navigator.storage.getDirectory = () => Promise.reject(new Error("none"));
-          import({url!r} + 'edge/worker.js');
+          import({url!r} + 'edge/worker.js').then(() => postMessage({{ event: 'imported' }}));
         """
         refused = run(page, f"""
           const code = URL.createObjectURL(new Blob([{worker!r}], {{ type: 'text/javascript' }}));
           const engine = new Worker(code, {{ type: 'module' }});
-          const said = new Promise((done) => (engine.onmessage = ({{ data }}) => data.event || done(data)));
-          await new Promise((done) => setTimeout(done, 500));
+          let answered;
+          const said = new Promise((done) => (answered = done));
+          await new Promise((imported) => (engine.onmessage = ({{ data }}) => {{
+            if (data.event === 'imported') imported();
+            else if (!data.event) answered(data);
+          }}));
           engine.postMessage({{ id: 1, call: 'open', values: {{ url: document.baseURI, options: {{}} }} }});
           return (await said).error;
         """)  # fmt: skip

@@ -20,7 +20,7 @@ from edge.exporting.bundle import MODEL, export
 NAME = "llama-gqa-tied"
 ROWS = 64
 PIECE = 16 << 10  # so that a small model has several
-_PATIENCE = 10.0  # seconds
+_PATIENCE = 60.0  # seconds
 
 _kept = TemporaryDirectory(prefix="edge-site-")
 

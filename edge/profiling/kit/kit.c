@@ -311,7 +311,6 @@ static void measure_threads(uint32_t most)
 static void measure_sustained(uint32_t threads)
 {
     double length = SUSTAINED_S / LEAST_WINDOWS < WINDOW_S ? SUSTAINED_S / LEAST_WINDOWS : WINDOW_S;
-    double began = now(), start;
     const char *comma = "";
     begin_stage(SUSTAINED_S);
     if (!(SUSTAINED_S > 0)) {
@@ -324,6 +323,7 @@ static void measure_sustained(uint32_t threads)
         hold_power(threads);
     run_prompt(tokens, PROMPT);
     uint32_t left = info.capacity - PROMPT;
+    double began = now(), start;
     printf("\"sustained\": {\"length\": %g, \"windows\": [", length);
     while (finish != EDGE_POWER && (start = now() - began) < SUSTAINED_S - length / 2) {
         energy_reading from = energy_read(now());

@@ -261,13 +261,12 @@ class Worker:
         self.seconds += 0.2 * (took - self.seconds)
         if isinstance(result, RunReport):
             job.prefix = self._compared(job, result)
-            job.flow.put(Ended(job.choice, result, job.prefix))
-        else:
-            job.flow.put(result)
         self._told(job, result)
         with self._lock:
             if job in self._running:
                 self._running.remove(job)
+        # Last: a client that hears of it may ask for the metrics at once, or for another model in place of this one.
+        job.flow.put(Ended(job.choice, result, job.prefix) if isinstance(result, RunReport) else result)
 
     def _compared(self, job: Job, report: RunReport) -> dict[str, Any]:
         """The reused part of a prompt, and where it diverged from the earlier prompt that is most like it."""
