@@ -18,9 +18,10 @@ from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.experts import activated, choose, of_all, of_shared, shared_inner
 from edge.backends.reference.weights import read_weights
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.formats.gguf import GGUFFile
+from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.cores import Core, Experts, PerLayerInput
 from edge.model.layers import Block
+from edge.model.mtp import mtp_tensors
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
@@ -130,14 +131,23 @@ def column_importance(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, progress: Progress | None = None
 ) -> dict[str, FloatArray]:
     """llama.cpp's importance matrix: mean x² of each column's input, by the names of the file's tensors. The columns of
-    experts lie one behind those of another.
+    experts lie one behind those of another. Layers that are not run (`edge/model/mtp.py`) have columns of equal
+    importance.
 
     Raises the errors of `collect`.
     """
     sources = find_tensors(file, spec)
     found = collect(file, spec, tokens, progress)
     sources["output"] = sources[find_network(spec).head]
-    return {sources[name].tensor: each.square.reshape(-1) for name, each in found.items()}
+    return any_importance(mtp_tensors(file)) | {
+        sources[name].tensor: each.square.reshape(-1) for name, each in found.items()
+    }
+
+
+def any_importance(tensors: Mapping[str, TensorInfo]) -> dict[str, FloatArray]:
+    """An importance matrix of these tensors of a file in which all columns count alike."""
+    return {info.name: np.ones(info.elements // info.shape[1], np.float32)
+            for info in tensors.values() if len(info.shape) > 1}  # fmt: skip
 
 
 def stages(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], ...]:

@@ -64,12 +64,6 @@ def needs_importance(kind: str) -> bool:
     return kind.startswith(NEED_IMPORTANCE)
 
 
-def any_importance(file: GGUFFile) -> dict[str, FloatArray]:
-    """An importance matrix to preview types with: they depend on whether there is one, not on its values."""
-    return {info.name: np.ones(info.elements // info.shape[1], np.float32)
-            for info in file.tensors.values() if len(info.shape) > 1}  # fmt: skip
-
-
 def quantize_file(
     file: GGUFFile,
     target: Path,

@@ -13,6 +13,7 @@ from edge.converters.quantizers import lattice
 from edge.formats.blocks import BLOCK, FLOATS, block_size, dequantize
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned
+from edge.model.mtp import without_mtp
 from edge.model.spec import ModelSpec
 
 _MAIN = {"IQ3_XS": "IQ3_S", "IQ3_M": "IQ3_S", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S"}  # of llama-quantize's mixtures
@@ -39,7 +40,8 @@ def has_choice(file: GGUFFile, kind: str) -> bool:
 
 def is_trained_q4_0(file: GGUFFile) -> bool:
     """Whether quantization-aware training has left the values of Q4_0 in float weights, by the largest matrix."""
-    matrices = [each for name, each in file.tensors.items() if name.startswith("blk.") and len(each.shape) > 1]
+    tensors = without_mtp(file).tensors.items()
+    matrices = [each for name, each in tensors if name.startswith("blk.") and len(each.shape) > 1]
     info = max(matrices, key=lambda each: each.elements, default=None)
     if info is None or info.type not in FLOATS:
         return False

@@ -26,7 +26,7 @@ from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
 from edge.likelihood import negative_log_likelihoods
 from edge.model.cores import Dense
-from edge.model.mtp import COUNT as MTP
+from edge.model.mtp import NEXTN_LAYERS
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import AnyArray, FloatArray, IntArray, Progress
@@ -133,7 +133,7 @@ def plan_pruning(file: GGUFFile, spec: ModelSpec, pruning: Pruning) -> tuple[dic
 
 def _fields(file: GGUFFile, spec: ModelSpec, layers: int, ffn: int) -> dict[str, Field]:
     fields: dict[str, Field] = {key: value for key, value in fields_of(file).items() if key != "general.size_label"}
-    fields.pop(f"{spec.architecture}.{MTP}", None)  # such layers go with those that are pruned
+    fields.pop(f"{spec.architecture}.{NEXTN_LAYERS}", None)  # such layers go with those that are pruned
     fields[f"{spec.architecture}.block_count"] = np.uint32(layers)
     fields[f"{spec.architecture}.feed_forward_length"] = np.uint32(ffn)
     return fields

@@ -20,7 +20,7 @@ from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.formats.onnx_folder import read_folder, read_manifest
 from edge.model.catalog import find_model
 from edge.model.lora import is_adapter, read_adapter
-from edge.model.mtp import count_mtp, mtp_tensors
+from edge.model.mtp import mtp_layers, mtp_tensors
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.model.thinking import find_family
@@ -173,7 +173,7 @@ def _inspect(
         adapter=_adapter(file),
         engines=[] if spec is None else [engine_use(name, file, spec) for name in backend_names()],
         npu=None if spec is None or profile is None else npu_use(file, spec, profile),
-        mtp_layers=0 if spec is None else count_mtp(file),
+        mtp_layers=0 if spec is None else len(mtp_layers(file)),
         mtp_bytes=0 if spec is None else sum(info.nbytes for info in mtp_tensors(file).values()),
     )
 

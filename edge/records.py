@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: bool = True, **others: bool) -> Any:
     """`dataclasses.dataclass`, and the same classes, defined faster.
 
-    Fields have a default or `kw_only` and are no `InitVar`. Raises TypeError for other settings of `field`.
+    Fields may have a default, a `default_factory` or `kw_only`; none is an `InitVar`.
+    Raises TypeError for other settings of `field`.
     """
     if cls is None:
         return lambda cls: _dataclass(cls, frozen=frozen, eq=eq, **others)

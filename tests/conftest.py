@@ -68,6 +68,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 EXAMPLES = 50  # of a property, in make test
+SHARED_FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # for properties that use a fixture
 settings.register_profile(
     "test",
     max_examples=EXAMPLES,

@@ -8,7 +8,7 @@ from dataclasses import asdict, field, replace
 from typing import Any
 
 from edge.backends.base import EngineConfig
-from edge.backends.tvm.packing.blocks import BLOCKS, IntegerBlock
+from edge.backends.tvm.packing.blocks import BLOCKS, PACKINGS, IntegerBlock
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.backends.tvm.packing.shape import Shape
 from edge.backends.tvm.targets import Target, choose_target, with_tuning
@@ -66,7 +66,7 @@ class Design:
     @property
     def estimates(self) -> bool:
         """Whether a step can bound the logits from a part of the head, to compute only the largest ones."""
-        block = BLOCKS[self.head]
+        block = PACKINGS[self.head]
         return isinstance(block, IntegerBlock) and bool(block.halves) and not self.exact
 
     @property

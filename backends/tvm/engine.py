@@ -339,6 +339,7 @@ class NativeEngine:
             save_trace(self._file, self._experts.trace)
             self._experts.close()
             self._experts = None
+        self.stages = None
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
         self._temperatures = self._states = self._inputs = self._adapters.memory = np.zeros(0, np.uint8)
         self._normals = self._behind_layers = np.zeros((0, 0), np.float32)
@@ -348,8 +349,11 @@ class NativeEngine:
         if isinstance(mapped, mmap.mmap):
             check_whole("a file of packed weights in the cache folder", mapped.size(), self._layout.nbytes)
 
-    def _run(self, sequence: NativeSequence, tokens: IntArray, wanted: int) -> FloatArray:
-        """Run tokens of one sequence, at most a chunk. Returns the last `wanted` rows of logits."""
+    def _run(
+        self, sequence: NativeSequence, tokens: IntArray, wanted: int, then: Callable[[], None] = lambda: None
+    ) -> FloatArray:
+        """Run tokens of one sequence, at most a chunk. Returns the last `wanted` rows of logits. then: called
+        before rows count, so that an interruption leaves none."""
         kv, count = sequence.kv, tokens.size
         self._begin(tokens, sequence.adapters)
         check_positions(self.spec, kv.next_position + count)
@@ -366,6 +370,7 @@ class NativeEngine:
             angle=angles.row(kv.rope.rotation, kv.next_rope_position, count), wanted=wanted,
             observed=min(count, sequence.observed), votes=int(sequence.votes), sequence=sequence.number, drafts=0,
         )  # fmt: skip
+        then()
         kv.appended(count)
         if reads:
             kv.store.stepped(reads)
@@ -374,14 +379,20 @@ class NativeEngine:
 
     def _run_top(self, sequence: NativeSequence, token: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """Run one token of a sequence. Returns the `count` largest logits: ids, and values."""
-        assert self.stages is not None
-        if not self.stages.pays(count):
+        stages, workers = self.stages, self._workers
+        if stages is None or workers is None:
+            raise EngineError("the engine is closed")
+        if not stages.pays(count):
             return largest_of(self._run(sequence, token, 1)[0], count)
-        self._run(sequence, token, Job.ESTIMATED)
-        assert self._workers is not None
-        tiles = self.stages.survivors(count)
-        self._workers.run(kind=Job.RESCORE, count=tiles.size, wanted=1)
-        return self.stages.largest(self._logits, tiles, count)
+        tiles = np.zeros(0, np.int32)
+
+        def rescore() -> None:
+            nonlocal tiles
+            tiles = stages.survivors(count)
+            workers.run(kind=Job.RESCORE, count=tiles.size, wanted=1)
+
+        self._run(sequence, token, Job.ESTIMATED, rescore)
+        return stages.largest(self._logits, tiles, count)
 
     def _run_batch(self, tokens: IntArray, sequences: Sequence[NativeSequence]) -> FloatArray:
         """Run one token each of several sequences. Returns their logits."""

@@ -101,7 +101,7 @@ def _about(found: Inspection) -> list[list[str]]:
         rows += _adapter(found.adapter)
     else:
         rows += [["no engine", _line(found.reason or "")]] if found.spec is None else _shape(found.spec)
-        if found.mtp_layers:
+        if found.mtp_bytes:
             more = f"{found.mtp_layers} of {format_bytes(found.mtp_bytes)} besides, which engines leave out"
             rows.append(["MTP layers", more])
         rows += _tokens(found.vocabulary)

@@ -15,7 +15,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile
 from edge.formats.gguf_fields import LIMITS, Header
 from edge.model.cores import EXACT
-from edge.model.mtp import COUNT as MTP
+from edge.model.mtp import NEXTN_LAYERS
 from edge.model.spec import ModelSpec
 
 _NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these
@@ -31,7 +31,7 @@ _MOST_DIMENSIONS, _MOST_SECTIONS = 4, 4
 
 def is_dense(header: Header) -> bool:
     """Whether `reader.py` can check this header in full, without `read_fallback`."""
-    counts = ("expert_count", "expert_used_count", "expert_group_count", MTP)
+    counts = ("expert_count", "expert_used_count", "expert_group_count", NEXTN_LAYERS)
     return all(header.value(key) in (None, 0) for key in counts)
 
 

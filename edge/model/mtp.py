@@ -13,28 +13,27 @@ from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
 
-COUNT = "nextn_predict_layers"
+NEXTN_LAYERS = "nextn_predict_layers"
 
 
-def count_mtp(file: GGUFFile) -> int:
-    """How many of the file's layers these are. Raises ModelFormatError if they are all that there are."""
+def mtp_layers(file: GGUFFile) -> range:
+    """The numbers of these layers. Raises ModelFormatError if they are all that there are."""
     header = Header(file, str(file.metadata.get("general.architecture")))
-    if not header.value(COUNT):
-        return 0
-    layers, count = header.count("block_count", "layers"), header.count(COUNT, "layers")
+    if not header.value(NEXTN_LAYERS):
+        return range(0)
+    layers, count = header.count("block_count", "layers"), header.count(NEXTN_LAYERS, "layers")
     if count >= layers:
-        raise ModelFormatError(f"{file.path}: {header.architecture}.{COUNT} is {count} of {layers} layers")
-    return count
+        raise ModelFormatError(f"{file.path}: {header.architecture}.{NEXTN_LAYERS} is {count} of {layers} layers")
+    return range(layers - count, layers)
 
 
 def without_mtp(file: GGUFFile) -> GGUFFile:
     """The header of the same model without these layers. Raises ModelFormatError."""
-    if not (count := count_mtp(file)):
+    if not (layers := mtp_layers(file)):
         return file
     architecture = file.metadata["general.architecture"]
-    layers = file.metadata[f"{architecture}.block_count"]
-    gone = tuple(f"blk.{layer}." for layer in range(layers - count, layers))
-    fields = {f"{architecture}.block_count": layers - count, f"{architecture}.{COUNT}": 0}
+    gone = tuple(f"blk.{layer}." for layer in layers)
+    fields = {f"{architecture}.block_count": layers.start, f"{architecture}.{NEXTN_LAYERS}": 0}
     tensors = {name: info for name, info in file.tensors.items() if not name.startswith(gone)}
     return replace(file, metadata=file.metadata | fields, tensors=tensors)
 

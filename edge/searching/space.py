@@ -13,8 +13,8 @@ from typing import NoReturn
 
 from edge.backends.llamacpp.library import is_installed
 from edge.budget import format_bytes, format_joules
-from edge.converters.calibrate import check_walk
-from edge.converters.ggml import any_importance, find_ftype, needs_importance, quantize_file
+from edge.converters.calibrate import any_importance, check_walk
+from edge.converters.ggml import find_ftype, needs_importance, quantize_file
 from edge.converters.outcome import has_choice
 from edge.converters.plain import fields_as
 from edge.devices.profiles.profile import DeviceProfile
@@ -122,9 +122,8 @@ def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[
     known = set[tuple[tuple[str, str], ...]]()
     for kind in _types(space):
         by_importance = _uses_importance(model, kind) and is_installed()
-        planned = quantize_file(
-            file, folder / "none.gguf", kind, dry_run=True, importance=any_importance(file) if by_importance else None
-        )
+        importance = any_importance(file.tensors) if by_importance else None
+        planned = quantize_file(file, folder / "none.gguf", kind, dry_run=True, importance=importance)
         smaller, types = sum(each.nbytes for each in planned), tuple((each.name, each.type) for each in planned)
         if smaller < size and types not in known:
             known.add(types)

@@ -96,7 +96,7 @@ def make_app(hub: Hub) -> ASGIApp:
 
 
 def _refusing(handle: Handler, refused: Callable[[RefusedError], dict[str, Any]]) -> Handler:
-    """A handler whose errors have the form of a protocol."""
+    """A handler whose refusals and engine errors have the form of a protocol."""
 
     async def handle_or_refuse(request: Request) -> Response:
         try:
@@ -281,7 +281,7 @@ class Endpoints:
 
 
 async def _stream(writer: Any, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-    """A response as its protocol's writer has it; what goes wrong meanwhile is a part of it."""
+    """A response in its protocol's form; an error becomes its last part."""
     try:
         async for each in events:
             for chunk in writer.chunks(each):

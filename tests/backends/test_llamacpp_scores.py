@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, examples, load_engine, open_golden, run_child, some_tokens
 from heads_oracle import HeadOracle, feed_chunks
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
 
@@ -117,7 +117,7 @@ def engine_and_oracle(name: str) -> tuple[LlamaCppEngine, TokenOracle]:
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "llama-rope-scaled", "qwen2", "qwen3"])
-@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30))
 @given(operations=st.lists(OPERATION, min_size=3, max_size=15))
 def test_attention_is_the_references_whatever_happened_before(name: str, operations: list[tuple[Any, ...]]) -> None:
     """In whichever cells llama.cpp has put the rows."""
@@ -500,7 +500,7 @@ CHUNKS = st.lists(st.tuples(st.integers(1, CHUNK), st.integers(1, CHUNK)), min_s
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15))
 @given(capacity=st.sampled_from([16, 23, 40]), chunks=CHUNKS)
 @example(capacity=16, chunks=[(8, 8), (8, 8), (8, 1), *[(1, 1)] * 20, (8, 8)])
 def test_a_session_is_what_an_oracle_that_hides_rows_says(

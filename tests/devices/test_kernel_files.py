@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from conftest import examples
-from hypothesis import HealthCheck, given, settings
+from conftest import SHARED_FIXTURES, examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.devices.graphics import resident_memory, seen_gpus
@@ -146,7 +146,7 @@ def test_one_kind_of_other_content_everywhere(tmp_path: Path, content: bytes | s
     read_all(tmp_path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
+@settings(suppress_health_check=SHARED_FIXTURES, max_examples=examples(30))
 @given(
     st.dictionaries(
         st.sampled_from(sorted(FILES)), st.sampled_from([*ODD, *THINGS]) | st.binary(max_size=40), max_size=20

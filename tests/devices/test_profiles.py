@@ -15,8 +15,8 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, examples
-from hypothesis import HealthCheck, given, settings
+from conftest import GOLDEN, SHARED_FIXTURES, examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -185,7 +185,7 @@ profile_values = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
+@settings(suppress_health_check=SHARED_FIXTURES, max_examples=examples(30))
 @given(profile=profile_values)
 def test_what_is_written_is_read_back(tmp_path: Path, profile: DeviceProfile) -> None:
     write_profile(profile, tmp_path / "x.toml")
@@ -237,7 +237,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path: Path, old: str,
     assert "\n" not in str(error.value)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
+@settings(suppress_health_check=SHARED_FIXTURES, max_examples=examples(60))
 @given(at=st.integers(0, len(GOOD.encode())), junk=st.binary(max_size=6), cut=st.integers(0, 40))
 def test_damaged_files_are_refused_or_read_but_never_crash(tmp_path: Path, at: int, junk: bytes, cut: int) -> None:
     data = GOOD.encode()

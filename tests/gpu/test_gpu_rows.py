@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, GPU_HOST, SOME_GPU, bring_back, load_engine, on_gpu
+from conftest import GOLDEN, GPU_HOST, SHARED_FIXTURES, SOME_GPU, bring_back, load_engine, on_gpu
 from heads_oracle import HeadOracle
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from test_kv_heads import CHUNK as RUN
 from test_kv_heads import EXACT, all_keys, assert_same_rows, model_of, some_rows, some_tokens
@@ -170,7 +170,7 @@ def case(request: pytest.FixtureRequest, device: Device) -> Case:
     max_examples=4,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=SHARED_FIXTURES,
 )
 @given(
     count=st.integers(1, CHUNK), lengths=st.lists(st.integers(0, 300), min_size=3, max_size=3),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, bring_back, examples, load_engine, open_golden, some_tokens
 from heads_oracle import HeadOracle, feed_chunks
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
 from test_architectures import open_family, require_native
@@ -413,7 +413,7 @@ CAPACITIES = st.sampled_from([16, 23, 40])
 
 
 @pytest.mark.parametrize("policy", HEAD_POLICIES)
-@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15))
 @given(capacity=CAPACITIES, chunks=CHUNKS)
 @example(capacity=16, chunks=[(8, 8), (8, 8), (8, 1), *[(1, 1)] * 20, (8, 8)])
 def test_a_session_is_what_an_oracle_that_hides_rows_says(
@@ -425,7 +425,7 @@ def test_a_session_is_what_an_oracle_that_hides_rows_says(
 
 
 @pytest.mark.parametrize("policy", ["h2o", "adakv:window=4"])
-@settings(max_examples=examples(10), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(10))
 @given(capacity=CAPACITIES, chunks=CHUNKS)
 def test_a_session_with_an_int8_cache_keeps_its_rows(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
     twin = twin_of(policy, capacity, "int8")

@@ -105,7 +105,7 @@ def test_one_figure_for_all_layers_may_be_a_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scaling", ["none", "linear", "yarn", "longrope"])
-def test_rope_scalings(tmp_path: Path, scaling: str) -> None:
+def test_rope_scalings_are_accepted(tmp_path: Path, scaling: str) -> None:
     file = GGUF.read().set(rope__scaling__type=(STRING, scaling))
     assert spec_of(file.write(tmp_path / "m.gguf")).layers == 2
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, SOME_GPU, load_engine
 from fallbacks import logits_of
+from small_models import Small, write_small
 from test_cli import edge_json
 from test_gguf_file import GGUF
 
@@ -28,7 +29,7 @@ from edge.model.mtp import mtp_tensors
 from edge.model.reader import read_spec
 from edge.model.tensors import find_tensors
 
-U32, F32 = 4, 0
+U32, ARRAY, F32 = 4, 9, 0
 SPECIAL = ("nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight", "nextn.shared_head_norm.weight")
 
 
@@ -77,7 +78,7 @@ def test_logits_are_those_of_the_model_without_them(
 
 
 @pytest.mark.parametrize(
-    "settings", [Settings("Q8_0", "rtn"), pytest.param(Settings("Q4_0", "awq"), marks=pytest.mark.exhaustive)]
+    "settings", [Settings("Q4_0", "awq"), pytest.param(Settings("Q8_0", "rtn"), marks=pytest.mark.exhaustive)]
 )
 def test_quantized_files_keep_them(settings: Settings, tmp_path: Path) -> None:
     """Rounded plainly, whatever the method; all else is as in the file without them."""
@@ -95,6 +96,20 @@ def test_quantized_files_keep_them(settings: Settings, tmp_path: Path) -> None:
     assert len(kinds) == 15
     wanted = {"nextn.eh_proj.weight": settings.type, "nextn.enorm.weight": "F32", "attn_q.weight": "F16"}  # rows of 16
     assert kinds.items() >= wanted.items()
+
+
+def test_types_that_need_importance_round_them_without(tmp_path: Path) -> None:
+    """They see no text: all their columns count alike."""
+    small = Small(hidden=256, vocab=300, heads=1, kv_heads=1, ffn=256, layers=2, types={"": "F16"})
+    file = GGUF.read(write_small(tmp_path / "small.gguf", small))
+    file.metadata |= {"llama.nextn_predict_layers": (U32, 1)}
+    path = file.write(tmp_path / "m.gguf")
+    made = edge_json("quantize", str(path), str(tmp_path / "q.gguf"), "iq2_xs", "--no-eval", "--json")
+    assert {each["type"] for each in made["tensors"] if each["name"] == "blk.1.attn_q.weight"} == {"IQ2_XS"}
+    assert 2 < made["bits_per_weight"] < 9
+    whole = open_model(path)
+    values = sum(info.elements for info in whole.file.tensors.values())
+    assert made["bits_per_weight"] == pytest.approx(8 * made["bytes"] / values)
 
 
 def test_llama_cpp_quantizes_them(tmp_path: Path) -> None:
@@ -122,6 +137,13 @@ def test_other_formats_and_pruned_models_have_none(tmp_path: Path) -> None:
 def test_inspect_shows_them(tmp_path: Path) -> None:
     found = edge_json("inspect", str(with_mtp(tmp_path / "m.gguf", "qwen35", 2)), "--json")
     assert (found["spec"]["layers"], found["mtp_layers"], found["mtp_bytes"]) == (2, 2, 2 * 16_832)
+
+
+def test_the_number_of_layers_may_be_a_list(tmp_path: Path) -> None:
+    """Of equal values, as other figures may be."""
+    file = GGUF.read(with_mtp(tmp_path / "m.gguf", "qwen35"))
+    file.metadata["qwen35.block_count"] = (ARRAY, (U32, [3, 3, 3]))
+    assert open_model(file.write(tmp_path / "n.gguf")).spec.layers == 2
 
 
 @pytest.mark.parametrize("count", [3, 7])

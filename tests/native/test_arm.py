@@ -181,7 +181,7 @@ def test_code_for_macos_writes_the_same_tokens(
     monkeypatch.setattr(targets.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(targets.platform, "machine", lambda: "arm64")
     monkeypatch.setattr(targets, "_cpu_flags", lambda: frozenset({"asimddp", "i8mm"}))
-    design = Design.of(make_layout(model.file, model.spec), "f16", targets.choose_target())
+    design = Design.of(make_layout(model.file, model.spec, halve=True), "f16", targets.choose_target())
     monkeypatch.undo()
     image, code = (tmp_path / "code" / name for name in ("run.img", "run.o"))
     compile_design(design, image, code)

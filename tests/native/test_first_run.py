@@ -95,7 +95,7 @@ def test_compilers_take_what_is_planned(
 ) -> None:
     """Of the largest KV dtype's code, for runs, several sequences and drafts, and apps."""
     opened = open_model(find_model(model) if model in REAL else GOLDEN / f"{model}.gguf")
-    design = Design.of(make_layout(opened.file, opened.spec), "int4", choose_target())
+    design = Design.of(make_layout(opened.file, opened.spec, halve=True), "int4", choose_target())
     for each in (design, replace(design, batches=[2, 4, 8]), replace(design, exported=True)):
         compiled.compile_design(each, tmp_path / "out", frugal=frugal)
     assert not caplog.records

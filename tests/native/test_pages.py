@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, examples
-from hypothesis import HealthCheck, given, settings
+from conftest import GOLDEN, SHARED_FIXTURES, examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_architectures import require_native
 
@@ -203,7 +203,7 @@ def test_enough_rows_are_all_rows(name: str) -> None:
 _OPERATIONS = st.tuples(st.sampled_from(["chunk", "steps", "truncate", "restore", "keep", "rotate"]), st.floats(0, 1))
 
 
-@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=SHARED_FIXTURES)
 @given(st.lists(_OPERATIONS, min_size=1, max_size=8))
 def test_bounds_are_those_of_the_rows(operations: list[tuple[str, float]]) -> None:
     """Whatever is done to rows between steps: appended, dropped, evicted, rotated, restored."""

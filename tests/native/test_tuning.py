@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from conftest import examples
-from hypothesis import HealthCheck, given, settings
+from conftest import SHARED_FIXTURES, examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
 from test_cli import edge, edge_json
@@ -462,7 +462,7 @@ def tuned(tiny: Path, folder: Path) -> tuple[Record, bytes, bytes]:
     return record, (folder / f"{record.name}.json").read_bytes(), records.trials_path(record.name).read_bytes()
 
 
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=SHARED_FIXTURES)
 @given(data=st.data())
 def test_whatever_lies_in_the_folder_is_read_or_left_out(
     tuned: tuple[Record, bytes, bytes], folder: Path, data: st.DataObject

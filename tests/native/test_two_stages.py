@@ -20,6 +20,9 @@ from small_models import Small, write_small
 import edge
 from edge.backends import find_backend
 from edge.backends.base import EngineConfig
+from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.packing.weights import open_weights
+from edge.errors import EngineError
 from edge.model.catalog import find_model
 from edge.model.model import Model, open_model
 from edge.sampling import SamplingParams
@@ -30,6 +33,7 @@ pytest.importorskip("tvm_ffi")
 
 HIDDEN, VOCAB = 256, 1067  # more than one band of tiles; the last tile has rows that are no tokens
 COUNTS = (1, 2, 7, 16)
+TIED = Small(hidden=32, vocab=1103, heads=1, kv_heads=1, ffn=32, tied=True, types={"": "F16", "token_embd": "Q8_0"})
 
 
 def write(folder: Path, states: FloatArray, head: AnyArray) -> Model:
@@ -79,7 +83,7 @@ def check(engine: Any, tokens: IntArray) -> None:
             np.testing.assert_array_equal(ids, expected_ids)
             np.testing.assert_array_equal(values.view(np.uint32), expected.view(np.uint32))
         lower, upper = engine.stages.bounds
-        padded = np.pad(logits, (0, -VOCAB % 16), constant_values=-np.inf).reshape(-1, 16)
+        padded = np.pad(logits, (0, -logits.size % 16), constant_values=-np.inf).reshape(-1, 16)
         with np.errstate(invalid="ignore"):
             largest = np.fmax.reduce(padded, axis=1)
         assert (lower[:-1] <= largest[:-1]).all()
@@ -122,6 +126,48 @@ def test_the_largest_logits_are_those_of_the_whole_head(
         check(engine, np.concatenate([np.arange(10, 60, 3), random.integers(60, VOCAB, 8)]).astype(np.int32))
     finally:
         engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
+def test_tied_heads_of_one_block(
+    isa: str, tmp_path: Path, engines: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All low bits are read in the first stage. On another CPU's code, too."""
+    monkeypatch.setenv("EDGE_ISA", isa)
+    engine = engines(open_engine(open_model(write_small(tmp_path / "model.gguf", TIED))))
+    check(engine, np.arange(5, 1100, 120, dtype=np.int32))
+
+
+def test_layouts_with_halves_are_packed_apart(tmp_path: Path) -> None:
+    model = open_model(write_small(tmp_path / "model.gguf", TIED))
+    whole, halved = (make_layout(model.file, model.spec, halve=halve) for halve in (False, True))
+    assert halved.places["token_embd"].halved
+    assert open_weights(model.file, whole).path != open_weights(model.file, halved).path
+
+
+@pytest.mark.slow
+def test_a_row_counts_once_its_logits_are_there(
+    tmp_path: Path, engines: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interruption between the stages leaves none."""
+    engine = engines(open_engine(open_model(write_small(tmp_path / "model.gguf", TIED))))
+
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
+
+    token = np.array([7], np.int32)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.stages, "survivors", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.forward_top(token, 1)
+    assert engine.kv.length == 0
+    ids, _ = engine.forward_top(token, 3)
+    engine.kv.truncate(0)
+    assert ids.tolist() == sorted_logits(engine.forward(token), 3)[0].tolist()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.forward_top(token, 1)
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from conftest import examples, open_golden
-from hypothesis import HealthCheck, given, settings
+from conftest import SHARED_FIXTURES, examples, open_golden
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -59,7 +59,7 @@ runs = st.builds(
 )  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(20))
+@settings(suppress_health_check=SHARED_FIXTURES, max_examples=examples(20))
 @given(kept=st.lists(runs, max_size=30))
 def test_what_is_kept_comes_back_newest_first(kept: list[Run]) -> None:
     clear_history()
@@ -70,7 +70,7 @@ def test_what_is_kept_comes_back_newest_first(kept: list[Run]) -> None:
     assert earlier_runs(replace(SETTING, threads=3)) == []
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
+@settings(suppress_health_check=SHARED_FIXTURES, max_examples=examples(30))
 @given(at=st.integers(0, 700), junk=st.binary(max_size=30), cut=st.integers(0, 60))
 def test_damage_costs_the_lines_that_it_hits(at: int, junk: bytes, cut: int) -> None:
     clear_history()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
-from serving import HELLO, MODEL, chat, served
+from serving import HELLO, MODEL, chat, hub_of, served
 from starlette.testclient import TestClient
+
+from edge.errors import EngineError
+from edge.types import IntArray
 
 PLACE = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
          "additionalProperties": False}  # fmt: skip
@@ -144,6 +148,45 @@ def test_ollamas_programs_are_answered(client: TestClient) -> None:
         response = client.post("/api/chat", json=body)
         assert response.status_code in (400, 404)
         assert isinstance(response.json()["error"], str)
+
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO, "stream": True},
+    "/v1/completions": {"prompt": "Hello", "stream": True},
+    "/v1/responses": {"input": "Hello", "stream": True},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 8, "stream": True},
+    "/api/chat": {"messages": HELLO},
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_that_goes_wrong_ends_with_the_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the protocol's form, behind what came before."""
+    with served() as client:
+        chat(client)
+        engine = hub_of(client).pool.workers[MODEL].opened.result().engine
+        forward, steps = engine.forward, count()
+
+        def fail(tokens: IntArray) -> Any:
+            if tokens.size == 1 and next(steps) == 6:
+                raise EngineError("the device is lost")
+            return forward(tokens)
+
+        monkeypatch.setattr(engine, "forward", fail)
+        model = {"model": MODEL}
+        parts = client.post(path, json=STREAMS[path] | model).text.strip().split("\n\n")
+        done = parts.pop() if parts[-1] == "data: [DONE]" else ""
+        lines = parts[-1].split("\n")
+        found = json.loads(lines[-1].removeprefix("data: "))
+        assert bool(done) == path.endswith("completions")
+        assert max(len(parts), len(lines)) > 1  # some of the answer
+        if path == "/v1/responses":
+            assert (found["type"], found["response"]["status"]) == ("response.failed", "failed")
+            found = found["response"]
+        if path == "/v1/messages":
+            assert (lines[0], found["type"]) == ("event: error", "error")
+        error = found["error"]
+        assert "the model failed on this request" in (error if isinstance(error, str) else error["message"])
 
 
 def test_the_description_has_every_endpoint(client: TestClient) -> None:

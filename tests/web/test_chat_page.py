@@ -115,7 +115,7 @@ def test_an_answer_is_stopped(page: Page, server: tuple[str, Script]) -> None:
     until(page, f"{ANSWER}?.innerText === 'One'")
     press(page, "Escape")
     until(page, ANSWERED)
-    assert script.gone.wait(30)
+    assert script.gone.wait(120)
     assert page.value("document.querySelector('.note').textContent") == "Stopped"
     script.go.set()
     ask(page, "go on")

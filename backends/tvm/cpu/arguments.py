@@ -46,7 +46,8 @@ class Job:
     )  # fmt: skip
     QUIT, STEP, CHUNK, APPLY, BATCH = range(5)
     APPLIED, VERIFIED = 1, 2  # values of `drafts`
-    RESCORE = ESTIMATED = -1
+    RESCORE = -1
+    ESTIMATED = -1  # a value of `wanted`
 
     @classmethod
     def slot(cls, name: str) -> int:
@@ -294,7 +295,11 @@ def make_scratch(
         "page_scores": shape.kv_heads * page_stride,
     }
     tiles = shape.padded_vocab // 16 if estimates else 0
-    floats |= {"head_upper": tiles, "head_lower": tiles, "head_bounds": threads * (shape.hidden // 32) if tiles else 0}
+    floats |= {
+        "head_upper": tiles,
+        "head_lower": tiles,
+        "head_bounds": threads * round_up(shape.hidden // 32, LINE) if tiles else 0,
+    }
     integers = {
         "words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks,
         "page_list": threads * page_stride,

@@ -101,7 +101,10 @@ def _window(spec: ModelSpec, threads: int, worst: float, kept: int) -> int:
     """
     layer = 1.25 * spec.largest_layer * worst * (STEPS - kept) / STEPS
     head = 2 * _head_group(threads, 64 * spec.hidden)
-    looked_up = min(2 * threads * BLOCK, spec.embedding_bytes * worst)
+    looked_up = min(
+        3 * threads * BLOCK,  # the high bits, low bits and scales of a row
+        spec.embedding_bytes * worst,
+    )
     inputs = 4 * spec.hidden * spec.layers * spec.network.layer_inputs if spec.network else 0
     learned = 4 * spec.context * spec.hidden if spec.network and spec.network.learned_positions else 0
     return int(max(layer, head, looked_up, inputs)) + BLOCK + learned
@@ -122,7 +125,7 @@ def make_streams(layout: PackedLayout, kept: int, threads: int) -> Streams:
         pieces.append(((stop - streamed, streamed), (0, 0)))
     tiles, quants, scales = _tiles(head)
     whole = BAND if head.halved else 1  # tiles whose bytes lie together
-    stays = tiles * kept // STEPS // whole * whole
+    stays = tiles if kept == STEPS else tiles * kept // STEPS // whole * whole
     step = max(1, _head_group(threads, quants + scales) // (quants + scales) // whole) * whole
     for at in [*range(0, tiles, step), tiles]:
         start, stop = (stays, tiles) if at == tiles else (max(stays, at), max(stays, min(tiles, at + step)))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from edge.backends.tvm.cpu.arguments import Scratch
+from edge.backends.tvm.packing.blocks import TILE
 from edge.types import FloatArray, IntArray
 
 MOST_CANDIDATES = 64
-_TILE = 16
+_BLOCK = 64  # logits of which one maximum is taken
 _FEW = 0.3  # of the tiles: the share of the whole head's bytes that the first stage does not read
 _LONGEST = 64  # tokens whose head is read as a whole at once
 
@@ -22,7 +23,7 @@ class TwoStages:
 
     upper, lower: the largest upper and lower bounds of each tile. tiles: the list for the second stage. Counts:
     `tokens` that went through both stages, the `tiles_read` of them in the second, and `whole` tokens, for which the
-    head was read as a whole because many tiles had been left.
+    head was read as a whole: many tiles had been left before, or many logits were wanted.
     """
 
     def __init__(self, vocab: int, upper: FloatArray, lower: FloatArray, tiles: IntArray) -> None:
@@ -32,7 +33,7 @@ class TwoStages:
 
     @classmethod
     def of(cls, vocab: int, scratch: Scratch, floats: FloatArray, integers: IntArray) -> TwoStages:
-        count = -(-vocab // _TILE)
+        count = -(-vocab // TILE)
         upper, lower = (floats[scratch.offsets[name] :][:count] for name in ("head_upper", "head_lower"))
         return cls(vocab, upper, lower, integers[scratch.offsets["head_tiles"] :][:count])
 
@@ -60,7 +61,7 @@ class TwoStages:
 
     def survivors(self, count: int) -> IntArray:
         """The tiles that may hold one of the `count` largest logits, in ascending order."""
-        if self._vocab % _TILE:  # rows of the last tile are no tokens
+        if self._vocab % TILE:  # rows of the last tile are no tokens
             self._upper[-1], self._lower[-1] = np.inf, -np.inf
         threshold = self._lower.max() if count == 1 else np.partition(self._lower, -count)[-count]
         found = np.flatnonzero(self._upper >= threshold)
@@ -73,8 +74,8 @@ class TwoStages:
 
     def largest(self, logits: FloatArray, tiles: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """The `count` largest logits of these tiles: see `TopEngine.forward_top`."""
-        ids = (tiles[:, None] * np.int32(_TILE) + np.arange(_TILE, dtype=np.int32)).reshape(-1)
-        ids = ids[: ids.size - (ids.size and int(ids[-1]) >= self._vocab) * (-self._vocab % _TILE)]
+        ids = (tiles[:, None] * np.int32(TILE) + np.arange(TILE, dtype=np.int32)).reshape(-1)
+        ids = ids[: ids.size - (ids.size and int(ids[-1]) >= self._vocab) * (-self._vocab % TILE)]
         places, values = largest_of(logits[ids], count)
         return ids[places], values
 
@@ -85,7 +86,12 @@ def largest_of(logits: FloatArray, count: int) -> tuple[IntArray, FloatArray]:
         place = logits.argmax()  # the first NaN, if there is one
         return np.array([place], np.int32), np.array(logits[place : place + 1])
     keys = np.where(np.isnan(logits), np.float32(np.inf), logits)
-    least = np.partition(keys, -count)[-count] if count < keys.size else -np.inf
+    blocks, least = (
+        keys.size // _BLOCK,
+        -np.inf,
+    )  # the k-th largest maximum of blocks is a lower bound of the k-th largest
+    if count < blocks:
+        least = np.partition(keys[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1), -count)[-count]
     places = np.flatnonzero(keys >= least)
     order = np.lexsort((places, -keys[places], ~np.isnan(logits[places])))[:count]
     return places[order].astype(np.int32), np.array(logits[places[order]])

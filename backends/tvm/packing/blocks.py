@@ -124,7 +124,7 @@ class IntegerBlock:
         return np.ascontiguousarray(fours), np.concatenate(scales, axis=-1)
 
     def _pack_halves(self, raw: Bytes) -> tuple[Bytes, Bytes]:
-        """Of whole bands, but for the last: quants uint8 [bytes]."""
+        """Pack whole bands; the last may be shorter: quants uint8 [bytes]."""
         parts = [half.pack(raw) for half in self.halves]
         tiles = len(raw) // TILE
         bands = [quants[at : at + BAND].reshape(-1) for at in range(0, tiles, BAND) for quants, _ in parts]
@@ -487,6 +487,7 @@ _TYPES: tuple[Block, ...] = (
     IntegerBlock("TQ1_0", (2,), _split_tq1_0, signed=True, codebook=_TERNARY, has_factors=False),
     IntegerBlock("TQ2_0", (2,), _split_tq2_0, signed=True, codebook=_TERNARY, has_factors=False),
 )
+BLOCKS = {each.name: each for each in _TYPES}
 
 
 def _split_high(raw: Bytes) -> BlockParts:
@@ -519,4 +520,4 @@ HALVED = IntegerBlock("Q8_0 halved", (8,), _split_plain, signed=True, halves=(_H
 
 8 · (high − 16) + 3.5 is nearest to q without the low bits, and low − 3.5 the difference.
 """
-BLOCKS = {each.name: each for each in (*_TYPES, HALVED)}
+PACKINGS = BLOCKS | {HALVED.name: HALVED}

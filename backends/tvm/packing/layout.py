@@ -20,7 +20,7 @@ ALIGNMENT = 64  # bytes, as the widest loads require
 SECTOR = 4096  # files are read in multiples of these where the system's page cache is passed by
 TABLE = "per_layer_token_embd"  # not packed: its rows are read from the model's file
 _TILE = 16  # rows that are multiplied at once
-_MOST_PARTS = 1024  # of a row of the head, for which `cpu/phases/estimate.py` bounds the rounding
+_MOST_PARTS = 512  # of a row of the head, for which `cpu/phases/estimate.py` bounds the rounding
 _LEAST_SHARE = 0.2  # of the bytes that a token reads
 
 _PER_HEAD = {"attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"}  # heads, each rounded up to whole tiles
@@ -116,7 +116,8 @@ def _pays_in_two_stages(file: GGUFFile, spec: ModelSpec, network: Network, place
     place = places[network.head]
     plain = not network.encoder and not network.logit_cap and network.logit_scale == 1
     fits = place.block is BLOCKS["Q8_0"] and place.columns <= _MOST_PARTS * PART
-    read = spec.weight_bytes - (0 if spec.tied_head else spec.embedding_bytes)
+    idle = spec.expert_bytes * (1 - spec.experts_read(1)) + spec.table_bytes
+    read = spec.weight_bytes - idle - (0 if spec.tied_head else spec.embedding_bytes)
     return plain and fits and file.tensors[place.source.tensor].nbytes >= _LEAST_SHARE * read
 
 

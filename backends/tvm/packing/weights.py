@@ -77,7 +77,8 @@ def _key(file: GGUFFile, layout: PackedLayout, found: Fingerprint) -> str:
     """A hash of everything that the packed bytes depend on: the model, the places of its tensors, and the packing
     code."""
     how = source_hash("packing")
-    depends = (how, sorted(layout.places), list(file.tensors.values()), found.sha256)
+    places = [(name, each.block and each.block.name, each.quants, each.scales) for name, each in layout.places.items()]
+    depends = (how, sorted(places), list(file.tensors.values()), found.sha256)
     return hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Annotated
 
@@ -61,17 +62,11 @@ def quantize(
     --importance. With --target-size, edge chooses a type for each matrix by the loss that it measures, and rounds to
     it by an importance matrix.
     """
-    from edge.converters.calibrate import OWN_TEXT, check_texts, column_importance
+    from edge.converters.calibrate import OWN_TEXT, any_importance, check_texts, column_importance
     from edge.converters.calibrate import calibration_tokens as read_tokens
     from edge.converters.convert import Conversion
     from edge.converters.evaluate import evaluate
-    from edge.converters.ggml import (
-        TRAINED,
-        any_importance,
-        find_ftype,
-        needs_importance,
-        quantize_file,
-    )
+    from edge.converters.ggml import TRAINED, find_ftype, needs_importance, quantize_file
     from edge.converters.outcome import again_notes, has_choice, notes_on, trained_notes, type_counts
     from edge.converters.quantize import Settings
     from edge.devices.output import check_file
@@ -119,7 +114,7 @@ def quantize(
     with progress(enabled=not quiet) as shown:
         columns = None
         if asked or needs_importance(kind):
-            columns = any_importance(file)
+            columns = any_importance(file.tensors)  # enough to choose types by
         if columns and not dry_run:
             reading = shown.step("calibrating")
             ids = read_tokens(opened.tokenizer, texts, calibration_tokens)
@@ -138,7 +133,8 @@ def quantize(
                 unknown = str(error)
     before = {name: info.type for name, info in file.tensors.items()}
     notes = [*notes_on(file, tensors, kind), *trained_notes(file, tensors)]
-    total, values = sum(each.nbytes for each in tensors), opened.spec.parameters
+    total, values = sum(each.nbytes for each in tensors), sum(prod(each.shape) for each in tensors)
+    size = sum(info.nbytes for info in file.tensors.values())
     if json:
         print_json({
             "file": str(target), "type": kind, "written": not dry_run, "requantized": bool(again), "bytes": total,
@@ -158,7 +154,7 @@ def quantize(
         print(table(["tensor", "shape", "from", "to", "size"], rows, left=4))
     print(f"{target}{' (not written)' if dry_run else ''}: {type_counts(each.type for each in tensors)}")
     print(
-        f"{format_bytes(total)}, {8 * total / values:.2f} bits per weight, was {format_bytes(opened.spec.weight_bytes)}"
+        f"{format_bytes(total)}, {8 * total / values:.2f} bits per weight, was {format_bytes(size)}"
         + ("" if dry_run else f", memory peak {format_bytes(_peak())} (measured)")
     )
     if notes and not quiet:

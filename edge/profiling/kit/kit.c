@@ -325,7 +325,7 @@ static void measure_sustained(uint32_t threads)
     uint32_t left = info.capacity - PROMPT;
     double began = now(), start;
     printf("\"sustained\": {\"length\": %g, \"windows\": [", length);
-    while (finish != EDGE_POWER && (start = now() - began) < SUSTAINED_S - length / 2) {
+    while (finish != EDGE_POWER && ((start = now() - began) < SUSTAINED_S - length / 2 || !*comma)) {
         energy_reading from = energy_read(now());
         double joules = 0, cpu = cpu_now(), away = 0, told = -1e9;
         others_since before = others_begin();

@@ -170,13 +170,13 @@ class Writer:
         return sent
 
     def last(self) -> list[bytes]:
-        """What ends a stream."""
+        """The end of a stream."""
         reason = _REASONS[self._answers[0].reason]
         delta = {"stop_reason": reason, "stop_sequence": None}
         return [_event("message_delta", delta=delta, usage=self._usage()), _event("message_stop")]
 
     def failed(self, error: RefusedError) -> list[bytes]:
-        """What ends a stream that goes wrong."""
+        """The end of a stream after an error."""
         return [event(refused(error), "error")]
 
     def whole(self, events: list[Event]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Writer:
         return sent
 
     def last(self) -> list[bytes]:
-        """What ends a stream."""
+        """The end of a stream."""
         usage = {
             **self._head,
             "object": "chat.completion.chunk",
@@ -105,7 +105,7 @@ class Writer:
         return [*([event(usage)] if self._usage else []), DONE]
 
     def failed(self, error: RefusedError) -> list[bytes]:
-        """What ends a stream that goes wrong."""
+        """The end of a stream after an error."""
         return [event(error.body()), DONE]
 
     def whole(self, events: list[Event]) -> dict[str, Any]:

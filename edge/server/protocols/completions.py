@@ -104,12 +104,12 @@ class Writer:
         return [event({**self._head, "choices": [choice], **more})]
 
     def last(self) -> list[bytes]:
-        """What ends a stream."""
+        """The end of a stream."""
         usage = {**self._head, "choices": [], "usage": usage_of(self._answers.values())}
         return [*([event(usage)] if self._body.wants_usage else []), DONE]
 
     def failed(self, error: RefusedError) -> list[bytes]:
-        """What ends a stream that goes wrong."""
+        """The end of a stream after an error."""
         return [event(error.body()), DONE]
 
     def whole(self, events: list[Event]) -> dict[str, Any]:

@@ -138,11 +138,11 @@ class Writer:
         return []
 
     def last(self) -> list[bytes]:
-        """What ends a stream: the last line has ended it."""
+        """The end of a stream: its last line was one."""
         return []
 
     def failed(self, error: RefusedError) -> list[bytes]:
-        """What ends a stream that goes wrong."""
+        """The end of a stream after an error."""
         return [dumps(refused(error)) + b"\n"]
 
     def whole(self, events: list[Event]) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class Writer:
         return sent
 
     def last(self) -> list[bytes]:
-        """What ends a stream."""
+        """The end of a stream."""
         response = self._finished()
         return [self._event(f"response.{response['status']}", response=response)]
 
@@ -156,7 +156,7 @@ class Writer:
         return self._finished()
 
     def failed(self, error: RefusedError) -> list[bytes]:
-        """What ends a stream that goes wrong."""
+        """The end of a stream after an error."""
         response = self._response("failed") | {"error": {"code": error.code or error.type, "message": error.message}}
         return [self._event("response.failed", response=response)]
 

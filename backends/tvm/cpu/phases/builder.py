@@ -23,7 +23,7 @@ from edge.backends.tvm.cpu.kernels.threads import meet
 from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, store, when
 from edge.backends.tvm.design import Design, low_rank_blocks
-from edge.backends.tvm.packing.blocks import BLOCKS, PART, IntegerBlock
+from edge.backends.tvm.packing.blocks import BLOCKS, PACKINGS, PART, IntegerBlock
 from edge.backends.tvm.packing.cores import Groups, groups_of, round_up
 from edge.backends.tvm.packing.shape import padded_head
 from edge.model import cores, layers
@@ -219,7 +219,7 @@ class PassBuilder:
 
     def group_sizes(self, blocks: Sequence[str]) -> Sequence[int]:
         """The group sizes of these weights, for which activations need sums; none if no weights are integers."""
-        integers = [block for block in map(BLOCKS.__getitem__, blocks) if isinstance(block, IntegerBlock)]
+        integers = [block for block in map(PACKINGS.__getitem__, blocks) if isinstance(block, IntegerBlock)]
         sizes = {block.group_size for block in integers} | ({PART} if integers and self.design.lora else set())
         return [] if self.design.exact else sorted(sizes)
 
@@ -391,8 +391,8 @@ class PassBuilder:
         return next(each for each in self.block.core.tensors(self.shape.hidden) if each.name == name)
 
     def matrix(self, block: str, columns: int, name: str) -> Matrix:
-        """Outside of layers, with a row for each token if it is in bands."""
-        return Matrix(BLOCKS[block], columns, self.at(name), self.at(f"{name}.scales"), self.shape.padded_vocab // 16)
+        """A matrix outside of the layers. One in bands has a row for each token of the vocabulary."""
+        return Matrix(PACKINGS[block], columns, self.at(name), self.at(f"{name}.scales"), self.shape.padded_vocab // 16)
 
     def first_row(self, layer: Value, kv_head: Value, token: Value) -> Value:
         """The first row of the arena that a head of the token's sequence has."""

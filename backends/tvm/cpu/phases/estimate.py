@@ -14,8 +14,8 @@ scales and sums of blocks. Let B = Σ_b |d_b| · a_b, u = 2⁻²⁴, p the numbe
 to at most 142 · B, since |8 · (high − 16)| + 3.5 + |low| + 3.5 ≤ 142, through at most 2 p + 16 operations each; those
 of the whole head to 128 · B, through p + 4. Their errors (Higham, Accuracy and Stability, 3.1) and that of adding the
 bound are together less than (412 p + 4,000) · u · B, for which `_rounding` allows more than twice as much. The bound
-itself is a sum of p ≤ 1,024 positive products, each rounded a few times: that is less than 2⁻¹³ of it. What underflows
-is less than `_UNDERFLOW`. Where the bound is not below `_LARGEST` (overflow, NaN), nothing is known: the interval is
+itself is a sum of p ≤ 1,024 positive products, each rounded a few times: that is less than 2⁻¹³ of it. Underflow adds
+less than `_UNDERFLOW`. Where the bound is not below `_LARGEST` (overflow, NaN), nothing is known: the interval is
 everything.
 """
 
@@ -25,6 +25,7 @@ from dataclasses import replace
 
 from tvm.tirx.script.builder import ir as T
 
+from edge.backends.tvm.cpu.arguments import LINE
 from edge.backends.tvm.cpu.kernels.activations import Quantized
 from edge.backends.tvm.cpu.kernels.matmul import multiply, prefetch_part, sum_of_scales
 from edge.backends.tvm.cpu.kernels.vectors import (
@@ -43,6 +44,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.cpu.phases.head import logits_tile
 from edge.backends.tvm.packing.blocks import HALVED, MIDDLE, PART
+from edge.backends.tvm.packing.cores import round_up
 
 MOST_EXACT = 3  # blocks whose low bits are read: with 2 to 4 fewest bytes are read, in both models that were measured
 _TILES_AHEAD = 4  # for which the low bits are prefetched: a CPU does not see their pattern by itself
@@ -58,7 +60,7 @@ def estimate(b: PassBuilder) -> None:
     b.quantize_row("normed", shape.padded_hidden, row, row, [b.design.head])
     parts = shape.hidden // PART
     exact = min(MOST_EXACT, parts)
-    bounds, chosen = let(b.at("head_bounds") + row * parts), let(b.at("head_exact") + row * MOST_EXACT)
+    bounds, chosen = let(b.at("head_bounds") + row * round_up(parts, LINE)), let(b.at("head_exact") + row * LINE)
     _bound_blocks(b, b.quantized(), parts, bounds)
     _choose_exact(b, parts, bounds, exact, chosen)
     b.mark("output_norm")
@@ -66,10 +68,11 @@ def estimate(b: PassBuilder) -> None:
     halved = b.matrix(b.design.head, shape.hidden, "head")
     high, low = (replace(halved, block=half) for half in HALVED.halves)
     upper_at, lower_at = b.at("head_upper"), b.at("head_lower")
+    ahead = _TILES_AHEAD * (b.threads if b.dealt else 1)
     with b.phase("head"), b.shared_out(i64(shape.padded_vocab // 16)) as tile:
         with loop(i64(0), i64(exact)) as number:
             part = let(T.cast(b.integers[chosen + number], "int64"))
-            prefetch_part(b.weights, low, tile + _TILES_AHEAD, part, b.target)
+            prefetch_part(b.weights, low, tile + ahead, part, b.target)
         (sums,) = b.multiply(high, tile, inputs, [row])
         with loop(i64(0), i64(exact)) as number:
             part = let(T.cast(b.integers[chosen + number], "int64"))
