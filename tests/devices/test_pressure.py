@@ -340,7 +340,7 @@ def test_levels_that_make_no_sense(level: float) -> None:
 
 def test_a_terminated_session_stops_and_stores_its_prompt(tmp_path: Path) -> None:
     with golden_session(prompt_cache=tmp_path) as session:
-        pieces = session.stream(some_tokens(100), max_tokens=50, ignore_eos=True)
+        pieces = session.stream(some_tokens(100, 5), max_tokens=50, ignore_eos=True)
         next(pieces)
         session.terminate()
         list(pieces)
@@ -349,7 +349,7 @@ def test_a_terminated_session_stops_and_stores_its_prompt(tmp_path: Path) -> Non
         assert session.generate(some_tokens(10)) == ""
         assert report_of(session).stop_reason == "terminated"
     with golden_session(prompt_cache=tmp_path) as session:
-        session.generate(some_tokens(100), max_tokens=1)
+        session.generate(some_tokens(100, 5), max_tokens=1)
         assert report_of(session).tokens.reused == 99
 
 
