@@ -14,8 +14,9 @@
  * A model may be used by several threads; a session by one at a time, but for edge_cancel and edge_use. A forked child
  * can use the models that its parent has opened, and of its parent's sessions edge_end: other calls are EDGE_BUSY.
  * Nothing is allocated after edge_begin, nothing aborts, nothing is global. Every struct begins with its size in bytes,
- * which the caller sets: a library refuses those that are smaller than its own, but for edge_error's. Text is UTF-8; bytes that are not
- * become U+FFFD. Functions that return edge_status set *error, which may be NULL, if they return less than 0.
+ * which the caller sets: a library refuses those that are smaller than its own, but for edge_error's. Text is UTF-8;
+ * bytes that are not become U+FFFD. Functions that return edge_status set *error, which may be NULL, if they return less
+ * than 0.
  */
 #ifndef EDGE_H
 #define EDGE_H
