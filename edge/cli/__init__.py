@@ -74,7 +74,9 @@ def _code_of(error: Exception) -> int:
     usage = getattr(error, "format_message", None)  # click's own errors: unknown options, missing arguments
     if usage is None:
         raise error
-    return _fail(error, 2, f"{usage().rstrip('.')} (see edge {_subcommand()}--help)")
+    context = getattr(error, "ctx", None)
+    command = context.command_path.removeprefix(context.find_root().command_path).removesuffix(" of") if context else ""
+    return _fail(error, 2, f"{usage().rstrip('.')} (see edge{command} --help)")
 
 
 def _leave(code: int) -> None:
@@ -88,12 +90,6 @@ def _leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _subcommand() -> str:
-    from edge.cli.application import is_command
-
-    return f"{sys.argv[1]} " if len(sys.argv) > 1 and is_command(sys.argv[1]) else ""
 
 
 def _fail(error: Exception, code: int, message: str | None = None, **more: object) -> int:

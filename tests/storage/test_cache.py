@@ -609,7 +609,7 @@ def test_entries_about_one_thing_are_one_row(folder: Path) -> None:
     [
         (("clear", "--kind", "things"), {}, f"choose {', '.join(ENTRY_KINDS)}"),
         (("list",), {"EDGE_CACHE_LIMIT": "lots"}, "EDGE_CACHE_LIMIT 'lots' is not understood"),
-        (("list", "--magic"), {}, "see edge cache --help"),
+        (("list", "--magic"), {}, "see edge cache list --help"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(args: tuple[str, ...], environment: dict[str, str], says: str) -> None:
