@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cached_property, partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,8 +32,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def _parse_speculate(text: str) -> str:
     if text not in (AUTO, "off"):
-        raise InputError(f"--speculate={text:.40} is not there: choose auto or off")
+        raise InputError(f"--speculate must be auto or off, not {text!r:.40}")
     return text
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @named_in_errors
@@ -135,9 +140,16 @@ class Options:
     loras: int | None = option(None, help="Adapters that sequences run with at the same time (default: one for each).")
 
     def __post_init__(self) -> None:
-        for name, flag in flags_of(self).items():
-            if flag.parse and isinstance(value := getattr(self, name), str):
-                object.__setattr__(self, name, flag.parse(value))
+        flags = flags_of(self)
+        for each in fields(self):
+            flag, value = flags[each.name], getattr(self, each.name)
+            if flag.parse:
+                if isinstance(value, str):
+                    object.__setattr__(self, each.name, flag.parse(value))
+            elif each.type in ("str", "str | None") and value is not None and not isinstance(value, str):
+                raise InputError(f"{flag.names[0]} must be text, not {value!r:.60}")
+            elif each.type in ("int", "int | None") and value is not None and not _is_whole(value):
+                raise InputError(f"{(*flag.names, each.name)[0]} must be a whole number, not {value!r:.60}")
 
     @classmethod
     def parse(cls, **values: object) -> Options:
@@ -164,9 +176,13 @@ class Options:
     @cached_property
     def draft_file(self) -> DraftFile | None:
         """The header of the model that drafts. Raises InputError, ModelFormatError, UnsupportedError."""
+        from edge.devices.output import check_path
         from edge.model.draft import open_draft
 
-        return None if self.draft is None else open_draft(self.draft)
+        if self.draft is None:
+            return None
+        check_path("--draft", self.draft, "a path or a name")
+        return open_draft(self.draft)
 
     @cached_property
     def lora_size(self) -> LoraSize:

@@ -114,7 +114,8 @@ class SamplingParams:
                 continue
             is_number, is_whole = isinstance(value, Real), isinstance(value, Integral)
             if not is_number or not flag.low <= value <= flag.high:  # which NaN is not
-                raise InputError(f"{flag.name} must be from {flag.low} to {flag.high}, not {value!r:.40}")
+                wanted = f"from {flag.low} to {flag.high}" if math.isfinite(flag.high) else f"{flag.low} or more"
+                raise InputError(f"{flag.name} must be {wanted}, not {value!r:.40}")
             if name in WHOLE and not is_whole:
                 raise InputError(f"{flag.name} must be a whole number, not {value!r:.40}")
 

@@ -14,6 +14,7 @@ from edge.run.budgets.meters import EnergyMeter
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
+MOST_TOKENS = 1 << 31  # of an answer
 MOST_TOP = 100  # alternatives of a token whose probability is reported
 _PROMPT = "the prompt must be text, pieces of text or an array of token ids"
 
@@ -42,7 +43,7 @@ def check_prompt(prompt: object) -> str | Iterable[str] | IntArray:
             raise InputError(f"{_PROMPT}, int [n], not {prompt.dtype} of shape {prompt.shape}")
         return prompt
     if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping):
-        raise InputError(f"{_PROMPT}, not {brief(prompt)}")
+        raise InputError(f"{_PROMPT}, not {brief(prompt)}{_as_messages(prompt)}")
     pieces = _pieces(prompt)
     first = next((piece for piece in pieces if piece), None)
     if first is None:
@@ -71,6 +72,9 @@ def check_limit(max_tokens: object) -> int | None:
     if not isinstance(max_tokens, int | np.integer) or isinstance(max_tokens, bool) or max_tokens < 1:
         wanted = "a whole number, at least 1, or -1 for no limit"
         raise InputError(f"--max-tokens must be {wanted}, not {brief(max_tokens)}")
+    if max_tokens > MOST_TOKENS:
+        wanted = f"at most {MOST_TOKENS}, or -1 for no limit"
+        raise InputError(f"--max-tokens must be {wanted}, not {brief(max_tokens)}")
     return int(max_tokens)
 
 
@@ -79,6 +83,12 @@ def check_meter(meter: EnergyMeter) -> EnergyMeter:
     if not all(hasattr(meter, name) for name in ("read", "add_bytes")):
         raise InputError(f"meter must count joules, as edge.devices.power.app_meter's does, not be {meter!r:.60}")
     return meter
+
+
+def check_function(name: str, value: object) -> None:
+    """None, or what can be called. Raises InputError."""
+    if value is not None and not callable(value):
+        raise InputError(f"{name} must be a function, not {brief(value)}")
 
 
 def check_texts(name: str, value: object) -> None:
@@ -97,5 +107,10 @@ def check_top(name: str, top: object) -> None:
 def _pieces(prompt: Iterable[object]) -> Iterator[str]:
     for piece in prompt:
         if not isinstance(piece, str):
-            raise InputError(f"{_PROMPT}: a piece of it is {brief(piece)}")
+            raise InputError(f"{_PROMPT}: a piece of it is {brief(piece)}{_as_messages(piece)}")
         yield piece
+
+
+def _as_messages(value: object) -> str:
+    """Advice to who passes a conversation, or a turn of one, as the prompt."""
+    return ": pass a conversation as messages=[…]" if isinstance(value, Mapping) and "role" in value else ""

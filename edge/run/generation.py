@@ -15,6 +15,7 @@ from edge.grammar.grammar import Grammar
 from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.records import dataclass
+from edge.run.arguments import check_function
 from edge.run.budgets.meters import Watch
 from edge.run.report import Beam, Energy, StopReason, Timings, Tokens
 from edge.run.request import Request
@@ -72,6 +73,8 @@ class Generation:
         on_call: OnCall | None = None,
     ) -> Generation:  # fmt: skip
         """Raises InputError and UnsupportedError, as `Request.encode` and `Matcher`, and MissingExtraError."""
+        for name, function in (("on_thought", on_thought), ("on_logprob", on_logprob), ("on_call", on_call)):
+            check_function(name, function)
         prompt, keep, tokenizer = request.encode(model), request.keep_text, model.tokenizer
         use = prompt.tools
         marks: dict[str, int] = {}

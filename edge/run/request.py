@@ -15,6 +15,7 @@ from edge.model.thinking import Think
 from edge.options import Options
 from edge.records import dataclass
 from edge.run.arguments import (
+    check_function,
     check_grammar,
     check_limit,
     check_number,
@@ -67,8 +68,7 @@ class Request:
         check_sampling(self.sampling)
         check_grammar(self.grammar)
         check_top("logprobs", self.logprobs)
-        if self.logits_processor is not None and not callable(self.logits_processor):
-            raise InputError(f"logits_processor must be a function, not {self.logits_processor!r:.60}")
+        check_function("logits_processor", self.logits_processor)
         check_texts("stop", self.stop)
         check_text("system", self.system)
         self._check_beams()

@@ -26,7 +26,7 @@ from edge.model.model import Model
 from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
-from edge.run.arguments import check_meter, check_prompt, check_top
+from edge.run.arguments import check_function, check_meter, check_prompt, check_top
 from edge.run.batching.scheduler import Scheduler, stepwise
 from edge.run.budgets.meters import EnergyMeter, Watch, find_zone
 from edge.run.budgets.shares import whole_of
@@ -243,6 +243,7 @@ class Session:
             raise InputError("this session is closed: load the model again")
         if follow_up and sequence.lost:
             raise InputError("the adapter was changed, and the conversation forgotten: begin a new one")
+        check_function("on_prefill", on_prefill)
         self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
         run = Generation.of(request, self.model, watch, started, on_thought, on_logprob, on_call)
         begin(sequence, run)

@@ -47,12 +47,12 @@ def session() -> Iterator[edge.Session]:
     [
         *({"prompt": each} for each in (None, 5, 2.5, b"text", {"a": 1}, object(), [1, 2], ["a", None])),
         *({"prompt": each} for each in ([], (), iter(()), ["", ""], np.zeros(3), np.zeros((1, 3), np.int32))),
-        *({"max_tokens": each} for each in (2.5, "3", 0, -2, True, float("nan"), [1])),
+        *({"max_tokens": each} for each in (2.5, "3", 0, -2, True, float("nan"), [1], 10**20)),
         *({"stop": each} for each in (5, [5], b"x", [None])),
         *({"time_limit": each} for each in ("20s", -1, float("nan"), 10**400)),
         *({"energy_limit": each} for each in ("20J", [1])),
         *({"sampling": each} for each in (0.5, {"temperature": 1})),
-        {"system": 5},
+        *({name: 5} for name in ("system", "on_prefill", "on_thought", "on_logprob", "on_call")),
     ],
 )
 def test_arguments_of_the_wrong_type(session: edge.Session, options: dict[str, Any]) -> None:
@@ -84,6 +84,10 @@ def test_a_model_is_a_path_or_a_name(model: Any, tmp_path: Path) -> None:
     ]  # fmt: skip
     for call in calls:
         assert complaint(call).startswith("model must be a path or a name, not ")
+
+
+def test_no_name_at_all() -> None:
+    assert complaint(lambda: edge.load("")).startswith("the name of the model is empty")
 
 
 @pytest.mark.parametrize("folder", [None, 5])
@@ -212,10 +216,24 @@ def test_sampling_takes_numbers_only(name: str) -> None:
             SamplingParams(**{name: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("option", ["max_kv_size", "threads", "prefill_step_size", "expected_tokens", "logits_rows"])
+@pytest.mark.parametrize(
+    "option", ["max_kv_size", "threads", "prefill_step_size", "expected_tokens", "logits_rows", "sinks", "keep"]
+)
 def test_options_of_load(option: str) -> None:
-    for value in ("64", 2.5, [64], True, 10**400):
+    for value in ("64", 2.5, [64], True, 10**400, {}, ""):
         assert complaint(lambda value=value: edge.load(MODEL, backend="reference", **{option: value}))
+
+
+@pytest.mark.parametrize("option", ["kv_policy", "kv_dtype", "backend", "provider", "speculate", "draft"])
+def test_options_of_load_that_are_text(option: str) -> None:
+    for value in (2.5, [64], True, {}, object(), b"x"):
+        assert complaint(lambda value=value: edge.load(MODEL, **{"backend": "reference", option: value}))
+
+
+def test_a_conversation_as_the_prompt(session: edge.Session) -> None:
+    turn: Any = {"role": "user", "content": "Hi"}
+    for prompt in ([turn], turn):
+        assert complaint(lambda prompt=prompt: session.generate(prompt)).endswith("pass a conversation as messages=[…]")
 
 
 def test_a_tiny_temperature_is_the_most_likely_token() -> None:

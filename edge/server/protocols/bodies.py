@@ -14,6 +14,7 @@ from edge.flags import flags_of
 from edge.grammar.grammar import Grammar
 from edge.model.thinking import EFFORTS, Think
 from edge.records import dataclass
+from edge.run.arguments import MOST_TOKENS
 from edge.sampling import SamplingParams
 from edge.server.protocols.fields import said, whole
 from edge.server.refusal import RefusedError
@@ -24,7 +25,7 @@ MOST_LOGPROBS = 20
 MOST_PROMPTS = 64
 
 
-Count = Annotated[int, whole(-1, 1 << 31)]
+Count = Annotated[int, whole(-1, MOST_TOKENS)]
 Choices = Annotated[int, whole(1, MOST_CHOICES)]
 Logprobs = Annotated[int, whole(0, MOST_LOGPROBS)]
 TokenId = Annotated[int, whole(0, (1 << 31) - 1)]
