@@ -28,7 +28,7 @@ from edge.converters.npu import NpuTarget, check_target, plan_form
 from edge.converters.onnx import planned_files, rounded_types, write_onnx
 from edge.converters.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.converters.plain import fields_as
-from edge.converters.prune import Pruned, Pruning, perplexity_on, plan_pruning, prune_gguf
+from edge.converters.prune import Pruned, Pruning, check_pruning, perplexity_on, plan_pruning, prune_gguf
 from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf, quantizing_notes
 from edge.converters.quantize import Report as Quantized
 from edge.converters.quantizers.mixed import Mixture, types_of_gguf
@@ -167,6 +167,8 @@ def convert(
             with _timed(report, "merging", steps) as progress:
                 merge_gguf(file, work / "merged.gguf", lora, progress)
             file = read_gguf(work / "merged.gguf")
+        if wanted.pruning:
+            check_pruning(read_spec(file), wanted.pruning)  # before minutes of work
         ids = (tokens or own_tokens)(make_tokenizer(file)) if wanted.calibrated else None
         if wanted.pruning and ids is not None:
             file = _prune(file, work, wanted, ids, report, steps)

@@ -179,8 +179,8 @@ def mix_types(
     least = mixed.least_bytes(file, spec, kinds, outside=outside)
     smallest = size_beside(least) + sum(least.values())
     if nbytes is not None and nbytes < smallest:  # said before minutes of measuring
-        more = smallest - nbytes
-        raise InputError(f"the smallest types make a file of {smallest:,} bytes: allow {more:,} bytes more")
+        fits = f"--target-size={-(-smallest // 2**20)}MiB"
+        raise InputError(f"the smallest types make a file of {smallest:,} bytes: use {fits} or more")
     found = mixed.measure(file, spec, calibration, kinds, progress, outside=outside)
     room = None if nbytes is None else nbytes - size_beside({tensor for stage in found for tensor in stage.tensors})
     mixture = mixed.allocate(found, nbytes=room, kl=kl)
@@ -409,4 +409,4 @@ def _check(settings: Settings) -> None:
     mixed_in = [kind for kind in settings.types.values() if kind not in K_QUANTS]
     for kind in (settings.type, settings.embedding, settings.output, *mixed_in):
         if kind != NF4 and kind not in GRIDS and kind not in blocks.FLOATS:
-            raise UnsupportedError(f"{kind} is not known here: {', '.join([*GRIDS, *blocks.FLOATS, NF4])} are")
+            raise UnsupportedError(f"matrices cannot be {kind}: choose {', '.join([*GRIDS, *blocks.FLOATS, NF4])}")

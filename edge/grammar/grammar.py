@@ -62,7 +62,10 @@ def read_grammar(*, json_schema: Path | None, lark: Path | None, regex: str | No
         return None
     files = {"json_schema": json_schema, "lark": lark}
     texts = {name: _read(path) for name, path in files.items() if path is not None}
-    return Grammar(**texts, regex=regex)
+    try:
+        return Grammar(**texts, regex=regex)
+    except InputError as error:
+        raise InputError(": ".join(map(str, [*filter(None, files.values()), error]))) from None
 
 
 def _read(path: Path) -> str:

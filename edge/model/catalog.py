@@ -62,6 +62,8 @@ def find_model(name: str | Path) -> Path:
 def find_local(name: str | Path) -> Path | None:
     """Like `find_model`, but None for a model that is not here and may be on the Hub."""
     check_path("model", name, "a path or a name")
+    if not str(name):
+        raise InputError(f"the name of the model is empty: installed are {', '.join(PACKAGED)}")
     path = Path(name)
     try:
         if said := _misplaced(path):

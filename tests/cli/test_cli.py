@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from conftest import GOLDEN
 from fork_server import COMMAND, forking
 from small_models import Small, Special, write_small
 
@@ -139,6 +140,11 @@ def test_environment_twins_work_and_flags_win() -> None:
         (["run", "nope.gguf", "-p", "x"], 2, "no such model file"),
         (["run", ".", "-p", "x"], 2, "is a folder"),
         (["run", __file__, "-p", "x"], 2, "not a GGUF file"),
+        (["run", "", "-p", "x"], 2, "the name of the model is empty"),
+        (["run", MODEL, "-f", str(GOLDEN / "llama-llama3.gguf")], 2, "is no text: it has NUL bytes"),
+        (["run", MODEL, "-p", "x", "-n", "99999999999999999999"], 2, "--max-tokens must be at most"),
+        (["run", MODEL, "-p", "x", "--json-schema", __file__], 2, "test_cli.py: the JSON schema is not JSON"),
+        (["eval", "perplexity", MODEL], 2, "(see edge eval perplexity --help)"),
         (["run", MODEL, "-p", "x", "--memory", "lots"], 2, "write it like 256MiB"),
         (["run", MODEL, "-p", "x", "--memory", "64MiB"], 3, "the smallest that fits is --memory"),
         (["run", MODEL, "-p", "x", "--time", "soon"], 2, "write it like 20s"),

@@ -133,7 +133,7 @@ def test_a_gguf_is_quantized_to_a_size_as_it_is_converted(tmp_path: Path, text: 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--target-size", "20KiB"), "bytes more"),
+        (("--target-size", "20KiB"), "or more"),
         (("q4_0", "--target-size", "140KiB"), "leave the TYPE q4_0 out"),
         (("--target-size", "140KiB", "--pure"), "leave --pure out"),
         (("--target-size", "140KiB", "--dry-run"), "leave --dry-run out"),

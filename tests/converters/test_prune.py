@@ -14,6 +14,7 @@ from conftest import GOLDEN, examples, load_engine, mean_kl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.converters.convert import Conversion, convert
 from edge.converters.prune import Pruning, check_pruning, measure_importance, perplexity_on, prune_gguf
 from edge.converters.quantizers.rtn import quantize
 from edge.converters.repair import _schedule, repair
@@ -162,6 +163,16 @@ def test_what_cannot_be_pruned_is_refused(pruning: Pruning, said: str) -> None:
     for name in ("gemma2", "smollm3"):
         with pytest.raises(UnsupportedError, match="take turns"):
             check_pruning(open_model(GOLDEN / f"{name}.gguf").spec, Pruning(layers=1))
+
+
+def test_what_cannot_be_pruned_is_refused_before_its_text_is_read(tmp_path: Path) -> None:
+    def unread(tokenizer: object) -> IntArray:
+        raise AssertionError
+
+    wanted = Conversion("gguf", pruning=Pruning(layers=99))
+    with pytest.raises(InputError, match="one must stay"):
+        convert(GOLDEN / "llama-gqa-untied.gguf", tmp_path / "p.gguf", wanted, tokens=unread)
+    assert not list(tmp_path.iterdir())
 
 
 def test_too_little_text_is_refused(tmp_path: Path) -> None:

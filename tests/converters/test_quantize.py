@@ -414,11 +414,11 @@ def test_a_mixture_meets_its_size_and_a_larger_one_is_better(
         errors.append(np.abs(logits_of(open_model(tmp_path / "m.gguf")) - exact).mean())
     assert errors[1] < 0.7 * errors[0]
     steps = list[float]()
-    with pytest.raises(InputError, match=r"allow [0-9,]+ bytes more") as raised:
+    with pytest.raises(InputError, match=r"make a file of [0-9,]+ bytes: use --target-size=1MiB or more") as raised:
         mix_types(model.file, model.spec, settings, tokens, nbytes=1000, progress=steps.append)
     assert not steps  # nothing was measured first
-    more = int(str(raised.value).split("allow ")[1].split()[0].replace(",", ""))
-    mix_types(model.file, model.spec, settings, tokens, nbytes=1000 + more)
+    least = int(str(raised.value).split("file of ")[1].split()[0].replace(",", ""))
+    mix_types(model.file, model.spec, settings, tokens, nbytes=least)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -427,10 +427,10 @@ def test_a_size_that_is_too_small_for_a_hybrid_is_refused_with_the_one_that_does
 ) -> None:
     """Attention of hybrids wants more bits than others, and has no choice."""
     model, steps, settings = family(name), list[float](), Settings(method="importance")
-    with pytest.raises(InputError, match=r"allow [0-9,]+ bytes more") as raised:
+    with pytest.raises(InputError, match=r"make a file of [0-9,]+ bytes: use --target-size=1MiB or more") as raised:
         mix_types(model.file, model.spec, settings, TOKENS[:256], nbytes=1000, outside=True, progress=steps.append)
     assert not steps
-    least = 1000 + int(str(raised.value).split("allow ")[1].split()[0].replace(",", ""))
+    least = int(str(raised.value).split("file of ")[1].split()[0].replace(",", ""))
     mixed, mixture = mix_types(model.file, model.spec, settings, TOKENS[:256], nbytes=least, outside=True)
     types = plan_types(model.file, model.spec, mixed)
     assert sum(nbytes(types[each.name], each.elements) for each in model.file.tensors.values()) <= least
@@ -534,7 +534,7 @@ def test_mixtures_with_k_quants_are_what_llama_cpp_reads(tmp_path: Path) -> None
         made = open_model(tmp_path / "mixed.gguf")
         ours, theirs = logits_of(made), logits_of(made, "llamacpp")
         assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.998  # llama.cpp rounds activations
-    with pytest.raises(UnsupportedError, match="Q3_K is not known here"):  # only mixtures hold rows of other sizes
+    with pytest.raises(UnsupportedError, match="cannot be Q3_K: choose"):  # only mixtures hold rows of other sizes
         plan_types(model.file, model.spec, Settings("Q3_K"))
 
 

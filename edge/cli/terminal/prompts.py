@@ -70,7 +70,8 @@ def _before(blocks: Iterator[str], prompt: str) -> Iterator[str]:
 
 
 def read_text(path: Path) -> Iterator[str]:
-    """A UTF-8 text file in blocks; bytes that are not UTF-8 become U+FFFD. Raises InputError."""
+    """A UTF-8 text file in blocks; bytes that are not UTF-8 become U+FFFD. Raises InputError, also for NUL bytes in the
+    first block, which no text has."""
     if not path.is_file():
         raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     try:
@@ -91,13 +92,15 @@ def read_lines() -> Iterator[str]:
 
 
 def _blocks(binary: BinaryIO, what: str, *, may_be_empty: bool = False) -> Iterator[str]:
-    empty = not may_be_empty
+    empty = True
     try:
         with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="") as text:
             while block := text.read(_BLOCK):
+                if empty and "\0" in block:
+                    raise InputError(f"{what} is no text: it has NUL bytes (of UTF-16? edge reads UTF-8)")
                 empty = False
                 yield block
     except OSError as error:
         raise InputError(f"{what} cannot be read ({error.strerror})") from None
-    if empty:
+    if empty and not may_be_empty:
         raise InputError(f"{what} is empty")
