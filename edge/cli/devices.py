@@ -388,7 +388,7 @@ def _for_the_estimate(profile: DeviceProfile) -> str:
     from edge.devices.profiles import HOST, host_power
 
     if profile.name == HOST:
-        return f": joules are estimated by {host_power().profile}"
+        return f": joules are estimated from the profile of {host_power().profile}"
     return f": joules {'of its NPU alone can' if profile.value('npu_watts') else 'cannot'} be estimated"
 
 

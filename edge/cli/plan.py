@@ -179,9 +179,9 @@ def _rows(prediction: Prediction, options: Options, *, encoder: bool) -> list[li
         said = "cannot be: it draws more while it waits" if slow else "{:,.4g} tok/s"
         say(f"paced to {options.power:g} W", prediction.limited_tok_s, said, speed=not slow)
     if options.energy is not None:
-        say(f"{format_joules(options.energy)} buy", prediction.energy_tokens, "{:,.0f} tokens behind that prompt")
+        say(f"{format_joules(options.energy)} buy", prediction.energy_tokens, "{:,.0f} tokens after that prompt")
     if options.time is not None:
-        say(f"in {options.time:g} s", prediction.time_tokens, "{:,.0f} tokens behind that prompt")
+        say(f"in {options.time:g} s", prediction.time_tokens, "{:,.0f} tokens after that prompt")
     return rows
 
 

@@ -97,13 +97,13 @@ def corrected_by(answers: Correction, prompts: Correction) -> str:
     factors = f"{answers.factor:.2f} (answers) and {prompts.factor:.2f} (prompts)"
     figures = answers.figures + prompts.figures
     return (
-        f"edge was measured on no such device: estimates are times {factors}, by {figures} speeds that others\n"
-        f"published of {', '.join(sorted(engines))} on {len(devices)} devices; errors are those of nine in ten of "
-        "these figures, with their device left out"
+        f"edge was not measured on such a device: speeds are multiplied by {factors}, fitted to {figures} published\n"
+        f"speeds of {', '.join(sorted(engines))} on {len(devices)} devices; nine in ten of these are within the stated "
+        "errors, with their device left out of the fit"
     )
 
 
 def learned_from(answers: Correction, prompts: Correction) -> str:
     """As `corrected_by`, of speeds of other models that were measured on the device."""
     factors = f"{answers.factor:.2f} (answers) and {prompts.factor:.2f} (prompts)"
-    return f"estimates are times {factors}, by speeds measured there of {', '.join(answers.engines)}"
+    return f"speeds are multiplied by {factors}, fitted to speeds measured there of {', '.join(answers.engines)}"

@@ -207,7 +207,7 @@ class _Roof:
             prompts = correction(plan.backend, device.arch, "prompt", npu=on_npu)
         if on_npu:
             rate, watts = device.value("npu_read_bandwidth"), device.value("npu_watts")
-            drawn = None if watts is None else Guess(watts, f"estimated by {device.name}")
+            drawn = None if watts is None else Guess(watts, f"estimated from the profile of {device.name}")
             source = "estimated from figures of its NPU" if here else source
             return cls(
                 spec, plan, npu.EFFICIENCY, shares, rate, device.npu_flops, None, source, streaming_s, drawn, True,
@@ -355,7 +355,7 @@ def _token_cost(roof: _Roof, line: _Line, watts: Guess | None, power: Power | No
     def cost(context: float) -> Guess:
         read = roof.spec.weight_bytes + roof.work(1, int(context)).kv_bytes
         joules = _spent(power, roof.plan.config.threads, line.at(context), read)
-        return Guess(joules, f"estimated by {power.profile}")
+        return Guess(joules, f"estimated from the profile of {power.profile}")
 
     return cost
 
@@ -371,7 +371,7 @@ def _prompt_joules(
         return None
     passes = math.ceil(prompt / roof.plan.config.chunk)
     joules = _spent(power, roof.plan.config.threads, prefill.value, passes * roof.spec.weight_bytes)
-    return Guess(joules, f"estimated by {power.profile}")
+    return Guess(joules, f"estimated from the profile of {power.profile}")
 
 
 def _sustained(kept: Kept, plan: Plan, speed: Guess, joules: Guess | None) -> Sustained:

@@ -226,7 +226,7 @@ def test_the_command_shows_the_npu_and_that_it_estimates() -> None:
     assert "Exynos 2400" in shown
     answer = json.loads(run.invoke(app, [*flags, "--json"]).output)
     assert answer["npu"]["npu"]["soc"] == 57
-    assert answer["prediction"]["energy_tokens"]["source"] == "estimated by galaxy-s24"
+    assert answer["prediction"]["energy_tokens"]["source"] == "estimated from the profile of galaxy-s24"
     plain = json.loads(run.invoke(app, ["plan", MODEL, "--device", "galaxy-s24", "--memory", "2GiB", "--json"]).output)
     assert plain["npu"] is None
 

@@ -137,7 +137,7 @@ def test_joules_are_counted_as_the_estimate_counts_them() -> None:
     assert point.joules is not None
     read = SPEC.weight_bytes + 20_000
     assert point.joules.value == pytest.approx((4 * 2.0 + 1.0) / point.tok_s.value + read * 100e-12)
-    assert point.joules.source == "estimated by x"
+    assert point.joules.source == "estimated from the profile of x"
     assert found.watts is not None
     assert found.watts.value == pytest.approx(point.joules.value * point.tok_s.value)
     assert found.limited_tok_s is not None
@@ -265,7 +265,7 @@ def test_watts_of_another_meter_are_not_mixed_in() -> None:
     assert found.decode[0].tok_s.source == "measured earlier (6 runs)"
     unmetered = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="x profile")
     assert unmetered.watts is not None
-    assert unmetered.watts.source == "estimated by x"
+    assert unmetered.watts.source == "estimated from the profile of x"
 
 
 def test_every_engine_has_its_efficiency() -> None:
@@ -410,7 +410,7 @@ def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
     assert probed.exit_code == 0
     estimated = plan(*flags)["prediction"]["decode"][0]
     assert estimated["tok_s"]["source"] == "estimated from measured ceilings"
-    assert estimated["joules"]["source"].startswith("estimated by generic-")
+    assert estimated["joules"]["source"].startswith("estimated from the profile of generic-")
     done = run.invoke(app, ["run", MODEL, "-p", "x y z", "-n", "20", "--raw", "--ignore-eos", *flags])
     assert done.exit_code == 0, done.output
     assert plan(*flags)["prediction"]["decode"][0]["tok_s"]["source"] == "measured earlier (1 run)"
