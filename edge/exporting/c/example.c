@@ -29,6 +29,12 @@ static void check(edge_status status)
     }
 }
 
+static void misused(void)
+{
+    fputs("usage: chat [MODEL] [-p PROMPT] [-n TOKENS] [-s SYSTEM]\n", stderr);
+    exit(2);
+}
+
 static void on_interrupt(int number)
 {
     (void)number;
@@ -97,15 +103,20 @@ int main(int count, char **words)
     edge_options options = EDGE_OPTIONS;
     const char *prompt = NULL, *system = NULL;
     for (int i = 1; i < count; i++) {
-        const char *next = i + 1 < count ? words[i + 1] : "";
-        if (!strcmp(words[i], "-p"))
-            prompt = next, i++;
-        else if (!strcmp(words[i], "-s"))
-            system = next, i++;
-        else if (!strcmp(words[i], "-n"))
-            options.max_tokens = (uint32_t)strtoul(next, NULL, 10), i++;
-        else
+        if (words[i][0] != '-') {
             source.path = words[i];
+            continue;
+        }
+        const char *option = words[i], *next = ++i < count ? words[i] : NULL;
+        char *end = NULL;
+        if (next && !strcmp(option, "-p"))
+            prompt = next;
+        else if (next && !strcmp(option, "-s"))
+            system = next;
+        else if (next && !strcmp(option, "-n") && (options.max_tokens = (uint32_t)strtoul(next, &end, 10)) && !*end)
+            ;
+        else
+            misused();
     }
     edge_model *model;
     check(edge_open(&source, &model, &error));
@@ -123,5 +134,7 @@ int main(int count, char **words)
         talk();
     edge_end(session);
     check(edge_close(model, &error));
+    if (fflush(stdout) || ferror(stdout))
+        return fputs("chat: stdout cannot be written\n", stderr), 1;
     return 0;
 }
