@@ -39,8 +39,8 @@ def parse_bias(value: Mapping[int, float] | str | Iterable[tuple[int, float]] | 
 @named_in_errors
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters. temperature 0 is greedy: the same answer every time. 0, 1 and 0 switch top_k, top_p and
-    min_p off."""
+    """How tokens are drawn: the options of sampling of `edge run`, as numbers. temperature 0 is greedy; top_k 0,
+    top_p 1 and min_p 0 are off; seed None is random. Raises InputError for values out of range."""
 
     temperature: float = option(
         0.0, "--temp", group=SAMPLING, unset=True, low=0, high=100,

@@ -79,7 +79,7 @@ class PlanBytes:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that fits."""
+    """Settings of a run that fits the memory limit, with the bytes of its parts."""
 
     backend: str
     kv_policy: str
@@ -125,13 +125,15 @@ def make_plan(
     threads: int | None = None,
     losses: Losses | None = None,
 ) -> Plan:
-    """Choose how to run `spec` within `options.memory`, or within what the system grants. elsewhere: the memory for
-    it on another device, if the plan is for that one: then nothing counts that was tuned on this. threads: of that one,
-    unless the options say. process: bytes that the process holds before the engine is loaded; None: those of this one,
-    which will hold `more` besides. first_run: `Backend.first_run` of the model's file. losses: see `resolve`.
+    """Choose settings with which `spec` runs within `options.memory`, or within what the system grants.
 
-    Raises BudgetError, naming the smallest budget that would do; InputError for impossible options;
-    UnsupportedError for what the engine lacks.
+    elsewhere: the memory of another device to plan for; records that were tuned on this one are then ignored. threads:
+    of that device, unless the options state them. process: bytes that the process holds before the engine is loaded
+    (default: what this process holds now). more: bytes that it will hold besides. first_run: `Backend.first_run` of the
+    model's file. losses: see `resolve`.
+
+    Raises BudgetError, which names the smallest budget that fits; InputError for impossible options; UnsupportedError
+    for options that the engine lacks.
     """
     options = Options.of(options)
     runs = resolve(spec, backend, options, elsewhere=elsewhere is not None, threads=threads, losses=losses)

@@ -235,10 +235,13 @@ class Action:
 
 @dataclass(frozen=True)
 class RunReport:
-    """One run. `text` is None if the caller asked not to keep it, `heat` where the device shows no temperature,
-    `thoughts` where the model did not think. `incomplete`: the stop reason, if it cut an answer that its grammar did
-    not allow to end there. `logprobs`: of the tokens that were drawn, if the caller asked for them. `beams`: those of a
-    beam search, the best first."""
+    """The report of one answer (docs/report.md).
+
+    `text` is None if the caller asked not to keep it, `heat` where the device shows no temperature, `thoughts` where
+    the model did not think. `incomplete`: the stop reason, if it cut an answer that its grammar did not allow to end
+    there. `logprobs`: of the tokens that were drawn, if the caller asked for them. `beams`: those of a beam search, the
+    best first.
+    """
 
     text: str | None
     tokens: Tokens

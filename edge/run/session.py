@@ -194,33 +194,38 @@ class Session:
         on_thought: Callable[[str], None] | None = None,
         on_call: OnCall | None = None,
     ) -> Generator[str, None, None]:
-        """Pieces of the answer as they are generated, whole characters only.
+        """Yield the answer in pieces as it is generated; characters are never split.
 
-        prompt: text (goes through the chat template unless `raw`, which parses control tokens instead) or token ids,
-        int [n]; text in parts and a Prompt are read while they are run, so that they may be longer than what fits in
-        memory. max_tokens: None or -1 goes on until something else stops it. stop: a text before which the answer ends,
-        or several. follow_up: continue the conversation in the cache instead of starting anew; a raw text goes on where
-        the last one ended. think: whether and how long the model thinks before it answers: True, False, 256 (tokens),
-        "5J", "low" …; a Prompt has been rendered with it already. Thoughts count in max_tokens, are not searched for
-        `stop`, and go to `report.thoughts` and, piece by piece, to on_thought, which must return quickly. time_limit:
-        seconds, energy_limit: joules, instead of the session's budget; time_spent, energy_spent: what of it is gone
-        already, for the start. keep_text=False leaves the report's texts None, for runs without end. grammar: what the
-        answer must match, thoughts excepted; `report.incomplete` says what cut it, if that happened before its end.
-        logprobs: report each token's log-probability in the model's own distribution, before all options of sampling,
-        and as many of the likeliest tokens; on_logprob is called with each before its text comes. logits_processor: a
-        function of the answer's tokens and the next logits, which changes these or returns others. beams: search the
-        likeliest answer among so many, and yield it in one piece; `report.beams` has all. length_penalty: their scores
-        are divided by their length to this power. After the last piece, or when the iterator is closed, `report` holds
-        the RunReport, and its figures are in the history of this device (see docs/devices.md), for `edge.forecast`.
-        messages: a whole conversation instead of a prompt, and tools: functions that the model may call, both as
-        OpenAI's protocol has them; tool_choice: "auto", "none", "required", or the name of one. Without
-        parallel_tool_calls, the answer ends with the first call. Rows of an earlier generation with which the
-        conversation begins are kept. Complete calls go to `report.tool_calls`, and while they are generated, events of
-        `edge.tools.parser` to on_call, which must return quickly.
+        prompt: text, an iterable of text that is read while it runs, so that it may be longer than memory, token ids,
+            int [n], or a Prompt. Text goes through the chat template.
+        messages, tools, tool_choice, parallel_tool_calls: a whole conversation in place of the prompt, and functions
+            that the model may call, as OpenAI's protocol has them. KV rows that it shares with the last one are kept.
+        max_tokens: None or -1 has no limit. Thoughts count.
+        sampling: how tokens are drawn (default: as the model's file recommends, otherwise greedy).
+        stop: a text, or several, before which the answer ends; thoughts are not searched.
+        ignore_eos: never end the turn.
+        system: the system prompt.
+        raw: continue the prompt without the chat template; its control tokens are recognized.
+        follow_up: continue the conversation in the cache instead of starting anew.
+        think: whether and how long the model thinks before it answers: True, False, 256 (tokens), "5J", "low" …
+        time_limit, energy_limit: seconds and joules, instead of the session's budget.
+        time_spent, energy_spent: the part of them that is spent before the start.
+        keep_text: False leaves the texts of the report None, for answers without end.
+        grammar: what the answer, without thoughts, must match; `report.incomplete` says what cut it short.
+        logprobs: report the log-probability of each token, in the model's own distribution before sampling, and this
+            many of the likeliest tokens.
+        logits_processor: a function of the answer's tokens, int32 [n], and the next logits, float32 [vocab], which
+            changes the logits in place or returns others.
+        beams, length_penalty: beam search with this many beams, whose answer comes in one piece; scores are divided by
+            length to the power of length_penalty. `report.beams` has all beams.
+        on_prefill, on_thought, on_logprob, on_call: functions called with the progress of the prompt, each piece of
+            thoughts, each TokenLogprob before its text, and events of `edge.tools.parser`. They must return quickly.
 
-        A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
-        forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
-        answer.
+        After the last piece, or when the iterator is closed, `report` holds the RunReport, and its figures are in the
+        history of this device (docs/devices.md), from which `edge.forecast` predicts.
+
+        Raises InputError; BusyError, at the call, while another stream of the session is open, and in a forked child;
+        BudgetError, after `report` was set, if a budget ended the answer before its first token.
         """
         started, options, sequence = time.perf_counter(), self.options, self._sequence
         prompt = prompt_of(
