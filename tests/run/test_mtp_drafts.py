@@ -17,8 +17,10 @@ from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig, StatesEngine
 from edge.backends.reference import ReferenceEngine
 from edge.backends.tvm.engine import NativeEngine
+from edge.converters.quantize import Settings, quantize_gguf
 from edge.devices.power import find_meter
 from edge.errors import BudgetError
+from edge.formats.gguf import read_gguf
 from edge.model.model import open_model
 from edge.model.mtp import mtp_file
 from edge.model.reader import read_spec
@@ -168,6 +170,17 @@ def test_drafts_are_right_and_change_no_token(always: None, sampling: SamplingPa
     assert tokens > 100
     if sampling is GREEDY:
         assert right > 0.6 * tokens
+
+
+@pytest.mark.exhaustive
+def test_a_head_in_two_stages_serves_both(always: None, tmp_path: Path) -> None:
+    file, path = read_gguf(MODEL), tmp_path / "q8.gguf"
+    quantize_gguf(file, read_spec(file), path, Settings("Q8_0", "rtn"), np.arange(3, 250, dtype=np.int32).repeat(3))
+    texts, reports, plan = answers(path)
+    assert plan.config.mtp
+    assert texts == answers(path, speculate="off")[0]
+    tokens, right = drafted(reports)
+    assert right > 0.6 * tokens
 
 
 def test_evictions_change_no_token(always: None) -> None:
