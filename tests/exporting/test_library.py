@@ -63,7 +63,8 @@ def make(
     machine = {"linux": "x86_64", "android": "aarch64"}[system]
     if shutil.which(f"{machine.replace('_', '-')}-linux-gnu-gcc") is None and platform.machine() != machine:
         pytest.skip(f"no C compiler for {machine}")
-    designs = exported_designs(make_layout(model.file, model.spec), kv_dtype, machine, system, isas=isas or None)
+    layout = make_layout(model.file, model.spec, halve=True)
+    designs = exported_designs(layout, kv_dtype, machine, system, isas=isas or None)
     folder.mkdir()
     files = sorted(GPU.glob("*.c")) if gpu else []
     make_library(designs, folder, machine, system, tables=TABLES | more, more=files)
