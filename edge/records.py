@@ -12,14 +12,11 @@ from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
 
-
 _SHAPES: Any = [dataclasses.make_dataclass("_", [], frozen=frozen) for frozen in (False, True)]
 _PARAMS = [each.__dataclass_params__ for each in _SHAPES]  # by frozen
 
 
-def _dataclass(
-    cls: type[Any] | None = None, /, *, frozen: bool = False, eq: bool = True, kw_only: bool = False
-) -> Any:
+def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: bool = True, kw_only: bool = False) -> Any:
     """`dataclasses.dataclass`, and the same classes, defined faster.
 
     Fields may have a default, a `default_factory` or `kw_only`; none is an `InitVar`.
