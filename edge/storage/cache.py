@@ -34,8 +34,9 @@ from edge.storage.lock import file_lock
 from edge.storage.making import making
 
 EntryKind = Literal[
-    "models", "weights", "kernels", "hashes", "tokenizers", "trials", "headers", "races", "traces", "searches", "losses"
-]
+    "models", "weights", "kernels", "hashes", "tokenizers", "templates", "trials", "headers", "races", "traces",
+    "searches", "losses",
+]  # fmt: skip
 ENTRY_KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 
 _LIMIT = "16GiB"
