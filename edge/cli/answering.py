@@ -24,7 +24,6 @@ def answer_prompt(
     with progress(enabled=not output.quiet) as shown:
         fetch_missing(model, options, shown, quiet=output.quiet)
     started = clock.perf_counter()
-    from edge.cli.hint import suggest_tuning
     from edge.cli.terminal.signals import Terminated, ended_by_signals
     from edge.cli.terminal.wrap import WordWrap
     from edge.devices.child import room_for_children
@@ -113,7 +112,6 @@ def answer_prompt(
                             from edge.report.run import report_line, report_lines
 
                             note("\n".join(["", *(report_lines if output.verbose else report_line)(session.report)]))
-                            suggest_tuning(model, session.spec, session.plan)
             if session.terminated:
                 raise Terminated
             if session.report is not None and session.report.stop_reason == "interrupted":

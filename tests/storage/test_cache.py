@@ -12,15 +12,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from fork_server import COMMAND, forking
 
 import edge.storage.cache
 import edge.storage.completion
-from edge.cli.hint import suggest_tuning
 from edge.devices.memory.paging import measure_paging
 from edge.errors import CacheError, InputError
 from edge.run import history
@@ -131,7 +129,7 @@ def test_the_folder_is_private(folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no modes")
-@pytest.mark.parametrize("first", ["history", "hint", "entry", "paging"])
+@pytest.mark.parametrize("first", ["history", "entry", "paging"])
 def test_the_root_is_private_whoever_makes_it(first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those above it, too: who may rename a folder may put another in its place."""
     root = tmp_path / "new" / "cache"
@@ -141,10 +139,6 @@ def test_the_root_is_private_whoever_makes_it(first: str, tmp_path: Path, monkey
     try:
         if first == "history":
             history.append(a_run())
-        elif first == "hint":
-            plan = SimpleNamespace(backend="cpu", tuned="default")
-            spec = SimpleNamespace(label="a", layers=1, hidden=2)
-            suggest_tuning("a", cast(Any, spec), cast(Any, plan))
         elif first == "paging":
             measure_paging(root, 1)
         else:
