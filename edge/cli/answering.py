@@ -29,7 +29,6 @@ def answer_prompt(
     from edge.devices.child import room_for_children
     from edge.devices.power import find_meter
     from edge.errors import BudgetError
-    from edge.grammar.grammar import read_grammar
     from edge.model.spec import check_generates
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
@@ -39,7 +38,11 @@ def answer_prompt(
     from edge.storage.making import account
 
     limit, think = check_limit(answer.max_tokens), Think.parse(answer.think)
-    form = read_grammar(json_schema=question.json_schema, lark=question.grammar, regex=question.regex)
+    form = None
+    if question.json_schema or question.grammar or question.regex is not None:
+        from edge.grammar.grammar import read_grammar
+
+        form = read_grammar(json_schema=question.json_schema, lark=question.grammar, regex=question.regex)
     meter = find_meter()
     with (
         progress(enabled=not output.quiet) as shown,

@@ -30,7 +30,6 @@ from edge.model.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, TOO_MUCH, Com
 from edge.model.thinking import EFFORTS, Think, find_family
 from edge.storage import cache
 from edge.storage.versions import version_of
-from edge.tools import common_form
 
 _NAMES = ("user", "assistant", "system", "earlier", "thoughts")
 _USER, _ASSISTANT, _SYSTEM, _EARLIER, _THOUGHTS = (f"\ue000{name}\ue001" for name in _NAMES)
@@ -284,6 +283,8 @@ def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 def _spelled_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The tools as a part of the system prompt."""
+    from edge.tools import common_form
+
     system = messages[0] if messages[0].role == "system" else None
     said = [Segment(f"{system.content}\n\n", trusted=False)] if system and system.content else []
     text = (
@@ -297,6 +298,8 @@ def _spelled_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) 
 
 def _spelled_calls(message: Message) -> Message:
     """Calls as text behind the assistant's answer."""
+    from edge.tools import common_form
+
     if not message.calls:
         return message
     parts = [Segment(f"{message.content}\n", trusted=False)] if message.content else []
@@ -312,6 +315,8 @@ def _spelled_calls(message: Message) -> Message:
 
 def _spelled_results(messages: list[Message]) -> list[Message]:
     """Results of tools as texts of the user, those of one turn together."""
+    from edge.tools import common_form
+
     found: list[Message] = []
     for message in messages:
         if message.role != "tool":

@@ -8,19 +8,20 @@ because it imports nothing of edge's. Requests and answers are lines of JSON.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 FUEL = 1_000_000  # minijinja instructions; real templates use a few thousand for one exchange
 FUEL_PER_MESSAGE = 5_000
@@ -107,11 +108,17 @@ def _environment(source: str) -> Any:
     environment: Any = Environment(templates={"chat": source}, pycompat=True, fuel=FUEL)
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.add_function("raise_exception", _raise)
-    environment.add_function("strftime_now", lambda form: datetime.datetime.now().strftime(form))
+    environment.add_function("strftime_now", _strftime_now)
     environment.add_filter("tojson", _to_json)
     environment.add_filter("string", _to_string)
     environment.add_test("iterable", lambda value: isinstance(value, Iterable))  # none is not iterable
     return environment
+
+
+def _strftime_now(form: str) -> str:
+    import datetime
+
+    return datetime.datetime.now().strftime(form)
 
 
 def _to_json(
@@ -216,6 +223,8 @@ class Renderer:
         return None
 
     def _start(self) -> None:
+        import subprocess  # here: runs of one prompt start none
+
         places = [os.path.abspath(place) for place in sys.path]
         begin = f"import runpy, sys; sys.path[:] = {places!r}; runpy.run_path({__file__!r}, run_name='__main__')"
         self._child = child = subprocess.Popen(

@@ -15,9 +15,7 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from typing import Literal, get_args
 
 from edge.budget import format_bytes, parse_bytes
 from edge.devices.output import held, sweep
+from edge.devices.platform import system_folder
 from edge.devices.private import distrust, make_private_folder
 from edge.errors import CacheError
 from edge.records import dataclass
@@ -63,9 +62,7 @@ class Entry:
 
 def cache_folder() -> Path:
     """The folder, which may not exist."""
-    import platformdirs
-
-    chosen = os.environ.get("EDGE_CACHE") or platformdirs.user_cache_dir("edge")
+    chosen = os.environ.get("EDGE_CACHE") or system_folder("cache")
     return Path(os.path.abspath(os.path.expanduser(chosen)))
 
 
@@ -166,6 +163,8 @@ def entries(kind: EntryKind | None = None) -> list[Entry]:
 def clear(kind: EntryKind | None = None) -> tuple[int, int]:
     """Remove all entries (of one kind) and leftovers of dead processes. Returns their number and the bytes freed.
     Raises CacheError."""
+    import tempfile
+
     removed = entries(kind)
     for entry in removed:
         discard(entry)
@@ -230,6 +229,8 @@ def _refuse_folders(*files: Path) -> None:
 
 def _check_room(folder: Path, expected: int) -> None:
     """Raise CacheError if the disk has less than `expected` free bytes, OSError if it does not say."""
+    import shutil
+
     free = shutil.disk_usage(folder).free
     if free < expected:
         raise CacheError(

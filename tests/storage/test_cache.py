@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import pytest
 from fork_server import COMMAND, forking
 
 import edge.storage.cache
 import edge.storage.completion
 from edge.devices.memory.paging import measure_paging
+from edge.devices.platform import system_folder
 from edge.errors import CacheError, InputError
 from edge.run import history
 from edge.storage.cache import ENTRY_KINDS, EntryKind, clear, create, entries, find, find_or_make, lock
@@ -611,3 +613,17 @@ def test_bad_input_gets_one_line_and_exit_code_2(args: tuple[str, ...], environm
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("stated", [None, "", "relative", "/absolute/here"])
+@pytest.mark.parametrize("home", [None, "", "relative", "/home/somebody"])
+def test_the_systems_folders_are_those_of_platformdirs(
+    stated: str | None, home: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"HOME": home, **dict.fromkeys(("XDG_CACHE_HOME", "XDG_DATA_HOME"), stated)}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert system_folder("cache") == platformdirs.user_cache_dir("edge")
+    assert system_folder("data") == platformdirs.user_data_dir("edge")
+    assert system_folder("config") == platformdirs.user_config_dir("edge")
