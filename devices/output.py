@@ -22,7 +22,7 @@ from edge.errors import InputError
 from edge.records import dataclass
 
 _TEMPORARY, _OLD = ".edge-tmp-", ".edge-old-"
-_OURS = re.compile(rf"({re.escape(_TEMPORARY)}|{re.escape(_OLD)})[0-9a-f]{{8}}-(?P<name>.+)", re.DOTALL)
+_OURS = rf"({re.escape(_TEMPORARY)}|{re.escape(_OLD)})[0-9a-f]{{8}}-(?P<name>.+)"
 _NAME_BYTES = 120  # of the target's name, at its end: compilers look at endings, and file systems limit names
 _RENAME_EXCHANGE, _AT_FDCWD = 2, -100  # of Linux's renameat2
 _NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}  # kernels and file systems without it
@@ -131,7 +131,7 @@ def sweep(folder: Path) -> int:
     freed = 0
     with suppress(OSError):
         for name in os.listdir(folder):
-            if match := _OURS.fullmatch(name):
+            if match := re.fullmatch(_OURS, name, re.DOTALL):
                 freed += _remove_left(folder / name, folder / match["name"] if name.startswith(_OLD) else None)
     return freed
 

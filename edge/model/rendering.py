@@ -44,7 +44,7 @@ GUISES = "\u2000\u2001\u2002\u2003\u2004\u2005"
 _REVEAL = str.maketrans(GUISES, BLANKS)
 
 # Marks around the assistant's words that only training needs, and that Jinja2 knows by an extension of transformers.
-_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+_GENERATION = r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}"
 
 Answer = dict[str, str]  # {"text": …} or {"error": …}
 
@@ -75,8 +75,8 @@ class Compiled:
     """A template, compiled. bos, eos: texts of these tokens."""
 
     def __init__(self, source: str, bos: str, eos: str) -> None:
-        self._source = _GENERATION.sub(
-            lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", source
+        self._source = re.sub(
+            _GENERATION, lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", source
         )
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._environment: Any = None

@@ -45,7 +45,7 @@ _KEY = re.compile(r"[0-9a-f]{8,128}")
 _SUFFIX = re.compile(r"(\.[A-Za-z0-9_-]+)+(?<!\.ok)")
 _TIDIED = set[Path]()  # folders, by this process
 # The names that may be swept away: temporary files, lock files, entries and completion records.
-_OURS = re.compile(rf"\.(?P<pid>\d+)-\w+-.+|\.{_KEY.pattern}\.lock|{_KEY.pattern}(\.[A-Za-z0-9_-]+)+")
+_OURS = rf"\.(?P<pid>\d+)-\w+-.+|\.{_KEY.pattern}\.lock|{_KEY.pattern}(\.[A-Za-z0-9_-]+)+"
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def _sweep(kind: EntryKind, older_than: float) -> int:
     kept = {path for entry in entries(kind) for path in (entry.path, record_path(entry.path))}
     freed = 0
     for path in folder.iterdir() if _is_folder(folder) else ():
-        status, ours = status_of(path), _OURS.fullmatch(path.name)
+        status, ours = status_of(path), re.fullmatch(_OURS, path.name)
         if path in kept or status is None or ours is None:
             continue
         is_old = time.time() - status.st_mtime >= older_than
