@@ -26,15 +26,14 @@ def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: boo
         return lambda cls: _dataclass(cls, frozen=frozen, eq=eq, kw_only=kw_only)
     made: Any = cls
     for base in made.__mro__[1:]:
-        if dataclasses.is_dataclass(base) and base.__dataclass_params__.frozen != frozen:  # type: ignore[attr-defined]
+        known = getattr(base, "__dataclass_params__", None)
+        if known is not None and known.frozen != frozen:
             one, other = ("frozen", "a non-frozen") if frozen else ("non-frozen", "a frozen")
             raise TypeError(f"cannot inherit {one} dataclass from {other} one")
     made.__doc__ = made.__doc__ or made.__name__  # the standard library's is the signature, which takes long
     made.__dataclass_params__, made.__dataclass_fields__ = _PARAMS[frozen], _collect(made, kw_only)
-    fields = made.__dataclass_fields__.values()
-    if "__match_args__" not in vars(made):
-        made.__match_args__ = tuple(each.name for each in fields if not each.kw_only)
-    methods = {"__init__": _first_init(made), "__repr__": _represent}
+    by_position = tuple(each.name for each in made.__dataclass_fields__.values() if not each.kw_only)
+    methods = {"__init__": _first_init(made), "__repr__": _represent, "__match_args__": by_position}
     if frozen:
         methods |= {"__setattr__": _set, "__delattr__": _delete}
     if eq:
