@@ -17,7 +17,7 @@ _XDG = {"cache": ".cache", "config": ".config", "data": ".local/share"}  # below
 
 
 def system_folder(kind: Literal["cache", "config", "data"]) -> str:
-    """The folder for edge's files of this kind, as platformdirs has it, whose import takes 3 % of a warm start."""
+    """The folder for edge's files of this kind, as platformdirs has it, which imports twenty modules for it."""
     home = os.environ.get("HOME", "")
     if sys.platform == "linux" and "ANDROID_DATA" not in os.environ and os.path.isabs(home):
         stated = os.environ.get(f"XDG_{kind.upper()}_HOME", "")

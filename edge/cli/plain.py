@@ -1,4 +1,4 @@
-"""Arguments of `edge run` in their plain forms, read without typer, whose import is a fifth of the start.
+"""Arguments of `edge run` in their plain forms, read without typer, whose import is a seventh of the start.
 
 A form is plain if it means one thing: whole names of flags, each once; values that do not begin with `-`; numbers of
 digits. For all others, for help and errors, and if a variable of the environment stands for a flag, `read_plainly`

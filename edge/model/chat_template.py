@@ -368,7 +368,7 @@ def _with_responses(messages: list[Message]) -> list[Message]:
 
 
 def _known_forms(source: str, bos: str, eos: str, thinks: bool) -> Forms:
-    """The rendered forms, from the cache folder if they were rendered before: a child takes a tenth of a warm start."""
+    """The rendered forms, from the cache folder if they were rendered before, without a child."""
     code = [path.read_bytes() for path in (Path(__file__), Path(rendering.__file__))]
     depends = (source, bos, eos, thinks, version_of("minijinja"), code)
     key = hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
