@@ -201,7 +201,9 @@ def takes_options(function: Function) -> Function:
         parameters.append(keyword)
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     lines = [
-        textwrap.fill(f"{name}: {flag.help}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        textwrap.fill(
+            f"{name}: {flag.help}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
+        )
         for name, flag in flags.items()
     ]
     function.__doc__ = (function.__doc__ or "").replace("    OPTIONS", "\n".join(lines))

@@ -9,7 +9,6 @@ import mmap
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -507,6 +506,8 @@ def _prepare(
             parts[name] = part
             if progress:
                 progress(sum(parts.values()) / len(parts), _COMPILING)
+
+    from concurrent.futures import ThreadPoolExecutor  # here: first runs need it
 
     with ThreadPoolExecutor(1) as pool:
         try:

@@ -160,10 +160,11 @@ def first_fit(
             if config.resident:
                 config, counted = _balanced(run, config, limit, before)
             config, counted = _with_drafts(run, config, counted, limit, before, mtp=elsewhere is None)
-            config = replace(config, frugal=before.needs_first(config) > limit.bytes)
             if before.needs_first(config) > limit.bytes:
-                card = None  # it is the process that has no room
-                break
+                config = replace(config, frugal=True)
+                if before.needs_first(config) > limit.bytes:
+                    card = None  # it is the process that has no room
+                    break
             return _plan(run, config, counted, limit, card, before)
     following = replace(before, resident=before.resident + _DRIFT) if process is None else before
     raise _too_small(runs, limit, card, before, following, elsewhere=elsewhere is not None)
