@@ -242,7 +242,11 @@ class CudaDevice:
             )
         )
         architecture = architecture_for(major, minor)
-        limit = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        attributes = self._cu.CUfunction_attribute
+        limit, carveout = (
+            attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+            attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+        )
         for done, (name, kernel) in enumerate(kernels.items(), 1):
             if name not in self._kernels or self._kernels[name][0] != kernel:
                 module = self._do("cuModuleLoadData", _compiled(name, kernel.source, architecture))
@@ -251,6 +255,8 @@ class CudaDevice:
                 most = self._do("cuFuncGetAttribute", limit, function)
                 if most < kernel.threads[0] * kernel.threads[1]:
                     raise EngineError(f"CUDA runs {name} with {most} threads at most, not {kernel.threads}")
+                # The same for all kernels: a multiprocessor that has to change it waits until it is empty.
+                self._do("cuFuncSetAttribute", function, carveout, 100)
                 self._kernels[name] = kernel, module, function
             if progress:
                 progress(done / len(kernels))
