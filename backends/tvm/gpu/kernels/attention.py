@@ -68,8 +68,8 @@ class HeadSplit:
     rows: int  # rows per block
 
     @classmethod
-    def of(cls, core: Attention, threads: int) -> HeadSplit:
-        most = max(1, min(_QUERIES // round_up(core.head_dim, LANES), _SCORES // threads))
+    def of(cls, core: Attention, threads: int, most: int = _QUERIES) -> HeadSplit:
+        most = max(1, min(most, _QUERIES // round_up(core.head_dim, LANES), _SCORES // threads))
         at_once = next(count for count in range(min(most, core.group), 0, -1) if core.group % count == 0)
         return cls(at_once, core.group // at_once, max(1, _SCORES // (at_once * threads)) * threads)
 
@@ -86,7 +86,8 @@ def attend(
     `store_rows`, and has its scalar `angles`. It attends to the row without reading it back. sinks: of the model, in
     the buffer w1.
     """
-    form, threads, split = RowForm.of(core, dtype), tuning.attend, HeadSplit.of(core, tuning.attend)
+    form, threads = RowForm.of(core, dtype), tuning.attend
+    split = HeadSplit.of(core, threads, tuning.heads) if heads and tuning.heads else HeadSplit.of(core, threads)
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
     padded = round_up(core.width, PART)
@@ -116,8 +117,9 @@ def attend(
         with loop(0, quotient(visible + (split.rows - 1), split.rows)) as block:
             first = let(block * split.rows)
             barrier()  # queries are there; the scores of the block before are read
-            most = _score(scope, ready, scores, start, first, visible, token)
-            _soften(scope, scores, memory, most, maxima, sums, out)
+            turns = hold(quotient(T.min(i32(split.rows), visible - first) + (threads - 1), threads), "int32")
+            most = _score(scope, ready, scores, start, first, visible, token, turns)
+            _soften(scope, scores, memory, most, maxima, sums, out, turns)
             _mix(scope, scores, start, first, visible, out)
         if heads:
             _mix_own(scope, ready, maxima, sums, out)
@@ -167,11 +169,12 @@ def attend(
                     register.value = register.value * correction + select(mixes, power * own, f32(0.0))
 
     def _score(
-        scope: Scope, queries: Buffer, scores: Buffer, start: Value, before: Value, visible: Value, token: Value
-    ) -> list[Register]:
+        scope: Scope, queries: Buffer, scores: Buffer, start: Value, before: Value, visible: Value, token: Value,
+        turns: Value,
+    ) -> list[Register]:  # fmt: skip
         """Compute the scores of the block; returns the maxima over this thread's rows."""
         most = [Register(f32(NEVER)) for _ in range(split.at_once)]
-        with loop(0, split.rows // threads) as turn:
+        with loop(0, turns) as turn:
             place = let(turn * threads + scope.thread)
             row = let(start + T.min(before + place, visible - 1))
             found = row_scores(scope, core, tables, form, queries, split.at_once, row, before + place < visible, token)
@@ -182,7 +185,7 @@ def attend(
 
     def _soften(
         scope: Scope, scores: Buffer, memory: Buffer, most: list[Register], maxima: list[Register],
-        sums: list[Register], out: list[list[list[Register]]],
+        sums: list[Register], out: list[list[list[Register]]], turns: Value,
     ) -> None:  # fmt: skip
         """Replace scores by exponentials, and rescale earlier results to the new maximum."""
         for number, each in enumerate(most):
@@ -204,7 +207,7 @@ def attend(
             for words in out[number]:
                 for each in words:
                     each.value = each.value * correction
-            with loop(0, split.rows // threads) as turn:
+            with loop(0, turns) as turn:
                 at = let(turn * threads + scope.thread + number * split.rows)
                 score = let(scores[at])
                 power = let(select(score > f32(NEVER / 2), T.exp(score - maximum), f32(0.0)))
