@@ -27,9 +27,7 @@ class Driver:
     CUdevice_attribute = SimpleNamespace(
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=8, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=6
     )
-    CUfunction_attribute = SimpleNamespace(
-        CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK=0, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT=9
-    )
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK=0)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
     CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6)
@@ -107,10 +105,6 @@ class Driver:
 
     def cuModuleGetFunction(self, module: str, name: bytes) -> tuple[int, str]:  # noqa: N802
         return _DONE, name.decode()
-
-    def cuFuncSetAttribute(self, function: str, attribute: int, value: int) -> tuple[int]:  # noqa: N802
-        assert (attribute, value) == (9, 100)
-        return (_DONE,)
 
     def cuFuncGetAttribute(self, attribute: int, function: str) -> tuple[int, int]:  # noqa: N802
         return _DONE, self.threads

@@ -81,15 +81,15 @@ def test_steps_keep_activations_in_shared_memory(device: Emulator) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
 
 
-@pytest.mark.parametrize("ahead", [4, 64])
+@pytest.mark.parametrize(("ahead", "groups"), [(4, 2), (64, 256), pytest.param(64, 2, marks=MORE)])
 @pytest.mark.parametrize(
     "kinds",
     [("Q4_0", "Q6_K", "Q4_K"), *(pytest.param((kind,), marks=MORE) for kind in QUANTIZED)],
     ids="-".join,
 )
-def test_steps_go_through_tensor_cores(device: Emulator, kinds: tuple[str, ...], ahead: int) -> None:
+def test_steps_go_through_tensor_cores(device: Emulator, kinds: tuple[str, ...], ahead: int, groups: int) -> None:
     """Of matrices whose types differ, whose rows are no whole tiles, and whose last parts not all threads have: read
-    ahead as a whole or in rounds."""
+    ahead as a whole or in rounds, by workgroups with one band of rows or several."""
     packed, rows, columns = Packed(), (70, 8, 16), 768
     factors, at = list[Factor](), 0
     for kind, count in zip(kinds, rows, strict=False):
@@ -98,7 +98,7 @@ def test_steps_go_through_tensor_cores(device: Emulator, kinds: tuple[str, ...],
     weight, x = normal(columns, seed=1), normal(1, columns, seed=2)
     norm = Norm("rms", packed.vector(weight), None, columns, EPSILON)
     product = Product("edge_normed", tuple(factors), Epilogue("store", at), norm)
-    built = step(product, replace(STEPS, ahead=ahead))
+    built = step(product, replace(STEPS, ahead=ahead, mma_groups=groups))
     found = run(device, built, {"out": zeros(1, at), "x": x, "w": packed.words})
     expected = normed(x, "rms", weight, 0.0) @ np.concatenate(packed.expected[: len(kinds)]).T
     np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)

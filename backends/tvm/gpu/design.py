@@ -162,7 +162,7 @@ class Tuning:
         if adapter.kind == "cpu":
             return cls(rows=4, split=1, workgroup=16, gemm_tokens=16, gemm_rows=16)
         if "mma" in adapter.features:
-            return cls(rows=2, split=32, workgroup=256, heads=1, stage=48 << 10, ahead=12, mma_rows=128)
+            return cls(rows=2, split=32, workgroup=256, heads=1, stage=48 << 10, ahead=24, mma_rows=128)
         return cls()
 
 

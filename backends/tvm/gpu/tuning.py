@@ -27,7 +27,7 @@ _CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the 
     "gemm_tokens": ("tokens of a tile, prefill", (8, 16, 32, 64), (CHUNK,)),
     "gemm_rows": ("rows of a tile, prefill", (16, 32, 64, 128), (CHUNK,)),
     "stage": ("bytes of shared memory for activations, decode", (0, 48 << 10), (STEP,)),
-    "ahead": ("loads of 16 bytes ahead of tensor cores, decode", (0, 4, 8, 12, 16), (STEP,)),
+    "ahead": ("loads of 16 bytes ahead of tensor cores, decode", (0, 8, 16, 24, 32), (STEP,)),
     "mma_rows": ("rows of a tile through tensor cores, prefill", (64, 128, 256), (CHUNK,)),
     "mma_tokens": ("tokens of such a tile", (32, 64, 128), (CHUNK,)),
     "mma_groups": ("workgroups below which such tiles become smaller", (1, 128, 256, 512), (CHUNK,)),

@@ -242,11 +242,7 @@ class CudaDevice:
             )
         )
         architecture = architecture_for(major, minor)
-        attributes = self._cu.CUfunction_attribute
-        limit, carveout = (
-            attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-            attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
-        )
+        limit = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
         for done, (name, kernel) in enumerate(kernels.items(), 1):
             if name not in self._kernels or self._kernels[name][0] != kernel:
                 module = self._do("cuModuleLoadData", _compiled(name, kernel.source, architecture))
@@ -255,8 +251,6 @@ class CudaDevice:
                 most = self._do("cuFuncGetAttribute", limit, function)
                 if most < kernel.threads[0] * kernel.threads[1]:
                     raise EngineError(f"CUDA runs {name} with {most} threads at most, not {kernel.threads}")
-                # The same for all kernels: a multiprocessor that has to change it waits until it is empty.
-                self._do("cuFuncSetAttribute", function, carveout, 100)
                 self._kernels[name] = kernel, module, function
             if progress:
                 progress(done / len(kernels))
@@ -326,7 +320,9 @@ class CudaDevice:
         self._do("cuStreamBeginCapture", self._stream, mode)
         try:
             for number, each in enumerate(recording.launches):
-                self._launch(each, tokens, overlaps=number > 0 and "overlap" in self.adapter.features)
+                # Workgroups of a chunk that wait would take the place of those that work.
+                overlaps = number > 0 and not each.dispatch.per and "overlap" in self.adapter.features
+                self._launch(each, tokens, overlaps=overlaps)
         except EngineError:
             self._cu.cuStreamEndCapture(self._stream)
             raise

@@ -57,6 +57,7 @@ from edge.model.cores import Attention
 NEVER = -1e30  # the score of a row that the query must not see
 _SCORES = 1536  # float32 of shared memory for the scores of a block
 _QUERIES = 1024  # float32 of shared memory for queries
+_READ = 8  # rows of which a thread reads values before it mixes them
 
 
 @dataclass(frozen=True)
@@ -222,20 +223,21 @@ def attend(
         rows = let(T.min(i32(split.rows), visible - before))
         own = let(quotient(scope.thread, form.words)) if lanes > 1 else i32(0)
         word = let(remainder(scope.thread, form.words)) if lanes > 1 else scope.thread
-        with when(own < lanes), loop(0, quotient(rows + (lanes - 1), lanes)) as turn:
-            place = let(turn * lanes + own)
-            with when(place < rows):
-                row = let(start + before + place)
-                powers = [let(scores[place + number * split.rows]) for number in range(split.at_once)]
-                scale = row_scale(scope, form, row * 2 + 1)
-                if form.dtype == "int8":
-                    powers = [let(power * scale[0]) for power in powers]
-                for index in range(at_once):
-                    at = word + index * threads
-                    with when(at < form.words):
-                        codes = let(scope.values[row * form.words + at])
-                        values = [let(value) for value in unpack(form, codes, scale)]
-                        for power, words in zip(powers, out, strict=True):
+        with when(own < lanes), loop(0, quotient(rows + (lanes * _READ - 1), lanes * _READ)) as turn:
+            places = [let((turn * _READ + number) * lanes + own) for number in range(_READ)]
+            at_rows = [let(start + before + T.min(place, rows - 1)) for place in places]
+            scales = [row_scale(scope, form, row * 2 + 1) for row in at_rows]
+            for index in range(at_once):
+                at = word + index * threads
+                with when(at < form.words):
+                    codes = [let(scope.values[row * form.words + at]) for row in at_rows]
+                    for place, code, scale in zip(places, codes, scales, strict=True):
+                        values = [let(value) for value in unpack(form, code, scale)]
+                        for number, words in enumerate(out):
+                            # Behind the last row a score is none, or of a block before.
+                            score = scores[T.min(place, rows - 1) + number * split.rows]
+                            power = hold(select(place < rows, score, f32(0.0)))
+                            power = let(power * scale[0]) if form.dtype == "int8" else power
                             for value, each in zip(values, words[index], strict=True):
                                 each.value = each.value + power * value
 

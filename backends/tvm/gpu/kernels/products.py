@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -34,6 +34,9 @@ from edge.backends.tvm.gpu.weights import LayerLayout, Matrix, Piece, Vector, We
 from edge.backends.tvm.packing.shape import Shape
 
 _LINE = 32  # words that are read at once
+
+# The sums of a row of a band, one for each factor, and of the squares, if results are scaled late.
+Found = Callable[[Value], tuple[list[Value], Value | None]]
 
 
 @dataclass(frozen=True)
@@ -124,33 +127,35 @@ def head_products(weights: WeightsLayout, shape: Shape) -> list[tuple[Piece, Pro
 
 @dataclass(frozen=True)
 class Band:
-    """The rows of a workgroup, and the bundle that has them. Barriers stand outside of `each`, and of all conditions,
-    since pocl 3.1 computes wrong sums otherwise."""
+    """Rows that a workgroup multiplies at once, and the bundle that has them. Barriers stand outside of `each`, and of
+    all conditions, since pocl 3.1 computes wrong sums otherwise."""
 
     scope: Scope
     product: Product
-    starts: tuple[int, ...]  # each bundle's first workgroup, and the end
+    number: Value  # of all bands of the product; behind the last one, none of its rows is a matrix's
+    starts: tuple[int, ...]  # each bundle's first band, and the end
     first: Value  # its first row in the matrix
     rows: Value  # of the matrix
     at: Value  # first column of its results
 
     @classmethod
-    def of(cls, scope: Scope, product: Product, height: int) -> Band:
-        """The band of a workgroup with `height` rows."""
+    def of(cls, scope: Scope, product: Product, height: int, number: Value | None = None) -> Band:
+        """A band of `height` rows, that of the workgroup if no other."""
+        number = scope.group if number is None else number
         starts, heads = _starts(product, height), [bundle[0] for bundle in product.bundles]
 
         def chosen(values: Sequence[int]) -> Value:
             found: Value = i32(values[-1])
             for start, value in zip(starts[-2:0:-1], values[-2::-1], strict=True):
-                found = select(scope.group < start, i32(value), found)
+                found = select(number < start, i32(value), found)
             return found
 
-        first = hold((scope.group - chosen(starts[:-1])) * height, "int32")
+        first = hold((number - chosen(starts[:-1])) * height, "int32")
         rows = hold(chosen([head.matrix.rows for head in heads]), "int32")
-        return cls(scope, product, starts, first, rows, hold(chosen([head.at for head in heads]), "int32"))
+        return cls(scope, product, number, starts, first, rows, hold(chosen([head.at for head in heads]), "int32"))
 
     def each(self) -> Iterator[Sequence[Factor]]:
-        """Iterate over bundles, each inside the condition that the workgroup has it."""
+        """Iterate over bundles, each inside the condition that the band has it."""
         for number, bundle in enumerate(self.product.bundles):
             with self._only(number):
                 yield bundle
@@ -160,8 +165,8 @@ class Band:
         if len(self.product.bundles) == 1:
             yield
             return
-        group, start, stop = self.scope.group, self.starts[number], self.starts[number + 1]
-        with when(T.And(group >= start, group < stop)):
+        start, stop = self.starts[number], self.starts[number + 1]
+        with when(T.And(self.number >= start, self.number < stop)):
             yield
 
     def prefetch(self, height: int) -> None:

@@ -7,7 +7,7 @@ squares are accumulated along the way, since its scale is a factor of the whole 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.kernels import tensor_steps
 from edge.backends.tvm.gpu.kernels.inputs import Inputs, staged_bytes
 from edge.backends.tvm.gpu.kernels.norms import inverse_root
-from edge.backends.tvm.gpu.kernels.products import Band, Product, workgroups
+from edge.backends.tvm.gpu.kernels.products import Band, Found, Product, workgroups
 from edge.backends.tvm.gpu.kernels.quants import Sum, Words, needs_sums, sum_halves
 from edge.backends.tvm.gpu.kernels.threads import (
     WARP,
@@ -47,9 +47,6 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )
 from edge.backends.tvm.packing.blocks import PART
 
-# The sums of a row of the band, one for each factor, and of the squares, if results are scaled late.
-Found = Callable[[Value], tuple[list[Value], Value | None]]
-
 
 def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     """Build the kernel for one token: row 0 of `x`, or the last row of a pass (`last`).
@@ -63,16 +60,17 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
         tuning = replace(tuning, stage=0)
     split = split_of(product.columns, tuning)
     slots = (1 + product.paired) * tuning.rows + 1
-    free = tuning.stage - 4 * slots * tuning.workgroup
-    tensor = tensor_steps.Form.of(product, tuning, split, free)
+    memory_size = slots * tuning.workgroup
+    tensor = tensor_steps.Form.of(product, tuning, split, tuning.stage - 8 * memory_size)
     split = tensor.split if tensor else split
     height = tuning.workgroup // split * tuning.rows
+    at_once = tensor.bands if tensor else 1
 
     def body(scope: Scope) -> None:
-        memory = scope.shared(slots * scope.threads)
+        memory = scope.shared(min(2, at_once) * memory_size)
         scratch = (slots - 1) * scope.threads
         band = Band.of(scope, product, height)
-        multiplied = tensor and tensor_steps.Multiplication(scope, product, band, tensor)
+        multiplied = tensor and tensor_steps.Multiplication(scope, product, tensor, height)
         if multiplied:
             multiplied.fetch()
         if tuning.stage:
@@ -82,12 +80,15 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
         row = hold(to_int(scope.tables[State.COUNT]) - 1, "int32") if last else i32(0)
         inputs = Inputs.of(scope, product, let(row * (product.columns // 4)), memory, split)
         if multiplied:
-            find = multiplied.run(inputs, memory, scratch)
-        else:
-            if staged_bytes(product) <= free:
-                inputs = inputs.stage(memory, scratch)
-            find = _multiply(scope, product, band, inputs, memory, split, tuning)
+            multiplied.run(inputs, memory, scratch, lambda band, find: finish(scope, band, find))
+            return
+        if staged_bytes(product) <= tuning.stage - 4 * memory_size:
+            inputs = inputs.stage(memory, scratch)
+        found = _multiply(scope, product, band, inputs, memory, split, tuning)
         barrier()
+        finish(scope, band, found)
+
+    def finish(scope: Scope, band: Band, find: Found) -> None:
         with strided(scope, height) as local:
             at = let(band.first + local)
             with when(at < band.rows):
@@ -102,7 +103,7 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     reads |= {"raw": "float32x4", "residual_w4": "uint32x4"} if product.residual else {}
     reads |= product.reads | ({"tables": "uint32"} if last else {})
     writes = {"out": "float32"} | ({"sums": "float32x4"} if product.residual else {})
-    groups = (workgroups(product, height), 1)
+    groups = (-(-workgroups(product, height) // at_once), 1)
     return build(product.name, tuning.workgroup, reads, writes, (), body, groups)
 
 

@@ -18,7 +18,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.kernels.inputs import Inputs
-from edge.backends.tvm.gpu.kernels.products import Band, Factor, Product
+from edge.backends.tvm.gpu.kernels.products import Band, Factor, Found, Product, workgroups
 from edge.backends.tvm.gpu.kernels.quants import Raw, bf16_pairs, has_minimum, places, raw_sizes, scales_of
 from edge.backends.tvm.gpu.kernels.tensor_tiles import packed, remainder_of
 from edge.backends.tvm.gpu.kernels.threads import (
@@ -29,6 +29,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     Scope,
     Value,
     added,
+    barrier,
     f32,
     hold,
     i32,
@@ -53,12 +54,13 @@ _ONES = 0x3F803F80  # two bfloat16
 @dataclass(frozen=True)
 class Form:
     """The distribution of a product. split: threads that share a row. tiles: of 16 rows each, per warp. stages: parts
-    of a row that a thread reads ahead; rounds: how often."""
+    of a row that a thread reads ahead; rounds: how often for a row. bands: of a workgroup, one after the other."""
 
     split: int
     tiles: int
     stages: int
     rounds: int
+    bands: int
 
     @classmethod
     def of(cls, product: Product, tuning: Tuning, split: int, free: int) -> Form | None:
@@ -71,26 +73,26 @@ class Form:
         turns = -(-product.columns // (PART * split))
         quads = len(product.bundles[0]) * max(raw_sizes(matrix.block)[0] for matrix in matrices) * tuning.rows
         rounds = -(-turns // max(1, tuning.ahead // quads))
-        return cls(split, tuning.rows // 2, -(-turns // rounds), rounds)
+        bands = max(1, workgroups(product, tuning.workgroup // split * tuning.rows) // tuning.mma_groups)
+        return cls(split, tuning.rows // 2, -(-turns // rounds), rounds, bands)
 
 
 class Multiplication:
     """The rows of a workgroup. First `fetch`, then `run`."""
 
-    def __init__(self, scope: Scope, product: Product, band: Band, form: Form) -> None:
-        self.scope, self.product, self.band, self.form = scope, product, band, form
+    def __init__(self, scope: Scope, product: Product, form: Form, height: int) -> None:
+        self.scope, self.product, self.form, self.height = scope, product, form, height
         inside, self.warp = let(remainder(scope.thread, WARP)), let(quotient(scope.thread, WARP))
         self.group, self.place = let(quotient(inside, _PARTS)), let(remainder(inside, _PARTS))
         self.sharing = form.split // _PARTS  # warps that share rows
         self.part = let(remainder(self.warp, self.sharing) * _PARTS + self.place)  # of the first turn
-        first = let(band.first + quotient(self.warp, self.sharing) * (form.tiles * _ROWS) + self.group)
-        self.rows = [hold(T.min(first + 8 * number, band.rows - 1), "int32") for number in range(2 * form.tiles)]
+        self.own = let(quotient(self.warp, self.sharing) * (form.tiles * _ROWS) + self.group)  # first row in a band
         self.factors, blocks = len(product.bundles[0]), [factor.matrix.block for factor in product.factors]
-        sizes = [max(each) for each in zip(*map(raw_sizes, blocks), strict=True)]
+        rows, sizes = range(2 * form.tiles), [max(each) for each in zip(*map(raw_sizes, blocks), strict=True)]
         self.held = [
-            [[_Held(*sizes) for _ in self.rows] for _ in range(self.factors)] for _ in range(form.stages)
+            [[_Held(*sizes) for _ in rows] for _ in range(self.factors)] for _ in range(form.stages)
         ]  # [stages, factors, rows]
-        self.sums = [[Register(f32(0.0)) for _ in self.rows] for _ in range(self.factors)]
+        self.sums = [[Register(f32(0.0)) for _ in rows] for _ in range(self.factors)]
 
     @property
     def parts(self) -> int:
@@ -98,38 +100,67 @@ class Multiplication:
 
     def fetch(self) -> None:
         """Begin to read the first weights. They are no other kernel's results."""
-        for bundle in self.band.each():
+        band = self._band(i32(0))
+        rows = self._rows(band)
+        for bundle in band.each():
             for stage, held in enumerate(self.held):
-                self._fetch(held, bundle, self._part(i32(stage)))
+                self._fetch(held, bundle, rows, self._part(i32(stage)))
 
-    def run(self, inputs: Inputs, memory: Buffer, scratch: int) -> Callable[[Value], tuple[list[Value], Value | None]]:
-        """Multiply by the inputs, which are brought to shared memory first (scratch: see `Inputs.bring`). The sums of
-        the rows are in memory behind a barrier."""
+    def run(self, inputs: Inputs, memory: Buffer, scratch: int, finish: Callable[[Band, Found], None]) -> None:
+        """Multiply by the inputs, which are brought to shared memory first (scratch: see `Inputs.bring`), and finish
+        each band. memory: two times what a band needs, if there are several."""
         staged, inputs = self._bring(inputs, memory, scratch)
-        form, threads = self.form, self.scope.threads
-        for bundle in self.band.each():
-            with loop(0, form.rounds) as done:
-                for stage, held in enumerate(self.held):
-                    turn = let(done * form.stages + stage)
-                    self._multiply(held, bundle, self._part(turn), turn, staged)
-                    if form.rounds > 1:
-                        with when(done < form.rounds - 1):
-                            self._fetch(held, bundle, self._part(turn + form.stages))
+        form = self.form
+        with loop(0, form.bands) as number:
+            band, following = self._band(number), self._band(number + 1)
+            rows, next_rows = self._rows(band), self._rows(following) if form.bands > 1 else []
+            for each in self.sums:
+                for value in each:
+                    value.value = f32(0.0)
+            for bundle in band.each():
+                with loop(0, form.rounds) as done:
+                    for stage, held in enumerate(self.held):
+                        turn = let(done * form.stages + stage)
+                        self._multiply(held, bundle, self._part(turn), staged)
+                        if form.rounds > 1:
+                            with when(done < form.rounds - 1):
+                                self._fetch(held, bundle, rows, self._part(turn + form.stages))
+                        if form.bands > 1:
+                            with when(T.And(done == form.rounds - 1, number < form.bands - 1)):
+                                for next_bundle in following.each():
+                                    self._fetch(held, next_bundle, next_rows, self._part(i32(stage)))
+            start = let(remainder(number, 2) * (scratch + self.scope.threads))  # while others read the band before's
+            finish(band, self._add_up(memory, start, inputs))
+
+    def _add_up(self, memory: Buffer, start: Value, inputs: Inputs) -> Found:
+        """Add the sums of the warps that share rows."""
+        form, threads, count = self.form, self.scope.threads, 2 * self.form.tiles
         for number, sums in enumerate(self.sums):
             for index, each in enumerate(sums):
-                slot = number * len(self.rows) + index
-                store(memory, self.scope.thread + slot * threads, warp_sum(each.value, _PARTS))
+                at = self.scope.thread + (number * count + index) * threads
+                store(memory, start + at, warp_sum(each.value, _PARTS))
+        barrier()
 
         def find(local: Value) -> tuple[list[Value], Value | None]:
             tile, own = let(quotient(local, _ROWS)), let(remainder(local, _ROWS))
             warp = quotient(tile, form.tiles) * self.sharing
             slot = remainder(tile, form.tiles) * 2 + quotient(own, 8)
-            at = let(slot * threads + warp * WARP + remainder(own, 8) * _PARTS)
-            size = len(self.rows) * threads
+            at = let(start + slot * threads + warp * WARP + remainder(own, 8) * _PARTS)
+            size = count * threads
             found = [added(memory, at + number * size, self.sharing, WARP) for number in range(self.factors)]
             return found, inputs.squared
 
         return find
+
+    def _band(self, number: Value) -> Band:
+        """The number-th of this workgroup."""
+        whole = hold(self.scope.group * self.form.bands + number, "int32") if self.form.bands > 1 else self.scope.group
+        return Band.of(self.scope, self.product, self.height, whole)
+
+    def _rows(self, band: Band) -> list[Value]:
+        """The rows of which this thread has parts."""
+        first = let(band.first + self.own)
+        return [hold(T.min(first + 8 * number, band.rows - 1), "int32") for number in range(2 * self.form.tiles)]
 
     def _part(self, turn: Value) -> Value:
         return let(turn * self.form.split + self.part)
@@ -139,10 +170,12 @@ class Multiplication:
         """Whether some threads have no part in the last turns."""
         return self.form.rounds * self.form.stages * self.form.split > self.parts
 
-    def _fetch(self, held: Sequence[Sequence[_Held]], bundle: Sequence[Factor], part: Value) -> None:
+    def _fetch(
+        self, held: Sequence[Sequence[_Held]], bundle: Sequence[Factor], rows: Sequence[Value], part: Value
+    ) -> None:
         part = hold(T.min(part, i32(self.parts - 1)), "int32") if self._overruns else part
         for factor, own in zip(bundle, held, strict=True):
-            for row, each in zip(self.rows, own, strict=True):
+            for row, each in zip(rows, own, strict=True):
                 each.fetch(self.scope, factor, row, part)
 
     def _bring(self, inputs: Inputs, memory: Buffer, scratch: int) -> tuple[Buffer, Inputs]:
@@ -168,9 +201,7 @@ class Multiplication:
 
         return staged, inputs.bring(memory, scratch, self.product.columns // 8, places_of, put)
 
-    def _multiply(
-        self, held: Sequence[Sequence[_Held]], bundle: Sequence[Factor], part: Value, turn: Value, staged: Buffer
-    ) -> None:
+    def _multiply(self, held: Sequence[Sequence[_Held]], bundle: Sequence[Factor], part: Value, staged: Buffer) -> None:
         """Add a part of each thread's rows."""
         stride, zero = _stride(self.product), _vectors(self.product) - 1
         own = let(part - self.place + quotient(self.group, 2))  # the part whose activations this thread passes
@@ -182,7 +213,7 @@ class Multiplication:
         minima = any(has_minimum(factor.matrix.block) for factor in bundle)
         x_sums = self._products([[[u32(_ONES)] * 4] * 4] * 2, x, 2) if minima else []
         for factor, of_rows, sums in zip(bundle, held, self.sums, strict=True):
-            for first in range(0, len(self.rows), 2):
+            for first in range(0, len(sums), 2):
                 raws = [each.raw for each in of_rows[first : first + 2]]
                 pairs = [bf16_pairs(raw, factor.matrix, part) for raw in raws]
                 scales = [scales_of(raw, factor.matrix, part) for raw in raws]
