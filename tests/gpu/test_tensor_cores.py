@@ -16,6 +16,7 @@ from test_gpu_kernels import EPSILON, Packed, normal, normed, run, tables, zeros
 from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts.cuda import compile_source
+from edge.backends.tvm.gpu.kernels import tensor_steps
 from edge.backends.tvm.gpu.kernels.norms import Norm
 from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual
 from edge.backends.tvm.gpu.kernels.steps import step
@@ -87,7 +88,9 @@ def test_steps_keep_activations_in_shared_memory(device: Emulator) -> None:
     [("Q4_0", "Q6_K", "Q4_K"), *(pytest.param((kind,), marks=MORE) for kind in QUANTIZED)],
     ids="-".join,
 )
-def test_steps_go_through_tensor_cores(device: Emulator, kinds: tuple[str, ...], ahead: int, groups: int) -> None:
+def test_steps_go_through_tensor_cores(
+    device: Emulator, kinds: tuple[str, ...], ahead: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of matrices whose types differ, whose rows are no whole tiles, and whose last parts not all threads have: read
     ahead as a whole or in rounds, by workgroups with one band of rows or several."""
     packed, rows, columns = Packed(), (70, 8, 16), 768
@@ -98,7 +101,9 @@ def test_steps_go_through_tensor_cores(device: Emulator, kinds: tuple[str, ...],
     weight, x = normal(columns, seed=1), normal(1, columns, seed=2)
     norm = Norm("rms", packed.vector(weight), None, columns, EPSILON)
     product = Product("edge_normed", tuple(factors), Epilogue("store", at), norm)
-    built = step(product, replace(STEPS, ahead=ahead, mma_groups=groups))
+    monkeypatch.setattr(tensor_steps, "GROUPS", groups)
+    built = step(product, replace(STEPS, ahead=ahead))
+    assert (built.groups[0] == 2) == (groups == 2)
     found = run(device, built, {"out": zeros(1, at), "x": x, "w": packed.words})
     expected = normed(x, "rms", weight, 0.0) @ np.concatenate(packed.expected[: len(kinds)]).T
     np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)

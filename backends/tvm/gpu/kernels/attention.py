@@ -57,7 +57,7 @@ from edge.model.cores import Attention
 NEVER = -1e30  # the score of a row that the query must not see
 _SCORES = 1536  # float32 of shared memory for the scores of a block
 _QUERIES = 1024  # float32 of shared memory for queries
-_READ = 8  # rows of which a thread reads values before it mixes them
+_READ = 8  # rows of which a thread reads values before it mixes them, where activations are staged as well
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ def attend(
     split = HeadSplit.of(core, threads, tuning.heads) if heads and tuning.heads else HeadSplit.of(core, threads)
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
+    read = _READ if tuning.stage else 1
     padded = round_up(core.width, PART)
     slots = split.at_once + 2 * (heads is not None)  # heads in shared memory: queries, the new key and value
 
@@ -223,8 +224,8 @@ def attend(
         rows = let(T.min(i32(split.rows), visible - before))
         own = let(quotient(scope.thread, form.words)) if lanes > 1 else i32(0)
         word = let(remainder(scope.thread, form.words)) if lanes > 1 else scope.thread
-        with when(own < lanes), loop(0, quotient(rows + (lanes * _READ - 1), lanes * _READ)) as turn:
-            places = [let((turn * _READ + number) * lanes + own) for number in range(_READ)]
+        with when(own < lanes), loop(0, quotient(rows + (lanes * read - 1), lanes * read)) as turn:
+            places = [let((turn * read + number) * lanes + own) for number in range(read)]
             at_rows = [let(start + before + T.min(place, rows - 1)) for place in places]
             scales = [row_scale(scope, form, row * 2 + 1) for row in at_rows]
             for index in range(at_once):

@@ -6,7 +6,9 @@ so that a load brings 16 bytes of one row. Columns 2 t and 2 t + 1 of B have the
 and their low halves (`tensor_tiles.py`), where A has thread t's columns, and zero elsewhere. So the products of a part
 come out at the thread that has its scale.
 
-Weights do not depend on the kernel before: the first ones are read into registers while it still runs.
+Weights do not depend on the kernel before: the first ones are read into registers while it still runs. A workgroup
+brings activations to shared memory once, and goes through several bands of rows: while it multiplies one, it reads the
+next.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )
 from edge.backends.tvm.packing.blocks import PART, IntegerBlock
 
+GROUPS = 256  # workgroups that have a band at once, of which large cards' multiprocessors run two each
 _ROWS, _PARTS = 16, 4  # of a warp's product
 _ONES = 0x3F803F80  # two bfloat16
 
@@ -73,7 +76,7 @@ class Form:
         turns = -(-product.columns // (PART * split))
         quads = len(product.bundles[0]) * max(raw_sizes(matrix.block)[0] for matrix in matrices) * tuning.rows
         rounds = -(-turns // max(1, tuning.ahead // quads))
-        bands = max(1, workgroups(product, tuning.workgroup // split * tuning.rows) // tuning.mma_groups)
+        bands = max(1, workgroups(product, tuning.workgroup // split * tuning.rows) // GROUPS)
         return cls(split, tuning.rows // 2, -(-turns // rounds), rounds, bands)
 
 
