@@ -103,7 +103,7 @@ def test_steps_go_through_tensor_cores(
     product = Product("edge_normed", tuple(factors), Epilogue("store", at), norm)
     monkeypatch.setattr(tensor_steps, "GROUPS", groups)
     built = step(product, replace(STEPS, ahead=ahead))
-    assert (built.groups[0] == 2) == (groups == 2)
+    assert (built.groups[0] == 3) == (groups == 2)
     found = run(device, built, {"out": zeros(1, at), "x": x, "w": packed.words})
     expected = normed(x, "rms", weight, 0.0) @ np.concatenate(packed.expected[: len(kinds)]).T
     np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
