@@ -27,10 +27,12 @@ _DRIVER = Path(__file__).with_name("start_parts.py")
 _MEMORY = "memory"
 
 
-def run(command: list[str]) -> dict[str, float]:
-    """When it started and ended; seconds of CPU time; MiB at the peak."""
+def run(command: list[str], compiled: str) -> dict[str, float]:
+    """When it started and ended; seconds of CPU time; MiB at the peak. compiled: the folder of Python's compiled
+    modules, which an installation has, and a checkout with PYTHONDONTWRITEBYTECODE has not."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment | {"PYTHONPYCACHEPREFIX": compiled})
     _, status, used = os.wait4(process.pid, 0)
     ended, process.returncode = time.monotonic(), status
     if status:
@@ -38,12 +40,12 @@ def run(command: list[str]) -> dict[str, float]:
     return {"started": started, "ended": ended, "cpu": used.ru_utime + used.ru_stime, "peak": used.ru_maxrss / 2**10}
 
 
-def measure(model: str) -> dict[str, tuple[float, float]]:
+def measure(model: str, compiled: str) -> dict[str, tuple[float, float]]:
     """Seconds of wall and CPU time of the command and of its parts; MiB before the load and at the peak."""
     arguments = ["run", model, "-p", "Hi", "-n", "1", "-q"]
-    whole = run([sys.executable, "-m", "edge", *arguments])
+    whole = run([sys.executable, "-m", "edge", *arguments], compiled)
     with tempfile.NamedTemporaryFile(mode="r") as report:
-        driven = run([sys.executable, str(_DRIVER), report.name, *arguments])
+        driven = run([sys.executable, str(_DRIVER), report.name, *arguments], compiled)
         inside = json.load(report)
     wall, cpu = inside["wall"], inside["cpu"]
     wall[INTERPRETER], wall[EXIT] = inside["began"] - driven["started"], driven["ended"] - inside["ended"]
@@ -59,11 +61,12 @@ def main() -> None:
     parser.add_argument("-r", "--rounds", type=int, default=9)
     chosen = parser.parse_args()
     found: dict[str, list[dict[str, tuple[float, float]]]] = {model: [] for model in chosen.models}
-    for number in range(chosen.rounds + 1):
-        for model, runs in found.items():
-            measured = measure(model)
-            if number:  # the first one fills caches
-                runs.append(measured)
+    with tempfile.TemporaryDirectory() as compiled:
+        for number in range(chosen.rounds + 1):
+            for model, runs in found.items():
+                measured = measure(model, compiled)
+                if number:  # the first one fills caches
+                    runs.append(measured)
     rows, memory = [], []
     for model, runs in found.items():
         for part in runs[0]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # The function of each part, less the parts that it calls; imports are counted apart wherever they happen.
 _FUNCTIONS = {
-    "command": "edge.cli.run:run",
+    "command": "edge.cli.answering:answer_prompt",
     "open + header": "edge.model.model:open_model",
     "tokenizer": "edge.run.starting.opening:find_tokenizer",
     "plan": "edge.run.starting.loading:plan_run",

@@ -15,15 +15,13 @@ import logging
 import os
 import runpy
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from edge import errors
 from edge.budget import format_bytes
@@ -31,6 +29,9 @@ from edge.devices.memory import memory_use
 from edge.devices.platform import wait_for_end
 from edge.errors import BudgetError, EdgeError, EngineError
 from edge.records import dataclass
+
+if TYPE_CHECKING:
+    import subprocess
 
 Message = dict[str, Any]
 Say = Callable[[Message], None]
@@ -96,6 +97,9 @@ def run_child(
     the memory budget has no room for it; EngineError if it ended without an answer: `failure`, its exit status and last
     words.
     """
+    import subprocess
+    import tempfile
+
     room = _ROOM.get() or Room()
     own = memory_use().rss
     if takes and room.limit is not None and own + takes > room.limit:

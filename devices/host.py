@@ -68,8 +68,9 @@ class Processor:
 
 def processor(root: Path = Path("/")) -> Processor:
     """The first core's processor. Names alone may say little (`AMD EPYC`), so the model's number is appended."""
-    text = read_text(root / "proc/cpuinfo")
-    return processor_of(text, platform.machine(), platform.processor() or platform.machine())
+    text, machine = read_text(root / "proc/cpuinfo"), platform.machine()
+    # On Linux, platform.processor() starts a process.
+    return processor_of(text, machine, "" if model_name(text) else platform.processor() or machine)
 
 
 def processor_of(cpuinfo: str, machine: str, otherwise: str) -> Processor:

@@ -11,11 +11,8 @@ import ctypes
 import errno
 import os
 import re
-import secrets
-import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +22,7 @@ from edge.errors import InputError
 from edge.records import dataclass
 
 _TEMPORARY, _OLD = ".edge-tmp-", ".edge-old-"
-_OURS = re.compile(rf"({re.escape(_TEMPORARY)}|{re.escape(_OLD)})[0-9a-f]{{8}}-(?P<name>.+)", re.DOTALL)
+_OURS = rf"({re.escape(_TEMPORARY)}|{re.escape(_OLD)})[0-9a-f]{{8}}-(?P<name>.+)"
 _NAME_BYTES = 120  # of the target's name, at its end: compilers look at endings, and file systems limit names
 _RENAME_EXCHANGE, _AT_FDCWD = 2, -100  # of Linux's renameat2
 _NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}  # kernels and file systems without it
@@ -122,6 +119,8 @@ def work_folder(target: Path | None = None) -> Iterator[Path]:
 
     Raises InputError.
     """
+    import tempfile
+
     beside = target or Path(tempfile.gettempdir()).absolute() / "work"
     with _explained(beside), _temporary(beside, folder=True, private=target is None) as temporary:
         yield temporary
@@ -132,7 +131,7 @@ def sweep(folder: Path) -> int:
     freed = 0
     with suppress(OSError):
         for name in os.listdir(folder):
-            if match := _OURS.fullmatch(name):
+            if match := re.fullmatch(_OURS, name, re.DOTALL):
                 freed += _remove_left(folder / name, folder / match["name"] if name.startswith(_OLD) else None)
     return freed
 
@@ -181,7 +180,7 @@ def _claim(target: Path, folder: bool, private: bool, claims: list[_Claim]) -> P
     """Create and lock a file or folder; create another if a sweeping process removed it first. Notes it in `claims`."""
     name = os.fsdecode(os.fsencode(target.name)[-_NAME_BYTES:])
     while True:
-        path = target.with_name(f"{_TEMPORARY}{secrets.token_hex(4)}-{name}")
+        path = target.with_name(f"{_TEMPORARY}{os.urandom(4).hex()}-{name}")
         claim = _Claim(path)
         claims.append(claim)
         try:
@@ -201,7 +200,7 @@ def _claim(target: Path, folder: bool, private: bool, claims: list[_Claim]) -> P
 def _replace_folder(made: Path, folder: Path) -> None:
     """Replace a folder in two steps, where folders cannot be exchanged; the next `sweep` repairs a crash between
     them."""
-    old = folder.with_name(f"{_OLD}{secrets.token_hex(4)}-{folder.name}")
+    old = folder.with_name(f"{_OLD}{os.urandom(4).hex()}-{folder.name}")
     with held(folder):
         os.rename(folder, old)
         try:
@@ -247,6 +246,8 @@ def _bytes_of(folder: Path) -> int:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
+        import shutil
+
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

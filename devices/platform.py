@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import select
 import sys
-from typing import TextIO
+from typing import Literal, TextIO
 
 _SYNCHRONIZE, _FOREVER = 0x100000, 0xFFFFFFFF  # of Windows
 _USER_INITIATED = 0x19  # of macOS's qos_class_t
+
+
+_XDG = {"cache": ".cache", "config": ".config", "data": ".local/share"}  # below the home folder
+
+
+def system_folder(kind: Literal["cache", "config", "data"]) -> str:
+    """The folder for edge's files of this kind, as platformdirs has it, which imports twenty modules for it."""
+    home = os.environ.get("HOME", "")
+    if sys.platform == "linux" and "ANDROID_DATA" not in os.environ and os.path.isabs(home):
+        stated = os.environ.get(f"XDG_{kind.upper()}_HOME", "")
+        return os.path.join(stated if os.path.isabs(stated) else os.path.join(home, _XDG[kind]), "edge")
+    import platformdirs
+
+    found: str = getattr(platformdirs, f"user_{kind}_dir")("edge")
+    return found
 
 
 def map_file(descriptor: int, length: int = 0, *, at_once: bool = True) -> mmap.mmap:

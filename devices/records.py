@@ -20,6 +20,7 @@ from reprlib import repr as brief
 from typing import Annotated, Any
 
 from edge.devices.output import new_file
+from edge.devices.platform import system_folder
 from edge.devices.private import make_private_folder, read_private
 from edge.records import dataclass
 from edge.values import Rule, parse
@@ -94,9 +95,7 @@ class Record:
 
 
 def user_folder() -> Path:
-    import platformdirs
-
-    chosen = os.environ.get("EDGE_TUNING") or Path(platformdirs.user_data_dir("edge")) / "tuning"
+    chosen = os.environ.get("EDGE_TUNING") or Path(system_folder("data")) / "tuning"
     return Path(os.path.abspath(os.path.expanduser(chosen)))
 
 

@@ -14,13 +14,14 @@ from typing import Literal
 
 _ECHOED = 200  # characters of foreign text that a message quotes
 _MOST = 2000  # of any message
-_LONG = re.compile(rf"(?<!\w)'[^']{{{_ECHOED},}}'(?!\w)|(?<!\w)\"[^\"]{{{_ECHOED},}}\"(?!\w)|\S{{{_ECHOED + 1},}}")
+# Patterns that few runs need are compiled where they are used: `re` keeps them.
+_LONG = rf"(?<!\w)'[^']{{{_ECHOED},}}'(?!\w)|(?<!\w)\"[^\"]{{{_ECHOED},}}\"(?!\w)|\S{{{_ECHOED + 1},}}"
 
 
 KEYWORDS: dict[str, str] = {}
 """Keywords of the Python API by their flags; `edge.flags` fills it in."""
 
-_MENTION = re.compile(
+_MENTION = (
     r"(?P<command>\bedge [a-z][a-z-]*\b[^,;:()]*)"
     r"|(?<![\w-])(?P<flag>--[a-z][a-z-]*)"
     r"(?:=(?P<word>\S+?)(?=[,.:;)]*(?:\s|$))|[ ](?P<number>-?\d[\w.]*(?:[ ](?:[KMGT]iB|m?J)\b)?))?"
@@ -43,7 +44,7 @@ def speaking(language: Language) -> Iterator[None]:
 
 def worded(message: str) -> str:
     """The message in the caller's language."""
-    return message if _language == "any" else _MENTION.sub(_mention, message)
+    return message if _language == "any" else re.sub(_MENTION, _mention, message)
 
 
 def _mention(found: re.Match[str]) -> str:
@@ -60,7 +61,7 @@ def _mention(found: re.Match[str]) -> str:
 
 def shortened(message: str) -> str:
     """The message with the middle of overlong parts omitted: of quoted text, of a word, of the whole."""
-    return _middle_out(_LONG.sub(lambda found: _middle_out(found[0], _ECHOED), message), _MOST)
+    return _middle_out(re.sub(_LONG, lambda found: _middle_out(found[0], _ECHOED), message), _MOST)
 
 
 def _middle_out(text: str, most: int) -> str:

@@ -117,7 +117,7 @@ class Options:
 
     speculate: str = option(
         AUTO, "--speculate", group=ENGINE, parse=_parse_speculate,
-        help="auto: verify drafts of repeated text, with the same answer; or off.",
+        help="auto: verify drafts of repeated text, or of the model's MTP layer, with the same answer; or off.",
     )  # fmt: skip
     draft: Any = option(
         None, "--draft", group=ENGINE, typed=str, metavar="MODEL",
@@ -185,7 +185,9 @@ def takes_options(function: Function) -> Function:
         parameters.append(keyword)
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     lines = [
-        textwrap.fill(f"{name}: {flag.help}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        textwrap.fill(
+            f"{name}: {flag.help}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
+        )
         for name, flag in flags.items()
     ]
     function.__doc__ = (function.__doc__ or "").replace("    OPTIONS", "\n".join(lines))

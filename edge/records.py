@@ -7,37 +7,68 @@ the start of `edge run`: most classes are never compared or printed in a run, an
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
 
+_SHAPES: Any = [dataclasses.make_dataclass("_", [], frozen=frozen) for frozen in (False, True)]
+_PARAMS = [each.__dataclass_params__ for each in _SHAPES]  # by frozen
 
-def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: bool = True, **others: bool) -> Any:
+
+def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: bool = True, kw_only: bool = False) -> Any:
     """`dataclasses.dataclass`, and the same classes, defined faster.
 
     Fields may have a default, a `default_factory` or `kw_only`; none is an `InitVar`.
     Raises TypeError for other settings of `field`.
     """
     if cls is None:
-        return lambda cls: _dataclass(cls, frozen=frozen, eq=eq, **others)
-    cls.__doc__ = cls.__doc__ or cls.__name__  # the standard library's, of the signature, takes longer than all else
-    derived = any(dataclasses.is_dataclass(each) for each in cls.__bases__)  # of frozen ones only frozen ones
-    made = dataclasses.dataclass(cls, init=False, repr=False, eq=False, frozen=frozen and derived, **others)
-    made.__dataclass_params__.frozen = frozen
-    for each in dataclasses.fields(made):
-        if not (each.init and each.repr and each.compare and each.hash is None):
-            raise TypeError(f"{each.name}: fields have no init, repr, compare or hash of their own here")
-    names = tuple(each.name for each in dataclasses.fields(made))
-    methods = {"__init__": _first_init(made), "__repr__": _representation(names)}
+        return lambda cls: _dataclass(cls, frozen=frozen, eq=eq, kw_only=kw_only)
+    made: Any = cls
+    for base in made.__mro__[1:]:
+        known = getattr(base, "__dataclass_params__", None)
+        if known is not None and known.frozen != frozen:
+            one, other = ("frozen", "a non-frozen") if frozen else ("non-frozen", "a frozen")
+            raise TypeError(f"cannot inherit {one} dataclass from {other} one")
+    made.__doc__ = made.__doc__ or made.__name__  # the standard library's is the signature, which takes long
+    made.__dataclass_params__, made.__dataclass_fields__ = _PARAMS[frozen], _collect(made, kw_only)
+    by_position = tuple(each.name for each in made.__dataclass_fields__.values() if not each.kw_only)
+    methods = {"__init__": _first_init(made), "__repr__": _represent, "__match_args__": by_position}
     if frozen:
         methods |= {"__setattr__": _set, "__delattr__": _delete}
     if eq:
-        values = attrgetter("__class__", *names)  # the class, since of a single name it would not return a tuple
+        values = attrgetter("__class__", *made.__dataclass_fields__)  # of a single name it would not return a tuple
         methods |= {"__eq__": _equality(values), "__hash__": (lambda self: hash(values(self))) if frozen else None}
     for name, method in methods.items():
         if name not in vars(made) or (name == "__hash__" and vars(made)[name] is None):  # None: it has an __eq__
             setattr(made, name, method)
     return made
+
+
+def _collect(cls: Any, kw_only: bool) -> dict[str, Any]:
+    """The fields of a class by name, those of its bases first, as the standard library's functions read them."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[1:]):
+        found |= getattr(base, "__dataclass_fields__", {})
+    for name, kind in inspect.get_annotations(cls).items():
+        if kind is dataclasses.KW_ONLY or str(kind).endswith("KW_ONLY"):
+            kw_only = True
+        elif not str(kind).removeprefix("typing.").startswith("ClassVar"):
+            given = getattr(cls, name, dataclasses.MISSING)
+            field: Any = given if isinstance(given, dataclasses.Field) else dataclasses.field(default=given)
+            if not (field.init and field.repr and field.compare and field.hash is None):
+                raise TypeError(f"{name}: fields have no init, repr, compare or hash of their own here")
+            if field.default.__class__.__hash__ is None:
+                raise ValueError(f"mutable default {type(field.default)} for field {name} is not allowed")
+            if field.kw_only is dataclasses.MISSING:
+                field.kw_only = kw_only
+            field.name, field.type, field._field_type = name, kind, dataclasses._FIELD  # type: ignore[attr-defined]
+            found[name] = field
+            if field.default is not dataclasses.MISSING:
+                setattr(cls, name, field.default)
+            elif field is given:
+                delattr(cls, name)
+    return found
 
 
 if TYPE_CHECKING:  # type checkers know this decorator
@@ -88,13 +119,10 @@ def _equality(values: Any) -> Any:
     return equal
 
 
-def _representation(names: tuple[str, ...]) -> Any:
-    @recursive_repr()
-    def represent(self: Any) -> str:
-        values = [f"{name}={getattr(self, name)!r}" for name in names]
-        return f"{type(self).__qualname__}({', '.join(values)})"
-
-    return represent
+@recursive_repr()
+def _represent(self: Any) -> str:
+    values = [f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__]
+    return f"{type(self).__qualname__}({', '.join(values)})"
 
 
 def _set(self: Any, name: str, value: object) -> None:

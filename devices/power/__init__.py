@@ -5,15 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edge.devices.power import battery, ina, macos, nvml, pmic, rapl
-from edge.devices.power.app import AppCounter
+from edge.devices.power import battery, ina, macos, pmic, rapl
 from edge.devices.power.base import Meter, Scope, Unavailable
 from edge.devices.power.estimate import Estimate
 from edge.devices.power.guarded import Guarded
 from edge.devices.profiles import host_power
 from edge.errors import InputError
 from edge.records import dataclass
+
+if TYPE_CHECKING:
+    from edge.devices.power.nvml import Card
+
+
+def _find_nvml(root: Path) -> Meter:
+    from edge.devices.power import nvml
+
+    return nvml.find(root)
+
 
 # The best first: counters of energy before samplers of power, the whole device before a part of it.
 _SENSORS: dict[str, Callable[[Path], Meter]] = {
@@ -22,7 +32,7 @@ _SENSORS: dict[str, Callable[[Path], Meter]] = {
     "rapl": rapl.find,
     "macos": macos.find,
     "battery": battery.find,
-    "nvml": nvml.find,
+    "nvml": _find_nvml,
 }
 _FOR_CPUS = [name for name in _SENSORS if name != "nvml"]  # a graphics card's joules are not those of a CPU's run
 
@@ -76,9 +86,11 @@ def find_meter(root: Path | None = None) -> Guarded:
     return Guarded(estimate, estimate)
 
 
-def measure_card(meter: object, card: nvml.Card) -> bool:
+def measure_card(meter: object, card: Card) -> bool:
     """Switch the meter to the counter of the NVIDIA card that runs the model; joules so far stay. False if the card has
     no counter, or the meter is an app's own and continues."""
+    from edge.devices.power import nvml
+
     if not isinstance(meter, Guarded) or meter.stated:
         return False
     try:
@@ -94,6 +106,8 @@ def app_meter(joules: Callable[[], float], source: str = "app", scope: Scope = "
 
     Raises InputError if the counter cannot be read now.
     """
+    from edge.devices.power.app import AppCounter
+
     try:
         return Guarded(AppCounter(joules, source, scope), Estimate(host_power()), stated=True)
     except Unavailable as error:

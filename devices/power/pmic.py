@@ -12,7 +12,7 @@ from edge.devices.kernel import read_text
 from edge.devices.power.base import Unavailable
 from edge.devices.power.integrate import Integrated
 
-_VALUE = re.compile(r"(\w+)_([AV])\s+(?:current|volt)\(\d+\)=(\d{1,9}(?:\.\d{1,9})?)[AV]", re.ASCII)
+_VALUE = r"(\w+)_([AV])\s+(?:current|volt)\(\d+\)=(\d{1,9}(?:\.\d{1,9})?)[AV]"
 _SECONDS = 1.0
 
 
@@ -31,7 +31,7 @@ def find(root: Path) -> Integrated:
 def watts(answer: str) -> float:
     """The sum of volts × amperes over all rails that report both. Raises Unavailable."""
     found: dict[str, dict[str, float]] = {}
-    for rail, unit, value in _VALUE.findall(answer):
+    for rail, unit, value in re.findall(_VALUE, answer, re.ASCII):
         found.setdefault(rail, {})[unit] = float(value)
     products = [rail["A"] * rail["V"] for rail in found.values() if len(rail) == 2]
     if not products:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from edge.devices.host import processor
 from edge.devices.kernel import read_text
+from edge.devices.platform import system_folder
 from edge.devices.private import distrust, make_private_folder
 from edge.devices.profiles.file import read_profile, write_profile
 from edge.devices.profiles.npus import SeenNpu, chips, seen_npus
@@ -32,10 +33,8 @@ _log = logging.getLogger("edge")
 
 def own_folder() -> Path:
     """The folder of the user's profiles; it need not exist. Raises InputError if EDGE_DEVICES names no folder."""
-    import platformdirs
-
     stated = os.environ.get("EDGE_DEVICES")
-    folder = os.path.abspath(os.path.expanduser(stated or Path(platformdirs.user_config_dir("edge")) / "devices"))
+    folder = os.path.abspath(os.path.expanduser(stated or Path(system_folder("config")) / "devices"))
     try:
         os.listdir(folder)
     except FileNotFoundError:

@@ -11,6 +11,10 @@ import sys
 
 from edge.cli.terminal.signals import interrupted, leave_at_once, raise_interrupts, was_interrupted
 
+TYPE_CHECKING = False  # typing is not imported here: see signals.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _YES = ("1", "true", "t", "yes", "y", "on")  # values of EDGE_JSON that click takes for true
 _OBJECTS = 20_000  # between collections of garbage: what imports make stays, and 700 would be a tenth of the start
 
@@ -30,12 +34,10 @@ def run_command() -> int:
     from edge.errors import OutputError
 
     open_streams()
-    from edge.cli.application import application
-
     try:
-        app = application(sys.argv[1:])
+        command = _command()
         raise_interrupts()
-        status = app(standalone_mode=False)
+        status = command()
         sys.stdout.flush()
         code = interrupted() if status == 130 else status or 0  # typer's status for an interrupt
     except KeyboardInterrupt:
@@ -49,6 +51,19 @@ def run_command() -> int:
     except OutputError:
         give_up_output()
     return code
+
+
+def _command() -> Callable[[], int | None]:
+    """What sys.argv calls."""
+    if sys.argv[1:2] == ["run"]:
+        from edge.cli.plain import read_plainly, run_plainly
+
+        if (arguments := read_plainly(sys.argv[2:])) is not None:
+            return lambda: run_plainly(arguments)
+    from edge.cli.application import application
+
+    app = application(sys.argv[1:])
+    return lambda: app(standalone_mode=False)
 
 
 def _code_of(error: Exception) -> int:

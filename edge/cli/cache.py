@@ -73,8 +73,8 @@ def clear(
         str | None,
         o.flag(
             "--kind",
-            help="Only models, weights, kernels, hashes, tokenizers, trials, headers, races, traces, searches, losses "
-            "or history (default: all).",
+            help="Only models, weights, kernels, hashes, tokenizers, templates, trials, headers, races, traces, "
+            "searches, losses or history (default: all).",
         ),
     ] = None,
     json: o.Json = False,

@@ -39,7 +39,7 @@ def embed(
       edge embed smollm2-135m "The sky is blue." "Il cielo è blu."
       edge embed smollm2-135m -f lines.txt > vectors.jsonl
     """
-    from edge.cli.pull import fetch_missing
+    from edge.cli.terminal.fetching import fetch_missing
     from edge.cli.terminal.prompts import read_prompt
     from edge.errors import InputError
     from edge.run.sequences.embedding import check_pooling

@@ -14,8 +14,10 @@ from typing import Annotated, Any, Optional, get_args, get_type_hints
 
 import typer
 
+from edge.cli.groups import Answer as Answer
+from edge.cli.groups import Output
 from edge.errors import InputError
-from edge.flags import OUTPUT, PROMPT, Flag, flags_of, option
+from edge.flags import Flag, flags_of
 from edge.options import Options
 from edge.records import dataclass
 from edge.sampling import SamplingParams
@@ -24,11 +26,6 @@ from edge.sampling import SamplingParams
 def flag(*names: str, help: str, group: str | None = None, **more: Any) -> Any:
     """A typer option of one command."""
     return typer.Option(*names, help=help, rich_help_panel=group, **more)
-
-
-def shared(*names: str, help: str, group: str) -> Any:
-    """A typer option that means the same in every command, and so has a twin in the environment."""
-    return _typer_option(Flag(names, help, group))
 
 
 def _typer_option(shown: Flag) -> Any:
@@ -96,25 +93,6 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return spread
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Keywords of `Session.stream`; max_tokens: -1 has no limit."""
-
-    max_tokens: int = option(512, "-n", "--max-tokens", group=PROMPT, help="Tokens to generate; -1 has no limit.")
-    system: str | None = option(None, "--system", group=PROMPT, help="System prompt.")
-    raw: bool = option(
-        False, "--raw", group=PROMPT, twin=False,
-        help="Continue the prompt as it is, without a chat template; control tokens in it are recognized.",
-    )  # fmt: skip
-    stop: list[str] | None = option(None, "--stop", group=PROMPT, help="Stop before this text; may be repeated.")
-    ignore_eos: bool = option(False, "--ignore-eos", group=PROMPT, help="Never end the turn; go on.")
-    think: str | None = option(
-        None, "--think", group=PROMPT,
-        help="Think before the answer: on, off, for at most 256 tokens or 5J, or low, medium, high (default: as the "
-        "chat template has it).",
-    )  # fmt: skip
-
-
 Sampling = Annotated[dict[str, Any], SamplingParams]
 """The stated fields of SamplingParams, None for the others, which the model's file may set."""
 
@@ -132,9 +110,10 @@ ModelArgument = Annotated[str, _MODEL]
 OptionalModelArgument = Annotated[str | None, _MODEL]
 Threads = Annotated[int | None, _typer_option(flags_of(Options)["threads"])]
 NativeKVDtype = Annotated[str, flag("--kv-dtype", help="f16, int8, int4 or f32.")]
-Json = Annotated[bool, shared("--json", group=OUTPUT, help="Print JSON to stdout.")]
-Quiet = Annotated[bool, shared("-q", "--quiet", group=OUTPUT, help="No progress and no report on stderr.")]
-Verbose = Annotated[bool, shared("-v", "--verbose", group=OUTPUT, help="The whole report on stderr instead of a line.")]
+_OUTPUT = flags_of(Output)
+Json = Annotated[bool, _typer_option(_OUTPUT["json"])]
+Quiet = Annotated[bool, _typer_option(_OUTPUT["quiet"])]
+Verbose = Annotated[bool, _typer_option(_OUTPUT["verbose"])]
 
 
 def parse_numbers(flag: str, text: str, least: int = 0) -> list[int]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.terminal.show import ProgressLine, note, print_json, progress
-from edge.errors import DownloadError, InputError
+from edge.cli.terminal.fetching import names_of_models_here, transfer
+from edge.cli.terminal.show import note, print_json, progress
+from edge.errors import InputError
 from edge.options import Options
 
 _EVENT_S = 1.0  # between two events of progress
@@ -54,7 +53,7 @@ def pull(
     if convert is not None:
         _pull_checkpoint(model, convert, quant, json=json, quiet=quiet)
         return
-    with _names_of_models_here():
+    with names_of_models_here():
         chosen = offer(model, options, quant=quant, device=device)
     was_here = chosen.is_here
     if json:
@@ -76,53 +75,13 @@ def _pull_checkpoint(model: str, kind: str, quant: str | None, *, json: bool, qu
 
     if quant is not None:
         raise InputError("--quant chooses a GGUF file, and --convert makes one: state one of them")
-    with _names_of_models_here(), progress(enabled=not (quiet or json)) as shown:
+    with names_of_models_here(), progress(enabled=not (quiet or json)) as shown:
         tell = _events() if json else transfer(shown, model)
         path = pull_checkpoint(model, kind, progress=tell, notice=note if not (quiet or json) else lambda line: None)
     if json:
         print_json({"event": "done", "path": str(path)})
     else:
         print(path)
-
-
-def fetch_missing(model: str, options: Options, shown: ProgressLine, *, quiet: bool) -> None:
-    """Download MODEL if it is on the Hub and not here. Raises as `edge.pulling.ensure`."""
-    from edge.model.catalog import find_local
-
-    if find_local(model) is None:
-        from edge.pulling import ensure
-
-        with _names_of_models_here():
-            ensure(model, options, progress=transfer(shown, model), notice=(lambda line: None) if quiet else note)
-        shown.clear()
-
-
-@contextmanager
-def _names_of_models_here() -> Iterator[None]:
-    """Without a connection, the error names the models that need none."""
-    try:
-        yield
-    except DownloadError as error:
-        if error.reached:
-            raise
-        from edge.inventory import models
-
-        here = ", ".join(each.name for each in models() if each.summary.engines) or "none"
-        raise DownloadError(f"{error}; models here: {here}", reached=False) from None
-
-
-def transfer(shown: ProgressLine, name: str) -> Callable[[int, int], None]:
-    """Draws bytes and their rate."""
-    started, first = time.monotonic(), -1
-
-    def tell(done: int, total: int) -> None:
-        nonlocal first
-        first = done if first < 0 else first
-        rate = (done - first) / max(time.monotonic() - started, 1e-3)
-        label = f"{name}: {format_bytes(done)} of {format_bytes(total)}, {format_bytes(round(rate))}/s"
-        shown.step(label)(float(done), float(total))
-
-    return tell
 
 
 def _events() -> Callable[[int, int], None]:

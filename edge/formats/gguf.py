@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -321,6 +320,8 @@ def at_full_size(file: GGUFFile) -> Iterator[Path]:
     if file.path.stat().st_size >= file.size:
         yield file.path
         return
+    import shutil
+
     with work_folder() as folder:
         path = folder / file.path.name
         shutil.copyfile(file.path, path)

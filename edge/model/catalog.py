@@ -7,7 +7,6 @@ import hashlib
 import importlib.util
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -113,6 +112,8 @@ def hub_reference(name: str) -> Reference | None:
 
 def _downloaded(name: str) -> Path | None:
     """A downloaded model. Raises InputError for an unknown name."""
+    from difflib import get_close_matches
+
     from edge.hub.cache import find_cached
     from edge.model.known import known_models
 

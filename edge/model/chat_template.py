@@ -11,20 +11,25 @@ Templates of thinking models are rendered for each mode that they may support: t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import signal
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.errors import CacheError, InputError, ModelFormatError, UnsupportedError
+from edge.model import rendering
 from edge.model.messages import THOUGHT_NAMES, Marked, Message, Segment, parse_messages, parse_tools
 from edge.model.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, TOO_MUCH, Compiled, Renderer, limit_process
 from edge.model.thinking import EFFORTS, Think, find_family
-from edge.tools import common_form
+from edge.storage import cache
+from edge.storage.versions import version_of
 
 _NAMES = ("user", "assistant", "system", "earlier", "thoughts")
 _USER, _ASSISTANT, _SYSTEM, _EARLIER, _THOUGHTS = (f"\ue000{name}\ue001" for name in _NAMES)
@@ -65,7 +70,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
         self.family = find_family(source)
-        self._forms = _in_child(source, bos, eos, thinks=self.family is not None)
+        self._forms = _known_forms(source, bos, eos, thinks=self.family is not None)
         self._renderer = Renderer(source, bos, eos)
         self._words = frozenset(re.findall(r"\w+", source))
         self._guises = {*source}.isdisjoint(GUISES)
@@ -278,6 +283,8 @@ def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 def _spelled_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The tools as a part of the system prompt."""
+    from edge.tools import common_form
+
     system = messages[0] if messages[0].role == "system" else None
     said = [Segment(f"{system.content}\n\n", trusted=False)] if system and system.content else []
     text = (
@@ -291,6 +298,8 @@ def _spelled_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) 
 
 def _spelled_calls(message: Message) -> Message:
     """Calls as text behind the assistant's answer."""
+    from edge.tools import common_form
+
     if not message.calls:
         return message
     parts = [Segment(f"{message.content}\n", trusted=False)] if message.content else []
@@ -306,6 +315,8 @@ def _spelled_calls(message: Message) -> Message:
 
 def _spelled_results(messages: list[Message]) -> list[Message]:
     """Results of tools as texts of the user, those of one turn together."""
+    from edge.tools import common_form
+
     found: list[Message] = []
     for message in messages:
         if message.role != "tool":
@@ -354,6 +365,22 @@ def _with_responses(messages: list[Message]) -> list[Message]:
         else:
             found.append(message)
     return found
+
+
+def _known_forms(source: str, bos: str, eos: str, thinks: bool) -> Forms:
+    """The rendered forms, from the cache folder if they were rendered before, without a child."""
+    code = [path.read_bytes() for path in (Path(__file__), Path(rendering.__file__))]
+    depends = (source, bos, eos, thinks, version_of("minijinja"), code)
+    key = hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
+    with suppress(CacheError, OSError, ValueError):
+        if path := cache.find("templates", key, ".json"):
+            known: Forms = json.loads(path.read_bytes())
+            return known
+    forms = _in_child(source, bos, eos, thinks)
+    if "strftime_now" not in source and "text" in forms["default/first"]:  # no date, nor a limit that was reached
+        with suppress(CacheError, OSError), cache.create("templates", key, ".json", about="chat template") as target:
+            target.write_text(json.dumps(forms))
+    return forms
 
 
 def _in_child(source: str, bos: str, eos: str, thinks: bool) -> Forms:

@@ -8,19 +8,20 @@ because it imports nothing of edge's. Requests and answers are lines of JSON.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 FUEL = 1_000_000  # minijinja instructions; real templates use a few thousand for one exchange
 FUEL_PER_MESSAGE = 5_000
@@ -43,7 +44,7 @@ GUISES = "\u2000\u2001\u2002\u2003\u2004\u2005"
 _REVEAL = str.maketrans(GUISES, BLANKS)
 
 # Marks around the assistant's words that only training needs, and that Jinja2 knows by an extension of transformers.
-_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+_GENERATION = r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}"
 
 Answer = dict[str, str]  # {"text": …} or {"error": …}
 
@@ -74,8 +75,8 @@ class Compiled:
     """A template, compiled. bos, eos: texts of these tokens."""
 
     def __init__(self, source: str, bos: str, eos: str) -> None:
-        self._source = _GENERATION.sub(
-            lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", source
+        self._source = re.sub(
+            _GENERATION, lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", source
         )
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._environment: Any = None
@@ -107,11 +108,17 @@ def _environment(source: str) -> Any:
     environment: Any = Environment(templates={"chat": source}, pycompat=True, fuel=FUEL)
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.add_function("raise_exception", _raise)
-    environment.add_function("strftime_now", lambda form: datetime.datetime.now().strftime(form))
+    environment.add_function("strftime_now", _strftime_now)
     environment.add_filter("tojson", _to_json)
     environment.add_filter("string", _to_string)
     environment.add_test("iterable", lambda value: isinstance(value, Iterable))  # none is not iterable
     return environment
+
+
+def _strftime_now(form: str) -> str:
+    import datetime
+
+    return datetime.datetime.now().strftime(form)
 
 
 def _to_json(
@@ -216,6 +223,8 @@ class Renderer:
         return None
 
     def _start(self) -> None:
+        import subprocess  # here: runs of one prompt start none
+
         places = [os.path.abspath(place) for place in sys.path]
         begin = f"import runpy, sys; sys.path[:] = {places!r}; runpy.run_path({__file__!r}, run_name='__main__')"
         self._child = child = subprocess.Popen(

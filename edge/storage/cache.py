@@ -15,9 +15,7 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from typing import Literal, get_args
 
 from edge.budget import format_bytes, parse_bytes
 from edge.devices.output import held, sweep
+from edge.devices.platform import system_folder
 from edge.devices.private import distrust, make_private_folder
 from edge.errors import CacheError
 from edge.records import dataclass
@@ -34,8 +33,9 @@ from edge.storage.lock import file_lock
 from edge.storage.making import making
 
 EntryKind = Literal[
-    "models", "weights", "kernels", "hashes", "tokenizers", "trials", "headers", "races", "traces", "searches", "losses"
-]
+    "models", "weights", "kernels", "hashes", "tokenizers", "templates", "trials", "headers", "races", "traces",
+    "searches", "losses",
+]  # fmt: skip
 ENTRY_KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 
 _LIMIT = "16GiB"
@@ -45,7 +45,7 @@ _KEY = re.compile(r"[0-9a-f]{8,128}")
 _SUFFIX = re.compile(r"(\.[A-Za-z0-9_-]+)+(?<!\.ok)")
 _TIDIED = set[Path]()  # folders, by this process
 # The names that may be swept away: temporary files, lock files, entries and completion records.
-_OURS = re.compile(rf"\.(?P<pid>\d+)-\w+-.+|\.{_KEY.pattern}\.lock|{_KEY.pattern}(\.[A-Za-z0-9_-]+)+")
+_OURS = rf"\.(?P<pid>\d+)-\w+-.+|\.{_KEY.pattern}\.lock|{_KEY.pattern}(\.[A-Za-z0-9_-]+)+"
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,7 @@ class Entry:
 
 def cache_folder() -> Path:
     """The folder, which may not exist."""
-    import platformdirs
-
-    chosen = os.environ.get("EDGE_CACHE") or platformdirs.user_cache_dir("edge")
+    chosen = os.environ.get("EDGE_CACHE") or system_folder("cache")
     return Path(os.path.abspath(os.path.expanduser(chosen)))
 
 
@@ -165,6 +163,8 @@ def entries(kind: EntryKind | None = None) -> list[Entry]:
 def clear(kind: EntryKind | None = None) -> tuple[int, int]:
     """Remove all entries (of one kind) and leftovers of dead processes. Returns their number and the bytes freed.
     Raises CacheError."""
+    import tempfile
+
     removed = entries(kind)
     for entry in removed:
         discard(entry)
@@ -229,6 +229,8 @@ def _refuse_folders(*files: Path) -> None:
 
 def _check_room(folder: Path, expected: int) -> None:
     """Raise CacheError if the disk has less than `expected` free bytes, OSError if it does not say."""
+    import shutil
+
     free = shutil.disk_usage(folder).free
     if free < expected:
         raise CacheError(
@@ -293,7 +295,7 @@ def _sweep(kind: EntryKind, older_than: float) -> int:
     kept = {path for entry in entries(kind) for path in (entry.path, record_path(entry.path))}
     freed = 0
     for path in folder.iterdir() if _is_folder(folder) else ():
-        status, ours = status_of(path), _OURS.fullmatch(path.name)
+        status, ours = status_of(path), re.fullmatch(_OURS, path.name)
         if path in kept or status is None or ours is None:
             continue
         is_old = time.time() - status.st_mtime >= older_than

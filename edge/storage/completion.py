@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -50,6 +49,8 @@ def make_temporary(path: Path) -> Path:
 
     Its suffix is that of `path`, since compilers look at suffixes.
     """
+    import tempfile  # here: it takes milliseconds, and warm runs write nothing
+
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{os.getpid()}-", suffix=f"-{path.name}")
     os.close(descriptor)
     return Path(name)

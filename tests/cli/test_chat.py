@@ -21,6 +21,7 @@ from edge.model.chat_template import ChatTemplate
 from edge.model.messages import Segment
 from edge.model.model import Model, open_model
 from edge.run.starting.opening import open_model as open_for_runs
+from edge.storage import cache
 
 jinja2 = pytest.importorskip("jinja2")
 sandbox = pytest.importorskip("jinja2.sandbox")
@@ -427,7 +428,29 @@ def test_no_child_is_left_behind() -> None:
         assert os.waitpid(-1, os.WNOHANG) == (0, 0)
 
 
-def test_where_processes_do_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_are_remembered_but_not_those_with_a_date(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def never() -> int:
+        raise ChildProcessError("a child was started")
+
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    first = joined(ChatTemplate(CHATML).first_turn("hi"))
+    for source in (LLAMA3, HOSTILE["a string that doubles"]):
+        ChatTemplate(source)
+    monkeypatch.setattr(os, "fork", never)
+    assert joined(ChatTemplate(CHATML).first_turn("hi")) == first
+    for source in (LLAMA3, HOSTILE["a string that doubles"]):
+        with pytest.raises(ChildProcessError):
+            ChatTemplate(source)
+    with pytest.raises(ChildProcessError):  # its tokens are others
+        ChatTemplate(CHATML, "<s>")
+    (entry,) = cache.entries("templates")
+    entry.path.write_text("{}")  # damaged: the cache notices
+    with pytest.raises(ChildProcessError):
+        ChatTemplate(CHATML)
+
+
+def test_where_processes_do_not_fork(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     monkeypatch.delattr(os, "fork")
     assert joined(ChatTemplate(CHATML).first_turn("hi")) == rendered(CHATML, ("user", "hi"))
     with pytest.raises(ModelFormatError, match="out of fuel"):

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -339,26 +338,6 @@ def test_run_keeps_the_first_rows_that_keep_names() -> None:
     done = edge(*flags, "--max-kv-size", "64", "--keep", "60")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(r"--keep 60 needs at least \d+ KV rows: raise --max-kv-size 64 or lower --keep", done.stderr)
-
-
-def test_the_hint_to_tune_comes_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from edge.backends import engine_named
-    from edge.cli.hint import suggest_tuning
-    from edge.model.model import open_model
-    from edge.options import Options
-    from edge.plan.plan import make_plan
-
-    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
-    spec = open_model(TINY).spec
-    plan = make_plan(spec, engine_named("cpu"), Options(max_kv_size=64))
-    said = []
-    for _ in range(2):
-        suggest_tuning(TINY, spec, replace(plan, tuned="default"))
-        said.append(capsys.readouterr().err)
-    assert said[0].startswith(f"edge tune {TINY} looks for settings")
-    assert said[1] == ""
 
 
 def test_plan_counts_without_loading() -> None:

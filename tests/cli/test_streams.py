@@ -161,11 +161,13 @@ def test_a_closed_stdin_is_an_empty_one() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", ["typer", "numpy"])  # the first that is imported, and one of a command's own
-def test_an_interrupt_of_the_start_is_quiet(module: str, number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "prompt"), [("typer", ["-px"]), ("numpy", ["-p", "x"])])  # -px is typer's to read
+def test_an_interrupt_of_the_start_is_quiet(
+    module: str, prompt: list[str], number: signal.Signals, tmp_path: Path
+) -> None:
     (tmp_path / f"{module}.py").write_text(f"import os, time\nos.kill(os.getpid(), {number})\ntime.sleep(60)\n")
     done = subprocess.run(
-        [sys.executable, "-m", "edge", *RUN.split(), "-p", "x"],
+        [sys.executable, "-m", "edge", *RUN.split(), *prompt],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not ignored, as in a script's background

@@ -421,7 +421,8 @@ def test_a_folder_of_profiles_that_is_none(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(InputError, match=r"EDGE_DEVICES: .* cannot be read"):
             ask_it()
     monkeypatch.delenv("EDGE_DEVICES")
-    monkeypatch.setattr("platformdirs.user_config_dir", lambda name: str(path))  # which nobody chose: none are there
+    # A folder that nobody chose: none are there.
+    monkeypatch.setattr("edge.devices.profiles.system_folder", lambda kind: str(path))
     assert set(profile_names()) == {HOST, *SHIPPED}
     assert find_profile(HOST).name == HOST
 

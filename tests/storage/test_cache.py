@@ -12,16 +12,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
+import platformdirs
 import pytest
 from fork_server import COMMAND, forking
 
 import edge.storage.cache
 import edge.storage.completion
-from edge.cli.hint import suggest_tuning
 from edge.devices.memory.paging import measure_paging
+from edge.devices.platform import system_folder
 from edge.errors import CacheError, InputError
 from edge.run import history
 from edge.storage.cache import ENTRY_KINDS, EntryKind, clear, create, entries, find, find_or_make, lock
@@ -131,7 +131,7 @@ def test_the_folder_is_private(folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no modes")
-@pytest.mark.parametrize("first", ["history", "hint", "entry", "paging"])
+@pytest.mark.parametrize("first", ["history", "entry", "paging"])
 def test_the_root_is_private_whoever_makes_it(first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those above it, too: who may rename a folder may put another in its place."""
     root = tmp_path / "new" / "cache"
@@ -141,10 +141,6 @@ def test_the_root_is_private_whoever_makes_it(first: str, tmp_path: Path, monkey
     try:
         if first == "history":
             history.append(a_run())
-        elif first == "hint":
-            plan = SimpleNamespace(backend="cpu", tuned="default")
-            spec = SimpleNamespace(label="a", layers=1, hidden=2)
-            suggest_tuning("a", cast(Any, spec), cast(Any, plan))
         elif first == "paging":
             measure_paging(root, 1)
         else:
@@ -617,3 +613,17 @@ def test_bad_input_gets_one_line_and_exit_code_2(args: tuple[str, ...], environm
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("stated", [None, "", "relative", "/absolute/here"])
+@pytest.mark.parametrize("home", [None, "", "relative", "/home/somebody"])
+def test_the_systems_folders_are_those_of_platformdirs(
+    stated: str | None, home: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"HOME": home, **dict.fromkeys(("XDG_CACHE_HOME", "XDG_DATA_HOME"), stated)}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert system_folder("cache") == platformdirs.user_cache_dir("edge")
+    assert system_folder("data") == platformdirs.user_data_dir("edge")
+    assert system_folder("config") == platformdirs.user_config_dir("edge")

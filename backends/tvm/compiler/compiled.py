@@ -30,6 +30,7 @@ FRUGAL_BYTES, QUICK_BYTES, VARIANT_BYTES = 168 << 20, 288 << 20, 24 << 20
 APP_FRUGAL_BYTES, APP_QUICK_BYTES = 224 << 20, 280 << 20
 
 
+@functools.cache  # a plan asks ten times
 def is_installed() -> bool:
     return all(importlib.util.find_spec(name) for name in _PACKAGES)
 
@@ -100,6 +101,7 @@ def about_design(design: Design) -> str:
     return f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}{marks}"
 
 
+@functools.cache
 def compiler_size() -> int:
     """The compiler library's size, which stands for its version: looking that up takes 20 ms. 0 without TVM."""
     spec = importlib.util.find_spec("tvm")

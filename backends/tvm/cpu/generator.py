@@ -22,15 +22,24 @@ from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.systems import clock
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
-from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, mamba, per_layer_input, short_convolution
+from edge.backends.tvm.cpu.phases import (
+    attention,
+    delta_net,
+    dense,
+    experts,
+    mamba,
+    next_token,
+    per_layer_input,
+    short_convolution,
+)
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, PassKind, Unit, pass_kinds
 from edge.backends.tvm.cpu.phases.embed import embed
-from edge.backends.tvm.cpu.phases.estimate import estimate, rescore
+from edge.backends.tvm.cpu.phases.estimate import estimate
 from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.shape import Shape, padded_head
-from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, NextToken, PerLayerInput, ShortConvolution
 
 POINTERS = {  # the arguments of `run`, and the types that they point to
     "job": "int64", "lines": "int32",
@@ -111,7 +120,7 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
         for name, unit in units.items():
             found[design.shape.code(number, name)] = (_then_evict(unit) if ends and name == last else unit), number
     if design.estimates:
-        found |= {"estimate": (lambda b, _layer: estimate(b), None), "rescore": (lambda b, _layer: rescore(b), None)}
+        found["estimate"] = lambda b, _layer: estimate(b), None
     return found if design.shape.encoder else found | {"head": (lambda b, _layer: head(b), None)}
 
 
@@ -274,7 +283,7 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                 emit(kind, "head", i64(0), i64(0))
     if design.estimates:
         with when(number == Job.RESCORE):
-            emit(next(kind for kind in pass_kinds(design) if kind.single), "rescore", i64(0), i64(0))
+            emit(next(kind for kind in pass_kinds(design) if kind.single), "head", i64(0), i64(0))
     of_drafts = [kind for kind in pass_kinds(design) if kind.drafts]
     if shape.states and of_drafts:
         with when(number == Job.APPLY), loop(i64(0), i64(shape.layers)) as layer:
@@ -313,9 +322,10 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 
 CORES: dict[type, dict[str, Unit]] = {
     Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
-    Mamba: mamba.UNITS,    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
+    Mamba: mamba.UNITS, ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
+    NextToken: next_token.UNITS,
 }  # fmt: skip
-_OF_STEPS = ("estimate", "rescore")  # of a head in two stages
+_OF_STEPS = ("estimate",)
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
 _RECURRENT: dict[type, str] = {DeltaNet: "delta_net", Mamba: "mamba_scan", ShortConvolution: "convolve"}
 _ALIKE = ("embed", "attend", *_RECURRENT.values())  # units without products

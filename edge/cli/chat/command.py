@@ -44,7 +44,7 @@ def chat(
     """
     from edge.cli.chat.lines import is_terminal, turns
     from edge.cli.chat.slash import Chat, Settings, is_command, obey, read_tools, warn_unpinned
-    from edge.cli.pull import fetch_missing
+    from edge.cli.terminal.fetching import fetch_missing
     from edge.cli.terminal.signals import Terminated
     from edge.devices.child import room_for_children
     from edge.errors import EdgeError, UnsupportedError

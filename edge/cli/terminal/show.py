@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +37,14 @@ def printable(text: str, but: str = "\n\t") -> str:
 def width() -> int | None:
     """Characters of a line of the terminal that stdout is, COLUMNS if that is set; None if it is no terminal:
     programs get a row on one line."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return columns() if sys.stdout.isatty() else None
+
+
+def columns() -> int:
+    """Characters of a line of the terminal, COLUMNS if that is set."""
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -105,7 +111,7 @@ class ThoughtView:
         plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
         self._dim, self._normal = ("", "") if plain else ("\x1b[2m", "\x1b[22m")
         self._shown = ""
-        self._words = WordWrap(lambda: shutil.get_terminal_size().columns, self._write)
+        self._words = WordWrap(columns, self._write)
 
     def show(self, text: str) -> None:
         """A piece of thoughts."""

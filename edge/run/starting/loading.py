@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge.backends.base import LoadProgress
+from edge.backends.base import Backend, LoadProgress
 from edge.devices.child import room_for_children
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter
+from edge.formats.gguf import GGUFFile
 from edge.model.catalog import find_local
 from edge.model.model import Model
+from edge.model.spec import ModelSpec
 from edge.options import Options, takes_options
+from edge.plan.engines import Pace, plan_here
+from edge.plan.plan import Plan
 from edge.run.arguments import check_meter
 from edge.run.budgets.meters import EnergyMeter
 from edge.run.history import remember_run
 from edge.run.session import Session, open_sessions
 from edge.run.starting.opening import open_model
-from edge.run.starting.race import plan_run
 from edge.storage.making import account
 
 
@@ -69,6 +73,20 @@ def open_session(
     session.prepared = made
     session.observers.append(partial(remember_run, session.spec))
     return session
+
+
+def plan_run(
+    file: GGUFFile, spec: ModelSpec, options: Options, progress: LoadProgress | None = None, *, more: int = 0
+) -> tuple[Backend, Plan]:
+    """`plan_here`, which has engines timed if need be; not in runs whose seconds or joules are counted."""
+
+    def timed(entries: Sequence[tuple[Backend, Plan]]) -> Sequence[Pace]:
+        from edge.run.starting.race import race
+
+        return race(file, spec, entries, progress)
+
+    counted = options.time is not None or options.energy is not None
+    return plan_here(file, spec, options, more, None if counted else timed)
 
 
 def _still_to_come() -> int:

@@ -20,8 +20,7 @@ from edge.devices.memory import release_free_memory
 from edge.errors import EdgeError, EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
-from edge.options import Options
-from edge.plan.engines import PROMPT, Pace, plan_here
+from edge.plan.engines import PROMPT, Pace
 from edge.plan.plan import Plan
 from edge.types import IntArray
 
@@ -34,16 +33,6 @@ _log = logging.getLogger("edge")
 
 Entry = tuple[Backend, Plan]
 Result = TypeVar("Result")
-
-
-def plan_run(
-    file: GGUFFile, spec: ModelSpec, options: Options, progress: LoadProgress | None = None, *, more: int = 0
-) -> Entry:
-    """`plan_here`, which has both timed if need be; not in runs whose seconds or joules are counted."""
-    counted = options.time is not None or options.energy is not None
-    return plan_here(
-        file, spec, options, more, None if counted else lambda entries: race(file, spec, entries, progress)
-    )
 
 
 def race(file: GGUFFile, spec: ModelSpec, entries: Sequence[Entry], progress: LoadProgress | None = None) -> list[Pace]:

@@ -1,0 +1,122 @@
+"""The work of `edge run`, for arguments that have been read."""
+
+from __future__ import annotations
+
+import time as clock
+from typing import Any
+
+from edge.cli.groups import Answer, Output, Question
+from edge.cli.terminal.show import ThoughtView, note, print_json, progress, width
+from edge.options import Options
+from edge.sampling import SamplingParams
+
+
+def answer_prompt(
+    model: str, text: str | None, question: Question, answer: Answer, options: Options, sampling: dict[str, Any],
+    output: Output,
+) -> None:  # fmt: skip
+    """Answer one prompt. sampling: fields of SamplingParams, None for those that the model's file may set."""
+    from edge.cli.terminal.prompts import read_prompt
+
+    said = read_prompt([each for each in (text, question.prompt) if each is not None], question.file)
+    from edge.cli.terminal.fetching import fetch_missing
+
+    with progress(enabled=not output.quiet) as shown:
+        fetch_missing(model, options, shown, quiet=output.quiet)
+    started = clock.perf_counter()
+    from edge.cli.terminal.signals import Terminated, ended_by_signals
+    from edge.cli.terminal.wrap import WordWrap
+    from edge.devices.child import room_for_children
+    from edge.devices.power import find_meter
+    from edge.errors import BudgetError
+    from edge.model.spec import check_generates
+    from edge.model.thinking import Think
+    from edge.run.arguments import check_limit
+    from edge.run.reporting import check_complete
+    from edge.run.starting.loading import load
+    from edge.run.starting.opening import open_model
+    from edge.storage.making import account
+
+    limit, think = check_limit(answer.max_tokens), Think.parse(answer.think)
+    form = None
+    if question.json_schema or question.grammar or question.regex is not None:
+        from edge.grammar.grammar import read_grammar
+
+        form = read_grammar(json_schema=question.json_schema, lark=question.grammar, regex=question.regex)
+    meter = find_meter()
+    with (
+        progress(enabled=not output.quiet) as shown,
+        account(lambda: meter.read().joules) as made,
+        room_for_children(options.memory),
+    ):
+        opened = open_model(model)
+        check_generates(opened.spec)
+        # A search draws nothing, so what the model's file recommends for drawing does not concern it.
+        stated = {name: value for name, value in sampling.items() if value is not None}
+        sampled = opened.sampling(**sampling) if question.beams is None else SamplingParams(**stated)
+        if opened.template is None and not answer.raw and not output.quiet:
+            note(f"{opened.name} has no chat template: it continues texts, and answers no questions (--raw: no note)")
+        if form is not None:
+            from edge.grammar.matcher import check_grammar
+
+            check_grammar(form, opened)
+        asked = opened.prompt(said, system=answer.system, raw=answer.raw, think=think)
+        thoughts = ThoughtView(not output.quiet and not output.json, shown)
+        shown.message("reading the prompt")
+        # Enough of the prompt for the plan to see whether it fits; the rest of a longer one is read while it runs.
+        while asked.waiting <= opened.spec.context and asked.read():
+            spent = clock.perf_counter() - started
+            if options.time is not None and spent > options.time:
+                raise BudgetError(
+                    f"no answer: --time {options.time:g}s was over after {spent:.2g} s, before the model was loaded"
+                )
+        expected = None if limit is None else asked.waiting + limit
+        known = {"expected_tokens": expected, "expected_prompt": asked.waiting or None}
+
+        def on_load(part: float, doing: str = "") -> None:
+            shown.step(doing or f"loading {opened.name}")(part, 1.0)
+
+        words = WordWrap(width)
+        with load(opened, options, meter=meter, on_load=on_load, **known) as session:
+            try:
+                pieces = session.stream(
+                    asked,
+                    max_tokens=limit,
+                    sampling=sampled,
+                    stop=answer.stop or (),
+                    ignore_eos=answer.ignore_eos,
+                    think=think,
+                    grammar=form,
+                    beams=question.beams,
+                    length_penalty=question.length_penalty,
+                    time_spent=clock.perf_counter() - started,
+                    energy_spent=max(0.0, meter.read().joules - made.joules),
+                    keep_text=output.json,
+                    on_prefill=shown.step(f"prefill, {asked.size} tokens"),
+                    on_thought=thoughts.show,
+                )
+                with ended_by_signals(session):
+                    for piece in pieces:
+                        shown.clear()
+                        thoughts.end()
+                        if not output.json:
+                            words.write(piece)
+            finally:
+                words.end()
+                pieces.close()  # an interrupted run reports, too
+                shown.clear()
+                thoughts.end()
+                if session.report is not None:
+                    if output.json:
+                        print_json(session.report.to_dict())
+                    else:
+                        print(flush=True)
+                        if not output.quiet:
+                            from edge.report.run import report_line, report_lines
+
+                            note("\n".join(["", *(report_lines if output.verbose else report_line)(session.report)]))
+            if session.terminated:
+                raise Terminated
+            if session.report is not None and session.report.stop_reason == "interrupted":
+                raise KeyboardInterrupt
+            check_complete(session.report)
