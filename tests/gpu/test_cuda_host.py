@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,17 +197,18 @@ def test_a_recording_is_captured_once_and_replayed(driver: Driver) -> None:
 
 
 def test_launches_of_a_graph_overlap_those_before(driver: Driver) -> None:
-    """If the device can, and not across graphs, nor while each is timed."""
-    for features, expected in ((), [False, False]), (("overlap",), [False, True]):
+    """If the device can, and not those of chunks, nor across graphs, nor while each is timed."""
+    for features, expected in ((), [False] * 3), (("overlap",), [False, True, False]):
         device = opened(driver, *features)
         device.prepare({"edge_add": KERNEL})
-        dispatches = [Dispatch("edge_add", (Slice("out"), Slice("x")), (1,), (1, 1), "other")] * 2
+        step = Dispatch("edge_add", (Slice("out"), Slice("x")), (1,), (1, 1), "other")
+        dispatches = [step, step, replace(step, per=8)]
         recording = device.record(dispatches, {"out": device.create(16), "x": device.create(16)})
         driver.overlaps.clear()
         device.run(recording)
         assert driver.overlaps == expected
         device.time(recording)
-        assert driver.overlaps == [*expected, False, False]
+        assert driver.overlaps == [*expected, *[False] * 3]
         device.close()
 
 

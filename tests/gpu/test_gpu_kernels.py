@@ -34,7 +34,8 @@ from edge.backends.tvm.gpu.kernels.convolve import convolve
 from edge.backends.tvm.gpu.kernels.delta_net import Recurrence, finish, mix, recur
 from edge.backends.tvm.gpu.kernels.embed import embed
 from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual, step
+from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual
+from edge.backends.tvm.gpu.kernels.steps import step
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower

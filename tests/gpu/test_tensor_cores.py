@@ -16,16 +16,20 @@ from test_gpu_kernels import EPSILON, Packed, normal, normed, run, tables, zeros
 from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts.cuda import compile_source
+from edge.backends.tvm.gpu.kernels import tensor_steps
 from edge.backends.tvm.gpu.kernels.norms import Norm
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, step
+from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual
+from edge.backends.tvm.gpu.kernels.steps import step
 from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
 from edge.backends.tvm.gpu.weights import pack_floats
-from edge.backends.tvm.packing.blocks import BLOCKS
+from edge.backends.tvm.packing.blocks import BLOCKS, IntegerBlock
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no g++")
 
 TENSOR = Tuning(mma_rows=64, mma_tokens=32)
+STEPS = Tuning(rows=2, split=16, workgroup=128, stage=48 << 10, ahead=12)
+QUANTIZED = [name for name, block in sorted(BLOCKS.items()) if isinstance(block, IntegerBlock)]
 CLOSE = 1e-4  # largest error of results whose deviation is about 2; TF32's would be 2e-3
 MORE = pytest.mark.exhaustive
 
@@ -78,16 +82,70 @@ def test_steps_keep_activations_in_shared_memory(device: Emulator) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
 
 
+@pytest.mark.parametrize(("ahead", "groups"), [(4, 2), (64, 256), pytest.param(64, 2, marks=MORE)])
+@pytest.mark.parametrize(
+    "kinds",
+    [("Q4_0", "Q6_K", "Q4_K"), *(pytest.param((kind,), marks=MORE) for kind in QUANTIZED)],
+    ids="-".join,
+)
+def test_steps_go_through_tensor_cores(
+    device: Emulator, kinds: tuple[str, ...], ahead: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of matrices whose types differ, whose rows are no whole tiles, and whose last parts not all threads have: read
+    ahead as a whole or in rounds, by workgroups with one band of rows or several."""
+    packed, rows, columns = Packed(), (70, 8, 16), 768
+    factors, at = list[Factor](), 0
+    for kind, count in zip(kinds, rows, strict=False):
+        factors.append(Factor(packed.matrix(kind, count, columns), at=at))
+        at += count
+    weight, x = normal(columns, seed=1), normal(1, columns, seed=2)
+    norm = Norm("rms", packed.vector(weight), None, columns, EPSILON)
+    product = Product("edge_normed", tuple(factors), Epilogue("store", at), norm)
+    monkeypatch.setattr(tensor_steps, "GROUPS", groups)
+    built = step(product, replace(STEPS, ahead=ahead))
+    assert (built.groups[0] == 3) == (groups == 2)
+    found = run(device, built, {"out": zeros(1, at), "x": x, "w": packed.words})
+    expected = normed(x, "rms", weight, 0.0) @ np.concatenate(packed.expected[: len(kinds)]).T
+    np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_steps_of_pairs_add_a_residual(device: Emulator, kind: str) -> None:
+    """Two tiles of each warp, of matrices whose types differ."""
+    packed, rows, columns = Packed(), 40, 256
+    gate, up = packed.matrix("Q8_0", rows, columns), packed.matrix("Q5_1", rows, columns)
+    weight, bias = normal(columns, seed=1), normal(columns, seed=2) * (kind == "layer")
+    vectors = packed.vector(weight), packed.vector(bias) if kind == "layer" else None
+    norm, start = Norm(kind, *vectors, columns, EPSILON), packed.vector(normal(rows, seed=5))
+    x, raw = normal(1, columns, seed=3), normal(1, columns, seed=4)
+    sums = x + 0.5 * normed(raw, kind, weight, bias)
+    one, other = (normed(sums, kind, weight, bias) @ packed.expected[number].T for number in range(2))
+    one = one + normal(rows, seed=5)
+    product = Product(
+        "edge_active", (Factor(gate, start), Factor(up)), Epilogue("activate", 64, activation="silu"), norm,
+        residual=Residual(norm, 0.5),
+    )  # fmt: skip
+    built = step(product, replace(STEPS, rows=4, split=8, workgroup=64))
+    assert built.groups == (2, 1)
+    arrays = {"out": zeros(1, 64), "x": x, "raw": raw, "sums": zeros(1, columns), "w": packed.words}
+    found = run(device, built, arrays)[:, :rows]
+    np.testing.assert_allclose(found, one / (1 + np.exp(-one)) * other, rtol=1e-5, atol=CLOSE)
+    np.testing.assert_allclose(run(device, built, arrays, read="sums"), sums, rtol=0, atol=1e-5)
+
+
 @pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")
 def test_nvrtc_compiles_them() -> None:
-    """As PTX of the first capability that has tensor cores, and of the first that overlaps launches."""
+    """As PTX of the first capability that has tensor cores, and of the first that overlaps launches; a step's first
+    weights are read before it waits for the kernel before."""
     packed = Packed()
     product = Product("edge_product", (Factor(packed.matrix("Q4_0", 70, 64)),), Epilogue("store", 70))
-    for built in (chunk(product, TENSOR, 40), step(product, Tuning(split=32, workgroup=64, stage=48 << 10))):
+    for built in (chunk(product, TENSOR, 40), step(product, STEPS), step(product, replace(STEPS, ahead=0))):
         for capability, overlaps in ((80, False), (90, True)):
             ptx = compile_source(built.name, lower(built, "cuda").source, f"compute_{capability}").decode()
             assert ("griddepcontrol.wait" in ptx) == overlaps
             assert "mma.sync" in ptx or "prefetch.global.L2" in ptx
+            if overlaps and "no_allocate" in ptx:
+                assert ptx.index("no_allocate") < ptx.index("griddepcontrol.wait")
 
 
 @pytest.mark.parametrize(("across", "down"), [(256, 64), pytest.param(128, 128, marks=MORE)])

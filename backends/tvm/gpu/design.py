@@ -148,7 +148,9 @@ class Tuning:
     gemm_tokens: int = 32  # tokens of a workgroup's tile in a chunk
     gemm_rows: int = 32  # rows of a workgroup's tile in a chunk
     attend: int = 128  # threads that attend for one KV head
+    heads: int = 0  # query heads for which a workgroup of a step attends; 0: as many as fit its memory
     stage: int = 0  # bytes of shared memory of a step's product whose activations fit there; 0: it reads them directly
+    ahead: int = 0  # loads of 16 bytes that a thread of a step's product issues ahead of tensor cores; 0: it uses none
     mma_rows: int = 0  # rows of a workgroup's tile in a chunk through tensor cores; 0: there are none
     mma_tokens: int = 64  # tokens of such a tile
     mma_groups: int = 256  # workgroups that occupy the device: tiles become smaller where there are fewer
@@ -160,7 +162,7 @@ class Tuning:
         if adapter.kind == "cpu":
             return cls(rows=4, split=1, workgroup=16, gemm_tokens=16, gemm_rows=16)
         if "mma" in adapter.features:
-            return cls(rows=2, split=32, workgroup=256, stage=48 << 10, mma_rows=128)
+            return cls(rows=2, split=32, workgroup=256, heads=1, stage=48 << 10, ahead=24, mma_rows=128)
         return cls()
 
 
@@ -196,7 +198,7 @@ class Design:
         chosen = {name: value for name, value in config.tuning.items() if name in known}
         tuning = replace(Tuning.of(adapter), **chosen)
         if "mma" not in adapter.features:
-            tuning = replace(tuning, mma_rows=0, stage=0)
+            tuning = replace(tuning, mma_rows=0, stage=0, ahead=0)
         shape, weights = Shape.of(spec, ENGINE.NAME, ENGINE.supports), make_weights(file, spec, adapter.limits.binding)
         adapters = Adapters.of(config.lora_rank, config.kv_dtype)
         adapters.check(weights, adapter.limits.binding)

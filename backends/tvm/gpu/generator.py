@@ -15,8 +15,9 @@ from edge.backends.tvm.gpu.design import RING_MOVE, Design
 from edge.backends.tvm.gpu.kernels import pick
 from edge.backends.tvm.gpu.kernels.embed import embed
 from edge.backends.tvm.gpu.kernels.norms import normalise
-from edge.backends.tvm.gpu.kernels.products import head_products, step
+from edge.backends.tvm.gpu.kernels.products import head_products
 from edge.backends.tvm.gpu.kernels.rows import move
+from edge.backends.tvm.gpu.kernels.steps import step
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.phases.attention import attention

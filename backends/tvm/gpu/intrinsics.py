@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 
 # edge_half(word): the float16 in the low half. edge_halves(a, b): two float16, a in the low half. edge_bf16(a, b): two
-# bfloat16. edge_mma(c, a0 … a3, b0, b1): c += A · B by tensor cores, for the 32 threads of a warp, which hold 16 × 8
-# float32, 16 × 16 and 16 × 8 bfloat16 as PTX's mma.m16n8k16 wants them.
+# bfloat16. edge_bf16_of(codes, mask, minus): two codes of at most 7 bits, of which the mask
+# is left, plus the bfloat16 of minus + 128. edge_fetch(to, at): to = at, of 1 or 4 words. edge_mma(c, a0 … a3,
+# b0, b1): c += A · B by tensor cores, for the 32 threads of a warp, which hold 16 × 8 float32, 16 × 16 and 16 × 8
+# bfloat16 as PTX's mma.m16n8k16 wants them.
 PRELUDES: dict[str, dict[str, str]] = {
     "wgsl": {
         "edge_half": "fn edge_half(word: u32) -> f32 { return unpack2x16float(word).x; }\n",
@@ -55,6 +57,20 @@ PRELUDES: dict[str, dict[str, str]] = {
         "edge_prefetch": (
             "static __device__ __forceinline__ void edge_prefetch(const void *at) { "
             'asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }\n'
+        ),
+        "edge_fetch": (
+            "static __device__ __forceinline__ void edge_fetch(uint4 *to, const uint4 *at) { "
+            'asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" '
+            ': "=r"(to->x), "=r"(to->y), "=r"(to->z), "=r"(to->w) : "l"(at) : "memory"); }\n'
+            "static __device__ __forceinline__ void edge_fetch(unsigned int *to, const unsigned int *at) { "
+            'asm volatile("ld.global.u32 %0, [%1];" : "=r"(*to) : "l"(at) : "memory"); }\n'
+        ),
+        "edge_bf16_of": (  # 128 + code is an exponent with the bits of the code behind it
+            "static __device__ __forceinline__ unsigned int edge_bf16_of(unsigned int codes, unsigned int mask, "
+            "unsigned int minus) { unsigned int both; "
+            'asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(both) : "r"(codes), "r"(mask), "r"(0x43004300u)); '
+            'asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(both), "r"(0x3f803f80u), "r"(minus)); '
+            "return both; }\n"
         ),
         "edge_bf16": (
             "static __device__ __forceinline__ unsigned int edge_bf16(float a, float b) { unsigned int both; "

@@ -27,9 +27,11 @@ _CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the 
     "gemm_tokens": ("tokens of a tile, prefill", (8, 16, 32, 64), (CHUNK,)),
     "gemm_rows": ("rows of a tile, prefill", (16, 32, 64, 128), (CHUNK,)),
     "stage": ("bytes of shared memory for activations, decode", (0, 48 << 10), (STEP,)),
+    "ahead": ("loads of 16 bytes ahead of tensor cores, decode", (0, 8, 16, 24, 32), (STEP,)),
     "mma_rows": ("rows of a tile through tensor cores, prefill", (64, 128, 256), (CHUNK,)),
     "mma_tokens": ("tokens of such a tile", (32, 64, 128), (CHUNK,)),
     "mma_groups": ("workgroups below which such tiles become smaller", (1, 128, 256, 512), (CHUNK,)),
+    "heads": ("query heads that a workgroup attends for, decode", (0, 1, 2, 4), (STEP,)),
     "attend": ("threads that attend for a KV head", (32, 64, 128, 256), PARTS),
 }
 
@@ -37,7 +39,7 @@ _CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the 
 def make_space(adapter: Adapter, prompt: int) -> tuple[Field, ...]:
     """The search space for an adapter. prompt: tokens that are measured, the longest chunk."""
     usual = Tuning.of(adapter)
-    unused = ("gemm_",) if usual.mma_rows else ("mma_", "stage")
+    unused = ("gemm_",) if usual.mma_rows else ("mma_", "stage", "ahead")
     space = [
         Field(name, about, int(getattr(usual, name)), choices, parts)
         for name, (about, choices, parts) in _CHOICES.items() if not name.startswith(unused)

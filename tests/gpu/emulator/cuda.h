@@ -59,6 +59,8 @@ static void edge_overlap() {}
 static void edge_begin() {}
 static void edge_prefetch(const void *at) { (void)*(const volatile char *)at; }
 
+template <class T> static void edge_fetch(T *to, const T *at) { *to = *at; }
+
 static float edge_sum(float value, int count) {
     int first = threadIdx.x / WARP * WARP, own = threadIdx.x / count * count;
     Operands *all = &operands[self().products % 2 * threads.size()];
@@ -99,6 +101,11 @@ static float half_of(unsigned word, int which) {
     float value;
     memcpy(&value, &bits, 4);
     return value;
+}
+
+static unsigned edge_bf16_of(unsigned codes, unsigned mask, unsigned minus) {
+    unsigned both = codes & mask | 0x43004300u;
+    return edge_bf16(half_of(both, 0) + half_of(minus, 0), half_of(both, 1) + half_of(minus, 1));
 }
 
 // Fragments as in section "Matrix Fragments for mma.m16n8k16 with floating point type" of the PTX ISA.

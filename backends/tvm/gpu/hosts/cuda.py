@@ -320,7 +320,9 @@ class CudaDevice:
         self._do("cuStreamBeginCapture", self._stream, mode)
         try:
             for number, each in enumerate(recording.launches):
-                self._launch(each, tokens, overlaps=number > 0 and "overlap" in self.adapter.features)
+                # Workgroups of a chunk that wait would take the place of those that work.
+                overlaps = number > 0 and not each.dispatch.per and "overlap" in self.adapter.features
+                self._launch(each, tokens, overlaps=overlaps)
         except EngineError:
             self._cu.cuStreamEndCapture(self._stream)
             raise

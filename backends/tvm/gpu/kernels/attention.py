@@ -57,6 +57,7 @@ from edge.model.cores import Attention
 NEVER = -1e30  # the score of a row that the query must not see
 _SCORES = 1536  # float32 of shared memory for the scores of a block
 _QUERIES = 1024  # float32 of shared memory for queries
+_READ = 8  # rows of which a thread reads values before it mixes them, where activations are staged as well
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class HeadSplit:
     rows: int  # rows per block
 
     @classmethod
-    def of(cls, core: Attention, threads: int) -> HeadSplit:
-        most = max(1, min(_QUERIES // round_up(core.head_dim, LANES), _SCORES // threads))
+    def of(cls, core: Attention, threads: int, most: int = _QUERIES) -> HeadSplit:
+        most = max(1, min(most, _QUERIES // round_up(core.head_dim, LANES), _SCORES // threads))
         at_once = next(count for count in range(min(most, core.group), 0, -1) if core.group % count == 0)
         return cls(at_once, core.group // at_once, max(1, _SCORES // (at_once * threads)) * threads)
 
@@ -86,9 +87,11 @@ def attend(
     `store_rows`, and has its scalar `angles`. It attends to the row without reading it back. sinks: of the model, in
     the buffer w1.
     """
-    form, threads, split = RowForm.of(core, dtype), tuning.attend, HeadSplit.of(core, tuning.attend)
+    form, threads = RowForm.of(core, dtype), tuning.attend
+    split = HeadSplit.of(core, threads, tuning.heads) if heads and tuning.heads else HeadSplit.of(core, threads)
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
+    read = _READ if tuning.stage else 1
     padded = round_up(core.width, PART)
     slots = split.at_once + 2 * (heads is not None)  # heads in shared memory: queries, the new key and value
 
@@ -116,8 +119,9 @@ def attend(
         with loop(0, quotient(visible + (split.rows - 1), split.rows)) as block:
             first = let(block * split.rows)
             barrier()  # queries are there; the scores of the block before are read
-            most = _score(scope, ready, scores, start, first, visible, token)
-            _soften(scope, scores, memory, most, maxima, sums, out)
+            turns = hold(quotient(T.min(i32(split.rows), visible - first) + (threads - 1), threads), "int32")
+            most = _score(scope, ready, scores, start, first, visible, token, turns)
+            _soften(scope, scores, memory, most, maxima, sums, out, turns)
             _mix(scope, scores, start, first, visible, out)
         if heads:
             _mix_own(scope, ready, maxima, sums, out)
@@ -167,11 +171,12 @@ def attend(
                     register.value = register.value * correction + select(mixes, power * own, f32(0.0))
 
     def _score(
-        scope: Scope, queries: Buffer, scores: Buffer, start: Value, before: Value, visible: Value, token: Value
-    ) -> list[Register]:
+        scope: Scope, queries: Buffer, scores: Buffer, start: Value, before: Value, visible: Value, token: Value,
+        turns: Value,
+    ) -> list[Register]:  # fmt: skip
         """Compute the scores of the block; returns the maxima over this thread's rows."""
         most = [Register(f32(NEVER)) for _ in range(split.at_once)]
-        with loop(0, split.rows // threads) as turn:
+        with loop(0, turns) as turn:
             place = let(turn * threads + scope.thread)
             row = let(start + T.min(before + place, visible - 1))
             found = row_scores(scope, core, tables, form, queries, split.at_once, row, before + place < visible, token)
@@ -182,7 +187,7 @@ def attend(
 
     def _soften(
         scope: Scope, scores: Buffer, memory: Buffer, most: list[Register], maxima: list[Register],
-        sums: list[Register], out: list[list[list[Register]]],
+        sums: list[Register], out: list[list[list[Register]]], turns: Value,
     ) -> None:  # fmt: skip
         """Replace scores by exponentials, and rescale earlier results to the new maximum."""
         for number, each in enumerate(most):
@@ -204,7 +209,7 @@ def attend(
             for words in out[number]:
                 for each in words:
                     each.value = each.value * correction
-            with loop(0, split.rows // threads) as turn:
+            with loop(0, turns) as turn:
                 at = let(turn * threads + scope.thread + number * split.rows)
                 score = let(scores[at])
                 power = let(select(score > f32(NEVER / 2), T.exp(score - maximum), f32(0.0)))
@@ -219,20 +224,21 @@ def attend(
         rows = let(T.min(i32(split.rows), visible - before))
         own = let(quotient(scope.thread, form.words)) if lanes > 1 else i32(0)
         word = let(remainder(scope.thread, form.words)) if lanes > 1 else scope.thread
-        with when(own < lanes), loop(0, quotient(rows + (lanes - 1), lanes)) as turn:
-            place = let(turn * lanes + own)
-            with when(place < rows):
-                row = let(start + before + place)
-                powers = [let(scores[place + number * split.rows]) for number in range(split.at_once)]
-                scale = row_scale(scope, form, row * 2 + 1)
-                if form.dtype == "int8":
-                    powers = [let(power * scale[0]) for power in powers]
-                for index in range(at_once):
-                    at = word + index * threads
-                    with when(at < form.words):
-                        codes = let(scope.values[row * form.words + at])
-                        values = [let(value) for value in unpack(form, codes, scale)]
-                        for power, words in zip(powers, out, strict=True):
+        with when(own < lanes), loop(0, quotient(rows + (lanes * read - 1), lanes * read)) as turn:
+            places = [let((turn * read + number) * lanes + own) for number in range(read)]
+            at_rows = [let(start + before + T.min(place, rows - 1)) for place in places]
+            scales = [row_scale(scope, form, row * 2 + 1) for row in at_rows]
+            for index in range(at_once):
+                at = word + index * threads
+                with when(at < form.words):
+                    codes = [let(scope.values[row * form.words + at]) for row in at_rows]
+                    for place, code, scale in zip(places, codes, scales, strict=True):
+                        values = [let(value) for value in unpack(form, code, scale)]
+                        for number, words in enumerate(out):
+                            # Behind the last row a score is none, or of a block before.
+                            score = scores[T.min(place, rows - 1) + number * split.rows]
+                            power = hold(select(place < rows, score, f32(0.0)))
+                            power = let(power * scale[0]) if form.dtype == "int8" else power
                             for value, each in zip(values, words[index], strict=True):
                                 each.value = each.value + power * value
 

@@ -13,14 +13,15 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.kernels.functions import ACTIVATIONS, sigmoid
-from edge.backends.tvm.gpu.kernels.products import added, split_of
 from edge.backends.tvm.gpu.kernels.quants import QUADS, Sum, Words, needs_sums, sum_halves
+from edge.backends.tvm.gpu.kernels.steps import split_of
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
     Built,
     Register,
     Scope,
     Value,
+    added,
     as_float,
     barrier,
     build,

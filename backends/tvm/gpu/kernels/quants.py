@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce as fold
-from itertools import accumulate
 
 from tvm.tirx.script.builder import ir as T
 
@@ -17,6 +16,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     Register,
     Value,
     as_float,
+    call,
     f32,
     half,
     hold,
@@ -38,6 +38,7 @@ from edge.backends.tvm.gpu.weights import Matrix, Vector
 from edge.backends.tvm.packing.blocks import PART, Block, FloatBlock, IntegerBlock
 
 QUADS = PART // 4  # vectors of a part
+_BF16_BITS = 7  # of a mantissa
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,21 @@ class Scale:
     minimum: Value | None = None
 
 
+@dataclass(frozen=True)
+class Raw:
+    """A part of quantized weights as it lies in memory: quads of its planes, words of its scales."""
+
+    quads: list[Value]
+    words: list[Value]
+
+
 def as_floats(words: Value) -> Value:
     """Reinterpret words as float32."""
     return T.reinterpret(_alike("float32", words), words)
 
 
-def _quad(words: Words, at: Value) -> Value:
+def _signed(quad: Value) -> Value:
     """4 words as int32, which CPUs convert to floats faster than uint32."""
-    quad = words.quad(at)
     return _held(T.reinterpret(_alike("int32", quad), quad))
 
 
@@ -107,7 +115,8 @@ def read_values(words: Words, matrix: Matrix, row: Value, part: Value) -> list[V
     block = matrix.block
     if isinstance(block, FloatBlock):
         return _read_floats(words, matrix, row, part)
-    quants, scales = _read_centered(words, matrix, row, part), _read_scales(words, matrix, row, part)
+    raw = _fetch(words, matrix, row, part)
+    quants, scales = _centered(raw, matrix, part), scales_of(raw, matrix, part)
     found = []
     for index, quant in enumerate(quants):
         group = scales[index * len(scales) // QUADS]
@@ -124,8 +133,8 @@ def is_scaled(block: Block) -> bool:
 def read_scaled(words: Words, matrix: Matrix, row: Value, part: Value) -> tuple[list[Value], list[Value]]:
     """The integers of a part as `read_values` returns weights, of a block that `is_scaled`, and the scales of its
     halves, or of all."""
-    scales = [each.scale for each in _read_scales(words, matrix, row, part)]
-    return _read_centered(words, matrix, row, part), scales
+    raw = _fetch(words, matrix, row, part)
+    return _centered(raw, matrix, part), [each.scale for each in scales_of(raw, matrix, part)]
 
 
 def needs_sums(block: Block) -> bool:
@@ -159,7 +168,8 @@ class Sum:
             for weight, each in zip(_read_floats(words, matrix, row, part), x, strict=True):
                 self._vector.value = self._vector.value + weight * each
             return
-        quants, scales = _read_quants(words, matrix, row, part), _read_scales(words, matrix, row, part)
+        raw = _fetch(words, matrix, row, part)
+        quants, scales = _quants(raw, matrix, part), scales_of(raw, matrix, part)
         count = QUADS // len(scales)
         for index, group in enumerate(scales):
             product = Register(quants[index * count] * x[index * count], "float32x4")
@@ -196,47 +206,108 @@ def floats_of(quad: Value, kind: str) -> list[Value]:
     return [as_floats(_held(each)) for each in (T.shift_left(quad, by), T.bitwise_and(quad, high))]
 
 
-def _read_centered(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
+def raw_sizes(block: Block) -> tuple[int, int]:
+    """Quads and words of a part's `Raw`."""
+    assert isinstance(block, IntegerBlock)
+    return 2 if block.planes == (8,) else len(block.planes), 1 + block.factored
+
+
+def has_minimum(block: Block) -> bool:
+    return isinstance(block, IntegerBlock) and block.has_minimum
+
+
+def places(matrix: Matrix, row: Value, part: Value) -> tuple[list[Value], list[Value]]:
+    """Where a part's `Raw` lies: indices of quads, and of words."""
+    block = matrix.block
+    assert isinstance(block, IntegerBlock)
+    if block.planes == (8,):
+        at = let(row * matrix.plane_quads[0] + part * 2 + matrix.at // 4)
+        quads = [at, at + 1]
+    else:
+        planes = zip(matrix.planes, matrix.plane_quads, matrix.plane_offsets, strict=True)
+        quads = [row * count + quotient(part, 4 // bits) + start // 4 for bits, count, start in planes]
+    index, together = quotient(part, block.parts), 1 if block.numbers == 2 else 4 if block.exponents else 2
+    words = [row * matrix.number_words + matrix.numbers + quotient(index, together)]
+    if block.factored:
+        words.append(row * matrix.factor_words + (quotient(part, 2) + matrix.factors))
+    return quads, words
+
+
+def _fetch(words: Words, matrix: Matrix, row: Value, part: Value) -> Raw:
+    quads, singles = places(matrix, row, part)
+    return Raw([words.quad(at) for at in quads], [let(words.w1[at]) for at in singles])
+
+
+def bf16_pairs(raw: Raw, matrix: Matrix, part: Value) -> list[list[Value]]:
+    """The integers q − center of a part as pairs of bfloat16: 4 lists of 4 words. Word i of list 2h + j has the values
+    16h + 4j + i, in its low half, and 16h + 4(j + 2) + i."""
+    block = matrix.block
+    assert isinstance(block, IntegerBlock)
+    halves = [(h, j) for h in range(2) for j in range(2)]
+    if sum(block.planes) > _BF16_BITS or block.codebook:
+        quants = _centered(raw, matrix, part)
+        return [
+            [call("uint32", "edge_bf16", lane(quants[4 * h + j], i), lane(quants[4 * h + j + 2], i)) for i in range(4)]
+            for h, j in halves
+        ]
+    planes, minus = _planes(raw, matrix, part), u32((0xC300 + block.center) * 0x10001)  # −128 − center
+    mask = u32(((1 << sum(block.planes)) - 1) * 0x10001)
+    found = []
+    for h, j in halves:
+        if len(planes) == 1:  # the function's mask suffices
+            bits, _, quad = planes[0]
+            value = _shifted(quad, j * 8 + h * bits)
+        else:
+            value = fold(T.bitwise_or, _fields(planes, h, j, repeated=0x10001))
+        codes = hold(T.reinterpret("uint32x4", value), "uint32x4")
+        found.append([call("uint32", "edge_bf16_of", lane(codes, i), mask, minus) for i in range(4)])
+    return found
+
+
+def _centered(raw: Raw, matrix: Matrix, part: Value) -> list[Value]:
     """The integers q − center of a part as float32."""
-    quants = _read_quants(words, matrix, row, part)
+    quants = _quants(raw, matrix, part)
     center = matrix.block.center if isinstance(matrix.block, IntegerBlock) else 0
     return [quant - _spread(f32(float(center)), quant) for quant in quants] if center else quants
 
 
-def _read_quants(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
+def _quants(raw: Raw, matrix: Matrix, part: Value) -> list[Value]:
     """The integers q of a part as float32, in vectors of 4."""
     block = matrix.block
     assert isinstance(block, IntegerBlock)
     if block.planes == (8,):
         assert block.signed
-        at = let(row * matrix.plane_quads[0] + part * 2 + matrix.at // 4)
-        quads = [_quad(words, at + index) for index in range(2)]
+        quads = [_signed(each) for each in raw.quads[:2]]
         return [_to_floats(_top_byte(quad, i32(24 - 8 * byte))) for quad in quads for byte in range(4)]
-    planes = [
-        (bits, low, _read_plane(words, matrix, number, row, part))
-        for number, (bits, low) in enumerate(zip(block.planes, accumulate(block.planes, initial=0), strict=False))
-    ]
+    planes = _planes(raw, matrix, part)
     found = []
     for index in range(QUADS):
-        fields = [_field(quad, bits, index % 4 * 8 + index // 4 * bits, low) for bits, low, quad in planes]
-        value = fold(T.bitwise_or, fields)
+        value = fold(T.bitwise_or, _fields(planes, index // 4, index % 4))
         found.append(_to_floats(_levels(value, block.codebook) if block.codebook else value))
     return found
 
 
-def _read_plane(words: Words, matrix: Matrix, number: int, row: Value, part: Value) -> Value:
-    """The quad of a plane that contains a part, shifted so that the part comes first."""
-    bits, quads, start = matrix.planes[number], matrix.plane_quads[number], matrix.plane_offsets[number]
-    together = 4 // bits
-    quad = _quad(words, row * quads + quotient(part, together) + start // 4)
-    if together == 1:
-        return quad
-    return _held(T.shift_right(quad, _spread(remainder(part, together) * (2 * bits), quad)))
+def _planes(raw: Raw, matrix: Matrix, part: Value) -> list[tuple[int, int, Value]]:
+    """Each plane's bits, its lowest bit in a code, and its quad, shifted so that the part comes first."""
+    found, low = [], 0
+    for bits, quad in zip(matrix.planes, raw.quads, strict=False):
+        together, signed = 4 // bits, _signed(quad)
+        if together > 1:
+            by = _spread(remainder(part, together) * (2 * bits), signed)
+            signed = _held(T.shift_right(signed, by))
+        found.append((bits, low, signed))
+        low += bits
+    return found
 
 
-def _field(quad: Value, bits: int, first: int, place: int) -> Value:
+def _fields(planes: Sequence[tuple[int, int, Value]], half: int, byte: int, repeated: int = 1) -> list[Value]:
+    """The planes' bits of the codes of a byte's half. repeated: a factor of the masks that repeats them."""
+    return [_field(quad, bits, byte * 8 + half * bits, low, repeated) for bits, low, quad in planes]
+
+
+def _field(quad: Value, bits: int, first: int, place: int, repeated: int) -> Value:
     """`bits` bits from bit `first` on, moved to bit `place`."""
-    mask = (1 << bits) - 1 << place
+    mask = ((1 << bits) - 1 << place) * repeated
     return T.bitwise_and(_shifted(quad, first - place), _spread(i32(mask), quad))
 
 
@@ -289,25 +360,22 @@ def _chosen(mask: Value, one: Value, difference: Value) -> Value:
     return T.bitwise_xor(one, T.bitwise_and(mask, difference))
 
 
-def _read_scales(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Scale]:
+def scales_of(raw: Raw, matrix: Matrix, part: Value) -> list[Scale]:
     """The scales of a part's groups: one of 32 values, or two of 16."""
-    block = matrix.block
+    block, word = matrix.block, raw.words[0]
     assert isinstance(block, IntegerBlock)
-    number = row * matrix.number_words + matrix.numbers
     index = quotient(part, block.parts)
     if block.numbers == 2:
-        word = let(words.w1[number + index])
         numbers = [hold(half(word, which)) for which in (0, 1)]
     elif block.exponents:
-        numbers = [_power(words.w1[number + quotient(index, 4)], remainder(index, 4))]
+        numbers = [_power(word, remainder(index, 4))]
     else:
-        numbers = [hold(half(words.w1[number + quotient(index, 2)], remainder(index, 2)))]
+        numbers = [hold(half(word, remainder(index, 2)))]
     if block.unit != 1:
         numbers = [hold(each * f32(block.unit)) for each in numbers]
     if not block.factored:
         return [Scale(*numbers)]
-    word = words.w1[row * matrix.factor_words + (quotient(part, 2) + matrix.factors)]
-    two = hold(T.shift_right(word, to_word(remainder(part, 2)) * u32(16)), "uint32")  # in the low half
+    two = hold(T.shift_right(raw.words[1], to_word(remainder(part, 2)) * u32(16)), "uint32")  # in the low half
     if block.group_size == PART and block.has_minimum:
         return [Scale(*(hold(each * _small(two, 8 * at, 255)) for at, each in enumerate(numbers)))]
     if block.has_minimum:  # two numbers of 4 bits in each byte

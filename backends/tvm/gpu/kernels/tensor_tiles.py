@@ -172,7 +172,7 @@ class _Kernel:
         ]  # fmt: skip
         values = [[hold(each) for each in row] for row, _ in read]
         scales = [list(each) for each in zip(*(each for _, each in read), strict=True)]
-        planes = [[[_packed(row[one], row[other]) for one, other in _PAIRS] for row in values]]
+        planes = [[[packed(row[one], row[other]) for one, other in _PAIRS] for row in values]]
         if not exact:
             planes.append([_remainders(row, high) for row, high in zip(values, planes[0], strict=True)])
         return _Weights([_fragments(each) for each in planes], scales)
@@ -193,10 +193,10 @@ class _Kernel:
             at = let(buffer * (2 * self.tile.plane) + token * _SLOT + pair)
             for column in range(4):
                 values = hold(lane(one, column)), hold(lane(other, column))
-                high = _packed(*values)
+                high = packed(*values)
                 place = let(at + _swizzled(token, i32(column)))
                 store(self.memory, place, high)
-                store(self.memory, place + self.tile.plane, _remainder(values, high))
+                store(self.memory, place + self.tile.plane, remainder_of(values, high))
 
     def _items(self) -> list[Value]:
         """Pairs of vectors of the tokens that this thread brings to shared memory: 4 for each token."""
@@ -273,19 +273,19 @@ def _swizzled(token: Value, column: Value) -> Value:
     return T.bitwise_xor(column, T.bitwise_and(T.shift_right(token, i32(1)), i32(3))) * 4
 
 
-def _packed(one: Value, other: Value) -> Value:
+def packed(one: Value, other: Value) -> Value:
     """Two bfloat16, the first in the low half."""
     return hold(call("uint32", "edge_bf16", one, other), "uint32")
 
 
-def _remainder(values: tuple[Value, Value], packed: Value) -> Value:
+def remainder_of(values: tuple[Value, Value], high: Value) -> Value:
     """What two bfloat16 lack to these values, as two bfloat16."""
-    low, high = as_float(T.shift_left(packed, u32(16))), as_float(T.bitwise_and(packed, u32(0xFFFF0000)))
-    return _packed(values[0] - low, values[1] - high)
+    first, second = as_float(T.shift_left(high, u32(16))), as_float(T.bitwise_and(high, u32(0xFFFF0000)))
+    return packed(values[0] - first, values[1] - second)
 
 
 def _remainders(values: Sequence[Value], packed: Sequence[Value]) -> list[Value]:
-    return [_remainder((values[one], values[other]), each) for (one, other), each in zip(_PAIRS, packed, strict=True)]
+    return [remainder_of((values[one], values[other]), each) for (one, other), each in zip(_PAIRS, packed, strict=True)]
 
 
 def _fragments(rows: Sequence[Sequence[Value]]) -> list[Value]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce as fold
 from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
@@ -265,6 +266,10 @@ class Register:
     def value(self, value: Value) -> None:
         T.buffer_store(self._buffer, value, [0])
 
+    def fetch(self, buffer: Buffer, at: Value) -> None:
+        """In CUDA: load an element that no kernel writes; the load stays at this place, before `begin` too."""
+        T.evaluate(T.call_extern("int32", "edge_fetch", T.address_of(self._buffer[0]), T.address_of(buffer[at])))
+
 
 class Registers:
     """Four float32 variables of a thread, which a function of `intrinsics.py` may change by their address."""
@@ -288,6 +293,12 @@ class Registers:
 def hold(value: Value, dtype: str = "float32") -> Value:
     """Compute a value once, where TVM would inline the binding of `let`, as it does with all but loads."""
     return Register(value, dtype).value
+
+
+def added(memory: Buffer, start: Value, count: int, step: int = 1) -> Value:
+    """The sum of `count` values in shared memory, each `step` behind the one before."""
+    start = let(start)
+    return hold(fold(lambda one, other: one + other, [memory[start + at * step] for at in range(count)]))
 
 
 def reduce(scope: Scope, memory: Buffer, value: Value, threads: int, combine: Callable[[Value, Value], Value]) -> Value:

@@ -9,7 +9,8 @@ from itertools import accumulate
 from edge.backends.tvm.gpu.adapters import LowRank
 from edge.backends.tvm.gpu.design import Design
 from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual, step
+from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual
+from edge.backends.tvm.gpu.kernels.steps import step
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
