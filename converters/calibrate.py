@@ -25,7 +25,7 @@ from edge.model.mtp import mtp_tensors
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
-from edge.types import AnyArray, FloatArray, IntArray, Progress
+from edge.types import FloatArray, IntArray, Progress
 
 OWN_TEXT = Path(__file__).with_name("calibration.txt")  # written for edge; read by default
 TOKENS = 16384  # by default
@@ -181,22 +181,22 @@ def statistics(inputs: FloatArray) -> Statistics:
     return Statistics(sizes.max(axis=0), sizes.mean(axis=0), squares)
 
 
-def gram(inputs: FloatArray) -> AnyArray:
-    """XᵀX / tokens of float32 [tokens, columns]: float64 [columns, columns], summed in slices."""
-    total = np.zeros((inputs.shape[1], inputs.shape[1]))
+def gram(inputs: FloatArray) -> FloatArray:
+    """XᵀX / tokens of float32 [tokens, columns]: float32 [columns, columns], summed in slices."""
+    total = np.zeros((inputs.shape[1], inputs.shape[1]), np.float32)
     for at in range(0, len(inputs), _SLICE):
         part = inputs[at : at + _SLICE]
         total += part.T @ part
-    return total / len(inputs)
+    return np.asarray(total / np.float32(len(inputs)))
 
 
-def crossed(inputs: FloatArray, exact: FloatArray, factors: FloatArray | None = None) -> AnyArray:
+def crossed(inputs: FloatArray, exact: FloatArray, factors: FloatArray | None = None) -> FloatArray:
     """Xᵀ(Y / factors − X) / tokens, in the form of `gram`, with the exact model's inputs Y."""
-    total = np.zeros((inputs.shape[1], inputs.shape[1]))
+    total = np.zeros((inputs.shape[1], inputs.shape[1]), np.float32)
     for at in range(0, len(inputs), _SLICE):
         part, wanted = inputs[at : at + _SLICE], exact[at : at + _SLICE]
         total += part.T @ ((wanted if factors is None else wanted / factors) - part)
-    return total / len(inputs)
+    return np.asarray(total / np.float32(len(inputs)))
 
 
 def check_walk(spec: ModelSpec) -> None:

@@ -389,7 +389,7 @@ class _Inputs:
         return statistics(self.rows).square
 
     @cached_property
-    def hessian(self) -> AnyArray:
+    def hessian(self) -> FloatArray:
         return damped(gram(self.rows), len(self.rows))
 
     @cached_property

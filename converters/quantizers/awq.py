@@ -21,7 +21,7 @@ from edge.model.cores import Attention, Dense, Experts
 from edge.model.layers import Block, Layer
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source
-from edge.types import AnyArray, FloatArray
+from edge.types import FloatArray
 
 _STEPS = 10  # of α, from 0 to 1
 _ROWS = 256  # of matrices that share inputs, at least, that factors are searched on
@@ -79,7 +79,7 @@ def _makers_of(block: Block) -> dict[str, tuple[str, ...]]:
 
 
 def find_factors(
-    names: Sequence[str], weights: Sequence[FloatArray], mean: FloatArray, hessian: AnyArray, spec: ModelSpec,
+    names: Sequence[str], weights: Sequence[FloatArray], mean: FloatArray, hessian: FloatArray, spec: ModelSpec,
     grids: Sequence[Grid], group_size: int = BLOCK,
 ) -> FloatArray:  # fmt: skip
     """Find s, float32 [columns], for matrices that share inputs with this mean |x| and XᵀX. grids: of each."""
@@ -103,7 +103,7 @@ def find_factors(
     return chosen
 
 
-def output_error(weight: FloatArray, rounded: FloatArray, hessian: AnyArray) -> float:
+def output_error(weight: FloatArray, rounded: FloatArray, hessian: FloatArray) -> float:
     """The squared error of all outputs, averaged over tokens: tr(ΔHΔᵀ)."""
     error = rounded - weight
-    return float(np.einsum("rc,rc->", error @ hessian.astype(np.float32), error))
+    return float(np.einsum("rc,rc->", error @ hessian, error))

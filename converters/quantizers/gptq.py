@@ -30,8 +30,8 @@ class Prepared:
     group_size: int
 
 
-def prepare(hessian: AnyArray, *, act_order: bool = True, group_size: int = BLOCK) -> Prepared:
-    """Prepare rounding for inputs with this `damped` hessian, float64 [columns, columns].
+def prepare(hessian: FloatArray, *, act_order: bool = True, group_size: int = BLOCK) -> Prepared:
+    """Prepare rounding for inputs with this `damped` hessian, float32 [columns, columns].
 
     act_order: round the blocks with the largest inputs first, and the largest columns of each block first.
     """
@@ -71,19 +71,20 @@ def gptq(weight: FloatArray, inputs: Prepared, grid: Grid) -> QuantizedMatrix:
     )
 
 
-def shift(hessian: AnyArray, crossed: AnyArray) -> FloatArray:
+def shift(hessian: FloatArray, crossed: FloatArray) -> FloatArray:
     """S, float32 [columns, columns]: W·S brings outputs on the rounded model's inputs nearest to the exact model's
     outputs (GPTAQ, arXiv:2504.02692).
 
     hessian: `damped`, of the rounded model's inputs X; crossed: Xᵀ(Y − X) with the exact model's Y.
     """
-    # Damping keeps the condition number small enough for float32.
-    change = np.linalg.solve(hessian.astype(np.float32), crossed.astype(np.float32))
-    return np.asarray(change.T + np.eye(len(change), dtype=np.float32))
+    change = np.linalg.solve(hessian, crossed).T
+    np.fill_diagonal(change, change.diagonal() + 1)
+    return np.asarray(change)
 
 
-def damped(hessian: AnyArray, tokens: int) -> AnyArray:
-    """XᵀX of so many tokens with a larger diagonal, against overfitting to the calibration text.
+def damped(hessian: FloatArray, tokens: int) -> FloatArray:
+    """XᵀX of a number of tokens with a larger diagonal, against overfitting to the calibration text. That also keeps
+    the condition number small enough for float32.
 
     The paper adds a share of the mean diagonal. A share of each input's own value damps small and large inputs alike,
     and generalizes better to other texts; so does a larger share for matrices with more columns, of which the same
@@ -91,7 +92,9 @@ def damped(hessian: AnyArray, tokens: int) -> AnyArray:
     """
     diagonal = np.diag(hessian)
     share = max(_DAMPING, _PER_TOKEN * len(hessian) / tokens)
-    return np.asarray(hessian + np.diag(share * diagonal + _LEAST * (diagonal.mean() or 1.0)))
+    found = np.array(hessian, np.float32)
+    np.fill_diagonal(found, (1 + share) * diagonal + _LEAST * (diagonal.mean() or 1.0))
+    return found
 
 
 def _round_block(

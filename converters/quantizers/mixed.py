@@ -239,7 +239,7 @@ def _finish(walk: Walk, hidden: FloatArray) -> FloatArray:
     return walk.finish()
 
 
-def _errors(weight: FloatArray, kinds: Sequence[str], hessian: AnyArray | None) -> dict[str, float]:
+def _errors(weight: FloatArray, kinds: Sequence[str], hessian: FloatArray | None) -> dict[str, float]:
     """The squared error of the outputs of some rows, by type; of the rows themselves without inputs."""
     rows = weight[:: max(1, len(weight) // _ROWS)]
     rounded = {kind: _nearest(rows, kind, _cost(hessian)) for kind in kinds}
@@ -248,7 +248,7 @@ def _errors(weight: FloatArray, kinds: Sequence[str], hessian: AnyArray | None) 
     return {kind: output_error(rows, each, hessian) for kind, each in rounded.items()}
 
 
-def _cost(hessian: AnyArray | None) -> AnyArray | None:
+def _cost(hessian: FloatArray | None) -> AnyArray | None:
     return None if hessian is None else np.diag(hessian)
 
 

@@ -8,29 +8,29 @@ from __future__ import annotations
 import numpy as np
 
 from edge.formats.blocks import BLOCK, Grid, QuantizedMatrix, half, inverse, zero_scale
-from edge.types import AnyArray, FloatArray
+from edge.types import FloatArray
 
 _SWEEPS = 2
 
 
 @np.errstate(all="ignore")  # of damaged weights, which callers refuse
 def polish(
-    weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray, group_size: int = BLOCK, sweeps: int = _SWEEPS
+    weight: FloatArray, quantized: QuantizedMatrix, hessian: FloatArray, group_size: int = BLOCK, sweeps: int = _SWEEPS
 ) -> QuantizedMatrix:
-    """Refine `quantized`. weight: float32 [rows, columns]; hessian: `damped`, float64 [columns, columns].
+    """Refine `quantized`. weight: float32 [rows, columns]; hessian: `damped`, float32 [columns, columns].
 
     group_size: values that share a scale; scales shared by several blocks stay.
     """
-    narrow, grid = hessian.astype(np.float32), quantized.grid
+    grid = quantized.grid
     levels = np.ascontiguousarray(grid.levels[quantized.codes].T)  # [columns, rows]: a column is contiguous
     errors = np.ascontiguousarray((weight - quantized.values).T)
     exact, scales = np.ascontiguousarray(weight.T), np.ascontiguousarray(quantized.scales.T)
     minima = None if quantized.minima is None else np.ascontiguousarray(quantized.minima.T)
     for _ in range(sweeps):
-        for block, first in enumerate(range(0, len(narrow), BLOCK)):
+        for block, first in enumerate(range(0, len(hessian), BLOCK)):
             own = slice(first, first + BLOCK)
             low = None if minima is None else minima[block]
-            pull, inner = narrow[own] @ errors, narrow[own, own]  # the negative gradient of each weight
+            pull, inner = hessian[own] @ errors, hessian[own, own]  # the negative gradient of each weight
             if group_size == BLOCK:
                 moved = _fit(grid, levels[own], pull, inner, scales[block], low)
                 errors[own] -= moved
