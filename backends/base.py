@@ -61,6 +61,7 @@ class EngineConfig:
     lora_bytes: int = 0  # of their files
     reads: int = 0  # cpu: most rows that a KV head reads for a token alone, in pages that it chooses; 0: all
     drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
+    mtp: bool = False  # cpu: the model's layer for multi-token prediction drafts (`StatesEngine`)
     loras: int = 1  # cpu: adapters that there is room for, of sequences with different ones
 
     @property
@@ -210,6 +211,34 @@ class TopEngine(Engine, Protocol):
         ...
 
 
+class MTPEngine(TopEngine, Protocol):
+    """An engine of a layer for multi-token prediction, as a model of its own (`ModelSpec.mtp`). Its own states are a
+    draft of those of its model, so that it can go on from them."""
+
+    def states(self, count: int) -> FloatArray:
+        """The normalised states behind the last layer after the last tokens of the newest pass, float32 [at most
+        `count`, hidden]."""
+        ...
+
+    def give(self, states: FloatArray) -> None:
+        """The model's states behind the tokens before those that `forward` runs next, float32 [n, hidden], at most a
+        chunk. The embeddings of these tokens join them (`NextToken`)."""
+        ...
+
+
+class StatesEngine(HiddenEngine, Protocol):
+    """An engine that hands out the states of each pass, and runs the layer that drafts from them."""
+
+    def states(self, count: int) -> FloatArray:
+        """As `MTPEngine.states`."""
+        ...
+
+    def open_mtp(self, file: GGUFFile, config: EngineConfig, progress: LoadProgress | None = None) -> MTPEngine:
+        """The engine of `ModelSpec.mtp`, which reads this one's embedding and head. file: `mtp_file` of the model's.
+        Raises what `Backend.load` raises."""
+        ...
+
+
 class PickingEngine(TopEngine, Protocol):
     """An engine that can choose tokens where its logits are, so that the host neither waits after each nor reads all.
 
@@ -306,6 +335,10 @@ class Backend(ABC):
         """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
         ones could not be forgotten without a trace. tuning: `EngineConfig.tuning`."""
         return 0
+
+    def runs_mtp(self, spec: ModelSpec) -> bool:
+        """Whether the model has a layer for multi-token prediction that the engine runs (`StatesEngine`)."""
+        return False
 
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge.backends import backend_names, find_backend
+from edge.backends import backend_names, engine_named, find_backend
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import Footprint
 from edge.converters.huggingface.reader import is_folder, outline_folder
@@ -102,8 +102,9 @@ class Inspection:
     adapter: AdapterInfo | None = None  # for a LoRA adapter, which is no model
     thinks: bool = False  # has marks of thoughts (`--think`)
     npu: NpuUse | None = None  # of the device asked about
-    mtp_layers: int = 0  # for multi-token prediction, behind those of `spec`: engines leave them out
+    mtp_layers: int = 0  # for multi-token prediction, behind those of `spec`
     mtp_bytes: int = 0
+    mtp_engines: tuple[str, ...] = ()  # that draft with the first of them; others leave them out
 
 
 def inspect_model(
@@ -168,13 +169,14 @@ def _inspect(
         thinks=isinstance(template, str) and find_family(template) is not None,
         stamp=_stamp(file) if path == file.path else _stamp_of(files),
         sha256=_hashes(files, progress) if sha256 else {},
-        spec=spec,
+        spec=spec and replace(spec, mtp=None),
         reason=reason,
         adapter=_adapter(file),
         engines=[] if spec is None else [engine_use(name, file, spec) for name in backend_names()],
         npu=None if spec is None or profile is None else npu_use(file, spec, profile),
         mtp_layers=0 if spec is None else len(mtp_layers(file)),
         mtp_bytes=0 if spec is None else sum(info.nbytes for info in mtp_tensors(file).values()),
+        mtp_engines=tuple(name for name in backend_names() if spec and engine_named(name).runs_mtp(spec)),
     )
 
 

@@ -117,7 +117,7 @@ class Options:
 
     speculate: str = option(
         AUTO, "--speculate", group=ENGINE, parse=_parse_speculate,
-        help="auto: verify drafts of repeated text, with the same answer; or off.",
+        help="auto: verify drafts of repeated text, or of the model's MTP layer, with the same answer; or off.",
     )  # fmt: skip
     draft: Any = option(
         None, "--draft", group=ENGINE, typed=str, metavar="MODEL",

@@ -16,13 +16,14 @@ from edge.types import FloatArray, IntArray
 class At:
     """A layer of a pass, and the rows and positions of the tokens that run.
 
-    inputs: the tokens' vectors for this layer (`PerLayerInput`), [n, size].
+    inputs: the tokens' vectors for this layer (`PerLayerInput`), [n, size]. given: states (`NextToken`), [n, hidden].
     """
 
     layer: int
     rows: slice = field(default_factory=lambda: slice(0))
     positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     inputs: FloatArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    given: FloatArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
     def name(self, tensor: str) -> str:
         return f"blk.{self.layer}.{tensor}"

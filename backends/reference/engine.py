@@ -16,12 +16,13 @@ from edge.backends.reference.experts import experts
 from edge.backends.reference.functions import rms, soft_cap
 from edge.backends.reference.kv import ReferenceKV
 from edge.backends.reference.mamba import mamba
+from edge.backends.reference.next_token import next_token
 from edge.backends.reference.per_layer_input import make_inputs, per_layer_input
 from edge.backends.reference.short_convolution import short_convolution
 from edge.backends.reference.weights import UNWARNED
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
-from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, NextToken, PerLayerInput, ShortConvolution
 from edge.model.layers import Block
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec, check_generates
@@ -34,7 +35,7 @@ CAPABILITIES = Capabilities(
 )
 CORES: dict[type, Callable[..., FloatArray]] = {
     Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, Mamba: mamba,
-    ShortConvolution: short_convolution, PerLayerInput: per_layer_input,
+    ShortConvolution: short_convolution, PerLayerInput: per_layer_input, NextToken: next_token,
 }  # fmt: skip
 
 
@@ -53,6 +54,7 @@ class ReferenceEngine:
         self._lora: dict[str, tuple[FloatArray, FloatArray]] = {}  # A and B of matrices that are adapted
         self.network = find_network(spec)
         self.kv = ReferenceKV("reference", file, spec, config)
+        self._given = np.zeros((0, spec.hidden), np.float32)
 
     def forward(self, tokens: IntArray) -> FloatArray:
         check_generates(self.spec)
@@ -70,6 +72,10 @@ class ReferenceEngine:
             check_whole_text(tokens, self.kv, self.config)
             return self._run(tokens)
         return self.norm(self._run(tokens), "output_norm")
+
+    def give(self, states: FloatArray) -> None:
+        """See MTPEngine, of any number of tokens."""
+        self._given = states
 
     def set_lora(self, lora: Lora | None) -> None:
         check_lora(lora, self.config)
@@ -97,8 +103,9 @@ class ReferenceEngine:
         rows, positions = self.kv.reserve(tokens.size)
         x = self.embed(tokens, positions)
         inputs = make_inputs(self, self.network, tokens, x)
+        given, self._given = self._given[: tokens.size], self._given[tokens.size :]
         for layer, blocks in enumerate(self.network.layers):
-            at = At(layer, rows, positions, inputs[:, layer])
+            at = At(layer, rows, positions, inputs[:, layer], given)
             for block in blocks:
                 if not block.beside:
                     normed = self.norm(x, at.name(block.norm)) if block.norm else x
@@ -124,7 +131,7 @@ class ReferenceEngine:
         added = inner if isinstance(block.core, Experts) else self.project(inner, at, block.core.output)
         if block.post_norm:
             added = self.norm(added, at.name(block.post_norm))
-        total = np.asarray(x + added * np.float32(block.scale))
+        total = added if block.replaces else np.asarray(x + added * np.float32(block.scale))
         if block.rescale:
             total = total * self.weights[at.name(block.rescale)]
         return self.norm(total, at.name(block.sum_norm)) if block.sum_norm else total

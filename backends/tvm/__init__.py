@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
@@ -108,6 +109,18 @@ class CPU(Backend):
 
         target = with_tuning(planning_target(), tuning)
         return target.gemm_tokens - 1 if is_installed() and not spec.encoder else 0
+
+    def runs_mtp(self, spec: ModelSpec) -> bool:
+        """If its cores have kernels, and so have the block types of its weights."""
+        from edge.backends.tvm.packing.blocks import BLOCKS
+        from edge.backends.tvm.packing.shape import Shape
+
+        if spec.mtp is None or not dict(spec.mtp.type_bytes).keys() <= BLOCKS.keys():
+            return False
+        with suppress(UnsupportedError):
+            Shape.of(spec.mtp)
+            return True
+        return False
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Computed from the arrays that the engine allocates; the weights are those of the packed file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import math
 import mmap
 import threading
@@ -28,6 +29,7 @@ from edge.backends.tvm.adapters import Adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
 from edge.backends.tvm.cpu.arguments import Job, Kept, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
+from edge.backends.tvm.cpu.states import normed
 from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.timing import thread_words
 from edge.backends.tvm.cpu.two_stages import MOST_CANDIDATES, TwoStages, largest_of
@@ -66,18 +68,24 @@ class NativeEngine:
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None,
-        *, timed: bool = False,
+        *, timed: bool = False, main: NativeEngine | None = None,
     ) -> None:  # fmt: skip
-        """timed: compiled with timestamps, whose counters are `times` (`cpu/timing.py`)."""
+        """timed: compiled with timestamps, whose counters are `times` (`cpu/timing.py`). main: of a layer for
+        multi-token prediction, the engine of its model, whose embedding and head it reads."""
         self.spec, self.config, self._file = spec, config, file
-        layout = make_layout(file, spec, halve=True)
+        self._layout = layout = make_layout(file, spec, halve=True)
         design = replace(Design.here(layout, config), timed=timed)
         target, self._batches = design.target, design.batches
         need = streaming_need(spec, config)
         streams = make_streams(layout, need.kept, config.threads) if config.resident else None
         resident, slots = streams.resident if streams else None, need.slots
         image, packed = _prepare(file, layout, design, resident, progress, experts=not slots, frugal=config.frugal)
-        self._weights = packed.bytes
+        self._weights, self._others = packed.bytes, None if main is None else main._weights
+        self._base, placed = self._weights.ctypes.data, layout
+        if main is not None:
+            at, others_at = self._base, main._weights.ctypes.data
+            self._base = min(at, others_at)
+            placed = layout.beside(main._layout, at - self._base, others_at - self._base)
         self._disk = Disk(streams is not None)
 
         positions = spec.context if config.per_head else config.capacity  # gaps stay open as long as the context allows
@@ -108,11 +116,10 @@ class NativeEngine:
 
             reads = reads_size(layout)
         table = np.array(
-            fill_table(layout, scratch, rope_size, streams, reads, kept, copies, choose=config.reads > 0), np.int64
+            fill_table(placed, scratch, rope_size, streams, reads, kept, copies, choose=config.reads > 0), np.int64
         )
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
-        self._layout = layout
         at = Table.of(shape).slot("pages")
         self._pages = self._table[at : at + 2]  # "pages" and "bounded"
         self._adapters = Adapters(layout, self._table, rank, config.loras, exact=design.exact)
@@ -126,6 +133,8 @@ class NativeEngine:
         self._normals = normals = self._floats[at : at + count].reshape(-1, self._head)
         at, count = scratch.offsets["x"], tokens * shape.padded_hidden
         self._behind_layers = self._floats[at : at + count].reshape(tokens, -1)[:, : spec.hidden]
+        at, self._ran = scratch.offsets.get("given", 0), 0  # _ran: tokens of the last pass
+        self._given = self._floats[at : at + count].reshape(tokens, -1)
         self.stages: TwoStages | None = None  # of the head; counts are those of all sequences
         if design.estimates and not config.resident:
             self.stages = TwoStages.of(spec.vocab, scratch, self._floats, self._integers)
@@ -260,23 +269,22 @@ class NativeEngine:
             part = tokens[start : start + chunk]
             self._run(self._sequences[0], part, 1)
             states = self._behind_layers[: part.size]
-            found[start : start + part.size] = states if encoder else self._normed(states)
+            found[start : start + part.size] = states if encoder else self.states(part.size)
         return found
 
-    def _normed(self, states: FloatArray) -> FloatArray:
-        """By the norm before the head."""
-        shape, floats = self._layout.shape, self._weights.view(np.float32)
-        slots = Table.of(shape)
+    def states(self, count: int) -> FloatArray:
+        """See StatesEngine."""
+        last = self._behind_layers[: self._ran][-count:]
+        return normed(last, self._layout, self._weights)
 
-        def weights(name: str) -> FloatArray:
-            at = int(self._table[slots.slot(name)])
-            return np.asarray(floats[at : at + self.spec.hidden])
+    def give(self, states: FloatArray) -> None:
+        """See MTPEngine."""
+        self._given[: len(states), : self.spec.hidden] = states
 
-        if shape.norm == "layer":
-            states = states - states.mean(axis=-1, keepdims=True)
-        squares = np.mean(np.square(states), axis=-1, keepdims=True)
-        normed = states / np.sqrt(squares + np.float32(shape.norm_eps)) * weights("output_norm")
-        return np.asarray(normed + weights("output_norm.bias") if shape.output_norm_bias else normed)
+    def open_mtp(self, file: GGUFFile, config: EngineConfig, progress: LoadProgress | None = None) -> NativeEngine:
+        """See StatesEngine."""
+        assert self.spec.mtp is not None
+        return NativeEngine(file, self.spec.mtp, config, progress, main=self)
 
     def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
         """See BatchedEngine."""
@@ -341,8 +349,9 @@ class NativeEngine:
             self._experts = None
         self.stages = None
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
+        self._others = None
         self._temperatures = self._states = self._inputs = self._adapters.memory = np.zeros(0, np.uint8)
-        self._normals = self._behind_layers = np.zeros((0, 0), np.float32)
+        self._normals = self._behind_layers = self._given = np.zeros((0, 0), np.float32)
 
     def _check_weights(self) -> None:
         mapped = getattr(self._weights.base, "obj", None)  # None once the engine is closed
@@ -442,6 +451,7 @@ class NativeEngine:
         assert self._workers is not None
         if self._experts:
             self._experts.begin(count)
+        self._ran = count
         self._workers.run(count=count, disk=self._disk.wanted(), **numbers)
         if self._experts:
             self._experts.check()
@@ -467,12 +477,12 @@ class NativeEngine:
         arena, rings = self._arena, self._rings
         apart = (*rings.rows.arrays.values(), rings.positions) if rings else ()
         arrays = (
-            self._weights, self._table, self._floats, self._integers, *arena.rows.arrays.values(),
+            self._table, self._floats, self._integers, *arena.rows.arrays.values(),
             arena.lengths, arena.positions, self._tokens, self._logits, self._rope,
             arena.paid, arena.starts, *apart,
             *(each for each in (self._states, self.times, self._adapters.memory, arena.bounds) if each.size),
         )  # fmt: skip
-        return tuple(map(pointer, arrays))
+        return ctypes.c_void_p(self._base), *map(pointer, arrays)
 
 
 def _prepare(

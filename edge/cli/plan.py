@@ -116,6 +116,7 @@ _OWN = {
 def _bytes(made: Plan, *, system: str, npu: bool) -> str:
     count, config, web = made.bytes, made.config, system == "web"
     own = _OWN.get(system, ("interpreter", "this process and the engine's libraries"))
+    drafts = "MTP layer" if config.mtp else "model that drafts"
     rows: list[tuple[str, str, int]] = [
         (*own, count.interpreter),
         ("weights", "in the module's memory" if web else "for the NPU" if npu else _weights(made), count.weights),
@@ -123,7 +124,7 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         *([("snapshots", f"of {made.snapshots} ends of turns", count.snapshots)] if made.snapshots else []),
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),
-        *([("model that drafts", f"with {made.draft.capacity:,} rows", count.draft)] if made.draft else []),
+        *([(drafts, f"with {made.draft.capacity:,} rows", count.draft)] if made.draft else []),
         ("predicted peak", "estimated", made.predicted_peak),
         *([("first run", "with compilers, once", made.first_run)] if made.first_run else []),
         ("limit", made.limit_source, made.limit),

@@ -424,9 +424,35 @@ class PerLayerInput:
         yield Tensor(self.output, hidden, self.size, bits="more")
 
 
+@dataclass(frozen=True)
+class NextToken:
+    """The input of a layer for multi-token prediction (MTP; DeepSeek-V3, arXiv:2412.19437, section 2.2): the embedding
+    e of a token, and the hidden state h behind the token before it, both normalised:
+
+        `nextn.eh_proj` · [RMSNorm(e), RMSNorm(h)]
+
+    Its block has no norm, and replaces the hidden states. h comes from the engine's caller.
+    """
+
+    hidden: int
+
+    inputs = ()
+    output, kind = "nextn.eh_proj", "layers for multi-token prediction"
+    row_values, fixed_values = 0, 0
+
+    @property
+    def width(self) -> int:
+        return 2 * self.hidden
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("nextn.enorm", hidden)
+        yield Tensor("nextn.hnorm", hidden)
+        yield Tensor(self.output, hidden, 2 * hidden)
+
+
 # In JSON, experts have the fields of Dense, too.
-Core = Attention | Experts | Dense | DeltaNet | Mamba | ShortConvolution | PerLayerInput
-OneCore = TypeVar("OneCore", Attention, Dense, Experts, DeltaNet, Mamba, ShortConvolution, PerLayerInput)
+Core = Attention | Experts | Dense | DeltaNet | Mamba | ShortConvolution | PerLayerInput | NextToken
+OneCore = TypeVar("OneCore", Attention, Dense, Experts, DeltaNet, Mamba, ShortConvolution, PerLayerInput, NextToken)
 
 
 def _with_biases(matrices: Iterator[Tensor] | list[Tensor], biases: tuple[str, ...]) -> Iterator[Tensor]:

@@ -21,7 +21,18 @@ from dataclasses import KW_ONLY
 from functools import cached_property
 from typing import Literal
 
-from edge.model.cores import Attention, Core, Dense, Experts, OneCore, PerLayerInput, Rope, Temperature, Tensor
+from edge.model.cores import (
+    Attention,
+    Core,
+    Dense,
+    Experts,
+    NextToken,
+    OneCore,
+    PerLayerInput,
+    Rope,
+    Temperature,
+    Tensor,
+)
 from edge.records import dataclass
 
 Norm = Literal["rms", "layer"]
@@ -34,7 +45,7 @@ class Block:
 
     norm: "" where the core sees hidden states as they are. rescale: one value, by which the sum is multiplied.
     sum_norm: of the sum, which it replaces; it has a bias. beside: the core sees the normalised rows that the core of
-    the block before it has seen, of the same norm.
+    the block before it has seen, of the same norm. replaces: nothing is added; the product becomes the hidden states.
     """
 
     norm: str
@@ -45,6 +56,7 @@ class Block:
     rescale: str | None = None
     beside: bool = False
     sum_norm: str | None = None
+    replaces: bool = False
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         """All tensors, in the order in which a pass reads them."""
@@ -154,7 +166,7 @@ class Network:
         """The last block in which tokens see others, and its layer: what is behind it can leave out tokens whose
         logits are not wanted."""
         blocks = ((layer, block) for layer, blocks in enumerate(self.layers) for block in blocks)
-        own = Dense | Experts | PerLayerInput  # in which a token sees itself alone
+        own = Dense | Experts | PerLayerInput | NextToken  # in which a token sees itself alone
         return [(layer, block) for layer, block in blocks if not isinstance(block.core, own)][-1]
 
     @cached_property

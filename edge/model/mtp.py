@@ -1,7 +1,11 @@
 """Layers for multi-token prediction (MTP, GGUF's `nextn`), which follow a model's own: DeepSeek-V3, arXiv:2412.19437.
 
-They predict tokens behind the next one, to draft them, and the next one does not depend on them. `block_count` includes
-them. Engines run the layers before, as llama.cpp does; files that are made from a file keep them where they can.
+From the hidden state behind a token and from the token after it, such a layer predicts one token more, which serves as
+a draft; the next token does not depend on it. `block_count` includes these layers. Engines run the layers before, as
+llama.cpp does; files that are made from a file keep them where they can.
+
+The first of them is a model of one layer (`mtp_file`), with `NextToken` before its attention, which shares embedding
+and head with the model.
 """
 
 from __future__ import annotations
@@ -14,6 +18,11 @@ from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
 
 NEXTN_LAYERS = "nextn_predict_layers"
+# Their layers take the state behind the last norm, in a chain as well (llama.cpp, pull request 24025; vLLM,
+# `qwen3_next_mtp.py`): others take the state before it.
+MTP_ARCHITECTURES = ("qwen35", "qwen35moe")
+SHARED = ("token_embd", "output")  # tensors that such a layer has in common with the model
+_OWN = {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight"}
 
 
 def mtp_layers(file: GGUFFile) -> range:
@@ -42,3 +51,23 @@ def mtp_tensors(file: GGUFFile) -> Mapping[str, TensorInfo]:
     """The tensors of these layers, by name. Raises ModelFormatError."""
     rest = without_mtp(file).tensors
     return {name: info for name, info in file.tensors.items() if name not in rest}
+
+
+def mtp_file(file: GGUFFile) -> GGUFFile | None:
+    """The header of the first of these layers as a model of its own; None where there is none that edge can run: its
+    own embedding or head are not supported. Raises ModelFormatError."""
+    architecture, layers = str(file.metadata.get("general.architecture")), mtp_layers(file)
+    if architecture not in MTP_ARCHITECTURES or not layers:
+        return None
+    prefix = f"blk.{layers.start}."
+    own = {name.removeprefix(prefix): info for name, info in file.tensors.items() if name.startswith(prefix)}
+    if _OWN.intersection(own):
+        return None
+    tensors = {name: info for name, info in file.tensors.items() if not name.startswith("blk.")}
+    if norm := own.pop("nextn.shared_head_norm.weight", None):
+        tensors["output_norm.weight"] = norm
+    tensors |= {f"blk.0.{name}": info for name, info in own.items()}
+    fields = {"block_count": 1, NEXTN_LAYERS: 0, "full_attention_interval": 1}
+    metadata = file.metadata | {f"{architecture}.{key}": value for key, value in fields.items()}
+    metadata.pop(f"{architecture}.attention.recurrent_layers", None)
+    return replace(file, metadata=metadata, tensors=tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from reprlib import repr as brief
@@ -11,9 +12,12 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import find_network
+from edge.model.cores import NextToken
 from edge.model.fallback import ENCODERS, check_types, is_dense, make_spec, read_fallback, read_sizes
-from edge.model.mtp import without_mtp
+from edge.model.layers import Block
+from edge.model.mtp import SHARED, mtp_file, without_mtp
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_tensors
 
 # llama.cpp has three times as many, but aborts the process if figures of a header contradict each other. For these
 # decoders, fuzzing has shown that a file which passes the checks below also runs. To add one, add its name, and run
@@ -52,10 +56,10 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         raise ModelFormatError(f"{file.path}: has no token_embd.weight: a vocabulary or adapter, not a whole model")
 
     proven = architecture in ARCHITECTURES and is_dense(Header(file, architecture))
-    file = without_mtp(file)
+    whole, file = file, without_mtp(file)
     header = Header(file, architecture)
     if not proven:
-        return _with_network(header, read_fallback(header))
+        return _with_mtp(whole, _with_network(header, read_fallback(header)))
     hidden, layers = read_sizes(header)
     vocab = file.tensors["token_embd.weight"].shape[1]
     heads = header.count("attention.head_count", "heads")
@@ -110,6 +114,24 @@ def _with_network(header: Header, spec: ModelSpec) -> ModelSpec:
         return replace(spec, network=find_network(header, spec))
     with suppress(UnsupportedError):
         return replace(spec, network=find_network(header, spec))
+    return spec
+
+
+def _with_mtp(file: GGUFFile, spec: ModelSpec) -> ModelSpec:
+    """With the spec of the layer for multi-token prediction, if the file has one that our engines can run."""
+    with suppress(UnsupportedError, ModelFormatError):
+        if spec.network and (layer := mtp_file(file)):
+            found = _with_network(Header(layer, spec.architecture), read_fallback(Header(layer, spec.architecture)))
+            if found.network is None:
+                return spec
+            blocks = (Block("", NextToken(spec.hidden), replaces=True), *found.network.layers[0])
+            found = replace(found, network=replace(found.network, layers=(blocks,)))
+            find_tensors(layer, found)  # which checks shapes
+            sizes = Counter(dict(found.type_bytes))
+            for info in filter(None, (layer.tensors.get(f"{name}.weight") for name in SHARED)):
+                sizes[info.type] -= info.nbytes
+            own = tuple((name, size) for name, size in sizes.items() if size)
+            return replace(spec, mtp=replace(found, type_bytes=own, mtp_of=spec))
     return spec
 
 

@@ -52,6 +52,8 @@ class ModelSpec:
     table_bytes: int = 0
     table_type: str = ""  # their block type
     compiled: Compiled | None = None  # the context binaries that the model's folder has
+    mtp: ModelSpec | None = None  # of its layer for multi-token prediction, as a model of one layer (`mtp.py`)
+    mtp_of: ModelSpec | None = None  # of such a layer: its model, which has embedding and head: not in `type_bytes`
 
     @property
     def kv_values_per_row(self) -> int:

@@ -20,6 +20,7 @@ from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import BudgetError, CacheError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.draft import check_draft
+from edge.model.mtp import mtp_file
 from edge.model.spec import ModelSpec, model_key
 from edge.options import AUTO, Options
 from edge.plan.kv_losses import find_losses
@@ -106,6 +107,10 @@ def plan_here(
                 from edge.backends.reference.learned import making_bytes  # here: few runs need it
 
                 takes = max(takes, making_bytes(file, spec))
+            if own is not None and (layer := mtp_file(file) if config.mtp else None):
+                assert spec.mtp is not None
+                after, need = engine.first_run(layer, spec.mtp, own), engine.footprint(spec, config)
+                return max(takes, after and need.weights + need.kv + need.scratch + after)  # loaded behind the model
             if draft is None or own is None:
                 return takes
             beside = takes + runs[0].draft_bytes(config) if takes else 0  # the model that drafts is loaded first

@@ -157,7 +157,7 @@ def first_fit(
         if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
             if config.resident:
                 config, counted = _balanced(run, config, limit, before)
-            config, counted = _with_drafts(run, config, counted, limit, before)
+            config, counted = _with_drafts(run, config, counted, limit, before, mtp=elsewhere is None)
             config = replace(config, frugal=before.needs_first(config) > limit.bytes)
             if before.needs_first(config) > limit.bytes:
                 card = None  # it is the process that has no room
@@ -294,15 +294,23 @@ def _balanced(
 
 
 def _with_drafts(
-    run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before
+    run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before, *, mtp: bool
 ) -> tuple[EngineConfig, PlanBytes]:
-    """With room to verify drafts, if it fits beside everything else."""
+    """With room to verify drafts, if it fits beside everything else, and with the model's layer for multi-token
+    prediction if that fits, too. mtp: whether it may run."""
     if config.drafts:
         return config, counted
     slots = config.resident and run.spec.experts  # several tokens choose more experts than are read for one
     more = replace(config, drafts=0 if slots else run.drafts)
     larger = before.bytes_of(run, more)
-    return (more, larger) if before.needs(larger) <= limit.bytes else (config, counted)
+    if before.needs(larger) > limit.bytes:
+        return config, counted
+    if mtp and run.mtp and more.drafts and not config.resident:
+        own = replace(more, mtp=True)
+        largest = before.bytes_of(run, own)
+        if max(before.needs(largest), before.needs_first(replace(own, frugal=True))) <= limit.bytes:
+            return own, largest
+    return more, larger
 
 
 def _snapshots(run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit) -> int:

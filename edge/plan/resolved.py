@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from edge.plan.kv_losses import Losses
 
 
+# Of a layer for multi-token prediction: its KV rows and its chunk, and tokens whose states may wait for a draft.
+MTP_ROWS, MTP_CHUNK, MTP_STATES = 2048, 64, 512
+
+
 @dataclass(frozen=True)
 class Resolved:
     """One way to meet the user's options. Made by `resolve.py`, and never changed."""
@@ -58,19 +62,36 @@ class Resolved:
 
     def draft_config(self, config: EngineConfig) -> EngineConfig | None:
         """Of the model that drafts beside an engine with this configuration; None if there is none."""
-        if (draft := self.options.draft_file) is None:
+        if (spec := self._draft_spec(config)) is None:
             return None
-        rows = min(config.capacity, self.backend.most_rows(draft.spec, None).rows)
+        rows, chunk = min(config.capacity, self.backend.most_rows(spec, None).rows), config.chunk
+        if config.mtp:
+            rows, chunk = min(rows, MTP_ROWS), min(chunk, MTP_CHUNK)
         dtype = self.backend.CAPABILITIES.kv_dtypes[0]
-        return EngineConfig(rows, min(config.chunk, rows), dtype, config.threads, pinned=0, frugal=config.frugal)
+        return EngineConfig(rows, min(chunk, rows), dtype, config.threads, pinned=0, frugal=config.frugal)
+
+    def _draft_spec(self, config: EngineConfig) -> ModelSpec | None:
+        """Of that model, which may be the model's own layer."""
+        if config.mtp:
+            return self.spec.mtp
+        draft = self.options.draft_file
+        return draft.spec if draft else None
+
+    @property
+    def mtp(self) -> bool:
+        """Whether the model's own layer may draft: of one sequence, since only the model's states make its rows, and
+        where the user has named no other model."""
+        alone = self.options.sequences == 1 and self.options.draft is None
+        return alone and self.drafts > 0 and self.backend.runs_mtp(self.spec)
 
     def draft_bytes(self, config: EngineConfig) -> int:
         """Of that model; 0 without one."""
-        own, draft = self.draft_config(config), self.options.draft_file
-        if own is None or draft is None:
+        own, spec = self.draft_config(config), self._draft_spec(config)
+        if own is None or spec is None:
             return 0
-        need = self.backend.footprint(draft.spec, own)
-        return need.weights + need.kv + need.scratch + need.runtime
+        need = self.backend.footprint(spec, own)
+        waiting = 4 * MTP_STATES * (1 + 1) * spec.hidden if config.mtp else 0  # and once more where they are collected
+        return need.weights + need.kv + need.scratch + need.runtime + waiting
 
     @property
     def fits(self) -> bool:

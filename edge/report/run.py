@@ -46,7 +46,7 @@ def report_lines(report: RunReport) -> list[str]:
         f" · interpreter {format_bytes(memory.interpreter)} + weights {format_bytes(memory.weights)}"
         f" + KV {format_bytes(memory.kv)} + scratch {format_bytes(memory.scratch)}"
         + (f" + adapters {format_bytes(memory.lora)}" if memory.lora else "")
-        + (f" + model that drafts {format_bytes(memory.draft)}" if memory.draft else "")
+        + (f" + drafts {format_bytes(memory.draft)}" if memory.draft else "")
         + " (counted)"
         + _gpu_part(memory)
         + _streamed(memory),

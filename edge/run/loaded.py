@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, EngineConfig, LoadProgress
+from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, EngineConfig, LoadProgress, StatesEngine
 from edge.backends.counts import ExpertCounts
 from edge.backends.importance import RowImportance
 from edge.devices.child import children_peak, room_for_children
@@ -17,6 +17,7 @@ from edge.formats.gguf import GGUFFile
 from edge.model.lora import Lora, open_lora
 from edge.model.lora_file import Loras
 from edge.model.model import Model
+from edge.model.mtp import mtp_file
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import Plan, plan_with_lora
@@ -24,6 +25,9 @@ from edge.run.budgets.meters import EnergyMeter
 from edge.run.drafting.draft_model import DraftModel
 from edge.run.reclaim import Reclaimer
 from edge.run.sequences.sequence import TokenSequence
+
+if TYPE_CHECKING:
+    from edge.run.drafting.mtp_layer import MTPLayer
 
 
 class Loaded:
@@ -40,7 +44,7 @@ class Loaded:
     ) -> None:  # fmt: skip
         self.model, self.backend, self._options, self._meter = model, backend, options, meter
         self.with_children = children_peak()  # bytes that this process and a child held together, at most
-        self.draft: DraftModel | None = None
+        self.draft: DraftModel | MTPLayer | None = None
         started = time.perf_counter()
         self.learned = self._find_learned() if plan.policy.needs.ranks else None
         lora = open_lora(options.lora or (), model.file, model.spec)
@@ -88,9 +92,27 @@ class Loaded:
         if engine.capabilities.gpu and (card := cast(CardEngine, engine).card):
             measure_card(self._meter, card)
         self.engine, self.plan = engine, plan
+        if plan.draft and plan.config.mtp:
+            if self.draft:  # of the engine before
+                self.draft.close()
+            self.draft = self._open_mtp(plan.draft, progress)
         cache = self._options.prompt_cache
         self.sequence = TokenSequence(engine, plan, lora, cache, self._meter, self.draft, self.learned)
         self.reclaimer = Reclaimer([self.sequence])
+
+    def _open_mtp(self, config: EngineConfig, progress: LoadProgress | None) -> MTPLayer:
+        from edge.run.drafting.mtp_layer import MTPLayer  # here: few models have one
+
+        file = mtp_file(self.model.file)
+        assert file is not None
+        try:
+            with room_for_children(self._options.memory) as room:
+                layer = cast(StatesEngine, self.engine).open_mtp(file, config, progress)
+        except BaseException:
+            self.engine.close()
+            raise
+        self.with_children = max(self.with_children, room.most)
+        return MTPLayer(layer, self.engine, self._meter)
 
     def expert_counts(self) -> ExpertCounts | None:
         """A copy of those so far, of an engine that holds some of the experts at a time."""

@@ -82,9 +82,9 @@ class Memory:
 
     weights: resident at a time; streamed: read anew from the file by every pass, where they are more than that, if all
     experts are chosen equally often; experts: what was read of them, measured. lora: adapters. draft: a model that
-    drafts. gpu: of weights, kv, scratch and adapters, what lies in buffers of a GPU; on_card: in memory of its own,
-    none of the process's. gpu_used: what the system says of it, measured; None where it does not tell. gpu_budget:
-    stated.
+    drafts, or the model's own layer that does. gpu: of weights, kv, scratch and adapters, what lies in buffers of a
+    GPU; on_card: in memory of its own, none of the process's. gpu_used: what the system says of it, measured; None
+    where it does not tell. gpu_budget: stated.
     """
 
     peak_rss: int
@@ -108,9 +108,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Drafted:
-    """Tokens copied from earlier text, or of a model that drafts, that were verified, several at once, measured.
-    accepted: of them, those that the model chose. gain: how many times as fast as one by one these passes brought the
-    answer; None if none ran so."""
+    """Tokens copied from earlier text, of a model that drafts, or of the model's own layer for multi-token prediction,
+    that were verified, several at once, measured. accepted: of them, those that the model chose. gain: how many times
+    as fast as one by one these passes brought the answer; None if none ran so."""
 
     tokens: int
     accepted: int

@@ -104,6 +104,9 @@ class _Model:
     def __init__(self, share: float = 1.0) -> None:
         self.share = share
 
+    def follows(self, _text: np.ndarray[Any, Any]) -> bool:
+        return True
+
     def draft(self, text: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any]:
         assert text.size
         return np.zeros(most, np.int32)

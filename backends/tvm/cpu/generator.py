@@ -22,7 +22,16 @@ from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.systems import clock
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
-from edge.backends.tvm.cpu.phases import attention, delta_net, dense, experts, mamba, per_layer_input, short_convolution
+from edge.backends.tvm.cpu.phases import (
+    attention,
+    delta_net,
+    dense,
+    experts,
+    mamba,
+    next_token,
+    per_layer_input,
+    short_convolution,
+)
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, PassKind, Unit, pass_kinds
 from edge.backends.tvm.cpu.phases.embed import embed
 from edge.backends.tvm.cpu.phases.estimate import estimate, rescore
@@ -30,7 +39,7 @@ from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.shape import Shape, padded_head
-from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, NextToken, PerLayerInput, ShortConvolution
 
 POINTERS = {  # the arguments of `run`, and the types that they point to
     "job": "int64", "lines": "int32",
@@ -313,7 +322,8 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 
 CORES: dict[type, dict[str, Unit]] = {
     Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
-    Mamba: mamba.UNITS,    ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
+    Mamba: mamba.UNITS, ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
+    NextToken: next_token.UNITS,
 }  # fmt: skip
 _OF_STEPS = ("estimate", "rescore")  # of a head in two stages
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others

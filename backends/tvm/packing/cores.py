@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edge.model.cores import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import (
+    Attention,
+    Core,
+    DeltaNet,
+    Dense,
+    Experts,
+    Mamba,
+    NextToken,
+    PerLayerInput,
+    ShortConvolution,
+)
 from edge.records import dataclass
 
 LANES = 16
@@ -164,6 +174,10 @@ def _experts_integers(core: Experts, sizes: Sizes) -> Counts:
     }
 
 
+def _next_token_lacks(core: NextToken) -> str | None:
+    return f"{core.kind} of {core.hidden} values" if core.hidden % 32 else None
+
+
 KINDS: dict[type, Kind] = {
     Attention: Kind(
         lambda core: {"qkv": core.inputs, "output": (core.output,)},
@@ -207,5 +221,11 @@ KINDS: dict[type, Kind] = {
         lambda core: {"input_gate": core.inputs, "input_out": (core.output,)},
         {"quantize_x": "other", "input_gate": "other", "quantize_ffn": "down", "input_out": "other"},
         lambda core, sizes: {"ffn": sizes.tokens * _width(core)},
+    ),
+    NextToken: Kind(
+        lambda core: {"next_token": (core.output,)},
+        {"join": "embed", "quantize_joined": "embed", "next_token": "embed"},
+        lambda core, sizes: {"given": sizes.tokens * core.hidden, "joined": sizes.rows * core.width},
+        lacks=_next_token_lacks,
     ),
 }  # fmt: skip

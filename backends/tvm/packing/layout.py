@@ -12,6 +12,7 @@ from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Experts, Tensor
 from edge.model.layers import Network
+from edge.model.mtp import SHARED
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.records import dataclass
@@ -41,6 +42,7 @@ class Place:
     unit: int  # rows of the source that are padded to whole tiles together: those of a head, of an expert
     interleaved: int  # number of each unit's first rows whose halves are interleaved; 0: none
     stride: int = 0  # of experts: bytes from one to the next; `quants` and `scales` are the first one's
+    shared: bool = False  # it lies in the packed file of another model (`PackedLayout.beside`)
 
     @property
     def halved(self) -> bool:
@@ -70,6 +72,15 @@ class PackedLayout:
     places: dict[str, Place]
     nbytes: int  # size of the file
     experts: dict[int, ExpertPlaces]  # by layer
+
+    def beside(self, other: PackedLayout, at: int, others_at: int) -> PackedLayout:
+        """With the places of shared tensors, which `other` has. at, others_at: how far the packed files are mapped
+        behind the address from which places are counted."""
+        found = {}
+        for name, own in self.places.items():
+            place, moved = (other.places[name], others_at) if own.shared else (own, at)
+            found[name] = replace(place, quants=place.quants + moved, scales=place.scales + moved)
+        return replace(self, places=found)
 
     @cached_property
     def forms(self) -> list[int]:
@@ -121,7 +132,7 @@ def _pays_in_two_stages(file: GGUFFile, spec: ModelSpec, network: Network, place
     return plain and fits and file.tensors[place.source.tensor].nbytes >= _LEAST_SHARE * read
 
 
-@lru_cache(1)  # a start asks for it six times
+@lru_cache(2)  # a start asks for it six times, and for that of a layer for multi-token prediction
 def make_layout(file: GGUFFile, spec: ModelSpec, *, halve: bool = False) -> PackedLayout:
     """Lay out a model's weights. halve: a head that pays for it is read in two stages. Raises UnsupportedError for
     unknown tensors, and for cores and block types without kernels."""
@@ -134,13 +145,18 @@ def make_layout(file: GGUFFile, spec: ModelSpec, *, halve: bool = False) -> Pack
         if name == TABLE:
             continue
         apart = tensor.experts and tensor.columns
-        place = _place(file, tensor, tensors[name], 0 if apart else at, *units_of(network, name, tensor))
+        shared = spec.mtp_of is not None and name in SHARED
+        start = 0 if apart or shared else at
+        place = _place(file, tensor, tensors[name], start, *units_of(network, name, tensor))
+        if shared:
+            places[name] = replace(place, shared=True)
+            continue
         if apart:
             of_experts.setdefault(int(name.split(".")[1]), {})[name] = place
             continue
         places[name] = place
         at = round_up(place.quants + place.nbytes, ALIGNMENT)
-    if halve and _pays_in_two_stages(file, spec, network, places):
+    if halve and _pays_in_two_stages(file, spec.mtp_of or spec, network, places):
         places[network.head] = replace(places[network.head], block=HALVED)
     experts = {}
     for layer, found in of_experts.items():

@@ -97,6 +97,8 @@ def write_weights(
     out.truncate(start + layout.nbytes)
     with open(file.path, "rb") as source:
         for place in layout.places.values():
+            if place.shared:
+                continue
             _pack_tensor(source, file.tensors[place.source.tensor], place, out, start)
             done += place.nbytes
             if progress:

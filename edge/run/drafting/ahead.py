@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from itertools import islice, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from edge.backends.base import PickingEngine, VerifyingEngine
 from edge.run.drafting.draft_model import DraftModel
 from edge.run.drafting.speculation import Speculation
 from edge.types import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from edge.run.drafting.mtp_layer import MTPLayer
 
 IN_VAIN = 4  # of tokens that the engine chooses, one in so many may be run behind the end of the answer
 BURST_S = 0.05  # of tokens at once: text still flows, and budgets and callers are heard as soon
@@ -26,7 +30,7 @@ class Ahead:
     speculation: chooses drafts and judges them; None: there are none.
     """
 
-    def __init__(self, drafts: int, model: DraftModel | None) -> None:
+    def __init__(self, drafts: int, model: DraftModel | MTPLayer | None) -> None:
         """drafts: tokens that are verified at once; 0: none. model: drafts them where no text is copied."""
         self.speculation = Speculation(drafts, model) if drafts else None
         self.clear()

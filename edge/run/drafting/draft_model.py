@@ -25,6 +25,10 @@ class DraftModel:
         self.engine, self.share, self._meter = engine, share, meter
         self._ran, self.caught_up = np.zeros(0, np.int32), 0  # tokens of the rows
 
+    def follows(self, _text: IntArray) -> bool:
+        """Whether it can draft what comes behind a text."""
+        return True
+
     def draft(self, text: IntArray, most: int) -> IntArray:
         """`most` tokens that may follow a text, int32 [n]. The text's tokens that have no row yet run first."""
         text, kv, drafted = self._fitting(text, most), self.engine.kv, list[int]()

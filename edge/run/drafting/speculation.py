@@ -17,6 +17,7 @@ import math
 import time
 from bisect import bisect_right
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from edge.run.drafting.draft_model import DraftModel
 from edge.run.drafting.drafts import Drafts
 from edge.run.report import Drafted
 from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.run.drafting.mtp_layer import MTPLayer
 
 LEAST_GAIN = 1.05  # by which a draft must be expected to pay
 CAUTION = 0.25  # standard errors by which a chance may be lower than it was counted
@@ -48,7 +52,7 @@ class Speculation:
     """
 
     most: int
-    model: DraftModel | None = None
+    model: DraftModel | MTPLayer | None = None
     drafts: Drafts = field(default_factory=Drafts)
     drafted: int = 0
     accepted: int = 0
@@ -99,7 +103,7 @@ class Speculation:
         length, gain = self._length(draft.size, given, self._match, 0.0)
         if draft.size:
             self._untried = self._match, int(draft[0])
-        if self.model and self.drafts.text.size:
+        if self.model and self.drafts.text.size and self.model.follows(self.drafts.text):
             count, better = self._length(most, given, _MODEL, self._share)
             if count and better > gain:
                 self._match = _MODEL
@@ -132,7 +136,7 @@ class Speculation:
         """The time of a pass over one token, as far as it is known; of a shorter context, if none ran in this one."""
         return next((each[1][0] for each in self._times[context::-1] if 1 in each), None)
 
-    def _ask(self, model: DraftModel, count: int) -> IntArray:
+    def _ask(self, model: DraftModel | MTPLayer, count: int) -> IntArray:
         started = time.perf_counter()
         found = model.draft(self.drafts.text, count)
         seconds = time.perf_counter() - started

@@ -32,6 +32,7 @@ from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from edge.prompt_cache.cache import PromptCache
+    from edge.run.drafting.mtp_layer import MTPLayer
 
 
 class TokenSequence:
@@ -40,7 +41,7 @@ class TokenSequence:
 
     def __init__(
         self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter,
-        draft: DraftModel | None = None, learned: RowImportance | None = None,
+        draft: DraftModel | MTPLayer | None = None, learned: RowImportance | None = None,
     ) -> None:  # fmt: skip
         """lora: the adapters that the engine runs. meter: counts the bytes that passes read. draft: drafts tokens.
         learned: of the model, for a policy that must know it."""
@@ -51,6 +52,7 @@ class TokenSequence:
         self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
         self.ahead = Ahead(plan.config.drafts, draft)
         self._meter, self._learned = meter, learned
+        self._mtp = cast("MTPLayer", draft) if plan.config.mtp else None
         # Tokens of an answer have the results of passes of their own, however many run at once.
         self._exact = engine.capabilities.verifies and not self.policy.needs.queries
         self.changes = engine.kv.foresight > 0  # rows of a short text are not those of a long one
@@ -60,6 +62,7 @@ class TokenSequence:
         self.prompt = Prompt(())  # the last one, however far it was run; a follow-up first runs the rest of it
         self.pending = list[int]()  # tokens of the answer that have not been run
         self.ahead.clear()
+        self._leave()
         self.ran = 1  # tokens of the answer in the last pass
         self._answered = 0  # tokens of the answer
         self.snapshots.drop(0)
@@ -71,6 +74,11 @@ class TokenSequence:
         self._ends = list[int]()  # rows at which the prompt cache wants the prompt
         self._prompts_end: int | None = None  # how many of `fed` end with a prompt; None while one is run
         self._outcome: Outcome = np.zeros(0, np.float32)  # of the last pass, during a generation
+
+    def _leave(self) -> None:
+        """The next tokens do not follow those that ran last."""
+        if self._mtp:
+            self._mtp.clear()
 
     def reset(self, shared: int = 0) -> None:
         """Forget the conversation: empty the KV cache, but for the first rows that the next prompt shares."""
@@ -118,6 +126,7 @@ class TokenSequence:
 
     def give_up(self) -> None:
         """Give up the rows, none of which has been evicted; `resume` and `run_again` bring them back."""
+        self._leave()
         self._again, self.fed = self.fed + self._again, array("i")
         self.engine.kv.truncate(0)
         self.snapshots.drop(0)
@@ -228,6 +237,7 @@ class TokenSequence:
     def continue_from(self, rows: int, end: KVState | None, tokens: list[int]) -> None:
         """Forget what follows the first `rows`; these tokens are to run next."""
         self.engine.kv.truncate(rows, end)
+        self._leave()
         self.snapshots.drop(rows + 1)
         self.fed = self.fed[:rows]
         self.pending = tokens
@@ -338,6 +348,8 @@ class TokenSequence:
         """Forget the rows of tokens that the answer has not come to."""
         if count := self.ahead.settle():
             self.engine.kv.truncate(self.engine.kv.length - count)
+            if self._mtp:
+                self._mtp.drop(count)
             del self.fed[-count:]
 
     def settle_choices(self) -> None:
@@ -377,6 +389,8 @@ class TokenSequence:
         weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
         rows = kv.length - (passes - 1) / 2  # on average
         self._meter.add_bytes(passes * (weights / sharing + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
+        if self._mtp:
+            self._mtp.ran(tokens)
         if not self.evicted:
             self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
 
@@ -424,6 +438,7 @@ class TokenSequence:
             kv.truncate(rows, end)
         except RewindError:  # rows have another form since
             return False
+        self._leave()
         self.snapshots.drop(rows + 1)
         self.fed, self._prompts_end = self.fed[:rows], mark.prompts_end
         self.ahead.restart(np.array(self.fed, np.int32))

@@ -48,7 +48,10 @@ def _add(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
         for token, each in zip(tokens, sums, strict=True):
             at = let(b.at(target) + token * b.shape.padded_hidden + tile * 16)
             product = scaled(each.value, b.block.scale)
-            store(b.floats, at, each.value if has_norm else _rescaled(b, layer, load(b.floats, at) + product))
+            if has_norm or b.block.replaces:
+                store(b.floats, at, each.value)
+            else:
+                store(b.floats, at, _rescaled(b, layer, load(b.floats, at) + product))
 
 
 def _rescaled(b: PassBuilder, layer: Value, total: Value) -> Value:

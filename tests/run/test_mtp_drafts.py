@@ -1,0 +1,258 @@
+"""Drafts by a model's own layer for multi-token prediction: torch's logits, and the same answers as without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from test_gguf_file import GGUF
+
+import edge
+from edge.backends import engine_named
+from edge.backends.base import Engine, EngineConfig, StatesEngine
+from edge.backends.reference import ReferenceEngine
+from edge.backends.tvm.engine import NativeEngine
+from edge.converters.quantize import Settings, quantize_gguf
+from edge.devices.power import find_meter
+from edge.errors import BudgetError
+from edge.formats.gguf import read_gguf
+from edge.model.model import open_model
+from edge.model.mtp import mtp_file
+from edge.model.reader import read_spec
+from edge.options import Options
+from edge.plan.plan import Plan, make_plan
+from edge.run.drafting import speculation
+from edge.run.drafting.drafts import Drafts
+from edge.run.drafting.mtp_layer import MTPLayer
+from edge.run.drafting.speculation import Speculation
+from edge.sampling import SamplingParams
+
+MODEL = GOLDEN / "mtp.gguf"
+# Of sentences that the model was not trained with (`golden/mtp.py`).
+HELD_OUT = (
+    "the old fox talks about the red house every summer. a young sailor waits behind the river before the rain. my",
+    " sister looks for an empty garden without a word. a small",
+    "the old fox talks about the red house every summer. our teacher thinks of the market in the morning. the",
+)
+GREEDY, WARM = SamplingParams(), SamplingParams(temperature=1, seed=4)
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer drafts two tokens whatever that costs, and nothing is copied. It was trained to draft one."""
+
+    def length(_self: Speculation, most: int, _given: int, place: int, _each: float) -> tuple[int, float]:
+        return (min(most, 2), 2.0) if place == speculation._MODEL else (0, 1.0)
+
+    monkeypatch.setattr(Speculation, "_length", length)
+
+
+@pytest.fixture(scope="session")
+def at_random(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model with random matrices in that layer."""
+    file, random = GGUF.read(MODEL), np.random.default_rng(3)
+    for name, (shape, kind, data) in file.tensors.items():
+        if str(name).startswith("blk.2.") and len(shape) == 2:
+            values = random.standard_normal(shape[::-1]) / np.sqrt(shape[0])
+            file.tensors[name] = shape, kind, values.astype(np.frombuffer(data, "<f2").dtype).tobytes()
+    return file.write(tmp_path_factory.mktemp("mtp") / "random.gguf")
+
+
+def answers(
+    model: Path, sampling: SamplingParams = GREEDY, **options: Any
+) -> tuple[list[str], list[edge.RunReport], Plan]:
+    """To a prompt, behind it, and to one that shares its beginning."""
+    with edge.load(model, backend="cpu", threads=1, **{"max_kv_size": 300, **options}) as session:
+        texts, reports = [], []
+        for prompt, follow_up in zip(HELD_OUT, (False, True, False), strict=True):
+            texts.append(
+                session.generate(
+                    prompt, raw=True, max_tokens=80, ignore_eos=True, sampling=sampling, follow_up=follow_up
+                )
+            )
+            assert session.report is not None
+            reports.append(session.report)
+        return texts, reports, session.plan
+
+
+def drafted(reports: list[edge.RunReport]) -> tuple[int, int]:
+    """Tokens that were drafted, and those that were right."""
+    found = [each.drafted for each in reports if each.drafted]
+    return sum(each.tokens for each in found), sum(each.accepted for each in found)
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+def test_logits_are_those_of_torch(name: str, engines: Callable[[Engine], Engine]) -> None:
+    model, torch = open_model(MODEL), np.load(MODEL.with_suffix(".npz"))
+    file, layer, tokens = mtp_file(model.file), model.spec.mtp, torch["tokens"]
+    assert file is not None
+    assert layer is not None
+    config = EngineConfig(64, 64, "f32", threads=1, logits_rows=64)
+    oracle = engines(engine_named("reference").load(model.file, model.spec, config))
+    np.testing.assert_allclose(oracle.forward_all(tokens)[-8:], torch["logits"], atol=1e-3)
+    oracle.kv.truncate(0)
+    states = cast(StatesEngine, oracle).hidden(tokens)
+    if name == "reference":
+        engine = cast(ReferenceEngine, engines(engine_named(name).load(file, layer, config)))
+    else:
+        main = engines(engine_named(name).load(model.file, model.spec, replace(config, kv_dtype="f16", drafts=1)))
+        engine = cast(Any, engines(cast(StatesEngine, main).open_mtp(file, config)))
+
+    def run(before: Any, ids: Any) -> Any:
+        engine.kv.truncate(0)
+        engine.give(before)
+        return engine.forward_all(ids)
+
+    np.testing.assert_allclose(run(states[:-1], tokens[1:])[-8:], torch["drafts"], atol=1e-3)
+    engine.kv.truncate(0)
+    engine.give(states[:-1])
+    own = engine.hidden(tokens[1:])
+    np.testing.assert_allclose(run(own[:-1], tokens[2:])[-8:], torch["chained"], atol=1e-3)
+
+
+def test_each_pass_hands_out_its_states(engines: Callable[[Engine], Engine]) -> None:
+    """Of steps, of a chunk, of verified drafts: those by which `hidden` ends."""
+    model, tokens = open_model(MODEL), np.load(MODEL.with_suffix(".npz"))["tokens"]
+    config = EngineConfig(64, 64, "f16", threads=1, drafts=1)
+    engine = cast(NativeEngine, engines(engine_named("cpu").load(model.file, model.spec, config)))
+    expected = engine.hidden(tokens[:12])
+    engine.kv.truncate(0)
+    engine.forward(tokens[:8])
+    found = [engine.states(8)]
+    engine.forward_top(tokens[8:9], 1)
+    found.append(engine.states(8))
+    engine.verify(tokens[9:11])
+    found.append(engine.states(1))
+    assert [len(each) for each in found] == [8, 1, 1]
+    np.testing.assert_allclose(np.concatenate(found), expected[[*range(9), 10]], atol=0.05)  # 8-bit activations
+
+
+def test_rows_are_those_of_the_text(engines: Callable[[Engine], Engine]) -> None:
+    """Whatever was drafted and dropped before, and with only the newest tokens of a long prompt."""
+    model, tokens = open_model(MODEL), np.load(MODEL.with_suffix(".npz"))["tokens"]
+    file, config = mtp_file(model.file), EngineConfig(64, 64, "f16", threads=1, drafts=1)
+    assert file is not None
+    engine = cast(NativeEngine, engines(engine_named("cpu").load(model.file, model.spec, config)))
+    first, second = (
+        MTPLayer(engines(engine.open_mtp(file, config)), engine, find_meter()) for _ in range(2)
+    )  # fmt: skip
+    engine.forward(tokens[:45])
+    first.ran(tokens[:45])
+    assert first.follows(tokens[:46])
+    assert first.draft(tokens[:46], 3).size == 3
+    assert not first.follows(tokens[:46])  # before the token has run
+    engine.verify(np.array([tokens[45], 77], np.int32))
+    first.ran(np.array([tokens[45], 77], np.int32))
+    engine.kv.truncate(46)
+    first.drop(1)
+    assert first.follows(tokens[:47])
+    found = first.draft(tokens[:47], 3)
+    engine.kv.truncate(0)
+    engine.forward(tokens[:46])
+    second.ran(tokens[:46])
+    np.testing.assert_array_equal(second.draft(tokens[:47], 3), found)
+    assert first.engine.kv.length == 32 + 1 + 2  # a prompt's newest half of the capacity, the next token, drafts
+    first.drop(1)
+    assert not first.follows(tokens[:47])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, pytest.param(WARM, marks=pytest.mark.exhaustive)])
+def test_drafts_are_right_and_change_no_token(always: None, sampling: SamplingParams) -> None:
+    texts, reports, plan = answers(MODEL, sampling)
+    assert plan.config.mtp
+    assert texts == answers(MODEL, sampling, speculate="off")[0]
+    tokens, right = drafted(reports)
+    assert tokens > 100
+    if sampling is GREEDY:
+        assert right > 0.6 * tokens
+
+
+@pytest.mark.exhaustive
+def test_a_head_in_two_stages_serves_both(always: None, tmp_path: Path) -> None:
+    file, path = read_gguf(MODEL), tmp_path / "q8.gguf"
+    quantize_gguf(file, read_spec(file), path, Settings("Q8_0", "rtn"), np.arange(3, 250, dtype=np.int32).repeat(3))
+    texts, reports, plan = answers(path)
+    assert plan.config.mtp
+    assert texts == answers(path, speculate="off")[0]
+    tokens, right = drafted(reports)
+    assert right > 0.6 * tokens
+
+
+def test_evictions_change_no_token(always: None) -> None:
+    """Of the model's rows and of the layer's."""
+    texts, reports, plan = answers(MODEL, max_kv_size=64)
+    plain, without, _ = answers(MODEL, max_kv_size=64, speculate="off")
+    assert texts == plain
+    assert [each.kv for each in reports] == [each.kv for each in without]
+    assert reports[-1].kv.evicted
+    assert plan.draft
+    assert plan.draft.capacity == 64
+    tokens, right = drafted(reports)
+    assert right > 0.6 * tokens > 50
+
+
+def test_a_layer_that_is_wrong_changes_no_token(always: None, at_random: Path) -> None:
+    texts, reports, _ = answers(at_random)
+    assert texts == answers(MODEL, speculate="off")[0]
+    tokens, right = drafted(reports)
+    assert right < 0.2 * tokens
+
+
+def test_a_layer_that_is_wrong_drafts_no_more(at_random: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Drafts, "draft", lambda _self, _most: np.zeros(0, np.int32))  # nothing is copied
+    _, reports, plan = answers(at_random)
+    assert plan.config.mtp
+    assert drafted(reports)[0] < 60  # of 240
+
+
+def test_the_plan_counts_it_and_does_without_where_memory_is_short() -> None:
+    spec, cpu = open_model(MODEL).spec, engine_named("cpu")
+    assert spec.mtp is not None
+
+    def planned(**options: Any) -> Plan:
+        return make_plan(spec, cpu, Options(max_kv_size=200, **options), process=0)
+
+    plan = planned()
+    assert plan.draft
+    need = cpu.footprint(spec.mtp, plan.draft)
+    assert need.weights + need.kv + need.scratch < plan.bytes.draft < 16 << 20
+    assert need.weights < cpu.footprint(spec, plan.config).weights / 2  # without embedding and head
+    least = plan.bytes.total - plan.bytes.snapshots + plan.bytes.reserve
+    assert planned(memory=least).config.mtp
+    short = planned(memory=least - 1)
+    assert (short.config.mtp, short.draft, short.bytes.draft) == (False, None, 0)
+    assert short.config.drafts == plan.config.drafts
+    with pytest.raises(BudgetError):
+        planned(memory=least - plan.bytes.draft - (4 << 20))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"speculate": "off"}, {"sequences": 2}, {"draft": GOLDEN / "llama-one-layer.gguf"}, {"kv_policy": "h2o"}],
+)
+def test_runs_that_have_other_drafts_or_none_go_without(options: dict[str, Any]) -> None:
+    spec = open_model(MODEL).spec
+    assert not make_plan(spec, engine_named("cpu"), Options(max_kv_size=200, **options), process=0).config.mtp
+    assert not make_plan(spec, engine_named("llamacpp"), Options(max_kv_size=200), process=0).config.mtp
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("blk.2.nextn.embed_tokens.weight", (64, 272)),  # it would not be the model's
+        ("blk.2.nextn.eh_proj.weight", (64, 64)),
+        ("blk.2.attn_k.weight", None),
+    ],
+)
+def test_files_with_another_layer_run_without_it(name: str, shape: tuple[int, ...] | None, tmp_path: Path) -> None:
+    file = GGUF.read(MODEL)
+    if shape is None:
+        del file.tensors[name]
+    else:
+        file.tensors[name] = (shape, 0, bytes(4 * int(np.prod(shape))))
+    assert read_spec(open_model(file.write(tmp_path / "m.gguf")).file).mtp is None
