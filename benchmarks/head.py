@@ -1,10 +1,13 @@
 """A head in two stages against the whole head: the same tokens, bytes and time.
 
-    python benchmarks/head.py [--models smollm2-135m,gemma3-270m] [--tokens 96] [--rounds 5]
+    python benchmarks/head.py [--models smollm2-135m,gemma3-270m] [--tokens 96] [--rounds 5] [--app]
 
 The engine continues each prompt greedily, `--tokens` tokens by either way in turns, and both must choose the same. A
 share counts tiles of 16 rows that the second stage read, per token. Speed: medians of the rounds, without sampling and
 text; the machine should be quiet.
+
+--app: the C library of `edge export` instead, with sampling and text, and one whose head is not packed for two stages
+(unsplit). A session reads the whole head where a penalty needs all logits; here one that is too small to change any.
 """
 
 from __future__ import annotations
@@ -12,15 +15,28 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
+import tempfile
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from machine import machine, say
 
 import edge
+from edge.backends.tvm.packing import layout
+from edge.backends.tvm.targets import choose_target
 from edge.cli.terminal.show import table
+from edge.exporting.enums import Role, Speculate
 from edge.types import IntArray
+
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "exporting"))
+from ctypes_bundle import BundleSession, open_bundle
+
+NO_PENALTY = 1e-30
 
 PROMPTS = (
     "Write a story about a lighthouse keeper.",
@@ -53,31 +69,78 @@ def measure(name: str, count: int, rounds: int) -> dict[str, Any]:
         engine: Any = session.engine
         if not engine.most_candidates:
             raise SystemExit(f"{name}: its head is not read in two stages")
-        seconds: dict[bool, list[float]] = {False: [], True: []}
+        seconds: dict[str, list[float]] = {"whole": [], "two_stages": []}
         tiles = list[int]()
         prompts = [np.asarray(session.tokenizer.encode(text), np.int32) for text in PROMPTS]
         for number in range(rounds):
             for prompt in prompts:
                 found = {}
-                for whole in (False, True) if number % 2 else (True, False):
-                    found[whole], read, spent = decode(engine, prompt, count, whole=whole)
-                    seconds[whole].append(spent / count)
+                for way in list(seconds)[:: -1 if number % 2 else 1]:
+                    found[way], read, spent = decode(engine, prompt, count, whole=way == "whole")
+                    seconds[way].append(spent / count)
                     tiles += read
-                if found[True] != found[False]:
+                if found["whole"] != found["two_stages"]:
                     raise SystemExit(f"{name}: the tokens differ")
             say(f"{name}: round {number + 1} of {rounds}")
         all_tiles = -(-engine.spec.vocab // 16)
         shares = [each / all_tiles for each in tiles if each >= 0]
-        ratios = [one / two for one, two in zip(seconds[True], seconds[False], strict=True)]
         return {
             "model": name,
             "median_share": statistics.median(shares),
             "p90_share": float(np.percentile(shares, 90)),
             "whole_heads": tiles.count(-1) / len(tiles),
-            "whole_tok_s": 1 / statistics.median(seconds[True]),
-            "two_stages_tok_s": 1 / statistics.median(seconds[False]),
-            "ratio": statistics.median(ratios),
+            **speeds(seconds),
         }
+
+
+def speeds(seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """seconds: of a token, by ways that took turns. Ratios: of the first way's time to the others'."""
+    first, *others = seconds
+    found = {f"{way}_tok_s": 1 / statistics.median(times) for way, times in seconds.items()}
+    for way in others:
+        ratios = [one / other for one, other in zip(seconds[first], seconds[way], strict=True)]
+        found[f"{way}_ratio"] = statistics.median(ratios)
+    return found
+
+
+def answer(session: BundleSession, prompt: str, count: int, *, whole: bool) -> tuple[list[int | None], float]:
+    """Tokens, and seconds of each but the first."""
+    penalty = {"frequency_penalty": NO_PENALTY} if whole else {}
+    session.set(temperature=0, ignore_eos=1, max_tokens=count, speculate=Speculate.OFF, **penalty)
+    session.rewind()
+    session.append(Role.RAW, prompt)
+    tokens = [session.next().token]
+    started = time.perf_counter()
+    tokens += [piece.token for piece in session.pieces()]
+    return tokens, (time.perf_counter() - started) / (len(tokens) - 1)
+
+
+def export_app(name: str, folder: Path, least_share: float) -> Path:
+    """A bundle for this machine. least_share: of a token's bytes, for which a head is packed for two stages."""
+    layout.make_layout.cache_clear()
+    with patch.object(layout, "_LEAST_SHARE", least_share):
+        edge.export(name, folder, isas=[choose_target().name], max_kv_size=1024)
+    layout.make_layout.cache_clear()
+    return folder
+
+
+def measure_app(name: str, count: int, rounds: int) -> dict[str, Any]:
+    seconds: dict[str, list[float]] = {"unsplit": [], "whole": [], "two_stages": []}
+    with tempfile.TemporaryDirectory() as work, ExitStack() as stack:
+        folders = [export_app(name, Path(work) / title, share) for title, share in (("unsplit", 2), ("split", 0))]
+        bundles = [stack.enter_context(open_bundle(folder)) for folder in folders]
+        unsplit, split = (stack.enter_context(bundle.session()) for bundle in bundles)
+        for number in range(rounds):
+            for prompt in PROMPTS:
+                found = {}
+                for way in list(seconds)[:: 1 if number % 2 else -1]:
+                    session = unsplit if way == "unsplit" else split
+                    found[way], spent = answer(session, prompt, count, whole=way != "two_stages")
+                    seconds[way].append(spent)
+                if len(set(map(tuple, found.values()))) > 1:
+                    raise SystemExit(f"{name}: the tokens differ")
+            say(f"{name}: round {number + 1} of {rounds}")
+    return {"model": name, **speeds(seconds)}
 
 
 def main() -> None:
@@ -85,9 +148,10 @@ def main() -> None:
     parser.add_argument("--models", default="smollm2-135m,gemma3-270m")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--app", action="store_true", help="measure the C library")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = [measure(name, args.tokens, args.rounds) for name in args.models.split(",")]
+    rows = [(measure_app if args.app else measure)(name, args.tokens, args.rounds) for name in args.models.split(",")]
     if args.json:
         print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
         return

@@ -23,6 +23,7 @@ from edge.backends.kv_cache import KVState
 from edge.backends.reference import learned
 from edge.backends.tvm.engine import NativeEngine
 from edge.budget import format_bytes, parse_bytes
+from edge.cli.measuring.evaluate_kv import split_policies
 from edge.cli.terminal.show import table
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
@@ -177,7 +178,7 @@ def main() -> None:
     model = edge.open_model(MODEL)
     texts = [make_text(model, each, options.length, seed) for seed, each in enumerate(DOCUMENTS[: options.texts])]
     lines, sizes = [], [parse_bytes(each) for each in options.kv_memory.split(",")]
-    for line in measured(model, texts, options.policies.split(","), options.kv_dtype.split(","), sizes):
+    for line in measured(model, texts, split_policies(options.policies), options.kv_dtype.split(","), sizes):
         lines.append(line)
         print(" ".join(line), flush=True)
     print(f"\n## {40 * len(texts)} digits asked for after one compression, and {AFTER} tokens that follow\n")

@@ -26,6 +26,7 @@ from text import long_text
 import edge
 from edge.backends.kv_cache import KVState
 from edge.budget import format_bytes
+from edge.cli.measuring.evaluate_kv import split_policies
 from edge.cli.terminal.show import table
 from edge.kv import make_policy
 from edge.quality.retrieval import count_right, split_reply
@@ -153,7 +154,7 @@ def main() -> None:
     reader = Reader(model, options.length + ROOM, dtype)
     states = [(each, reader.read(each.tokens)) for each in made]
     say("full", f"{options.length:,}", row_of(reader, states, "full", options.length))
-    for policy in options.policies.split(","):
+    for policy in split_policies(options.policies):
         rows = planned_rows(model, policy, dtype, memory, options.length)
         say(policy, f"{rows:,}", row_of(reader, states, policy, rows))
     reader.engine.close()

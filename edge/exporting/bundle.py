@@ -154,7 +154,8 @@ def prepare(
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
     try:
         check_cores("C runtime of apps", model.spec, app_cores)
-        layout = make_layout(model.file, model.spec)
+        # In WebAssembly, arithmetic takes longer than reading: to put bits together again costs more than it saves.
+        layout = make_layout(model.file, model.spec, halve=profile.system != "web")
         model_file.find_table(model.file, layout)
     except UnsupportedError as error:
         why = str(error).partition(": use ")[0]

@@ -14,12 +14,14 @@ import numpy as np
 from edge.backends import ring, row_lists
 from edge.backends.onnx.graph.static import HIDDEN
 from edge.backends.tvm.adapters import padded_rank
+from edge.backends.tvm.cpu import two_stages
 from edge.backends.tvm.cpu.arguments import LINE, Job
 from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, State
 from edge.backends.tvm.gpu.picking import TOP
 from edge.backends.tvm.kv import row_formats
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.rows import SPARE_ROWS
+from edge.backends.tvm.packing import blocks
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS
 from edge.exporting import adapter_file, chat, gpu_programs, model_file, npu_graphs, vocabulary, words
@@ -94,6 +96,11 @@ _INTEGERS = {
     "JOB_VERIFY": Job.BATCH,  # of an exported pass
     "DRAFTS_APPLIED": Job.APPLIED,
     "DRAFTS_VERIFIED": Job.VERIFIED,
+    "JOB_RESCORE": Job.RESCORE,
+    "WANTED_BOUNDS": Job.ESTIMATED,
+    "HEAD_TILE": blocks.TILE,
+    "TILES_EACH": two_stages.TILES_EACH,
+    "LONGEST_WHOLE": two_stages.LONGEST,
     "MOST_PICKS": min(PICKS, ANGLES_AHEAD, ROPE_AHEAD),
     "MOST_BANS": State.MOST_BANS,
     "MOST_SCALARS": gpu_programs.MOST_SCALARS,
@@ -132,6 +139,7 @@ _DOUBLES = {
     "SETTLE_S": governor.SETTLE_S,
     "FORGET": governor.FORGET,
     "PRESSURE_S": meters.PRESSURE_S,
+    "FEW_TILES": two_stages.FEW,
     "COLDEST": sampler.COLDEST,
     "BURST_S": ahead.BURST_S,
     "LEAST_GAIN": speculation.LEAST_GAIN,

@@ -22,7 +22,9 @@ from edge.backends.ring import LayerKinds
 from edge.backends.rope import find_rotation
 from edge.backends.tvm.adapters import padded_rank
 from edge.backends.tvm.cpu.arguments import Kept, fill_table, make_scratch
+from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import TILE
+from edge.backends.tvm.packing.blocks import TILE as HEAD_TILE
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout
 from edge.backends.tvm.packing.shape import padded_head, rope_values
@@ -98,12 +100,15 @@ CONFIG = c_struct(
     peak="<u8",  # bytes that a process with one session is planned to hold
 )
 LAYER = c_struct(window="<u4", rope="<u4", ringed="<u4", rowless="<u4")  # section LAYERS: one for each layer
+# Of scratch memory; those of the head: bounds and the list of tiles of a head in two stages.
+_OFFSETS = ("normals", "temperatures", "layer_inputs", "head_upper", "head_lower", "head_tiles")
 DESIGN = c_struct(
     isa="S16",
     # tokens: rows of a chunk. rope_size: values of a table of angles. observed: rows with attention sums, or 0.
     **dict.fromkeys(("gemm_tokens", "tokens", "rope_size", "observed"), "<u4"),
     **dict.fromkeys(("floats", "integers"), "<u8"),  # elements of the scratch arrays
-    **dict.fromkeys(("normals", "temperatures", "layer_inputs"), "<u8"),  # where these begin in `floats`
+    **dict.fromkeys(_OFFSETS, "<u8"),  # where these begin in `floats`, the last one in `integers`
+    tiles="<u8",  # of a head in two stages; 0: it is read as a whole
     **dict.fromkeys(("table", "numbers"), "<u8"),  # the table's offset in the section, and its int64 numbers
 )
 ANGLES = c_struct(pairs="<u4", reserved="<u4", magnitude="<f8")  # then float64 radians[head / 2]
@@ -174,14 +179,17 @@ def designs_section(layout: PackedLayout, config: EngineConfig, targets: Sequenc
         rank = padded_rank(config.lora_rank)
         kept = Kept.of(layout.network, target.gemm_tokens, config.drafts)
         sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats
-        scratch, copies = make_scratch(layout.shape, target, *sizes), config.threads * kept.copied
+        estimates = Design.of(layout, config.kv_dtype, target).estimates
+        scratch = make_scratch(layout.shape, target, *sizes, estimates=estimates)
+        copies = config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, layout.shape.padded_head)
         table = np.array(fill_table(layout, scratch, rope_size, kept=kept, states=copies), "<i8").tobytes()
         values = {
             "isa": target.name.encode(), "gemm_tokens": target.gemm_tokens, "tokens": tokens, "rope_size": rope_size,
             "observed": observed, "floats": scratch.floats, "integers": scratch.integers,
-            **{name: scratch.offsets[name] for name in ("normals", "temperatures", "layer_inputs")},
+            **{name: scratch.offsets[name] for name in _OFFSETS},
+            "tiles": layout.shape.padded_vocab // HEAD_TILE if estimates else 0,
             "table": at + len(tables), "numbers": len(table) // 8,
         }  # fmt: skip
         rows.append(filled(DESIGN, values))

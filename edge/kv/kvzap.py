@@ -14,6 +14,7 @@ import numpy as np
 
 from edge.kv.adakv import allocate
 from edge.kv.policy import KVView, Needs, ScoredAndRecent
+from edge.kv.snapkv import pooled
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
@@ -22,8 +23,9 @@ from edge.types import AnyArray, FloatArray
 class KVzap(ScoredAndRecent):
     """The KVzap policy."""
 
-    recent: float = 0.1
+    recent: float = 0.2
     floor: float = 0.2  # guaranteed rows of every head, as a share of the mean
+    kernel: int = 5  # odd width of the max pooling of importance, in rows
     name: ClassVar[str] = "kvzap"
 
     @property
@@ -32,7 +34,7 @@ class KVzap(ScoredAndRecent):
 
     def score(self, view: KVView) -> FloatArray:
         assert view.importance is not None
-        return np.stack([view.importance(layer) for layer in range(len(view.lengths))])
+        return pooled(np.stack([view.importance(layer) for layer in range(len(view.lengths))]), self.kernel)
 
     def share_out(self, scores: FloatArray, view: KVView, budget: int) -> tuple[AnyArray, int]:
         floor = max(int(self.floor * budget), min(self.sinks, budget))

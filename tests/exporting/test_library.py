@@ -63,7 +63,8 @@ def make(
     machine = {"linux": "x86_64", "android": "aarch64"}[system]
     if shutil.which(f"{machine.replace('_', '-')}-linux-gnu-gcc") is None and platform.machine() != machine:
         pytest.skip(f"no C compiler for {machine}")
-    designs = exported_designs(make_layout(model.file, model.spec), kv_dtype, machine, system, isas=isas or None)
+    layout = make_layout(model.file, model.spec, halve=True)
+    designs = exported_designs(layout, kv_dtype, machine, system, isas=isas or None)
     folder.mkdir()
     files = sorted(GPU.glob("*.c")) if gpu else []
     make_library(designs, folder, machine, system, tables=TABLES | more, more=files)
@@ -178,10 +179,11 @@ def test_the_same_inputs_give_the_same_bytes(tmp_path: Path, made: dict[str, Pat
     [("smollm2-135m", "f16"), ("smollm2-135m", "int8"), ("smollm2-135m", "int4"), ("gemma3-270m", "f16"),
      ("gemma3-270m", "int8")],
 )  # fmt: skip
-def test_all_instruction_sets_take_at_most_400_kib(tmp_path: Path, system: str, name: str, kv_dtype: str) -> None:
-    """Not with int4 rows of Gemma's heads, which are four times as long as others: 562 KiB on x86-64."""
+def test_all_instruction_sets_take_at_most_450_kib(tmp_path: Path, system: str, name: str, kv_dtype: str) -> None:
+    """A head in two stages takes 12 KiB for each. Not with int4 rows of Gemma's heads, which are four times as long
+    as others: 562 KiB on x86-64 without the stages."""
     folder = make(open_model(name), tmp_path / "made", system, kv_dtype=kv_dtype)
-    assert (folder / SHARED).stat().st_size <= 400 << 10
+    assert (folder / SHARED).stat().st_size <= 450 << 10
 
 
 def test_the_functions_of_the_header_are_exported() -> None:

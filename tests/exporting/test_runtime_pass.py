@@ -32,14 +32,15 @@ from edge.types import FloatArray, IntArray
 pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
-from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.backends.tvm.targets import choose_target, target_named
 
 pytestmark = pytest.mark.slow
 
 HARNESS = Path(__file__).parent / "runtime" / "pass_harness.c"
 SOURCES = (
-    "pass.c", *PLATFORM, "cpu.c", "error.c", "model.c", "rows.c", "kv.c", "kv_keys.c", "kv_state.c", "table.c",
+    "pass.c", "head.c", *PLATFORM, "cpu.c", "error.c", "model.c", "rows.c", "kv.c", "kv_keys.c", "kv_state.c",
+    "table.c",
 )  # fmt: skip
 ARM_COMPILER = "aarch64-linux-gnu-gcc"
 CHUNK = 16
@@ -92,9 +93,14 @@ def run_engine(model: Model, case: Case) -> Expected:
     return expected
 
 
+def layout_of(model: Model) -> PackedLayout:
+    """That of libraries."""
+    return make_layout(model.file, model.spec, halve=True)
+
+
 def make_sections(model: Model, case: Case, isa: str, most_threads: int) -> dict[Section, bytes]:
     """Of model.edge of this case for an instruction set, with memory for so many threads."""
-    layout, config = make_layout(model.file, model.spec), replace(case.config, threads=most_threads)
+    layout, config = layout_of(model), replace(case.config, threads=most_threads)
     sections = {
         Section.CONFIG: model_file.config_section(
             model, layout, config, make_policy(case.policy), 8, chat=False, sampling=model.sampling(),
@@ -112,14 +118,14 @@ def make_sections(model: Model, case: Case, isa: str, most_threads: int) -> dict
 
 def write_model(path: Path, model: Model, case: Case, isa: str, most_threads: int) -> None:
     sections = make_sections(model, case, isa, most_threads)
-    model_file.write_model(path, sections, bytes(32), model.file, make_layout(model.file, model.spec))
+    model_file.write_model(path, sections, bytes(32), model.file, layout_of(model))
 
 
 def build_harness(
     folder: Path, model: Model, case: Case, isa: str, flags: Sequence[str] = (), compiler: str = "cc"
 ) -> Path:
     machine = "aarch64" if compiler == ARM_COMPILER else platform.machine()
-    designs = exported_designs(make_layout(model.file, model.spec), case.dtype, machine, "linux", isas=[isa])
+    designs = exported_designs(layout_of(model), case.dtype, machine, "linux", isas=[isa])
     (folder / "passes.c").write_text(passes_source(designs))
     (folder / "trusted.c").write_text(model_file.trusted_source(make_sections(model, case, isa, case.threads)))
     parts = [*SOURCES, HARNESS, folder / "passes.c", folder / "trusted.c", *exported_objects(designs)]
@@ -128,10 +134,11 @@ def build_harness(
 
 def run_harness(
     folder: Path, command: Sequence[str | Path], case: Case, isa: str, runs: Sequence[IntArray], *, cpus: int = 0,
-    restart: int = 0, refuses: bool = False,
+    restart: int = 0, refuses: bool = False, enough: int = 0,
 ) -> FloatArray:  # fmt: skip
-    """Logits and attention, one behind the other. restart: the number of a pass before which threads start anew."""
-    numbers = [np.array([case.policy == "h2o", len(runs)], np.int32)]
+    """Logits and attention, one behind the other. restart: the number of a pass before which threads start anew.
+    enough: of the largest logits of a step; 0: all are wanted."""
+    numbers = [np.array([case.policy == "h2o", enough, len(runs)], np.int32)]
     for number, tokens in enumerate(runs):
         sign = -1 if restart and number == restart else 1
         numbers += [np.array([sign * tokens.size], np.int32), tokens.astype(np.int32)]

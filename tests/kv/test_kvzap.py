@@ -14,7 +14,7 @@ from edge.backends.base import Engine
 from edge.backends.importance import RowImportance, importance_bytes
 from edge.backends.reference import importance, learned
 from edge.converters.calibrate import Walk
-from edge.errors import UnsupportedError
+from edge.errors import InputError, UnsupportedError
 from edge.kv import make_policy
 from edge.kv.policy import KVView
 from edge.model.architectures.angles import find_angles
@@ -107,7 +107,7 @@ def test_the_fit_does_not_depend_on_how_many_tokens_run_at_once(name: str, monke
 
 def engine_scores(engine: Engine, known: RowImportance) -> FloatArray:
     view = view_for(engine.kv, NEEDS, learned=known)
-    return make_policy("kvzap").score(view)  # type: ignore[attr-defined, no-any-return]
+    return make_policy("kvzap:kernel=1").score(view)  # type: ignore[attr-defined, no-any-return]
 
 
 def random_importance(model: Model, seed: int) -> RowImportance:
@@ -153,10 +153,22 @@ def test_heads_with_important_rows_keep_more() -> None:
     scores = np.full((2, 1, 40), 0.1, np.float32)
     scores[1, 0, 4:34] = 9
     view = KVView(40, np.full((2, 1), 40, np.int32), longest=60, importance=lambda layer: scores[layer])
-    few, many = make_policy("kvzap:sinks=0,recent=0.1,floor=0.5").rows_to_keep(view, 20)
+    few, many = make_policy("kvzap:sinks=0,recent=0.1,floor=0.5,kernel=1").rows_to_keep(view, 20)
     assert few.size + many.size == 40
     assert many.size > few.size >= 10
     assert {*many.tolist()} <= {*range(4, 34), 38, 39}
+
+
+def test_neighbours_of_an_important_row_stay_in_its_head() -> None:
+    scores = np.full((1, 2, 40), 0.1, np.float32)
+    scores[0, 0, 20], scores[0, 1, 30] = 9, 8
+    view = KVView(40, np.full((1, 2), 40, np.int32), longest=60, importance=lambda layer: scores[layer])
+    policy = make_policy("kvzap:sinks=0,recent=0,floor=0")
+    one, other = policy.rows_to_keep(view, 5)
+    np.testing.assert_array_equal(one, range(18, 23))
+    np.testing.assert_array_equal(other, range(28, 33))
+    with pytest.raises(InputError, match="odd"):
+        make_policy("kvzap:kernel=4")
 
 
 def test_the_importance_of_rows_is_fitted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from edge.backends.tvm.cpu.phases import (
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, PassKind, Unit, pass_kinds
 from edge.backends.tvm.cpu.phases.embed import embed
-from edge.backends.tvm.cpu.phases.estimate import estimate, rescore
+from edge.backends.tvm.cpu.phases.estimate import estimate
 from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
@@ -120,7 +120,7 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
         for name, unit in units.items():
             found[design.shape.code(number, name)] = (_then_evict(unit) if ends and name == last else unit), number
     if design.estimates:
-        found |= {"estimate": (lambda b, _layer: estimate(b), None), "rescore": (lambda b, _layer: rescore(b), None)}
+        found["estimate"] = lambda b, _layer: estimate(b), None
     return found if design.shape.encoder else found | {"head": (lambda b, _layer: head(b), None)}
 
 
@@ -283,7 +283,7 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                 emit(kind, "head", i64(0), i64(0))
     if design.estimates:
         with when(number == Job.RESCORE):
-            emit(next(kind for kind in pass_kinds(design) if kind.single), "rescore", i64(0), i64(0))
+            emit(next(kind for kind in pass_kinds(design) if kind.single), "head", i64(0), i64(0))
     of_drafts = [kind for kind in pass_kinds(design) if kind.drafts]
     if shape.states and of_drafts:
         with when(number == Job.APPLY), loop(i64(0), i64(shape.layers)) as layer:
@@ -325,7 +325,7 @@ CORES: dict[type, dict[str, Unit]] = {
     Mamba: mamba.UNITS, ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
     NextToken: next_token.UNITS,
 }  # fmt: skip
-_OF_STEPS = ("estimate", "rescore")  # of a head in two stages
+_OF_STEPS = ("estimate",)
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
 _RECURRENT: dict[type, str] = {DeltaNet: "delta_net", Mamba: "mamba_scan", ShortConvolution: "convolve"}
 _ALIKE = ("embed", "attend", *_RECURRENT.values())  # units without products

@@ -13,9 +13,10 @@ from edge.backends.tvm.packing.blocks import TILE
 from edge.types import FloatArray, IntArray
 
 MOST_CANDIDATES = 64
+TILES_EACH = 4  # at least, for each of the largest logits: fewer would not exclude much
+FEW = 0.3  # of the tiles: the share of the whole head's bytes that the first stage does not read
+LONGEST = 64  # tokens whose head is read as a whole at once
 _BLOCK = 64  # logits of which one maximum is taken
-_FEW = 0.3  # of the tiles: the share of the whole head's bytes that the first stage does not read
-_LONGEST = 64  # tokens whose head is read as a whole at once
 
 
 class TwoStages:
@@ -53,7 +54,7 @@ class TwoStages:
 
     def pays(self, count: int) -> bool:
         """Whether the next token's `count` largest logits are worth two stages."""
-        if self._left or count > self._tiles.size // 4:
+        if self._left or count > self._tiles.size // TILES_EACH:
             self._left = max(0, self._left - 1)
             self.whole += 1
             return False
@@ -67,9 +68,9 @@ class TwoStages:
         found = np.flatnonzero(self._upper >= threshold)
         self._tiles[: found.size] = found
         self.tokens, self.tiles_read = self.tokens + 1, self.tiles_read + found.size
-        many = found.size > _FEW * self._tiles.size
+        many = found.size > FEW * self._tiles.size
         self._left = self._length if many else 0
-        self._length = min(2 * self._length, _LONGEST) if many else 1
+        self._length = min(2 * self._length, LONGEST) if many else 1
         return self._tiles[: found.size]
 
     def largest(self, logits: FloatArray, tiles: IntArray, count: int) -> tuple[IntArray, FloatArray]:

@@ -312,10 +312,9 @@ static bool may_pick(const edge_session *s, picking *pick)
 {
     if (!pass_picks(s->pass))
         return false;
-    if (!sampler_picks(s->sampler, pick->banned, &pick->banned_count))
-        return sampler_needs_few(s->sampler);
-    pick->most = burst(s);
-    return true;
+    if (sampler_picks(s->sampler, pick->banned, &pick->banned_count))
+        pick->most = burst(s);
+    return pick->most || pick->enough;
 }
 
 /* Runs the token that waits, and those that a device chooses behind it. */
@@ -337,7 +336,7 @@ static bool run_picked(edge_session *s, picking *pick)
 /* Runs the token that waits, and perhaps some of those that follow it. */
 static bool run_ahead(edge_session *s)
 {
-    picking pick = {.chosen = s->draft + 1};
+    picking pick = {.chosen = s->draft + 1, .enough = sampler_candidates(s->sampler)};
     if (s->drafts)
         drafts_add(s->drafts, s->ids + s->first, 1);
     if (may_pick(s, &pick))
@@ -345,7 +344,7 @@ static bool run_ahead(edge_session *s)
     uint32_t length = kv_length(s->rows), count = 1 + propose(s);
     bool timed = s->drafts && pass_drafts(s->pass); /* not what a device fails at, which then is left */
     double before = now_seconds();
-    bool ran = count > 1 || run(s, 1, NULL);
+    bool ran = count > 1 || run(s, 1, pick.enough ? &pick : NULL);
     if (count > 1) {
         s->picked = false;
         s->draft[0] = s->ids[s->first];

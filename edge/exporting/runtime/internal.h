@@ -11,6 +11,7 @@
  *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
  *     drafts.c                       the tokens that may come next, and how many of them to verify
  *     pass.c       table.c           threads that run the compiled pass; rows that a pass reads from the file
+ *     head.c                         a head in two stages
  *     gpu/         npu/              the pass on a GPU, on an NPU, in bundles that have one
  *     context.c  turns.c             the conversation and its tokens; the loop of answers
  *     state.c      adapter.c         saved conversations; LoRA adapters
@@ -172,7 +173,7 @@ void sampler_start(sampler *s, const sampling *params, const int32_t *banned, ui
 int32_t sampler_next(sampler *s, float *logits);
 /* Whether a device may choose the next token: the likeliest but for those that this writes, [MOST_BANS], at most. */
 bool sampler_picks(const sampler *s, int32_t *banned, uint32_t *count);
-bool sampler_needs_few(const sampler *s); /* whether the MOST_TOP largest logits are enough for the next one */
+uint32_t sampler_candidates(const sampler *s); /* how many of the largest logits are enough, up to MOST_TOP; 0: all are read */
 
 typedef struct stops stops;
 stops *stops_layout(arena *from);
@@ -362,9 +363,10 @@ bool policy_make_room(policy *p, kv *k, uint32_t count, uint64_t *evicted);
 /* ---- gpu/, npu/: the pass on a GPU or an NPU ------------------------------------------------------------------------ */
 
 /* Tokens that a device chooses itself: each the likeliest after the one before, the lowest of equals, and none of `banned`.
- * Or none: then the MOST_TOP largest logits are enough, and all others may be -INFINITY. */
+ * Or none: then the `enough` largest logits are wanted, up to MOST_TOP, and all others may be -INFINITY. */
 typedef struct {
     uint32_t most;               /* to choose; 0: none */
+    uint32_t enough;
     int32_t banned[MOST_BANS];
     uint32_t banned_count;
     int32_t *chosen;             /* [most] */
@@ -413,6 +415,15 @@ static inline const gpu_host *host_of(const gpu *g)
     return *(const gpu_host *const *)g;
 }
 
+/* ---- head.c --------------------------------------------------------------------------------------------------------- */
+
+typedef struct { uint32_t left, length; } head_stages; /* tokens whose head is read as a whole, before and after the next one */
+/* Whether the `wanted` largest logits of the next token are worth two stages; 0: all are wanted. */
+bool head_pays(head_stages *h, const design_config *design, uint32_t wanted);
+/* Lists the tiles that may hold one of the `wanted` largest logits, and returns their number. floats, integers: scratch. */
+uint32_t head_survivors(head_stages *h, const design_config *design, uint32_t vocab, float *floats, int32_t *integers,
+                        uint32_t wanted);
+
 /* ---- pass.c --------------------------------------------------------------------------------------------------------- */
 
 typedef struct pass pass;
@@ -428,8 +439,9 @@ uint32_t pass_threads(const pass *p);
  * call and may be changed. NULL, and nothing has changed: cancelled on a GPU, more than a chunk or than there is room for, no token of the
  * vocabulary, a position beyond those that the model has learned, or a file that was cut short.
  *
- * pick: NULL; or, behind a single token, what a device may choose, of `most` up to pass_picks, kv_free and kv_at_once. Then
- * the rows of all chosen tokens but the last are appended, too, and there are no logits if it has chosen any. */
+ * pick: NULL: all logits are wanted; or, behind a single token, which are enough, and what a device may choose, of `most` up
+ * to pass_picks, kv_free and kv_at_once. Then the rows of all chosen tokens but the last are appended, too, and there are no
+ * logits if it has chosen any. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick);
 uint32_t pass_picks(const pass *p); /* tokens that a device may choose at once; 0: none */
 /* The same for a token and drafts behind it, as many as `pass_drafts` and kv_at_once allow: the logits [count, padded

@@ -169,6 +169,10 @@ static bool design_is_possible(const edge_config *c, const design_config *d, uin
         && (!c->tempered || d->tokens <= d->floats - d->temperatures)
         && d->layer_inputs % 16 == 0 && d->layer_inputs <= d->floats
         && (uint64_t)d->tokens * c->layers * ((c->layer_inputs + 15) / 16 * 16) <= d->floats - d->layer_inputs
+        && (!d->tiles || (d->tiles == c->padded_vocab / HEAD_TILE && d->head_upper <= d->floats
+                          && d->tiles <= d->floats - d->head_upper && d->head_lower <= d->floats
+                          && d->tiles <= d->floats - d->head_lower && d->head_tiles <= d->integers
+                          && d->tiles <= d->integers - d->head_tiles))
         && d->table % 8 == 0 && d->numbers && d->table <= section && d->numbers <= (section - d->table) / 8;
 }
 

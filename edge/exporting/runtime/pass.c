@@ -24,6 +24,7 @@ struct pass {
     float *rope;                                   /* a table of angles for each kind of layers: see fill_angles */
     member *members;                               /* 0 is the thread that calls */
     kv_pointers cache;
+    head_stages stages;
     uint64_t cpu_mask, bytes;
     int64_t first_angle;                           /* the position of the tables' first row */
     uint32_t threads, angles;                      /* running; rows in the tables */
@@ -351,6 +352,20 @@ void pass_settle(pass *p, uint32_t dropped)
     p->unsettled = 0;
 }
 
+/* Runs the step that is prepared, and of its logits the largest, or those that may be; all others become -INFINITY. */
+static void run_in_two_stages(pass *p, uint32_t largest)
+{
+    const uint32_t vocab = p->model->config->vocab;
+    p->job->wanted = WANTED_BOUNDS;
+    run_job(p);
+    p->job->kind = JOB_RESCORE;
+    p->job->count = head_survivors(&p->stages, p->design, vocab, p->floats, p->integers, largest);
+    p->job->wanted = 1;
+    for (uint32_t token = 0; token < vocab; token++)
+        p->logits[token] = -INFINITY;
+    run_job(p);
+}
+
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick)
 {
     if (!can_run(p, tokens, count))
@@ -373,7 +388,10 @@ float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observe
             .normals = (const float *)(const void *)p->model->sections[SECTION_NORMALS], .arenas = kv_arenas(p->rows)});
     p->alone = answer == DEVICE_LEFT;
     if (answer != DEVICE_RAN) {
-        run_job(p);
+        if (pick && head_pays(&p->stages, p->design, pick->enough))
+            run_in_two_stages(p, pick->enough);
+        else
+            run_job(p);
         kv_written(p->rows, count);
     }
     append_rows(p, count, pick);

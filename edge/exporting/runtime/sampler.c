@@ -345,11 +345,11 @@ static void penalize(const sampler *s, float *logits)
     }
 }
 
-bool sampler_needs_few(const sampler *s)
+uint32_t sampler_candidates(const sampler *s)
 {
-    uint64_t passed_over = (uint64_t)s->banned_count[0] + s->banned_count[1];
-    return s->params.temperature > 0 && !penalizes(&s->params) && s->params.top_k &&
-           s->params.top_k + passed_over <= MOST_TOP;
+    uint64_t drawn = s->params.temperature > 0 ? s->params.top_k : 1;
+    uint64_t count = drawn + s->banned_count[0] + s->banned_count[1];
+    return drawn && count <= MOST_TOP && !penalizes(&s->params) ? (uint32_t)count : 0;
 }
 
 bool sampler_picks(const sampler *s, int32_t *banned, uint32_t *count)

@@ -100,6 +100,7 @@ class PassBuilder:
             let(job[Job.slot(name)])
             for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes", "disk")
         )
+        self.job = let(job[Job.slot("kind")])
         self._sequence, self._drafts = (let(job[Job.slot(name)]) for name in ("sequence", "drafts"))
         self.given = count  # also of a job that is no pass
         self.count = i64(1) if self.single else count

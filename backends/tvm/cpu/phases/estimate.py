@@ -42,7 +42,6 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     when,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
-from edge.backends.tvm.cpu.phases.head import logits_tile
 from edge.backends.tvm.packing.blocks import HALVED, MIDDLE, PART
 from edge.backends.tvm.packing.cores import round_up
 
@@ -83,15 +82,6 @@ def estimate(b: PassBuilder) -> None:
         lower = let(T.Select(error <= floats(_LARGEST), sums.value - error, floats(-_MOST)))
         T.buffer_store(b.floats, largest(upper), [upper_at + tile])
         T.buffer_store(b.floats, largest(lower), [lower_at + tile])
-
-
-def rescore(b: PassBuilder) -> None:
-    """The logits of `given` tiles, with the activations that `estimate` left."""
-    matrix = b.matrix(b.design.head, b.shape.hidden, "head")
-    inputs, listed = b.inputs("normed", b.shape.padded_hidden), b.at("head_tiles")
-    with b.phase("head"), b.shared_out(b.given) as index:
-        tile = let(T.cast(b.integers[listed + index], "int64"))
-        logits_tile(b, matrix, tile, inputs, [b.thread], [i64(0)])
 
 
 def _bound_blocks(b: PassBuilder, x: Quantized, parts: int, bounds: Value) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from tvm.tirx.script.builder import ir as T
 
+from edge.backends.tvm.cpu.arguments import Job
 from edge.backends.tvm.cpu.kernels.functions import soft_cap
 from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, scaled, store, when
@@ -14,8 +16,10 @@ from edge.backends.tvm.cpu.phases.streaming import evict_piece
 
 
 def head(b: PassBuilder) -> None:
-    """Logits of the last `wanted` tokens."""
+    """Logits of the last `wanted` tokens; in a job RESCORE, of the `given` tiles that are listed, with the activations
+    that `estimate` left."""
     shape = b.shape
+    rescores = b.job == Job.RESCORE if b.single and b.design.estimates else None
     first = b.count - b.wanted
     matrix = b.matrix(b.design.head, shape.hidden, "head")
     if not b.single:
@@ -24,16 +28,21 @@ def head(b: PassBuilder) -> None:
             b.quantize_row("normed", shape.padded_hidden, row, row, [b.design.head])
     row = b.thread if b.single else i64(0)
     if b.single:
-        b.norm_row(i64(0), row, "output_norm", None)
-        b.quantize_row("normed", shape.padded_hidden, row, row, [b.design.head])
-        b.mark("output_norm")
+        with nullcontext() if rescores is None else when(b.job != Job.RESCORE):
+            b.norm_row(i64(0), row, "output_norm", None)
+            b.quantize_row("normed", shape.padded_hidden, row, row, [b.design.head])
+            b.mark("output_norm")
     inputs = b.inputs("normed", shape.padded_hidden)
     with loop(i64(0), b.at("head_parts")) as part:  # one, unless weights are streamed
         with b.phase("head"):
             start = let(part * b.at("head_step"))
             stop = let(T.min(start + b.at("head_step"), i64(shape.padded_vocab // 16)))
-            with b.shared_out(stop - start) as index:
+            count = stop - start if rescores is None else let(T.Select(rescores, b.given, stop - start))
+            with b.shared_out(count) as index:
                 tile = let(start + index)
+                if rescores is not None:
+                    listed = T.cast(b.integers[b.at("head_tiles") + index], "int64")
+                    tile = let(T.Select(rescores, listed, tile))
                 if not b.apart:
                     with when(b.wanted == 1):
                         logits_tile(b, matrix, tile, inputs, [row], [i64(0)])
