@@ -25,7 +25,7 @@ from edge.model.mtp import mtp_tensors
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
-from edge.types import AnyArray, FloatArray, IntArray, Progress
+from edge.types import FloatArray, IntArray, Progress
 
 OWN_TEXT = Path(__file__).with_name("calibration.txt")  # written for edge; read by default
 TOKENS = 16384  # by default
@@ -181,13 +181,22 @@ def statistics(inputs: FloatArray) -> Statistics:
     return Statistics(sizes.max(axis=0), sizes.mean(axis=0), squares)
 
 
-def gram(inputs: FloatArray, others: FloatArray | None = None) -> AnyArray:
-    """XᵀX / tokens, or XᵀY / tokens, of float32 [tokens, columns]: float64 [columns, columns], summed in slices."""
-    others = inputs if others is None else others
-    total = np.zeros((inputs.shape[1], others.shape[1]))
+def gram(inputs: FloatArray) -> FloatArray:
+    """XᵀX / tokens of float32 [tokens, columns]: float32 [columns, columns], summed in slices."""
+    total = np.zeros((inputs.shape[1], inputs.shape[1]), np.float32)
     for at in range(0, len(inputs), _SLICE):
-        total += inputs[at : at + _SLICE].T @ others[at : at + _SLICE]
-    return total / len(inputs)
+        part = inputs[at : at + _SLICE]
+        total += part.T @ part
+    return np.asarray(total / np.float32(len(inputs)))
+
+
+def crossed(inputs: FloatArray, exact: FloatArray, factors: FloatArray | None = None) -> FloatArray:
+    """Xᵀ(Y / factors − X) / tokens, in the form of `gram`, with the exact model's inputs Y."""
+    total = np.zeros((inputs.shape[1], inputs.shape[1]), np.float32)
+    for at in range(0, len(inputs), _SLICE):
+        part, wanted = inputs[at : at + _SLICE], exact[at : at + _SLICE]
+        total += part.T @ ((wanted if factors is None else wanted / factors) - part)
+    return np.asarray(total / np.float32(len(inputs)))
 
 
 def check_walk(spec: ModelSpec) -> None:
@@ -218,6 +227,7 @@ class Walk:
         self._file, self._spec, self._read_weights = file, spec, read
         self._sources = find_tensors(file, spec)
         count, self._length = tokens.shape
+        self._layer = -1  # whose weights are in memory
         self.weights = self._read("")
         self._engine = ReferenceEngine(file, spec, EngineConfig(self._length, self._length, "f32", 1), self.weights)
         positions = np.arange(self._length, dtype=np.int32)
@@ -227,13 +237,15 @@ class Walk:
         """Iterate over the stages of a layer: names of matrices that share inputs, and the inputs [tokens, columns].
         Matrices of experts lie one below the other.
 
-        Must be exhausted: only then does `hidden` hold the states after the layer. Raises ModelFormatError if they are
-        not finite.
+        Must be exhausted: only then does `hidden` hold the states after the layer. Weights are read once if the same
+        layer is run again. Raises ModelFormatError if states are not finite.
         """
-        for name in [name for name in self.weights if name.startswith("blk.")]:
-            del self.weights[name]
         at, engine, names = f"blk.{layer}.", self._engine, iter(stages(self._spec, layer))
-        self.weights |= self._read(at)
+        if layer != self._layer:
+            for name in [name for name in self.weights if name.startswith("blk.")]:
+                del self.weights[name]
+            self.weights |= self._read(at)
+            self._layer = layer
         for block in engine.network.layers[layer]:
             if not block.beside:
                 normed = self._checked(engine.norm(self.hidden, f"{at}{block.norm}"), at)
@@ -244,6 +256,11 @@ class Walk:
                 x = self._checked(self._run(block, layer, normed), at)
                 yield next(names), x
             self.hidden = engine.add(self.hidden, block, At(layer), x)
+
+    def drop(self, *names: str) -> None:
+        """Free tables outside of layers: all are read before the first layer, and only `logits` needs them again."""
+        for name in names:
+            self.weights.pop(name, None)
 
     def finish(self) -> FloatArray:
         """The head's input, float32 [tokens, hidden]."""

@@ -8,22 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import repeat, zip_longest
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 
-from edge.converters.calibrate import LEAST, Routed, Walk, check_walk, gram, sequences, stages, statistics
+from edge.converters.calibrate import (
+    LEAST,
+    Inputs,
+    Routed,
+    Walk,
+    check_walk,
+    crossed,
+    gram,
+    sequences,
+    stages,
+    statistics,
+)  # fmt: skip
 from edge.converters.ggml import HAVE_NO_CHOICE
 from edge.converters.outcome import again_notes, notes_on, trained_notes
 from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
 from edge.converters.quantizers import lattice, mixed
 from edge.converters.quantizers.awq import Folds, find_factors, makers
 from edge.converters.quantizers.ggml_rows import K_QUANTS, quantize_rows
-from edge.converters.quantizers.gptq import damping, diagonal_blocks, gptq, shift
+from edge.converters.quantizers.gptq import Prepared, damped, diagonal_blocks, gptq, prepare, shift
 from edge.converters.quantizers.hqq import hqq
 from edge.converters.quantizers.mixed import Mixture
 from edge.converters.quantizers.polish import polish
@@ -43,6 +53,7 @@ Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "best"]
 METHODS: tuple[Method, ...] = get_args(Method)
 CALIBRATED = METHODS[2:]
 _FOLDING = ("awq", "best")
+_FOLDED = 2048  # tokens, or more, that factors are searched on
 _SLAB = 4096  # rows of a head that are rounded at once
 NF4 = "NF4"
 
@@ -129,15 +140,9 @@ def quantize_gguf(
     if not by_text and not any(kind in K_QUANTS for kind in settings.types.values()):
         calibration = None
     tokens = None if calibration is None else sequences(calibration)
-    folding = tokens is not None and settings.method in _FOLDING
-    share = 0.3 if folding else 0.0  # of the time, roughly
-    folds = Folds()
-    if folding and tokens is not None:
-        folds = find_folds(file, spec, tokens, types, settings, lambda done: progress and progress(share * done))
-    maker = _Maker(file, spec, types, settings, folds, tokens)
+    maker = _Maker(file, spec, types, settings, tokens)
     planned = [Planned(name, file.tensors[name].shape, types[name]) for name in maker.order]
-    write_gguf(target, fields_as(file, settings.type), planned, maker.data(),
-               lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
+    write_gguf(target, fields_as(file, settings.type), planned, maker.data(), progress)
     nbytes = sum(each.nbytes for each in planned)
     notes = (*quantizing_notes(file, spec, settings, planned), *trained_notes(file, planned, settings.group_size))
     if maker.few:
@@ -187,48 +192,40 @@ def mix_types(
     return replace(settings, types={**settings.types, **mixture.types}), mixture
 
 
-def find_folds(
-    file: GGUFFile, spec: ModelSpec, tokens: IntArray, types: Mapping[str, str], settings: Settings,
-    progress: Progress,
-) -> Folds:  # fmt: skip
-    """AWQ's factors of every stage whose matrices have a grid or are floats, but for weights of
-    quantization-aware training, which factors would move. tokens: int32 [sequences, length].
+def fold_layer(
+    folds: Folds, exact: Walk, layer: int, inputs: Mapping[tuple[str, ...], Inputs], spec: ModelSpec,
+    kinds: Mapping[str, str], group_size: int = BLOCK,
+) -> None:  # fmt: skip
+    """Add AWQ's factors for a layer's stages whose matrices have a grid or are floats, but for weights of
+    quantization-aware training, which factors would move.
 
-    A stage of which a mixture gave a matrix a K-quant is left as it is: what folds gain is searched on grids.
+    exact: a walk that has just run this layer, with these inputs of its stages. kinds: the types of matrices, by the
+    names of `find_tensors`. A stage of which a mixture gave a matrix a K-quant is left as it is: what folds gain is
+    searched on grids.
     """
-    folds, walk, sources = Folds(), Walk(file, spec, tokens), find_tensors(file, spec)
-    for layer in range(spec.layers):
-        at, made = f"blk.{layer}.", makers(find_network(spec).layers[layer])
-        made_by = {at + matrices[0]: at + maker for maker, matrices in made.items()}
-        for names, inputs in walk.layer(layer):
-            kinds = {name: types[sources[name].tensor] for name in names}
-            rounding, maker = [name for name, kind in kinds.items() if kind in GRIDS], made_by.get(names[0])
-            if maker and rounding and all(kind in FLOATS for name, kind in kinds.items() if name not in rounding):
-                grids = [find_grid(kinds[name]) for name in rounding]
-
-                def factors(weights: list[FloatArray], rows: FloatArray, grids: list[Grid] = grids,
-                            names: list[str] = rounding) -> FloatArray:  # fmt: skip
-                    return find_factors(
-                        names, weights, statistics(rows).mean, gram(rows), spec, grids, settings.group_size
-                    )
-
-                weights = [walk.weights[name] for name in rounding]
-                on_lattice = (weight for weight, grid in zip(weights, grids, strict=True) if grid.kind == lattice.KIND)
-                if any(map(lattice.is_trained, on_lattice)):
-                    continue
-                if isinstance(inputs, Routed):
-                    apart = zip(*(np.split(weight, len(inputs.parts)) for weight in weights), strict=True)
-                    scales = np.stack([factors([*each], inputs.of(expert)) for expert, each in enumerate(apart)])
-                else:
-                    scales = factors(weights, inputs)
-                folds.add(names, maker, spec, scales)
-        progress((layer + 1) / spec.layers)
-    return folds
+    at = f"blk.{layer}."
+    made_by = {at + matrices[0]: at + maker for maker, matrices in makers(find_network(spec).layers[layer]).items()}
+    for names, found in inputs.items():
+        rounding, maker = [name for name in names if kinds[name] in GRIDS], made_by.get(names[0])
+        others = [kinds[name] for name in names if name not in rounding]
+        if not (maker and rounding and all(kind in FLOATS for kind in others)):
+            continue
+        grids, weights = [find_grid(kinds[name]) for name in rounding], [exact.weights[name] for name in rounding]
+        on_lattice = (weight for weight, grid in zip(weights, grids, strict=True) if grid.kind == lattice.KIND)
+        if any(map(lattice.is_trained, on_lattice)):
+            continue
+        parts = [found.of(expert) for expert in range(len(found.parts))] if isinstance(found, Routed) else [found]
+        scales = []
+        for rows, *apart in zip(parts, *(np.split(weight, len(parts)) for weight in weights), strict=True):
+            hessian = gram(rows[:: max(1, len(rows) // _FOLDED)])
+            scales.append(find_factors(rounding, apart, statistics(rows).mean, hessian, spec, grids, group_size))
+        folds.add(names, maker, spec, np.stack(scales) if isinstance(found, Routed) else scales[0])
 
 
 class _Maker:
-    """Produces the bytes of tensors in `order`: first vectors and what is rounded plainly outside of layers, then the
-    matrices of layers, then the head, or the table that serves as one, by the inputs that rounded layers give it.
+    """Produces the bytes of tensors in `order`: first the matrices of layers, then the head, or the table that serves
+    as one, by the inputs that rounded layers give it, then vectors, which may contain folded factors, and what is
+    rounded plainly outside of layers.
 
     tokens: int32 [sequences, length] to calibrate on, or None.
     """
@@ -239,11 +236,10 @@ class _Maker:
         spec: ModelSpec,
         types: Mapping[str, str],
         settings: Settings,
-        folds: Folds,
         tokens: IntArray | None,
     ) -> None:
-        self._file, self._spec, self._types, self._settings, self._folds = file, spec, types, settings, folds
-        self._tokens = tokens
+        self._file, self._spec, self._types, self._settings = file, spec, types, settings
+        self._folds, self._tokens = Folds(), tokens
         self.few = self.experts = 0  # matrices of experts that saw too few tokens, and all of them
         self._sources = find_tensors(file, spec)
         self._stages = [names for layer in range(spec.layers) for names in stages(spec, layer)]
@@ -253,17 +249,13 @@ class _Maker:
             self._parts.setdefault(source.tensor, []).append(name)
         late = [tensor for names in self._stages for tensor in self._tensors(names)]
         late += [self._sources[self._head].tensor] if self._rounds_head else []
-        self._first = [name for name in file.tensors if name not in set(late)]
-        self.order = self._first + late
+        self._last = [name for name in file.tensors if name not in set(late)]
+        self.order = late + self._last
 
     def data(self) -> Iterator[AnyArray]:
         """The tensors' bytes."""
-        for tensor in self._first if not self._is_plain else self.order:
-            yield self._outside(tensor)
-        if self._is_plain:
-            return
-        for names, weights, inputs in self._stages_with_inputs():
-            made = {name: self._round(name, weights[name], inputs) for name in names}
+        for names, weights, inputs in self._stages_with_inputs() if not self._is_plain else ():
+            made = self._round(names, weights, inputs)
             for name, (_, values) in made.items():
                 weights[name] = values
             for tensor in self._tensors(names):
@@ -272,6 +264,8 @@ class _Maker:
                 for name in self._parts[tensor]:
                     data[self._sources[name].index] = made[name][0]
                 yield data
+        for tensor in self._last if not self._is_plain else self.order:
+            yield self._outside(tensor)
 
     def _stages_with_inputs(self) -> Iterator[tuple[tuple[str, ...], dict[str, FloatArray], list[_Inputs]]]:
         """Iterate over stages: names, their weights, and their inputs' statistics, one for each expert or slab of the
@@ -280,36 +274,47 @@ class _Maker:
             for names in self._stages:
                 yield names, self._read(names), []
             return
-        begin = partial(Walk, self._file, self._spec, self._tokens, self._folds.read)
-        walk, exact = begin(), begin() if self._settings.method == "best" else None
-        for layer in range(self._spec.layers):
-            aims = exact.layer(layer) if exact else zip(stages(self._spec, layer), repeat(None), strict=False)
-            for (names, wanted), (_, inputs) in zip(aims, walk.layer(layer), strict=True):
+        settings, spec = self._settings, self._spec
+        exact = Walk(self._file, spec, self._tokens) if settings.method in _FOLDING else None
+        if exact:
+            exact.drop("token_embd", "output")
+        walk = Walk(self._file, spec, self._tokens, self._folds.read)
+        walk.drop(*{"token_embd", "output"} - {self._head if self._rounds_head else ""})
+        kinds = {name: self._types[source.tensor] for name, source in self._sources.items()}
+        for layer in range(spec.layers):
+            aims = dict(exact.layer(layer)) if exact else {}
+            if exact:
+                fold_layer(self._folds, exact, layer, aims, spec, kinds, settings.group_size)
+            for names, inputs in walk.layer(layer):
+                aim = aims.pop(names, None)
                 if isinstance(inputs, Routed):
                     # Errors of earlier matrices send tokens to other experts, so that nothing compensates for them.
                     self.few, self.experts = self.few + inputs.few, self.experts + len(inputs.parts)
-                    hessians = (gram(inputs.of(expert)) for expert in range(len(inputs.parts)))
-                    yield names, walk.weights, [_Inputs(hessian, None) for hessian in hessians]
+                    yield names, walk.weights, [_Inputs(inputs.of(each), settings) for each in range(len(inputs.parts))]
                     continue
-                hessian, moved = gram(inputs), None
-                if wanted is not None and not isinstance(wanted, Routed):
-                    moved = shift(hessian, gram(inputs, wanted))
-                yield names, walk.weights, [_Inputs(hessian, moved)]
+                wanted = aim if settings.method == "best" and not isinstance(aim, Routed) else None
+                yield names, walk.weights, [_Inputs(inputs, settings, wanted, self._folds.columns.get(names[0]))]
         if self._rounds_head:
             slabs = -(-len(walk.weights[self._head]) // _SLAB)
-            yield (self._head,), walk.weights, [_Inputs(gram(walk.finish()), None)] * slabs
+            yield (self._head,), walk.weights, [_Inputs(walk.finish(), settings)] * slabs
 
-    def _round(self, name: str, weight: FloatArray, inputs: Sequence[_Inputs]) -> tuple[AnyArray, FloatArray]:
-        """Round a matrix, or those of experts, or slabs of rows: their bytes, uint8 [rows, bytes], and the values that
-        they encode."""
-        parts = np.array_split(weight, max(1, len(inputs)))
-        rest = slice(0 if name == self._head else None)  # nothing reads the head's values
-        made = [
-            (data, values[rest])
-            for data, values in (self._round_one(name, part, each) for part, each in zip_longest(parts, inputs))
-        ]
-        data, values = zip(*made, strict=True)
-        return (*made[0],) if len(made) == 1 else (np.concatenate(data), np.concatenate(values))
+    def _round(
+        self, names: Sequence[str], weights: Mapping[str, FloatArray], inputs: list[_Inputs]
+    ) -> dict[str, tuple[AnyArray, FloatArray]]:
+        """Round matrices that share inputs, those of experts or slabs of rows one after the other: their bytes, uint8
+        [rows, bytes], and the values that they encode. Takes inputs out of the list, since their statistics are large.
+        """
+        parts = [np.array_split(weights[name], max(1, len(inputs))) for name in names]
+        made: list[list[tuple[AnyArray, FloatArray]]] = [[] for _ in names]
+        for each in zip(*parts, strict=True):
+            shared = inputs.pop(0) if inputs else None
+            for name, part, found in zip(names, each, made, strict=True):
+                data, values = self._round_one(name, part, shared)
+                found.append((data, values[:0] if name == self._head else values))  # nothing reads the head's values
+        return {
+            name: (np.concatenate([data for data, _ in found]), np.concatenate([values for _, values in found]))
+            for name, found in zip(names, made, strict=True)
+        }
 
     def _round_one(self, name: str, weight: FloatArray, inputs: _Inputs | None) -> tuple[AnyArray, FloatArray]:
         check_finite(self._file, name, weight)
@@ -321,8 +326,7 @@ class _Maker:
         by_blocks = self._settings.group_size == BLOCK and kind == lattice.KIND
         codes = lattice.trained_codes(weight) if by_blocks else None
         if kind in K_QUANTS and inputs is not None:  # rounded by importance, whichever method rounds the others
-            moved = weight if inputs.moved is None else weight @ inputs.moved
-            data = quantize_rows(moved, kind, np.diag(inputs.hessian))
+            data = quantize_rows(inputs.moved(weight), kind, inputs.square)
             values = blocks.dequantize(data, kind)
         elif codes or kind not in GRIDS:
             data = quantize(weight, kind, codes)
@@ -373,10 +377,32 @@ class _Maker:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Second moments of a matrix's inputs."""
+    """The inputs of matrices that share them, and what follows from them, computed once."""
 
-    hessian: AnyArray  # XᵀX
-    moved: FloatArray | None  # S of `shift`, which compensates for earlier errors
+    rows: FloatArray  # [tokens, columns]
+    settings: Settings
+    wanted: FloatArray | None = None  # the exact model's, for compensating for earlier errors
+    factors: FloatArray | None = None  # AWQ's, by which `wanted` was not divided yet
+
+    @cached_property
+    def square(self) -> FloatArray:
+        return statistics(self.rows).square
+
+    @cached_property
+    def hessian(self) -> FloatArray:
+        return damped(gram(self.rows), len(self.rows))
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        return prepare(self.hessian, act_order=self.settings.act_order, group_size=self.settings.group_size)
+
+    @cached_property
+    def _shift(self) -> FloatArray | None:
+        return None if self.wanted is None else shift(self.hessian, crossed(self.rows, self.wanted, self.factors))
+
+    def moved(self, weight: FloatArray) -> FloatArray:
+        """The weights that compensate for earlier errors."""
+        return weight if self._shift is None else weight @ self._shift
 
 
 def _quantized(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inputs | None) -> QuantizedMatrix:
@@ -387,14 +413,12 @@ def _quantized(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inpu
             return hqq(weight, grid, group_size)
         return nearest(weight, grid, _ones(weight), group_size, plain)
     if settings.method == "importance":
-        return nearest(weight, grid, np.diag(inputs.hessian), group_size)
+        return nearest(weight, grid, inputs.square, group_size)
     if settings.method == "awq":
         return nearest(weight, grid, diagonal_blocks(inputs.hessian), group_size)
-    moved = weight if inputs.moved is None else weight @ inputs.moved
-    quantized = gptq(moved, inputs.hessian, grid, act_order=settings.act_order, group_size=group_size)
-    if settings.method == "gptq":
-        return quantized
-    return polish(moved, quantized, inputs.hessian + damping(inputs.hessian), group_size)
+    moved = inputs.moved(weight)
+    quantized = gptq(moved, inputs.prepared, grid)
+    return quantized if settings.method == "gptq" else polish(moved, quantized, inputs.hessian, group_size)
 
 
 def _ones(weight: FloatArray) -> AnyArray:

@@ -21,9 +21,10 @@ from edge.model.cores import Attention, Dense, Experts
 from edge.model.layers import Block, Layer
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source
-from edge.types import AnyArray, FloatArray
+from edge.types import FloatArray
 
-_STEPS = 20  # of α, from 0 to 1
+_STEPS = 10  # of α, from 0 to 1
+_ROWS = 256  # of matrices that share inputs, at least, that factors are searched on
 _LEAST = 1e-4  # mean |x|, below which a channel counts as this
 
 
@@ -78,7 +79,7 @@ def _makers_of(block: Block) -> dict[str, tuple[str, ...]]:
 
 
 def find_factors(
-    names: Sequence[str], weights: Sequence[FloatArray], mean: FloatArray, hessian: AnyArray, spec: ModelSpec,
+    names: Sequence[str], weights: Sequence[FloatArray], mean: FloatArray, hessian: FloatArray, spec: ModelSpec,
     grids: Sequence[Grid], group_size: int = BLOCK,
 ) -> FloatArray:  # fmt: skip
     """Find s, float32 [columns], for matrices that share inputs with this mean |x| and XᵀX. grids: of each."""
@@ -87,6 +88,8 @@ def find_factors(
         groups = size.reshape(spec.kv_heads, -1, spec.head_dim)
         size = np.broadcast_to(groups.mean(axis=1, keepdims=True), groups.shape).reshape(-1)
     ones = np.ones(len(size), np.float32)
+    stride = max(1, sum(map(len, weights)) // _ROWS)
+    weights = [weight[::stride] for weight in weights]
     best, chosen = np.inf, ones
     for step in range(_STEPS):
         factors = size ** (step / _STEPS)
@@ -100,7 +103,7 @@ def find_factors(
     return chosen
 
 
-def output_error(weight: FloatArray, rounded: FloatArray, hessian: AnyArray) -> float:
+def output_error(weight: FloatArray, rounded: FloatArray, hessian: FloatArray) -> float:
     """The squared error of all outputs, averaged over tokens: tr(ΔHΔᵀ)."""
     error = rounded - weight
-    return float(np.einsum("rc,rc->", error @ hessian.astype(np.float32), error))
+    return float(np.einsum("rc,rc->", error @ hessian, error))

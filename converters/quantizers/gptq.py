@@ -1,100 +1,117 @@
 """GPTQ (arXiv:2210.17323): round one column after the other, and let the remaining columns compensate for each error.
 
-With H = XᵀX, the Cholesky factor U of H⁻¹ = UᵀU holds the inverses of H without its first columns. A block's scales are
-fitted when the block is reached, to weights that already compensate for earlier errors. The cost of an error in the
-block, after later columns have compensated for it, is (UᵀU)⁻¹ of the block.
+Here as LDLQ, which gives the same (QuIP, arXiv:2307.13304): with H = XᵀX = (U + I) D (U + I)ᵀ, U strictly upper, each
+column is rounded to the nearest of w + e·U, where e are the errors of the columns before it. That takes no inverse, and
+reads earlier errors once a block. A block's scales are fitted when the block is reached, to weights that compensate for
+earlier errors. The cost of an error in the block, after later columns have compensated for it, is the block's own
+(U + I) D (U + I)ᵀ.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from edge.converters.quantizers.rtn import fit_scales
-from edge.formats.blocks import BLOCK, Grid, QuantizedMatrix
+from edge.converters.quantizers.rtn import FEW, fit_scales
+from edge.formats.blocks import BLOCK, Grid, QuantizedMatrix, inverse
 from edge.types import AnyArray, FloatArray
 
-DAMPING = 0.3  # of H's diagonal, added to it
+_DAMPING, _PER_TOKEN = 0.3, 8.0  # the least share of H's diagonal that is added to it; times columns / tokens
 _LEAST = 1e-4  # of its mean, for inputs that are always zero
 
 
-def gptq(
-    weight: FloatArray, hessian: AnyArray, grid: Grid, *, act_order: bool = True, group_size: int = BLOCK
-) -> QuantizedMatrix:
-    """Quantize weight, float32 [rows, columns], for inputs with hessian XᵀX, float64 [columns, columns].
+@dataclass(frozen=True)
+class Prepared:
+    """What matrices that share their inputs have in common."""
+
+    order: AnyArray  # columns, as they are rounded
+    factor: FloatArray  # V = (U + I) √D of the damped H in this order, float32 [columns, columns]
+    group_size: int
+
+
+def prepare(hessian: FloatArray, *, act_order: bool = True, group_size: int = BLOCK) -> Prepared:
+    """Prepare rounding for inputs with this `damped` hessian, float32 [columns, columns].
 
     act_order: round the blocks with the largest inputs first, and the largest columns of each block first.
     """
     order = _order(np.diag(hessian), group_size) if act_order else np.arange(len(hessian))
-    factor = inverse_factor(hessian[np.ix_(order, order)])
-    left = np.ascontiguousarray(weight[:, order].T)  # [columns, rows]: a column is contiguous
-    codes = np.empty(left.shape, np.uint8)
+    backwards = order[::-1]  # the upper factor is the lower one of columns in reverse
+    factor = np.linalg.cholesky(hessian[np.ix_(backwards, backwards)])[::-1, ::-1]
+    return Prepared(order, np.ascontiguousarray(factor, np.float32), group_size)
+
+
+@np.errstate(all="ignore")  # of damaged weights, which callers refuse
+def gptq(weight: FloatArray, inputs: Prepared, grid: Grid) -> QuantizedMatrix:
+    """Quantize weight, float32 [rows, columns]."""
+    order, factor, group_size = inputs.order, inputs.factor, inputs.group_size
+    passed = np.ascontiguousarray((factor / np.diag(factor)).T)  # on to a column (row) by the errors before it
+    exact = np.ascontiguousarray(weight[:, order].T)  # [columns, rows]: a column is contiguous
+    levels, errors = np.empty_like(exact), np.empty_like(exact)
     blocks = len(order) // BLOCK
     scales, minima = np.zeros((blocks, len(weight)), np.float32), np.zeros((blocks, len(weight)), np.float32)
     for start in range(0, len(order), group_size):
         stop = min(start + group_size, len(order))
-        own = np.linalg.inv(factor[start:stop, start:stop])
-        costs = diagonal_blocks(own @ own.T)
-        found = fit_scales(left[start:stop].T, grid, costs, group_size)
-        here = slice(start // BLOCK, stop // BLOCK)
-        scales[here] = found[0].T
-        if found[1] is not None:
-            minima[here] = found[1].T
-        for first in range(start, stop, BLOCK):
-            _round_block(left, codes, first, factor, grid, scales[first // BLOCK], minima[first // BLOCK])
+        own = factor[start:stop, start:stop]
+        wanted = exact[start:stop] + passed[start:stop, :start] @ errors[:start]
+        found = fit_scales(wanted.T, grid, diagonal_blocks(own @ own.T), group_size, FEW)
+        for at in range(start, stop, BLOCK):
+            block, here = at // BLOCK, slice(at, at + BLOCK)
+            scales[block] = found[0][:, (at - start) // BLOCK]
+            if found[1] is not None:
+                minima[block] = found[1][:, (at - start) // BLOCK]
+            wanted = exact[here] + passed[here, :at] @ errors[:at]
+            low = minima[block] if grid.minima else None
+            _round_block(exact[here], wanted, passed[here, here], grid, scales[block], low, levels[here], errors[here])
     back = np.argsort(order)
     whose = np.argsort(order[::BLOCK] // BLOCK)  # blocks stay whole
+    codes = grid.codes(levels, np.ones(1, np.float32))
     return QuantizedMatrix(
         grid, np.ascontiguousarray(codes[back].T), scales[whose].T, minima[whose].T if grid.minima else None
     )
 
 
-def shift(hessian: AnyArray, crossed: AnyArray) -> FloatArray:
+def shift(hessian: FloatArray, crossed: FloatArray) -> FloatArray:
     """S, float32 [columns, columns]: W·S brings outputs on the rounded model's inputs nearest to the exact model's
     outputs (GPTAQ, arXiv:2504.02692).
 
-    hessian: XᵀX of the rounded model's inputs; crossed: XᵀY with the exact model's Y.
+    hessian: `damped`, of the rounded model's inputs X; crossed: Xᵀ(Y − X) with the exact model's Y.
     """
-    extra = damping(hessian)
-    return np.asarray(np.linalg.solve(hessian + extra, crossed + extra).T, np.float32)
+    change = np.linalg.solve(hessian, crossed).T
+    np.fill_diagonal(change, change.diagonal() + 1)
+    return np.asarray(change)
 
 
-def inverse_factor(hessian: AnyArray) -> FloatArray:
-    """The upper Cholesky factor of the damped inverse, float32. Inputs that are always zero count as small ones."""
-    damped = hessian + damping(hessian)
-    inverse = np.linalg.inv(damped)
-    # The upper factor U with UᵀU = inverse is the transposed lower one.
-    return np.asarray(np.linalg.cholesky((inverse + inverse.T) / 2).T, np.float32)
-
-
-def damping(hessian: AnyArray) -> AnyArray:
-    """The diagonal matrix added to a Hessian, against overfitting to the calibration text.
+def damped(hessian: FloatArray, tokens: int) -> FloatArray:
+    """XᵀX of a number of tokens with a larger diagonal, against overfitting to the calibration text. That also keeps
+    the condition number small enough for float32.
 
     The paper adds a share of the mean diagonal. A share of each input's own value damps small and large inputs alike,
-    and generalizes better to other texts.
+    and generalizes better to other texts; so does a larger share for matrices with more columns, of which the same
+    tokens say less. Inputs that are always zero count as small ones.
     """
     diagonal = np.diag(hessian)
-    return np.asarray(np.diag(DAMPING * diagonal + _LEAST * (diagonal.mean() or 1.0)))
+    share = max(_DAMPING, _PER_TOKEN * len(hessian) / tokens)
+    found = np.array(hessian, np.float32)
+    np.fill_diagonal(found, (1 + share) * diagonal + _LEAST * (diagonal.mean() or 1.0))
+    return found
 
 
 def _round_block(
-    left: FloatArray,
-    codes: AnyArray,
-    first: int,
-    factor: FloatArray,
-    grid: Grid,
-    scales: FloatArray,
-    minima: FloatArray,
-) -> None:
-    """Round the BLOCK columns from `first` on, and compensate within the block, then in the columns behind it."""
-    last = first + BLOCK
-    part, own = left[first:last].copy(), factor[first:last, first:last]
-    errors = np.empty_like(part)
-    low = minima if grid.minima else None
+    exact: FloatArray, wanted: FloatArray, passed: FloatArray, grid: Grid, scales: FloatArray,
+    minima: FloatArray | None, levels: FloatArray, errors: FloatArray,
+) -> None:  # fmt: skip
+    """Round a block's columns, [BLOCK, rows], to `levels`, and write their errors.
+
+    wanted: with the errors of earlier blocks; passed: within the block.
+    """
+    inverses = inverse(scales)
     for at in range(BLOCK):
-        codes[first + at] = grid.codes(part[at], scales, low)
-        errors[at] = (part[at] - grid.values(codes[first + at], scales, low)) / own[at, at]
-        part[at + 1 :] -= own[at, at + 1 :, None] * errors[at]
-    left[last:] -= factor[first:last, last:].T @ errors
+        target = wanted[at] + passed[at, :at] @ errors[:at]
+        levels[at] = grid.nearest(target, inverses, minima)
+        errors[at] = exact[at] - levels[at] * scales
+        if minima is not None:
+            errors[at] -= minima
 
 
 def diagonal_blocks(hessian: AnyArray) -> AnyArray:

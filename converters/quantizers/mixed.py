@@ -6,7 +6,7 @@ is taken to be proportional to the squared error of the tensor's outputs, and co
 from the smallest types and takes the step that saves most KL per byte.
 
 Predictions are measured on pieces from the whole calibration text, so that no part of it decides alone. Memory holds
-the embedding twice in float32, a layer twice, and for every layer half of the final states of the pieces.
+the embedding twice in float32, a layer twice, and the hidden states of the pieces for every layer.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _AROUND = ("token_embd", "output")  # outside of layers
 _PIECE = 128  # tokens that see each other
 _PIECES = 4  # of the calibration text, that KL is measured on
 _SLICE = 32  # tokens whose logits are in memory
+_TOGETHER = 8  # models that are run through a layer at once
 _ROWS = 128  # of a matrix, at least, that types are compared on
 _SLAB = 4096  # rows of an embedding that are rounded at once
 _SHRINKS = (1.0, 0.9, 0.8)  # enough to compare types
@@ -85,26 +86,28 @@ def measure(
     walk, head = Walk(file, spec, pieces), find_network(spec).head
     choices = _choices(file, spec, types, outside=outside)
     around = [name for name in _AROUND if f"{name}.weight" in choices]
-    layers: list[tuple[FloatArray, list[_Rounded]]] = []
+    layers: list[list[_Rounded]] = []
+    states: list[FloatArray] = []  # hidden states of models that have one of these layers rounded
     for layer in range(spec.layers):
         before, tensors = walk.hidden, _round_layer(walk, file, spec, layer, choices)
         after = walk.hidden
         for each in tensors:
             moved = _run(walk, layer, before, each.values) - after
             each.share = float((np.square(moved).sum(axis=1) / np.square(after).sum(axis=1)).mean())
+        states = _run_all(walk, layer, states)
         if tensors:
-            _run(walk, layer, before, {name: values for each in tensors for name, values in each.values.items()})
-            for later in range(layer + 1, spec.layers):
-                _run(walk, later, walk.hidden, {})
-            layers.append((_counted(walk.finish()), tensors))
+            rounded = {name: values for each in tensors for name, values in each.values.items()}
+            states.append(_run(walk, layer, before, rounded))
+            layers.append(tensors)
         for each in tensors:
             each.values.clear()
         walk.hidden = after
         if progress:
             progress((layer + 1) / (spec.layers + len(around)))
     exact, found = walk.finish(), []
-    costs = _divergences(walk, _counted(exact), [(walk, final) for final, _ in layers])
-    for (_, tensors), cost in zip(layers, costs, strict=True):
+    others = [(walk, _counted(_finish(walk, each))) for each in states]
+    costs = _divergences(walk, _counted(exact), others)
+    for tensors, cost in zip(layers, costs, strict=True):
         whole = sum(each.share for each in tensors) or 1.0
         found += [_stage(file, each.tensor, cost * each.share / whole, each.errors) for each in tensors]
     for done, name in enumerate(around, start=1):
@@ -214,13 +217,29 @@ def _round_layer(
 
 def _run(walk: Walk, layer: int, hidden: FloatArray, weights: Mapping[str, FloatArray]) -> FloatArray:
     """Hidden states behind a layer that has some other weights."""
-    walk.hidden = hidden
+    walk.hidden, exact = hidden, FloatArrays()
     for names, _ in walk.layer(layer):
+        exact |= {name: walk.weights[name] for name in names if name in weights}
         walk.weights.update({name: weights[name] for name in names if name in weights})
+    walk.weights.update(exact)
     return walk.hidden
 
 
-def _errors(weight: FloatArray, kinds: Sequence[str], hessian: AnyArray | None) -> dict[str, float]:
+def _run_all(walk: Walk, layer: int, states: Sequence[FloatArray]) -> list[FloatArray]:
+    """Run the hidden states of several models through a layer that they share."""
+    found: list[FloatArray] = []
+    for at in range(0, len(states), _TOGETHER):
+        some = states[at : at + _TOGETHER]
+        found += np.split(_run(walk, layer, np.concatenate(some), {}), len(some))
+    return found
+
+
+def _finish(walk: Walk, hidden: FloatArray) -> FloatArray:
+    walk.hidden = hidden
+    return walk.finish()
+
+
+def _errors(weight: FloatArray, kinds: Sequence[str], hessian: FloatArray | None) -> dict[str, float]:
     """The squared error of the outputs of some rows, by type; of the rows themselves without inputs."""
     rows = weight[:: max(1, len(weight) // _ROWS)]
     rounded = {kind: _nearest(rows, kind, _cost(hessian)) for kind in kinds}
@@ -229,7 +248,7 @@ def _errors(weight: FloatArray, kinds: Sequence[str], hessian: AnyArray | None) 
     return {kind: output_error(rows, each, hessian) for kind, each in rounded.items()}
 
 
-def _cost(hessian: AnyArray | None) -> AnyArray | None:
+def _cost(hessian: FloatArray | None) -> AnyArray | None:
     return None if hessian is None else np.diag(hessian)
 
 

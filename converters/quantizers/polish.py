@@ -1,73 +1,75 @@
-"""Refine a quantized matrix: better scales for its codes, then better codes one column at a time.
+"""Refine a quantized matrix, block by block: a better scale for its codes, then better codes one column at a time.
 
-Both steps lower tr((W − Ŵ)H(W − Ŵ)ᵀ), the squared error of the matrix's outputs; only rounding scales to float16 can
-raise it.
+Every step lowers tr((W − Ŵ)H(W − Ŵ)ᵀ), the squared error of the matrix's outputs, while all other blocks stay.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from edge.formats.blocks import BLOCK, QuantizedMatrix, half, zero_scale
-from edge.types import AnyArray, FloatArray
+from edge.formats.blocks import BLOCK, Grid, QuantizedMatrix, half, inverse, zero_scale
+from edge.types import FloatArray
+
+_SWEEPS = 2
 
 
+@np.errstate(all="ignore")  # of damaged weights, which callers refuse
 def polish(
-    weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray, group_size: int = BLOCK
+    weight: FloatArray, quantized: QuantizedMatrix, hessian: FloatArray, group_size: int = BLOCK, sweeps: int = _SWEEPS
 ) -> QuantizedMatrix:
-    """Refine `quantized`. weight: float32 [rows, columns]; hessian: XᵀX, float64 [columns, columns], damped as for
-    rounding.
+    """Refine `quantized`. weight: float32 [rows, columns]; hessian: `damped`, float32 [columns, columns].
 
     group_size: values that share a scale; scales shared by several blocks stay.
     """
-    return descend(weight, refit(weight, quantized, hessian) if group_size == BLOCK else quantized, hessian)
+    grid = quantized.grid
+    levels = np.ascontiguousarray(grid.levels[quantized.codes].T)  # [columns, rows]: a column is contiguous
+    errors = np.ascontiguousarray((weight - quantized.values).T)
+    exact, scales = np.ascontiguousarray(weight.T), np.ascontiguousarray(quantized.scales.T)
+    minima = None if quantized.minima is None else np.ascontiguousarray(quantized.minima.T)
+    for _ in range(sweeps):
+        for block, first in enumerate(range(0, len(hessian), BLOCK)):
+            own = slice(first, first + BLOCK)
+            low = None if minima is None else minima[block]
+            pull, inner = hessian[own] @ errors, hessian[own, own]  # the negative gradient of each weight
+            if group_size == BLOCK:
+                moved = _fit(grid, levels[own], pull, inner, scales[block], low)
+                errors[own] -= moved
+                pull -= inner @ moved
+            _descend(grid, exact[own], levels[own], errors[own], pull, inner, scales[block], low)
+    codes = grid.codes(levels, np.ones(1, np.float32))
+    return QuantizedMatrix(
+        grid, np.ascontiguousarray(codes.T), np.ascontiguousarray(scales.T),
+        None if minima is None else np.ascontiguousarray(minima.T),
+    )  # fmt: skip
 
 
-def refit(weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray) -> QuantizedMatrix:
-    """Fit the scales of all blocks of a row jointly, by least squares; codes and zero points stay."""
-    rows, blocks = quantized.scales.shape
-    narrow = hessian.astype(np.float32)
-    zeros = np.float32(0) if quantized.minima is None else np.repeat(_zeros(quantized), BLOCK, axis=1)
-    steps = quantized.grid.levels[quantized.codes] - zeros  # Ŵ = scale · steps
-    wanted = _block_sums((weight @ narrow) * steps)
-    normal = np.empty((rows, blocks, blocks))
-    for block in range(blocks):
-        own = slice(block * BLOCK, (block + 1) * BLOCK)
-        normal[:, block] = _block_sums((steps[:, own] @ narrow[own]) * steps)
-    # A block of zeros has no scale: it may keep any.
-    normal += np.eye(blocks) * (normal.diagonal(axis1=1, axis2=2) == 0)[:, None, :]
-    scales = np.linalg.solve(normal, wanted[..., None].astype(np.float64))[..., 0].astype(np.float32)
-    if quantized.minima is None:
-        return QuantizedMatrix(quantized.grid, quantized.codes, half(scales))
-    scales = zero_scale(scales, len(quantized.grid.levels))
-    return QuantizedMatrix(quantized.grid, quantized.codes, scales, -scales * _zeros(quantized))
+def _fit(
+    grid: Grid, levels: FloatArray, pull: FloatArray, inner: FloatArray, scales: FloatArray, minima: FloatArray | None
+) -> FloatArray:
+    """Fit a block's scales, in place, by least squares; codes and zero points stay. Returns how far weights moved."""
+    zeros = np.float32(0) if minima is None else np.rint(-minima * inverse(scales))
+    steps = levels - zeros  # Ŵ = scale · steps
+    curvature = np.einsum("cr,cr->r", inner @ steps, steps)
+    wanted = scales + np.einsum("cr,cr->r", steps, pull) * inverse(curvature)
+    fitted = half(wanted) if minima is None else zero_scale(wanted, len(grid.levels))
+    moved = steps * (fitted - scales)
+    scales[:] = fitted
+    if minima is not None:
+        minima[:] = -fitted * zeros
+    return np.asarray(moved)
 
 
-def descend(weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray) -> QuantizedMatrix:
-    """Coordinate descent over codes: each column is rounded to its best values while the others stay."""
-    narrow, grid = hessian.astype(np.float32), quantized.grid
-    values, codes = np.ascontiguousarray(quantized.values.T), np.ascontiguousarray(quantized.codes.T)
-    pull = narrow @ (np.ascontiguousarray(weight.T) - values)  # the negative gradient of each weight, [columns, rows]
-    for first in range(0, len(narrow), BLOCK):
-        own = slice(first, first + BLOCK)
-        inner, part, moves = narrow[own, own], pull[own].copy(), np.empty_like(pull[own])
-        scales = quantized.scales[:, first // BLOCK]
-        minima = None if quantized.minima is None else quantized.minima[:, first // BLOCK]
-        for at in range(BLOCK):
-            best = values[first + at] + part[at] / inner[at, at]
-            codes[first + at] = grid.codes(best, scales, minima)
-            moves[at] = grid.values(codes[first + at], scales, minima) - values[first + at]
-            part[at + 1 :] -= inner[at + 1 :, at, None] * moves[at]
-        pull -= narrow[:, own] @ moves
-    return QuantizedMatrix(grid, np.ascontiguousarray(codes.T), quantized.scales, quantized.minima)
-
-
-def _zeros(quantized: QuantizedMatrix) -> FloatArray:
-    """Zero points, float32 [rows, blocks], integral."""
-    assert quantized.minima is not None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(quantized.scales == 0, 0, np.rint(-quantized.minima / quantized.scales)), np.float32)
-
-
-def _block_sums(values: FloatArray) -> FloatArray:
-    return np.asarray(values.reshape(len(values), -1, BLOCK).sum(axis=-1))
+def _descend(
+    grid: Grid, exact: FloatArray, levels: FloatArray, errors: FloatArray, pull: FloatArray, inner: FloatArray,
+    scales: FloatArray, minima: FloatArray | None,
+) -> None:  # fmt: skip
+    """Round each column of a block, in place, to its best values while the others stay."""
+    inverses, moved = inverse(scales), np.empty_like(errors)
+    for at in range(BLOCK):
+        best = exact[at] - errors[at] + (pull[at] - inner[at, :at] @ moved[:at]) / inner[at, at]
+        levels[at] = grid.nearest(best, inverses, minima)
+        after = exact[at] - levels[at] * scales
+        if minima is not None:
+            after -= minima
+        moved[at] = errors[at] - after
+        errors[at] = after

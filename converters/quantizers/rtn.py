@@ -6,17 +6,18 @@ matrix), so that errors cost more in some columns than in others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from edge.converters.quantizers import lattice
 from edge.converters.quantizers.ggml_rows import K_QUANTS, quantize_rows
 from edge.errors import UnsupportedError
-from edge.formats.blocks import BLOCK, TYPE_IDS, Grid, QuantizedMatrix, find_grid, half, zero_scale
+from edge.formats.blocks import BLOCK, TYPE_IDS, Grid, QuantizedMatrix, find_grid, half, inverse, zero_scale
 from edge.types import AnyArray, FloatArray
 
 SHRINKS = tuple(np.linspace(1.1, 0.6, 21, dtype=np.float32))  # shares of the range that fits all values
+FEW = SHRINKS[::2]  # where each block's loss is dear: least squares find the rest
 Pair = tuple[FloatArray, FloatArray | None]
 
 
@@ -46,7 +47,7 @@ def quantize(values: FloatArray, kind: str, codes: lattice.Codes | None = None) 
 
 
 def nearest(
-    weight: FloatArray, grid: Grid, cost: AnyArray, group_size: int = BLOCK, shrinks: Iterable[float] = SHRINKS
+    weight: FloatArray, grid: Grid, cost: AnyArray, group_size: int = BLOCK, shrinks: Sequence[float] = SHRINKS
 ) -> QuantizedMatrix:
     """Round float32 [rows, columns] with the scales that cost least; arguments as in `fit_scales`."""
     scales, minima = fit_scales(weight, grid, cost, group_size, shrinks)
@@ -54,38 +55,78 @@ def nearest(
     return QuantizedMatrix(grid, grid.codes(weight, np.repeat(scales, BLOCK, axis=1), low), scales, minima)
 
 
+@np.errstate(all="ignore")  # of damaged weights, which callers refuse
 def fit_scales(
-    weight: FloatArray, grid: Grid, cost: AnyArray, group_size: int = BLOCK, shrinks: Iterable[float] = SHRINKS
+    weight: FloatArray, grid: Grid, cost: AnyArray, group_size: int = BLOCK, shrinks: Sequence[float] = SHRINKS
 ) -> Pair:
     """Fit scales and minima (or None), float32 [rows, blocks], to weight [rows, columns].
 
     cost: [columns], or [blocks, BLOCK, BLOCK] for whole blocks. group_size: values that share a scale, a multiple of
-    BLOCK; a row's last group may be smaller. shrinks: the fractions of the values' range that are tried.
+    BLOCK; a row's last group may be smaller. shrinks: the fractions of the values' range that are tried. Costs of
+    whole blocks refine the best of them by least squares.
     """
     rows, columns = weight.shape
-    blocks = weight.reshape(rows, columns // BLOCK, BLOCK)
-    best: list[AnyArray] = []
-    for scales, minima in _candidates(blocks, grid, group_size, shrinks):
-        wide = scales[..., None], None if minima is None else minima[..., None]
-        error = blocks - grid.values(grid.codes(blocks, *wide), *wide)
-        loss = _group_sums(_losses(error, cost), group_size)
-        if not best:
-            best = [loss, scales, minima if minima is not None else scales]
-        better = loss < best[0]
-        best = [np.where(better, new, old) for new, old in zip((loss, scales, minima), best, strict=True)
-                if new is not None] + ([] if minima is not None else [best[2]])  # fmt: skip
-    return np.asarray(best[1]), np.asarray(best[2]) if grid.minima else None
+    blocks, cost = weight.reshape(rows, columns // BLOCK, BLOCK), cost.astype(np.float32)
+    candidates = _candidates(blocks, grid, group_size, shrinks)
+
+    def loss(scales: Pair) -> FloatArray:
+        return _group_sums(_losses(_error(blocks, grid, scales), cost), group_size)
+
+    best = next(candidates)
+    least = loss(best)
+    for new in candidates:
+        found = loss(new)
+        best, least = _where(found < least, new, best), np.minimum(found, least)
+    if cost.ndim > 1:
+        new = _least_squares(blocks, grid, best, cost, group_size)
+        best = _where(loss(new) < least, new, best)
+    return best
+
+
+def _error(blocks: FloatArray, grid: Grid, scales: Pair) -> FloatArray:
+    """The errors of blocks of weights, [rows, blocks, BLOCK]."""
+    low = None if scales[1] is None else scales[1][..., None]
+    error = grid.nearest(blocks, inverse(scales[0])[..., None], low)
+    error *= scales[0][..., None]
+    error -= blocks if low is None else blocks - low
+    return error
+
+
+def _least_squares(blocks: FloatArray, grid: Grid, best: Pair, cost: AnyArray, group_size: int) -> Pair:
+    """The best scales for the codes that these scales give, which keep their zero points."""
+    scales, minima = best
+    inverses = inverse(scales)
+    steps = grid.nearest(blocks, inverses[..., None], None if minima is None else minima[..., None])
+    zeros = None if minima is None else np.rint(-minima * inverses)
+    if zeros is not None:
+        steps -= zeros[..., None]
+    weighted = _weighted(steps, cost)
+    products, squares = (_group_sums((weighted * each).sum(axis=-1), group_size) for each in (blocks, steps))
+    fitted = products * inverse(squares)
+    if zeros is None:
+        return half(fitted), None
+    fitted = zero_scale(fitted, len(grid.levels))
+    return fitted, -fitted * zeros
+
+
+def _where(better: AnyArray, new: Pair, old: Pair) -> Pair:
+    low = None if new[1] is None or old[1] is None else np.where(better, new[1], old[1])
+    return np.where(better, new[0], old[0]), low
+
+
+def _weighted(errors: FloatArray, cost: AnyArray) -> FloatArray:
+    """H·e of each block, [rows, blocks, BLOCK]."""
+    if cost.ndim == 1:
+        return np.asarray(errors * cost.reshape(-1, BLOCK))
+    return np.swapaxes(np.matmul(np.swapaxes(errors, 0, 1), cost), 0, 1)
 
 
 def _losses(error: FloatArray, cost: AnyArray) -> FloatArray:
     """The cost of each block, [rows, blocks]."""
-    if cost.ndim == 1:
-        return np.asarray(np.einsum("rbc,bc->rb", error * error, cost.reshape(-1, BLOCK).astype(np.float32)))
-    by_block = np.swapaxes(error, 0, 1)
-    return np.asarray((np.matmul(by_block, cost.astype(np.float32)) * by_block).sum(axis=-1).T)
+    return np.asarray(np.einsum("rbc,rbc->rb", _weighted(error, cost), error))
 
 
-def _candidates(blocks: FloatArray, grid: Grid, group_size: int, shrinks: Iterable[float]) -> Iterator[Pair]:
+def _candidates(blocks: FloatArray, grid: Grid, group_size: int, shrinks: Sequence[float]) -> Iterator[Pair]:
     """Candidate scales of all blocks [rows, blocks], rounded to float16; blocks of a group get the same."""
     low, high = (_groups(getattr(blocks, what)(axis=-1), group_size, what) for what in ("min", "max"))
     bottom, top = grid.levels[0], grid.levels[-1]

@@ -48,7 +48,9 @@ BLOCK = 32  # values that share a scale in types without super-blocks
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # levels, by code
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled, by code
 _MIDDLES = [(low + high) / 2 for low, high in pairwise(IQ4_NL)]
-_NEAREST_IQ4_NL = np.searchsorted(_MIDDLES, np.arange(-254, 255) / 2, side="right").astype(np.uint8)  # by half levels
+_PLACES = 254  # half levels to either side of zero
+_NEAREST_IQ4_NL = np.searchsorted(_MIDDLES, np.arange(-_PLACES, _PLACES + 1) / 2, side="right").astype(np.uint8)
+_NEAREST_LEVELS = np.array(IQ4_NL, np.float32)[_NEAREST_IQ4_NL]
 
 
 def block_size(kind: str) -> int:
@@ -113,17 +115,34 @@ class Grid:
     @np.errstate(all="ignore")
     def codes(self, values: FloatArray, scales: FloatArray, minima: FloatArray | None = None) -> AnyArray:
         """Codes of the nearest levels, uint8; scales and minima have the shape of `values` or broadcast to it."""
-        inverse = np.where(scales == 0, np.float32(0), np.float32(1) / scales)
-        x = (values if minima is None else values - minima) * inverse
         if self.uniform:
-            return np.asarray(np.clip(np.rint(x) - self.levels[0], 0, len(self.levels) - 1), np.uint8)
-        return np.asarray(_NEAREST_IQ4_NL[np.clip(np.floor(x + x), -254, 254).astype(np.int16) + 254])
+            return np.asarray(self.nearest(values, inverse(scales), minima) - self.levels[0], np.uint8)
+        return _look_up(_NEAREST_IQ4_NL, values * inverse(scales))
+
+    def nearest(self, values: FloatArray, inverses: FloatArray, minima: FloatArray | None = None) -> FloatArray:
+        """The nearest levels, float32, where the scales have these inverses."""
+        x = np.asarray((values if minima is None else values - minima) * inverses)
+        if not self.uniform:
+            return np.asarray(_look_up(_NEAREST_LEVELS, x))
+        np.rint(x, out=x)
+        np.maximum(x, self.levels[0], out=x)
+        return np.asarray(np.minimum(x, self.levels[-1], out=x))
 
     @np.errstate(all="ignore")
     def values(self, codes: AnyArray, scales: FloatArray, minima: FloatArray | None = None) -> FloatArray:
         """Decode codes, to float32."""
         levels = codes.astype(np.float32) + self.levels[0] if self.uniform else self.levels[codes]
         return np.asarray(levels * scales if minima is None else levels * scales + minima, np.float32)
+
+
+def inverse(scales: FloatArray) -> FloatArray:
+    """1 / scales, and 0 of blocks of zeros."""
+    return np.asarray(np.divide(np.float32(1), scales, out=np.zeros_like(scales, np.float32), where=scales != 0))
+
+
+def _look_up(table: AnyArray, x: FloatArray) -> AnyArray:
+    """The entries of a table by half levels."""
+    return np.asarray(table.take((x + x + np.float32(_PLACES)).astype(np.intp), mode="clip"))
 
 
 _GRIDS = (

@@ -16,17 +16,17 @@ from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
 from edge.backends.reference import ReferenceEngine
-from edge.converters.calibrate import Walk, collect, column_importance, gram, sequences, stages
+from edge.converters.calibrate import Walk, collect, column_importance, crossed, gram, sequences, stages
 from edge.converters.convert import Conversion, convert
 from edge.converters.ggml import quantize_with_llamacpp
 from edge.converters.prune import Pruning
-from edge.converters.quantize import CALIBRATED, METHODS, Settings, find_folds, mix_types, plan_types, quantize_gguf
-from edge.converters.quantizers.awq import find_factors
+from edge.converters.quantize import CALIBRATED, METHODS, Settings, fold_layer, mix_types, plan_types, quantize_gguf
+from edge.converters.quantizers.awq import Folds, find_factors
 from edge.converters.quantizers.ggml_rows import quantize_rows
-from edge.converters.quantizers.gptq import damping, gptq, shift
+from edge.converters.quantizers.gptq import damped, diagonal_blocks, gptq, prepare, shift
 from edge.converters.quantizers.mixed import Stage, allocate, measure, types_of_gguf
-from edge.converters.quantizers.polish import descend, polish, refit
-from edge.converters.quantizers.rtn import nearest, quantize
+from edge.converters.quantizers.polish import polish
+from edge.converters.quantizers.rtn import FEW, nearest, quantize
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import GRIDS, dequantize, find_grid, nbytes
 from edge.model.model import Model, open_model
@@ -84,13 +84,15 @@ def output_error(weight: FloatArray, rounded: FloatArray, inputs: FloatArray) ->
 WEIGHT = np.random.default_rng(4).standard_normal((24, 160)).astype(np.float32)
 INPUTS = mixed_inputs(2000, 160, seed=5)
 HESSIAN = gram(INPUTS)
+DAMPED = damped(HESSIAN, len(INPUTS))
 
 
 @pytest.mark.parametrize("kind", sorted(GRIDS))
 @pytest.mark.parametrize("act_order", [False, True])
 def test_gptq_without_correlations_is_rounding(kind: str, act_order: bool) -> None:
-    found = gptq(WEIGHT, np.eye(160), GRIDS[kind], act_order=act_order)
-    np.testing.assert_array_equal(found.values, nearest(WEIGHT, GRIDS[kind], np.ones(160)).values)
+    found = gptq(WEIGHT, prepare(np.eye(160), act_order=act_order), GRIDS[kind])
+    cost = diagonal_blocks(np.eye(160))
+    np.testing.assert_array_equal(found.values, nearest(WEIGHT, GRIDS[kind], cost, shrinks=FEW).values)
 
 
 @pytest.mark.parametrize("kind", sorted(GRIDS))
@@ -99,7 +101,7 @@ def test_gptq_without_correlations_is_rounding(kind: str, act_order: bool) -> No
 def test_gptq_makes_errors_good(kind: str, group_size: int, act_order: bool) -> None:
     """On inputs that it did not see, and its bytes say what it means."""
     unseen, grid = mixed_inputs(500, 160, seed=6), GRIDS[kind]
-    found = gptq(WEIGHT, HESSIAN, grid, act_order=act_order, group_size=group_size)
+    found = gptq(WEIGHT, prepare(DAMPED, act_order=act_order, group_size=group_size), grid)
     plain = nearest(WEIGHT, grid, np.diag(HESSIAN), group_size)
     assert output_error(WEIGHT, found.values, unseen) < 0.75 * output_error(WEIGHT, plain.values, unseen)
     np.testing.assert_allclose(dequantize(found.data, kind), found.values, rtol=1e-6, atol=1e-6)
@@ -108,23 +110,23 @@ def test_gptq_makes_errors_good(kind: str, group_size: int, act_order: bool) -> 
 
 @pytest.mark.parametrize("kind", sorted(GRIDS))
 def test_polish_only_gains(kind: str) -> None:
-    damped = HESSIAN + damping(HESSIAN)
-
     def cost(values: FloatArray) -> float:
-        return float((((WEIGHT - values) @ damped) * (WEIGHT - values)).sum())
+        return float((((WEIGHT - values) @ DAMPED) * (WEIGHT - values)).sum())
 
-    first = gptq(WEIGHT, HESSIAN, GRIDS[kind])
-    fitted = refit(WEIGHT, first, damped)
-    assert cost(fitted.values) < cost(first.values) * 1.02  # scales are rounded
-    assert cost(descend(WEIGHT, fitted, damped).values) < cost(fitted.values)
-    assert cost(polish(WEIGHT, first, damped).values) < cost(first.values)
-    np.testing.assert_allclose(dequantize(fitted.data, kind), fitted.values, rtol=1e-6, atol=1e-6)
+    first = gptq(WEIGHT, prepare(DAMPED), GRIDS[kind])
+    once, twice = (polish(WEIGHT, first, DAMPED, sweeps=sweeps) for sweeps in (1, 2))
+    assert cost(twice.values) < cost(once.values) < cost(first.values)
+    np.testing.assert_allclose(dequantize(twice.data, kind), twice.values, rtol=1e-6, atol=1e-6)
+    shared = gptq(WEIGHT, prepare(DAMPED, group_size=64), GRIDS[kind])
+    refined = polish(WEIGHT, shared, DAMPED, group_size=64)
+    np.testing.assert_array_equal(refined.scales, shared.scales)
+    assert cost(refined.values) < cost(shared.values)
 
 
 def test_shifted_weights_make_earlier_errors_good() -> None:
     exact = INPUTS + 0
     spoilt = exact + 0.3 * np.roll(exact, 1, axis=1)
-    moved = WEIGHT @ shift(gram(spoilt), gram(spoilt, exact))
+    moved = WEIGHT @ shift(damped(gram(spoilt), len(spoilt)), crossed(spoilt, exact))
     wanted = exact @ WEIGHT.T
     assert np.square(spoilt @ moved.T - wanted).mean() < 0.2 * np.square(spoilt @ WEIGHT.T - wanted).mean()
 
@@ -132,12 +134,14 @@ def test_shifted_weights_make_earlier_errors_good() -> None:
 @pytest.mark.parametrize("name", [*FAMILIES, *SCALED, *HYBRIDS, "qwen3moe"])
 def test_factors_change_nothing_before_rounding(family: Callable[[str], Model], name: str) -> None:
     model = family(name)
-    settings = Settings(**WHOLE)
-    folds = find_folds(model.file, model.spec, sequences(TOKENS), plan_types(model.file, model.spec, settings),
-                       settings, lambda done: None)  # fmt: skip
+    types, sources = plan_types(model.file, model.spec, Settings(**WHOLE)), find_tensors(model.file, model.spec)
+    kinds = {name: types[source.tensor] for name, source in sources.items()}
+    folds, walk = Folds(), Walk(model.file, model.spec, sequences(TOKENS))
+    for layer in range(model.spec.layers):
+        fold_layer(folds, walk, layer, dict(walk.layer(layer)), model.spec, kinds)
     assert all(np.ptp(np.log(factors)) > 0 for factors in folds.columns.values()) or name != "llama"
     assert folds.columns
-    weights = folds.read(model.file, find_tensors(model.file, model.spec))
+    weights = folds.read(model.file, sources)
     found = ReferenceEngine(model.file, model.spec, CONFIG, weights).forward_all(OTHERS)
     np.testing.assert_allclose(found, logits_of(model), atol=1e-4)
 
