@@ -22,7 +22,7 @@ SECTOR = 4096  # files are read in multiples of these where the system's page ca
 TABLE = "per_layer_token_embd"  # not packed: its rows are read from the model's file
 _TILE = 16  # rows that are multiplied at once
 _MOST_PARTS = 512  # of a row of the head, for which `cpu/phases/estimate.py` bounds the rounding
-_LEAST_SHARE = 0.2  # of the bytes that a token reads
+_LEAST_SHARE = 0.5  # of the bytes that a token reads: at .3 (SmolLM2) a head in one piece was as fast
 
 _PER_HEAD = {"attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"}  # heads, each rounded up to whole tiles
 _ROTATED = _PER_HEAD - {"attn_v"}  # by RoPE; if it pairs halves of a head, rows are interleaved: pairs are neighbours
