@@ -1,6 +1,6 @@
 """A head in two stages against the whole head: the same tokens, bytes and time.
 
-    python benchmarks/head.py [--models smollm2-135m,gemma3-270m] [--tokens 96] [--rounds 5] [--app]
+    python benchmarks/head.py [--models gemma3-270m] [--tokens 96] [--rounds 5] [--app]
 
 The engine continues each prompt greedily, `--tokens` tokens by either way in turns, and both must choose the same. A
 share counts tiles of 16 rows that the second stage read, per token. Speed: medians of the rounds, without sampling and
@@ -145,7 +145,7 @@ def measure_app(name: str, count: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="smollm2-135m,gemma3-270m")
+    parser.add_argument("--models", default="gemma3-270m")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--app", action="store_true", help="measure the C library")
