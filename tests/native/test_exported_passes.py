@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import open_golden
 from runtime_library import build
+from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
 
@@ -32,7 +33,7 @@ from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.targets import choose_target
 from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import UnsupportedError
-from edge.model.model import Model
+from edge.model.model import Model, open_model
 
 OUTSIDE = {"edge_doze", "edge_wake", "memset", "memcpy", "memmove"}  # the functions that a pass may call
 
@@ -210,7 +211,7 @@ def test_machines_without_exported_passes_are_refused(model: Model) -> None:
             exported_designs(layout, "f16", machine, system)
 
 
-def test_only_passes_that_divide_work_alike_share_code(model: Model) -> None:
+def test_only_passes_that_divide_work_alike_share_code(model: Model, tmp_path: Path) -> None:
     layout = make_layout(model.file, model.spec)
 
     def shared(**tuned: dict[str, int]) -> dict[str, set[str]]:
@@ -224,3 +225,7 @@ def test_only_passes_that_divide_work_alike_share_code(model: Model) -> None:
     assert tuned["i8mm"] == {"edge_chunk_embed_i8mm"}
     assert tuned["dotprod"] == attention
     assert shared(**{isa: {"step_block": 16} for isa in ("i8mm", "dotprod", "neon")}) == shared()
+    tied = Small(hidden=32, vocab=1103, heads=1, kv_heads=1, ffn=32, tied=True, types={"": "F16", "token_embd": "Q8_0"})
+    halved = open_model(write_small(tmp_path / "model.gguf", tied))
+    layout = make_layout(halved.file, halved.spec, halve=True)
+    assert shared()["i8mm"] == attention | steps | {"edge_step_estimate_dotprod"}

@@ -86,7 +86,8 @@ def _shared(design: Design, plainer: Design | None) -> dict[str, str]:
         return shared
     names = ["verify_attend", "chunk_attend", "step_embed", "chunk_embed"]
     if (design.target.name, plainer.target.name) == ("i8mm", "dotprod"):
-        names += [f"step_{unit}" for unit in ("qkv", "output", "gate_up", "down", "head", "estimate")]
+        units = ["qkv", "output", "gate_up", "down", "head"] + ["estimate"] * design.estimates
+        names += [f"step_{unit}" for unit in units]
     return {name: plainer.symbol(name) for name in names}
 
 
