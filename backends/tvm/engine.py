@@ -132,8 +132,9 @@ class NativeEngine:
         self._normals = normals = self._floats[at : at + count].reshape(-1, self._head)
         at, count = scratch.offsets["x"], tokens * shape.padded_hidden
         self._behind_layers = self._floats[at : at + count].reshape(tokens, -1)[:, : spec.hidden]
-        at, self._ran = scratch.offsets.get("given", 0), 0  # _ran: tokens of the last pass
-        self._given = self._floats[at : at + count].reshape(tokens, -1)
+        self._ran = 0  # tokens of the last pass
+        at, count = scratch.offsets.get("given", 0), count if "given" in scratch.offsets else 0
+        self._given = self._floats[at : at + count].reshape(-1, shape.padded_hidden)
         self.stages: TwoStages | None = None  # of the head; counts are those of all sequences
         if design.estimates and not config.resident:
             self.stages = TwoStages.of(spec.vocab, scratch, self._floats, self._integers)
@@ -273,11 +274,13 @@ class NativeEngine:
 
     def states(self, count: int) -> FloatArray:
         """See StatesEngine."""
-        last = self._behind_layers[: self._ran][-count:]
+        last = self._behind_layers[max(0, self._ran - count) : self._ran]
         return normed(last, self._layout, self._weights)
 
     def give(self, states: FloatArray) -> None:
         """See MTPEngine."""
+        if len(states) > len(self._given):  # none, where no layer takes any, and once the engine is closed
+            raise EngineError(f"{len(states)} states are given, and there is room for {len(self._given)}")
         self._given[: len(states), : self.spec.hidden] = states
 
     def open_mtp(self, file: GGUFFile, config: EngineConfig, progress: LoadProgress | None = None) -> NativeEngine:

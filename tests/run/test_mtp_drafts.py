@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,9 +17,10 @@ from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig, StatesEngine
 from edge.backends.reference import ReferenceEngine
 from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.packing import layout
 from edge.converters.quantize import Settings, quantize_gguf
 from edge.devices.power import find_meter
-from edge.errors import BudgetError
+from edge.errors import BudgetError, EngineError
 from edge.formats.gguf import read_gguf
 from edge.model.model import open_model
 from edge.model.mtp import mtp_file
@@ -129,6 +130,9 @@ def test_each_pass_hands_out_its_states(engines: Callable[[Engine], Engine]) -> 
     engine.verify(tokens[9:11])
     found.append(engine.states(1))
     assert [len(each) for each in found] == [8, 1, 1]
+    assert engine.states(0).shape == (0, model.spec.hidden)
+    with pytest.raises(EngineError, match="1 states are given, and there is room for 0"):
+        engine.give(found[1])  # it is no layer for multi-token prediction
     np.testing.assert_allclose(np.concatenate(found), expected[[*range(9), 10]], atol=0.05)  # 8-bit activations
 
 
@@ -172,10 +176,21 @@ def test_drafts_are_right_and_change_no_token(always: None, sampling: SamplingPa
         assert right > 0.6 * tokens
 
 
+@pytest.fixture
+def halved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A head of Q8_0 is read in two stages, however small its share of a token's bytes is."""
+    monkeypatch.setattr(layout, "_LEAST_SHARE", 0)
+    layout.make_layout.cache_clear()
+    yield
+    layout.make_layout.cache_clear()
+
+
 @pytest.mark.exhaustive
-def test_a_head_in_two_stages_serves_both(always: None, tmp_path: Path) -> None:
+def test_a_head_in_two_stages_serves_both(always: None, halved: None, tmp_path: Path) -> None:
     file, path = read_gguf(MODEL), tmp_path / "q8.gguf"
     quantize_gguf(file, read_spec(file), path, Settings("Q8_0", "rtn"), np.arange(3, 250, dtype=np.int32).repeat(3))
+    with edge.load(path, backend="cpu", threads=1, max_kv_size=300) as session:
+        assert cast(NativeEngine, session.engine).most_candidates
     texts, reports, plan = answers(path)
     assert plan.config.mtp
     assert texts == answers(path, speculate="off")[0]
