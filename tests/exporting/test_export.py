@@ -112,7 +112,8 @@ def test_the_example_answers_as_the_session_does(static: bool, made: tuple[Path,
     said = subprocess.run([folder / "chat", "-p", "Hi", "-n", "12"], capture_output=True, check=True).stdout
     with load(GGUF, max_kv_size=64, backend="cpu") as session:
         assert said.decode() == session.generate("Hi", max_tokens=12) + "\n"
-    for wrong in (["-n", "x"], ["-n", "0"], ["-n", "5x"], ["-n"], ["-p"], ["--energy", "5"]):
+    numbers = ("x", "0", "5x", "", "-5", "+5", " 5", "4294967297", "18446744073709551617")
+    for wrong in (*(["-n", each] for each in numbers), ["-n"], ["-p"], ["--energy", "5"]):
         done = subprocess.run([folder / "chat", *wrong], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         assert (done.returncode, done.stdout, done.stderr[:11]) == (2, "", "usage: chat")
     with open("/dev/full", "w") as full:

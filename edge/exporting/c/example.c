@@ -35,6 +35,15 @@ static void misused(void)
     exit(2);
 }
 
+static uint32_t number_of(const char *word) /* from 1 to UINT32_MAX */
+{
+    char *end;
+    unsigned long long number = strtoull(word, &end, 10); /* which takes signs and spaces, too; ULLONG_MAX if too large */
+    if (*word < '0' || *word > '9' || *end || !number || number > UINT32_MAX)
+        misused();
+    return (uint32_t)number;
+}
+
 static void on_interrupt(int number)
 {
     (void)number;
@@ -108,13 +117,12 @@ int main(int count, char **words)
             continue;
         }
         const char *option = words[i], *next = ++i < count ? words[i] : NULL;
-        char *end = NULL;
         if (next && !strcmp(option, "-p"))
             prompt = next;
         else if (next && !strcmp(option, "-s"))
             system = next;
-        else if (next && !strcmp(option, "-n") && (options.max_tokens = (uint32_t)strtoul(next, &end, 10)) && !*end)
-            ;
+        else if (next && !strcmp(option, "-n"))
+            options.max_tokens = number_of(next);
         else
             misused();
     }
