@@ -41,7 +41,7 @@ from edge.model.model import Model
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, Progress
 
-MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 3
+MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 4
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
 _PIECE = 4 << 20  # bytes that are copied at once
