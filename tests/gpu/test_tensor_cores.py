@@ -139,13 +139,17 @@ def test_nvrtc_compiles_them() -> None:
     weights are read before it waits for the kernel before."""
     packed = Packed()
     product = Product("edge_product", (Factor(packed.matrix("Q4_0", 70, 64)),), Epilogue("store", 70))
-    for built in (chunk(product, TENSOR, 40), step(product, STEPS), step(product, replace(STEPS, ahead=0))):
+    for built, has in (
+        (chunk(product, TENSOR, 40), ["mma.sync"]),
+        (step(product, STEPS), ["no_allocate", "mma.sync"]),
+        (step(product, replace(STEPS, ahead=0)), ["prefetch.global.L2"]),
+    ):
         for capability, overlaps in ((80, False), (90, True)):
             ptx = compile_source(built.name, lower(built, "cuda").source, f"compute_{capability}").decode()
             assert ("griddepcontrol.wait" in ptx) == overlaps
-            assert "mma.sync" in ptx or "prefetch.global.L2" in ptx
-            if overlaps and "no_allocate" in ptx:
-                assert ptx.index("no_allocate") < ptx.index("griddepcontrol.wait")
+            assert all(each in ptx for each in has), has
+            if overlaps and has[0] != "mma.sync":
+                assert ptx.index(has[0]) < ptx.index("griddepcontrol.wait")
 
 
 @pytest.mark.parametrize(("across", "down"), [(256, 64), pytest.param(128, 128, marks=MORE)])
