@@ -26,7 +26,7 @@ _CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the 
     "workgroup": ("threads of a product", (16, 32, 64, 128, 256), PARTS),
     "gemm_tokens": ("tokens of a tile, prefill", (8, 16, 32, 64), (CHUNK,)),
     "gemm_rows": ("rows of a tile, prefill", (16, 32, 64, 128), (CHUNK,)),
-    "stage": ("bytes of shared memory for activations, decode", (0, 48 << 10), (STEP,)),
+    "stage": ("bytes of shared memory for activations; attention reads ahead if any", (0, 48 << 10), PARTS),
     "ahead": ("loads of 16 bytes ahead of tensor cores, decode", (0, 8, 16, 24, 32), (STEP,)),
     "mma_rows": ("rows of a tile through tensor cores, prefill", (64, 128, 256), (CHUNK,)),
     "mma_tokens": ("tokens of such a tile", (32, 64, 128), (CHUNK,)),
