@@ -61,7 +61,7 @@ class EngineConfig:
     lora_bytes: int = 0  # of their files
     reads: int = 0  # cpu: most rows that a KV head reads for a token alone, in pages that it chooses; 0: all
     drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
-    mtp: bool = False  # cpu: the model's layer for multi-token prediction drafts (`StatesEngine`)
+    mtp: bool = False  # the plan's, no engine reads it: a layer for multi-token prediction drafts (`StatesEngine`)
     loras: int = 1  # cpu: adapters that there is room for, of sequences with different ones
 
     @property

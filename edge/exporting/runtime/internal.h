@@ -417,8 +417,11 @@ static inline const gpu_host *host_of(const gpu *g)
 
 /* ---- head.c --------------------------------------------------------------------------------------------------------- */
 
-typedef struct { uint32_t left, length; } head_stages; /* tokens whose head is read as a whole, before and after the next one */
-/* Whether the `wanted` largest logits of the next token are worth two stages; 0: all are wanted. */
+/* left: tokens still to come whose head is read as a whole. length: how many the next run of such tokens will be (0: none
+ * has been, as 1). */
+typedef struct { uint32_t left, length; } head_stages;
+/* Whether the `wanted` largest logits of the next token are worth two stages; 0: all are wanted. Once for each token: if
+ * not, `left` is one less. */
 bool head_pays(head_stages *h, const design_config *design, uint32_t wanted);
 /* Lists the tiles that may hold one of the `wanted` largest logits, and returns their number. floats, integers: scratch. */
 uint32_t head_survivors(head_stages *h, const design_config *design, uint32_t vocab, float *floats, int32_t *integers,

@@ -356,14 +356,18 @@ void pass_settle(pass *p, uint32_t dropped)
 static void run_in_two_stages(pass *p, uint32_t largest)
 {
     const uint32_t vocab = p->model->config->vocab;
+    cpu_binding before;
+    bool bound = bind_thread(p->cpu_mask, &before); /* once for both stages */
     p->job->wanted = WANTED_BOUNDS;
-    run_job(p);
+    run_compiled(p, 0);
     p->job->kind = JOB_RESCORE;
     p->job->count = head_survivors(&p->stages, p->design, vocab, p->floats, p->integers, largest);
     p->job->wanted = 1;
     for (uint32_t token = 0; token < vocab; token++)
         p->logits[token] = -INFINITY;
-    run_job(p);
+    run_compiled(p, 0);
+    if (bound)
+        unbind_thread(&before);
 }
 
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick)
