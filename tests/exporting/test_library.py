@@ -180,7 +180,7 @@ def test_the_same_inputs_give_the_same_bytes(tmp_path: Path, made: dict[str, Pat
      ("gemma3-270m", "int8")],
 )  # fmt: skip
 def test_all_instruction_sets_take_at_most_450_kib(tmp_path: Path, system: str, name: str, kv_dtype: str) -> None:
-    """A head in two stages, of these Gemma's, takes 12 KiB for each. Not with int4 rows of Gemma's heads, which are four
+    """A head in two stages, of these Gemma's, takes 12 KiB for each. Not with int4 rows of its heads, which are four
     times as long as others: 562 KiB on x86-64 without the stages."""
     folder = make(open_model(name), tmp_path / "made", system, kv_dtype=kv_dtype)
     assert (folder / SHARED).stat().st_size <= 450 << 10

@@ -38,6 +38,7 @@ from edge.types import AnyArray, FloatArray
 pytest.importorskip("tvm")
 
 CHUNK, ROWS, LAYER = 8, 1024, 1
+USUAL, NVIDIA = Tuning(), Tuning(heads=1, stage=48 << 10)
 ATOL = {"f32": 2e-5, "f16": 2e-3, "int8": 3e-2, "int4": 5e-2}
 
 
@@ -71,7 +72,7 @@ class Case:
     gated: bool = False
     sinks: bool = False
     unit: bool = False
-    tuning: Tuning = Tuning()
+    tuning: Tuning = USUAL
     alone: bool = False  # the kernel of a step, which stores the row of its only token itself
 
     @property
@@ -99,7 +100,6 @@ class Case:
 
 
 GREEDY = SamplingParams(temperature=0)
-NVIDIA = Tuning(heads=1, stage=48 << 10)
 CASES = [
     Case(2, 3, 16, "f16", 8),
     Case(1, 8, 80, "f32", 10, halves=False, normed=True, window=9),
@@ -173,7 +173,11 @@ def normed(x: FloatArray, weights: FloatArray, eps: float) -> FloatArray:
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * weights
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case.kv_heads}x{case.group}x{case.head}-{case.dtype}{'-step' * case.alone}")
+def name_of(case: Case) -> str:
+    return f"{case.kv_heads}x{case.group}x{case.head}-{case.dtype}" + "-step" * case.alone
+
+
+@pytest.fixture(scope="module", params=CASES, ids=name_of)
 def case(request: pytest.FixtureRequest, device: Device) -> Case:
     case: Case = request.param
     device.prepare(kernels(case, device.adapter.language))
