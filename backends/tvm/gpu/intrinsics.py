@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 
 # edge_half(word): the float16 in the low half. edge_halves(a, b): two float16, a in the low half. edge_bf16(a, b): two
-# bfloat16. edge_bf16_of(codes, mask, minus): two codes of at most 7 bits, of which the mask
-# is left, plus the bfloat16 of minus + 128. edge_fetch(to, at): to = at, of 1 or 4 words. edge_mma(c, a0 … a3,
-# b0, b1): c += A · B by tensor cores, for the 32 threads of a warp, which hold 16 × 8 float32, 16 × 16 and 16 × 8
-# bfloat16 as PTX's mma.m16n8k16 wants them.
+# bfloat16. edge_bf16_of(codes, mask, minus): two codes (below 128) masked out of a word, as two bfloat16: 128 + code,
+# plus `minus`, two bfloat16 that are −128 − center; the sum is exact. edge_fetch(to, at): to = at, of 1 or 4 words.
+# edge_mma(c, a0 … a3, b0, b1): c += A · B by tensor cores, for the 32 threads of a warp, which hold 16 × 8 float32,
+# 16 × 16 and 16 × 8 bfloat16 as PTX's mma.m16n8k16 wants them.
 PRELUDES: dict[str, dict[str, str]] = {
     "wgsl": {
         "edge_half": "fn edge_half(word: u32) -> f32 { return unpack2x16float(word).x; }\n",

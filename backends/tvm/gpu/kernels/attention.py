@@ -57,7 +57,9 @@ from edge.model.cores import Attention
 NEVER = -1e30  # the score of a row that the query must not see
 _SCORES = 1536  # float32 of shared memory for the scores of a block
 _QUERIES = 1024  # float32 of shared memory for queries
-_READ = 8  # rows of which a thread reads values before it mixes them, where activations are staged as well
+# Rows of which a thread reads values before it mixes them, where activations are staged as well: by default on GPUs
+# with tensor cores, the only ones on which it was measured.
+_READ = 8
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ class HeadSplit:
     rows: int  # rows per block
 
     @classmethod
-    def of(cls, core: Attention, threads: int, most: int = _QUERIES) -> HeadSplit:
-        most = max(1, min(most, _QUERIES // round_up(core.head_dim, LANES), _SCORES // threads))
+    def of(cls, core: Attention, threads: int, most: int = 0) -> HeadSplit:
+        """most: query heads per workgroup; 0: as many as fit."""
+        most = max(1, min(most or core.group, _QUERIES // round_up(core.head_dim, LANES), _SCORES // threads))
         at_once = next(count for count in range(min(most, core.group), 0, -1) if core.group % count == 0)
         return cls(at_once, core.group // at_once, max(1, _SCORES // (at_once * threads)) * threads)
 
@@ -88,7 +91,7 @@ def attend(
     the buffer w1.
     """
     form, threads = RowForm.of(core, dtype), tuning.attend
-    split = HeadSplit.of(core, threads, tuning.heads) if heads and tuning.heads else HeadSplit.of(core, threads)
+    split = HeadSplit.of(core, threads, tuning.heads if heads else 0)
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
     read = _READ if tuning.stage else 1

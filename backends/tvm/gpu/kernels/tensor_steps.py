@@ -22,7 +22,7 @@ from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.kernels.inputs import Inputs
 from edge.backends.tvm.gpu.kernels.products import Band, Factor, Found, Product, workgroups
 from edge.backends.tvm.gpu.kernels.quants import Raw, bf16_pairs, has_minimum, places, raw_sizes, scales_of
-from edge.backends.tvm.gpu.kernels.tensor_tiles import packed, remainder_of
+from edge.backends.tvm.gpu.kernels.tensor_tiles import low_halves, packed
 from edge.backends.tvm.gpu.kernels.threads import (
     WARP,
     Buffer,
@@ -197,7 +197,7 @@ class Multiplication:
         def put(item: Value, x: Sequence[Value]) -> None:
             pairs = [(hold(lane(x[0], index)), hold(lane(x[1], index))) for index in range(4)]
             high = [packed(*pair) for pair in pairs]
-            low = [remainder_of(pair, each) for pair, each in zip(pairs, high, strict=True)]
+            low = [low_halves(pair, each) for pair, each in zip(pairs, high, strict=True)]
             at = let(remainder(item, 4) * stride + quotient(item, 4) * 2)
             store(staged, at, join(high))
             store(staged, at + 1, join(low))
@@ -207,10 +207,9 @@ class Multiplication:
     def _multiply(self, held: Sequence[Sequence[_Held]], bundle: Sequence[Factor], part: Value, staged: Buffer) -> None:
         """Add a part of each thread's rows."""
         stride, zero = _stride(self.product), _vectors(self.product) - 1
-        own = let(part - self.place + quotient(self.group, 2))  # the part whose activations this thread passes
-        has_any = quotient(self.group, 2) == self.place
-        has_any = T.And(has_any, own < self.parts) if self._overruns else has_any
-        at = hold(select(has_any, own * 2 + remainder(self.group, 2), i32(zero)), "int32")
+        has_any = quotient(self.group, 2) == self.place  # this thread passes activations: of its own part
+        has_any = T.And(has_any, part < self.parts) if self._overruns else has_any
+        at = hold(select(has_any, part * 2 + remainder(self.group, 2), i32(zero)), "int32")
         step = hold(select(has_any, i32(stride), i32(0)), "int32")
         x = [let(staged[at + number * step]) for number in range(4)]
         minima = any(has_minimum(factor.matrix.block) for factor in bundle)
@@ -254,6 +253,7 @@ class _Held:
         self._words = [Register(u32(0), "uint32") for _ in range(words)]
 
     def fetch(self, scope: Scope, factor: Factor, row: Value, part: Value) -> None:
+        """By plain loads on purpose: ptxas moves those of read-only data (`.nc`) behind griddepcontrol.wait."""
         quads, words = places(factor.matrix, row, part)
         for register, at in zip(self._quads, quads, strict=False):
             register.fetch(scope.w4, at)

@@ -196,7 +196,7 @@ class _Kernel:
                 high = packed(*values)
                 place = let(at + _swizzled(token, i32(column)))
                 store(self.memory, place, high)
-                store(self.memory, place + self.tile.plane, remainder_of(values, high))
+                store(self.memory, place + self.tile.plane, low_halves(values, high))
 
     def _items(self) -> list[Value]:
         """Pairs of vectors of the tokens that this thread brings to shared memory: 4 for each token."""
@@ -278,14 +278,14 @@ def packed(one: Value, other: Value) -> Value:
     return hold(call("uint32", "edge_bf16", one, other), "uint32")
 
 
-def remainder_of(values: tuple[Value, Value], high: Value) -> Value:
-    """What two bfloat16 lack to these values, as two bfloat16."""
+def low_halves(values: tuple[Value, Value], high: Value) -> Value:
+    """The difference between these values and their high halves, as two bfloat16."""
     first, second = as_float(T.shift_left(high, u32(16))), as_float(T.bitwise_and(high, u32(0xFFFF0000)))
     return packed(values[0] - first, values[1] - second)
 
 
 def _remainders(values: Sequence[Value], packed: Sequence[Value]) -> list[Value]:
-    return [remainder_of((values[one], values[other]), each) for (one, other), each in zip(_PAIRS, packed, strict=True)]
+    return [low_halves((values[one], values[other]), each) for (one, other), each in zip(_PAIRS, packed, strict=True)]
 
 
 def _fragments(rows: Sequence[Sequence[Value]]) -> list[Value]:
