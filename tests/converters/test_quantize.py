@@ -114,8 +114,11 @@ def test_polish_only_gains(kind: str) -> None:
         return float((((WEIGHT - values) @ DAMPED) * (WEIGHT - values)).sum())
 
     first = gptq(WEIGHT, prepare(DAMPED), GRIDS[kind])
-    once, twice = (polish(WEIGHT, first, DAMPED, sweeps=sweeps) for sweeps in (1, 2))
+    before = first.values.copy()
+    once, twice, *more = (polish(WEIGHT, first, DAMPED, sweeps=sweeps) for sweeps in range(1, 8))
+    np.testing.assert_array_equal(first.values, before)
     assert cost(twice.values) < cost(once.values) < cost(first.values)
+    assert (np.diff([cost(each.values) for each in (twice, *more)]) < 1e-6 * cost(twice.values)).all()
     np.testing.assert_allclose(dequantize(twice.data, kind), twice.values, rtol=1e-6, atol=1e-6)
     shared = gptq(WEIGHT, prepare(DAMPED, group_size=64), GRIDS[kind])
     refined = polish(WEIGHT, shared, DAMPED, group_size=64)
