@@ -1,4 +1,4 @@
-"""Differences between Linux, macOS and Windows. Other modules ask here, rather than for a module that may be missing."""
+"""Differences between systems. Other modules ask here, rather than for a module that may be missing."""
 
 from __future__ import annotations
 

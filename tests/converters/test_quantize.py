@@ -16,7 +16,7 @@ from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
 from edge.backends.reference import ReferenceEngine
-from edge.converters.calibrate import FloatArrays, Routed, Walk, collect, column_importance, crossed, gram, sequences, stages
+from edge.converters.calibrate import Routed, Walk, collect, column_importance, crossed, gram, sequences, stages
 from edge.converters.convert import Conversion, convert
 from edge.converters.ggml import quantize_with_llamacpp
 from edge.converters.prune import Pruning
@@ -153,7 +153,7 @@ def test_awq_rounds_by_the_inputs_as_they_are(family: Callable[[str], Model], tm
     """Not by a damped Hessian, as methods do that compensate."""
     model, names = family("llama"), ("blk.0.attn_q", "blk.0.attn_k", "blk.0.attn_v")
     quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method="awq", **WHOLE), TOKENS[:128])
-    kinds = {name: "Q4_0" for name in find_tensors(model.file, model.spec)}
+    kinds = dict.fromkeys(find_tensors(model.file, model.spec), "Q4_0")
     folds, exact = Folds(), Walk(model.file, model.spec, sequences(TOKENS[:128]))
     fold_layer(folds, exact, 0, dict(exact.layer(0)), model.spec, kinds)
     walk = Walk(model.file, model.spec, sequences(TOKENS[:128]), folds.read)
@@ -166,14 +166,12 @@ def test_awq_rounds_by_the_inputs_as_they_are(family: Callable[[str], Model], tm
         np.testing.assert_allclose(dequantize(data, "Q4_0"), wanted.values, atol=1e-6)
 
 
-def test_one_layer_at_a_time(
-    family: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_one_layer_at_a_time(family: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Although the exact model runs beside the rounded one."""
     walks: list[Walk] = []
 
     class Watched(Walk):
-        def _read(self, at: str) -> FloatArrays:
+        def _read(self, at: str) -> dict[str, FloatArray]:
             walks.append(self)
             loaded = [name for walk in walks for name in getattr(walk, "weights", ()) if name.startswith("blk.")]
             assert not loaded
