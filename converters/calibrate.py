@@ -242,8 +242,7 @@ class Walk:
         """
         at, engine, names = f"blk.{layer}.", self._engine, iter(stages(self._spec, layer))
         if layer != self._layer:
-            for name in [name for name in self.weights if name.startswith("blk.")]:
-                del self.weights[name]
+            self.free()
             self.weights |= self._read(at)
             self._layer = layer
         for block in engine.network.layers[layer]:
@@ -256,6 +255,12 @@ class Walk:
                 x = self._checked(self._run(block, layer, normed), at)
                 yield next(names), x
             self.hidden = engine.add(self.hidden, block, At(layer), x)
+
+    def free(self) -> None:
+        """Free the weights of the layer that was run last."""
+        for name in [name for name in self.weights if name.startswith("blk.")]:
+            del self.weights[name]
+        self._layer = -1
 
     def drop(self, *names: str) -> None:
         """Free tables outside of layers: all are read before the first layer, and only `logits` needs them again."""

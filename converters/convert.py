@@ -163,12 +163,12 @@ def convert(
     report = Report(target)
     with work_folder(target) as work:
         file = _read(path, work, wanted, report, steps)
+        if wanted.pruning:
+            check_pruning(read_spec(file), wanted.pruning)  # before minutes of work
         if lora := open_lora(wanted.lora, file, read_spec(file)):
             with _timed(report, "merging", steps) as progress:
                 merge_gguf(file, work / "merged.gguf", lora, progress)
             file = read_gguf(work / "merged.gguf")
-        if wanted.pruning:
-            check_pruning(read_spec(file), wanted.pruning)  # before minutes of work
         ids = (tokens or own_tokens)(make_tokenizer(file)) if wanted.calibrated else None
         if wanted.pruning and ids is not None:
             file = _prune(file, work, wanted, ids, report, steps)

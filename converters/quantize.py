@@ -224,8 +224,8 @@ def fold_layer(
 
 class _Maker:
     """Produces the bytes of tensors in `order`: first the matrices of layers, then the head, or the table that serves
-    as one, by the inputs that rounded layers give it, then vectors, which may contain folded factors, and what is
-    rounded plainly outside of layers.
+    as one, by the inputs that rounded layers give it, then vectors, which may contain folded factors, and plainly
+    rounded tensors outside of layers.
 
     tokens: int32 [sequences, length] to calibrate on, or None.
     """
@@ -285,6 +285,7 @@ class _Maker:
             aims = dict(exact.layer(layer)) if exact else {}
             if exact:
                 fold_layer(self._folds, exact, layer, aims, spec, kinds, settings.group_size)
+                exact.free()
             for names, inputs in walk.layer(layer):
                 aim = aims.pop(names, None)
                 if isinstance(inputs, Routed):
@@ -294,6 +295,7 @@ class _Maker:
                     continue
                 wanted = aim if settings.method == "best" and not isinstance(aim, Routed) else None
                 yield names, walk.weights, [_Inputs(inputs, settings, wanted, self._folds.columns.get(names[0]))]
+            walk.free()
         if self._rounds_head:
             slabs = -(-len(walk.weights[self._head]) // _SLAB)
             yield (self._head,), walk.weights, [_Inputs(walk.finish(), settings)] * slabs
@@ -312,7 +314,9 @@ class _Maker:
                 data, values = self._round_one(name, part, shared)
                 found.append((data, values[:0] if name == self._head else values))  # nothing reads the head's values
         return {
-            name: (np.concatenate([data for data, _ in found]), np.concatenate([values for _, values in found]))
+            name: found[0]
+            if len(found) == 1
+            else (np.concatenate([data for data, _ in found]), np.concatenate([values for _, values in found]))
             for name, found in zip(names, made, strict=True)
         }
 
@@ -389,6 +393,11 @@ class _Inputs:
         return statistics(self.rows).square
 
     @cached_property
+    def diagonal_blocks(self) -> AnyArray:
+        """Of XᵀX, undamped: for rounding that compensates for no error of another block."""
+        return diagonal_blocks(gram(self.rows))
+
+    @cached_property
     def hessian(self) -> FloatArray:
         return damped(gram(self.rows), len(self.rows))
 
@@ -415,7 +424,7 @@ def _quantized(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inpu
     if settings.method == "importance":
         return nearest(weight, grid, inputs.square, group_size)
     if settings.method == "awq":
-        return nearest(weight, grid, diagonal_blocks(inputs.hessian), group_size)
+        return nearest(weight, grid, inputs.diagonal_blocks, group_size)
     moved = inputs.moved(weight)
     quantized = gptq(moved, inputs.prepared, grid)
     return quantized if settings.method == "gptq" else polish(moved, quantized, inputs.hessian, group_size)

@@ -1,4 +1,4 @@
-"""Differences of Windows and macOS. Other modules ask here, rather than for a module that may be missing."""
+"""Differences between systems. Other modules ask here, rather than for a module that may be missing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Literal, TextIO
 
 _SYNCHRONIZE, _FOREVER = 0x100000, 0xFFFFFFFF  # of Windows
 _USER_INITIATED = 0x19  # of macOS's qos_class_t
-
-
-_XDG = {"cache": ".cache", "config": ".config", "data": ".local/share"}  # below the home folder
+_XDG = {"cache": ".cache", "config": ".config", "data": ".local/share"}  # of Linux, below the home folder
 
 
 def system_folder(kind: Literal["cache", "config", "data"]) -> str:

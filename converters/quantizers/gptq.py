@@ -23,7 +23,7 @@ _LEAST = 1e-4  # of its mean, for inputs that are always zero
 
 @dataclass(frozen=True)
 class Prepared:
-    """What matrices that share their inputs have in common."""
+    """The column order and Cholesky factor that matrices with the same inputs share."""
 
     order: AnyArray  # columns, as they are rounded
     factor: FloatArray  # V = (U + I) √D of the damped H in this order, float32 [columns, columns]

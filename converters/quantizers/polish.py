@@ -24,8 +24,8 @@ def polish(
     grid = quantized.grid
     levels = np.ascontiguousarray(grid.levels[quantized.codes].T)  # [columns, rows]: a column is contiguous
     errors = np.ascontiguousarray((weight - quantized.values).T)
-    exact, scales = np.ascontiguousarray(weight.T), np.ascontiguousarray(quantized.scales.T)
-    minima = None if quantized.minima is None else np.ascontiguousarray(quantized.minima.T)
+    exact, scales = np.ascontiguousarray(weight.T), np.array(quantized.scales.T, order="C")
+    minima = None if quantized.minima is None else np.array(quantized.minima.T, order="C")
     for _ in range(sweeps):
         for block, first in enumerate(range(0, len(hessian), BLOCK)):
             own = slice(first, first + BLOCK)
@@ -51,6 +51,7 @@ def _fit(
     steps = levels - zeros  # Ŵ = scale · steps
     curvature = np.einsum("cr,cr->r", inner @ steps, steps)
     wanted = scales + np.einsum("cr,cr->r", steps, pull) * inverse(curvature)
+    # Errors are quadratic in the scale, so that the representable scale nearest to the best one costs least.
     fitted = half(wanted) if minima is None else zero_scale(wanted, len(grid.levels))
     moved = steps * (fitted - scales)
     scales[:] = fitted

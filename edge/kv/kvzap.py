@@ -34,7 +34,8 @@ class KVzap(ScoredAndRecent):
 
     def score(self, view: KVView) -> FloatArray:
         assert view.importance is not None
-        return pooled(np.stack([view.importance(layer) for layer in range(len(view.lengths))]), self.kernel)
+        importance = np.stack([view.importance(layer) for layer in range(len(view.lengths))])
+        return pooled(importance, view.lengths, self.kernel)
 
     def share_out(self, scores: FloatArray, view: KVView, budget: int) -> tuple[AnyArray, int]:
         floor = max(int(self.floor * budget), min(self.sinks, budget))

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge.kv.policy import KVView, Needs, Scored
 from edge.records import dataclass
-from edge.types import FloatArray
+from edge.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,20 @@ class SnapKV(Scored):
         return Needs(queries=self.window)
 
     def score(self, view: KVView) -> FloatArray:
-        return pooled(view.attention, self.kernel)
+        return pooled(view.attention, view.lengths, self.kernel)
 
     def newest(self, budget: int) -> int:
         return self.window
 
 
-def pooled(votes: FloatArray, kernel: int) -> FloatArray:
-    """Max-pool votes over `kernel // 2` neighbours on either side."""
+def pooled(votes: FloatArray, lengths: IntArray, kernel: int) -> FloatArray:
+    """Max-pool votes over `kernel // 2` neighbours on either side.
+
+    votes: [layers, KV heads, rows], not negative. lengths: [layers, KV heads]; votes stay 0 behind a head's last row.
+    """
     most: FloatArray = votes.copy()
     for step in range(1, min(kernel // 2, votes.shape[-1] - 1) + 1):
         np.maximum(most[..., step:], votes[..., :-step], out=most[..., step:])
         np.maximum(most[..., :-step], votes[..., step:], out=most[..., :-step])
+    most[np.arange(votes.shape[-1]) >= lengths[..., None]] = 0
     return most

@@ -20,16 +20,14 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from edge.errors import CacheError, InputError, ModelFormatError, UnsupportedError
-from edge.model import rendering
 from edge.model.messages import THOUGHT_NAMES, Marked, Message, Segment, parse_messages, parse_tools
 from edge.model.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, TOO_MUCH, Compiled, Renderer, limit_process
 from edge.model.thinking import EFFORTS, Think, find_family
 from edge.storage import cache
-from edge.storage.versions import version_of
+from edge.storage.versions import edge_version, version_of
 
 _NAMES = ("user", "assistant", "system", "earlier", "thoughts")
 _USER, _ASSISTANT, _SYSTEM, _EARLIER, _THOUGHTS = (f"\ue000{name}\ue001" for name in _NAMES)
@@ -53,6 +51,8 @@ _MODES: dict[str, dict[str, Any]] = {
     "off": dict.fromkeys(_SWITCHES, False),
     **{effort: dict.fromkeys(_SWITCHES, True) | {"reasoning_effort": effort} for effort in EFFORTS},
 }
+
+_FORMS = 1  # raise it when the forms of a template change, by this module or those it renders with: they are cached
 
 Forms = dict[str, dict[str, str]]
 """By mode and conversation (`on/first`): {"text": …} or {"error": …}."""
@@ -369,8 +369,7 @@ def _with_responses(messages: list[Message]) -> list[Message]:
 
 def _known_forms(source: str, bos: str, eos: str, thinks: bool) -> Forms:
     """The rendered forms, from the cache folder if they were rendered before, without a child."""
-    code = [path.read_bytes() for path in (Path(__file__), Path(rendering.__file__))]
-    depends = (source, bos, eos, thinks, version_of("minijinja"), code)
+    depends = (source, bos, eos, thinks, version_of("minijinja"), edge_version(), _FORMS)
     key = hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
     with suppress(CacheError, OSError, ValueError):
         if path := cache.find("templates", key, ".json"):

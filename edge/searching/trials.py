@@ -242,5 +242,6 @@ def _importance(weights: Weights) -> dict[str, FloatArray]:
 
 
 def _key(weights: Weights, *what: object) -> str:
-    """A hash for what this version of edge makes of a file."""
-    return hashlib.sha256(repr((weights.sha256, *what, edge_version())).encode()).hexdigest()
+    """A hash for what this version of edge makes of a file by its own text."""
+    depends = (weights.sha256, *what, edge_version(), OWN_TEXT.read_bytes())
+    return hashlib.sha256(repr(depends).encode()).hexdigest()

@@ -17,6 +17,7 @@ from test_gguf_file import GGUF, STRING
 from edge.backends.llamacpp.library import is_installed
 from edge.devices.memory import memory_use
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
+from edge.model import chat_template
 from edge.model.chat_template import ChatTemplate
 from edge.model.messages import Segment
 from edge.model.model import Model, open_model
@@ -443,6 +444,11 @@ def test_forms_are_remembered_but_not_those_with_a_date(monkeypatch: pytest.Monk
             ChatTemplate(source)
     with pytest.raises(ChildProcessError):  # its tokens are others
         ChatTemplate(CHATML, "<s>")
+    for name, other in (("edge_version", lambda: "0.0.1"), ("_FORMS", 0)):
+        with monkeypatch.context() as patched:
+            patched.setattr(chat_template, name, other)
+            with pytest.raises(ChildProcessError):
+                ChatTemplate(CHATML)
     (entry,) = cache.entries("templates")
     entry.path.write_text("{}")  # damaged: the cache notices
     with pytest.raises(ChildProcessError):

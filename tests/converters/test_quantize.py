@@ -16,7 +16,7 @@ from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
 from edge.backends.reference import ReferenceEngine
-from edge.converters.calibrate import Walk, collect, column_importance, crossed, gram, sequences, stages
+from edge.converters.calibrate import Routed, Walk, collect, column_importance, crossed, gram, sequences, stages
 from edge.converters.convert import Conversion, convert
 from edge.converters.ggml import quantize_with_llamacpp
 from edge.converters.prune import Pruning
@@ -114,8 +114,11 @@ def test_polish_only_gains(kind: str) -> None:
         return float((((WEIGHT - values) @ DAMPED) * (WEIGHT - values)).sum())
 
     first = gptq(WEIGHT, prepare(DAMPED), GRIDS[kind])
-    once, twice = (polish(WEIGHT, first, DAMPED, sweeps=sweeps) for sweeps in (1, 2))
+    before = first.values.copy()
+    once, twice, *more = (polish(WEIGHT, first, DAMPED, sweeps=sweeps) for sweeps in range(1, 8))
+    np.testing.assert_array_equal(first.values, before)
     assert cost(twice.values) < cost(once.values) < cost(first.values)
+    assert (np.diff([cost(each.values) for each in (twice, *more)]) < 1e-6 * cost(twice.values)).all()
     np.testing.assert_allclose(dequantize(twice.data, kind), twice.values, rtol=1e-6, atol=1e-6)
     shared = gptq(WEIGHT, prepare(DAMPED, group_size=64), GRIDS[kind])
     refined = polish(WEIGHT, shared, DAMPED, group_size=64)
@@ -144,6 +147,40 @@ def test_factors_change_nothing_before_rounding(family: Callable[[str], Model], 
     weights = folds.read(model.file, sources)
     found = ReferenceEngine(model.file, model.spec, CONFIG, weights).forward_all(OTHERS)
     np.testing.assert_allclose(found, logits_of(model), atol=1e-4)
+
+
+def test_awq_rounds_by_the_inputs_as_they_are(family: Callable[[str], Model], tmp_path: Path) -> None:
+    """Not by a damped Hessian, as methods do that compensate."""
+    model, names = family("llama"), ("blk.0.attn_q", "blk.0.attn_k", "blk.0.attn_v")
+    quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method="awq", **WHOLE), TOKENS[:128])
+    kinds = dict.fromkeys(find_tensors(model.file, model.spec), "Q4_0")
+    folds, exact = Folds(), Walk(model.file, model.spec, sequences(TOKENS[:128]))
+    fold_layer(folds, exact, 0, dict(exact.layer(0)), model.spec, kinds)
+    walk = Walk(model.file, model.spec, sequences(TOKENS[:128]), folds.read)
+    found, (_, inputs) = open_model(tmp_path / "q.gguf").file, next(walk.layer(0))
+    assert not isinstance(inputs, Routed)
+    for name in names:
+        wanted = nearest(walk.weights[name], find_grid("Q4_0"), diagonal_blocks(inputs.T @ inputs))
+        info = found.tensors[f"{name}.weight"]
+        data = found.tensor_bytes(info).reshape(info.rows, -1)
+        np.testing.assert_allclose(dequantize(data, "Q4_0"), wanted.values, atol=1e-6)
+
+
+def test_one_layer_at_a_time(family: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Although the exact model runs beside the rounded one."""
+    walks: list[Walk] = []
+
+    class Watched(Walk):
+        def _read(self, at: str) -> dict[str, FloatArray]:
+            walks.append(self)
+            loaded = [name for walk in walks for name in getattr(walk, "weights", ()) if name.startswith("blk.")]
+            assert not loaded
+            return super()._read(at)
+
+    monkeypatch.setattr("edge.converters.quantize.Walk", Watched)
+    model = family("llama")
+    quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(**WHOLE), TOKENS[:128])
+    assert len(walks) == 2 * (1 + model.spec.layers)
 
 
 def test_factors_go_by_the_grid_of_each_matrix(family: Callable[[str], Model]) -> None:

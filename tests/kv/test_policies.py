@@ -320,6 +320,23 @@ def test_a_pyramid_falls_from_nearly_twice_the_mean() -> None:
     assert pyramid(5, 132, 32, 20, 1000).tolist() == [227, 179, 132, 84, 37]
 
 
+@pytest.mark.parametrize("policy", [AdaKV(sinks=0, window=1, floor=0), KVzap(sinks=0, recent=0, floor=0)])
+def test_shorter_heads_compete_with_their_own_rows_only(policy: AdaKV | KVzap) -> None:
+    """Pooling spreads the importance of a head's last row, but not to rows that it does not have."""
+    lengths, budget, side = np.array([[60, 40]], np.int32), 20, policy.kernel // 2
+    random = np.random.default_rng(3).random((1, 2, 60), np.float32) * (np.arange(60) < lengths[..., None])
+    random[0, 1, 39] = 2
+    view = KVView(60, lengths, random, importance=lambda layer: random[layer], longest=60)
+    found = [rows.size for rows in policy.rows_to_keep(view, budget)]
+    votes = [
+        (max(own[max(0, row - side) : min(row + side + 1, length)]), head)
+        for head, (own, length) in enumerate(zip(random[0], lengths[0], strict=True))
+        for row in range(length)
+    ]
+    best = sorted(votes, reverse=True)[: budget * 2]
+    assert found == [sum(head == each for _, head in best) for each in (0, 1)]
+
+
 @given(heads())
 def test_a_layers_best_rows_stay_whichever_head_they_belong_to(shown: Heads) -> None:
     for layer, lengths in zip(shown.attention, shown.lengths, strict=True):
