@@ -224,10 +224,22 @@ def test_options_of_load(option: str) -> None:
         assert complaint(lambda value=value: edge.load(MODEL, backend="reference", **{option: value}))
 
 
+@pytest.mark.parametrize(
+    "option", ["kv_policy", "sinks", "prompt_cache_size", "backend", "speculate", "sequences", "logits_rows"]
+)
+def test_options_of_load_that_have_a_value(option: str) -> None:
+    assert "must not be None" in complaint(lambda: edge.load(MODEL, **{"backend": "reference", option: None}))
+    assert "must not be None" in complaint(lambda: edge.Options(**{option: None}))
+
+
 @pytest.mark.parametrize("option", ["kv_policy", "kv_dtype", "backend", "provider", "speculate", "draft"])
 def test_options_of_load_that_are_text(option: str) -> None:
     for value in (2.5, [64], True, {}, object(), b"x"):
         assert complaint(lambda value=value: edge.load(MODEL, **{"backend": "reference", option: value}))
+
+
+def test_on_load_is_a_function() -> None:
+    assert complaint(lambda: edge.load(MODEL, backend="reference", on_load=5)) == "on_load must be a function, not 5"  # type: ignore[arg-type]
 
 
 def test_a_conversation_as_the_prompt(session: edge.Session) -> None:
