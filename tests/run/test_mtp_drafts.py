@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from lora_files import write_adapter
 from test_gguf_file import GGUF
 
 import edge
@@ -19,7 +22,7 @@ from edge.backends.reference import ReferenceEngine
 from edge.backends.tvm.engine import NativeEngine
 from edge.converters.quantize import Settings, quantize_gguf
 from edge.devices.power import find_meter
-from edge.errors import BudgetError
+from edge.errors import BudgetError, EngineError
 from edge.formats.gguf import read_gguf
 from edge.model.model import open_model
 from edge.model.mtp import mtp_file
@@ -204,10 +207,45 @@ def test_a_layer_that_is_wrong_changes_no_token(always: None, at_random: Path) -
 
 
 def test_a_layer_that_is_wrong_drafts_no_more(at_random: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a layer costs as little as that of a large model, and passes what they cost before they are timed."""
+
+    def cost(_self: Speculation, rows: int) -> float:
+        base, each = speculation.FIRST_COST
+        return 1.0 if rows == 1 else base + each * rows
+
     monkeypatch.setattr(Drafts, "draft", lambda _self, _most: np.zeros(0, np.int32))  # nothing is copied
-    _, reports, plan = answers(at_random)
-    assert plan.config.mtp
-    assert drafted(reports)[0] < 60  # of 240
+    monkeypatch.setattr(Speculation, "_share", 0.05)
+    monkeypatch.setattr(Speculation, "_cost", cost)
+    right, wrong = (drafted(answers(model)[1])[0] for model in (MODEL, at_random))
+    assert 0 < wrong < 60 < right  # of 240
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_adapter_loads_both_again(
+    fails: bool, always: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the weights of before; or, where that fails, both as they were."""
+    adapter, text = write_adapter(tmp_path / "a.gguf", open_model(MODEL), 3, only=["blk.0.ffn_up"]), HELD_OUT[0]
+    with edge.load(MODEL, backend="cpu", threads=1, max_kv_size=300) as session:
+        before, engine = session.generate(text, raw=True, max_tokens=30), cast(Any, session._loaded.engine)
+        weights, make, left = weakref.ref(engine._weights), NativeEngine.__init__, list[bool]()
+
+        def made(*given: Any, main: NativeEngine | None = None) -> None:
+            left.append(weights() is None)
+            if fails and len(left) == 2:  # the first layer
+                raise EngineError("no layer")
+            make(*given, main=main)
+
+        monkeypatch.setattr(NativeEngine, "__init__", made)
+        with pytest.raises(EngineError, match="no layer") if fails else nullcontext():
+            session.set_lora(adapter, scale=20)
+        assert left == [True] * (4 if fails else 2)
+        assert session.plan.config.lora_rank == (0 if fails else 3)
+        again = session.generate(text, raw=True, max_tokens=30)
+        assert session.report is not None
+        assert session.report.drafted
+        assert fails == (again == before)
+        assert fails == (session.lora is None)
 
 
 def test_the_plan_counts_it_and_does_without_where_memory_is_short() -> None:
