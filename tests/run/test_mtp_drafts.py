@@ -146,14 +146,14 @@ def test_rows_are_those_of_the_text(engines: Callable[[Engine], Engine]) -> None
     )  # fmt: skip
     engine.forward(tokens[:45])
     first.ran(tokens[:45])
-    assert first.follows(tokens[:46])
+    assert first.follows(tokens[:46], 1)
     assert first.draft(tokens[:46], 3).size == 3
-    assert not first.follows(tokens[:46])  # before the token has run
+    assert not first.follows(tokens[:46], 1)  # before the token has run
     engine.verify(np.array([tokens[45], 77], np.int32))
     first.ran(np.array([tokens[45], 77], np.int32))
     engine.kv.truncate(46)
     first.drop(1)
-    assert first.follows(tokens[:47])
+    assert first.follows(tokens[:47], 1)
     found = first.draft(tokens[:47], 3)
     engine.kv.truncate(0)
     engine.forward(tokens[:46])
@@ -161,7 +161,22 @@ def test_rows_are_those_of_the_text(engines: Callable[[Engine], Engine]) -> None
     np.testing.assert_array_equal(second.draft(tokens[:47], 3), found)
     assert first.engine.kv.length == 32 + 1 + 2  # a prompt's newest half of the capacity, the next token, drafts
     first.drop(1)
-    assert not first.follows(tokens[:47])
+    assert not first.follows(tokens[:47], 1)
+
+
+def test_it_drafts_behind_one_token_only(always: None, engines: Callable[[Engine], Engine]) -> None:
+    """A grammar may force several. Here the token that has run and the one before the last are the same."""
+    model, text = open_model(MODEL), np.array([5, 7, 7, 9], np.int32)
+    file, config = mtp_file(model.file), EngineConfig(64, 64, "f16", threads=1, drafts=1)
+    assert file is not None
+    engine = cast(NativeEngine, engines(engine_named("cpu").load(model.file, model.spec, config)))
+    layer = MTPLayer(engines(engine.open_mtp(file, config)), engine, find_meter())
+    drafting = Speculation(3, layer)
+    drafting.restart(text)
+    for tokens, given, drafts in ((text[:2], 2, 0), (text[2:3], 1, 2)):
+        engine.forward(tokens)
+        layer.ran(tokens)
+        assert drafting.propose(3, given).size == drafts
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, pytest.param(WARM, marks=pytest.mark.exhaustive)])
