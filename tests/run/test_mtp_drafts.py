@@ -28,6 +28,8 @@ from edge.model.model import open_model
 from edge.model.mtp import mtp_file
 from edge.model.reader import read_spec
 from edge.options import Options
+from edge.plan import engines as engines_of_plans
+from edge.plan.engines import plan_here
 from edge.plan.plan import Plan, make_plan
 from edge.run.drafting import speculation
 from edge.run.drafting.drafts import Drafts
@@ -146,6 +148,7 @@ def test_rows_are_those_of_the_text(engines: Callable[[Engine], Engine]) -> None
     )  # fmt: skip
     engine.forward(tokens[:45])
     first.ran(tokens[:45])
+    assert all(state.base is None for _, state in first._waiting)  # of the pass's states, only those that wait are kept
     assert first.follows(tokens[:46], 1)
     assert first.draft(tokens[:46], 3).size == 3
     assert not first.follows(tokens[:46], 1)  # before the token has run
@@ -282,6 +285,22 @@ def test_the_plan_counts_it_and_does_without_where_memory_is_short() -> None:
     assert short.config.drafts == plan.config.drafts
     with pytest.raises(BudgetError):
         planned(memory=least - plan.bytes.draft - (4 << 20))
+
+
+def test_the_model_is_there_while_the_layer_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cpu = open_model(MODEL), engine_named("cpu")
+    plan, compiler, found = make_plan(model.spec, cpu, Options(max_kv_size=200), process=0), 100 << 20, list[int]()
+
+    def fit(_runs: object, *, more: int, first_run: Callable[[EngineConfig], int]) -> Plan:
+        found.append(first_run(plan.config))
+        return plan
+
+    monkeypatch.setattr(type(cpu), "first_run", lambda _self, _file, spec, _config: compiler * (spec == model.spec.mtp))
+    monkeypatch.setattr(engines_of_plans, "first_fit", fit)
+    plan_here(model.file, model.spec, Options(max_kv_size=200, backend="cpu"))
+    need = cpu.footprint(model.spec, plan.config)
+    assert plan.config.mtp
+    assert found == [compiler + need.weights + need.kv + need.scratch + need.runtime]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ class MTPLayer:
             self._rows = 0  # there is a gap behind them
         if len(states) < tokens.size:
             self.clear()
-        self._waiting.extend(zip(tokens[-len(states) :].tolist(), states, strict=True))
+        rows = (row.copy() for row in states)  # a view of one would keep all
+        self._waiting.extend(zip(tokens[-len(states) :].tolist(), rows, strict=True))
 
     def drop(self, count: int) -> None:
         """Forget the last tokens that the model has run."""
