@@ -216,6 +216,12 @@ def test_sampling_takes_numbers_only(name: str) -> None:
             SamplingParams(**{name: value})  # type: ignore[arg-type]
 
 
+def test_seeds_have_64_bits() -> None:
+    assert SamplingParams(seed=2**64 - 1).seed == 2**64 - 1
+    with pytest.raises(InputError, match=f"must be from 0 to {2**64 - 1}, not {2**64}"):
+        SamplingParams(seed=2**64)
+
+
 @pytest.mark.parametrize(
     "option", ["max_kv_size", "threads", "prefill_step_size", "expected_tokens", "logits_rows", "sinks", "keep"]
 )
