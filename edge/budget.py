@@ -35,7 +35,9 @@ def _parse(value: str | float, units: dict[str, int] | dict[str, float], what: s
     if match is None or unit is None:
         raise InputError(f"{what} {text!r} is not understood: write it like {example}")
     amount = float(match[1]) * unit
-    if not math.isfinite(amount) or amount <= 0:
+    if not math.isfinite(amount):
+        raise InputError(f"{what} {text!r} is too large")
+    if amount <= 0:
         raise InputError(f"{what} {text!r} must be greater than zero")
     return amount
 

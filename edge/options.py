@@ -143,13 +143,17 @@ class Options:
         flags = flags_of(self)
         for each in fields(self):
             flag, value = flags[each.name], getattr(self, each.name)
-            if flag.parse:
+            name, kind = (*flag.names, each.name)[0], str(each.type).removesuffix(" | None")
+            if value is None:
+                if flag.default is not None:
+                    raise InputError(f"{name} must not be None: leave it out for {flag.default}")
+            elif flag.parse:
                 if isinstance(value, str):
                     object.__setattr__(self, each.name, flag.parse(value))
-            elif each.type in ("str", "str | None") and value is not None and not isinstance(value, str):
-                raise InputError(f"{flag.names[0]} must be text, not {value!r:.60}")
-            elif each.type in ("int", "int | None") and value is not None and not _is_whole(value):
-                raise InputError(f"{(*flag.names, each.name)[0]} must be a whole number, not {value!r:.60}")
+            elif kind == "str" and not isinstance(value, str):
+                raise InputError(f"{name} must be text, not {value!r:.60}")
+            elif kind == "int" and not _is_whole(value):
+                raise InputError(f"{name} must be a whole number, not {value!r:.60}")
 
     @classmethod
     def parse(cls, **values: object) -> Options:

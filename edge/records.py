@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Iterable
 from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,20 @@ def _collect(cls: Any, kw_only: bool) -> dict[str, Any]:
                 setattr(cls, name, field.default)
             elif field is given:
                 delattr(cls, name)
+    _check_order(found.values())
     return found
+
+
+def _check_order(found: Iterable[Any]) -> None:
+    """Raises TypeError for a field without a default that follows one with a default by position."""
+    before = ""
+    for field in found:
+        if field.kw_only:
+            continue
+        if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING:
+            before = field.name
+        elif before:
+            raise TypeError(f"field {field.name!r} without a default follows {before!r}, which has one")
 
 
 if TYPE_CHECKING:  # type checkers know this decorator

@@ -63,7 +63,7 @@ class SamplingParams:
         help="Penalty on the last 64 tokens; 1 is off (default: the model's, or 1).",
     )  # fmt: skip
     seed: int | None = option(
-        None, "--seed", group=SAMPLING, low=0, high=2**64, help="Seed of the draws (default: random)."
+        None, "--seed", group=SAMPLING, low=0, high=2**64 - 1, help="Seed of the draws (default: random)."
     )
     presence_penalty: float = option(
         0.0, "--presence-penalty", group=SAMPLING, low=-2, high=2,

@@ -192,3 +192,25 @@ def test_other_settings_of_fields_are_refused(setting: str) -> None:
     named = type("Cached", (), {"__annotations__": {"seen": "int"}, "seen": dataclasses.field(**{setting: False})})
     with pytest.raises(TypeError, match="seen: fields have no init"):
         ours(named)
+
+
+@pytest.mark.parametrize("dataclass", [THEIRS, ours])
+def test_fields_without_a_default_come_first(dataclass: Any) -> None:
+    def by_position() -> None:
+        @dataclass
+        class Wrong:
+            first: int = 1
+            second: int
+
+    def inherited() -> None:
+        @dataclass
+        class Base:
+            first: list[int] = dataclasses.field(default_factory=list)
+
+        @dataclass
+        class Wrong(Base):
+            second: int
+
+    for define_one in (by_position, inherited):
+        with pytest.raises(TypeError, match="second"):
+            define_one()

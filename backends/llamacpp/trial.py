@@ -27,6 +27,7 @@ from edge.storage import cache
 ROWS, CHUNKS = (256, 4096, 65536), (1, 16, 512)  # of the contexts that are tried
 TRIED = EngineConfig(ROWS[0], CHUNKS[1], "f16", 1)  # by `try_passes`
 CHILD_BYTES = 64 << 20  # of Python and llama.cpp in a process that tries something, measured: up to 60 MiB
+_NODES_BYTES = 32 << 20  # of graphs with nodes for each token, as of gated delta nets, measured: up to 30 MiB
 _TOKEN_BYTES = 200  # of llama.cpp's vocabulary there, measured: up to 180
 _TIMEOUT = 120.0  # seconds
 # glibc maps no block anew (see `_leave_gap` in trial_child.py).
@@ -70,7 +71,8 @@ def try_header(file: GGUFFile, spec: ModelSpec) -> Trial:
     key = _key(file, "header")
     found = _HEADERS.get(key)
     if found is None:
-        found = _trial_of(_remembered(file, key, "header", CHILD_BYTES + _TOKEN_BYTES * spec.vocab))
+        takes = CHILD_BYTES + _TOKEN_BYTES * spec.vocab + _NODES_BYTES * spec.recurrent
+        found = _trial_of(_remembered(file, key, "header", takes))
         found = replace(found, can_shift=found.can_shift and not shifts_wrongly(file))
         if found.recurrent and not spec.recurrent:
             raise UnsupportedError(f"{file.path}: llama.cpp keeps a recurrent state that edge does not know")

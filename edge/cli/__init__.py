@@ -54,7 +54,7 @@ def run_command() -> int:
 
 
 def _command() -> Callable[[], int | None]:
-    """What sys.argv calls."""
+    """The command that sys.argv calls."""
     if sys.argv[1:2] == ["run"]:
         from edge.cli.plain import read_plainly, run_plainly
 

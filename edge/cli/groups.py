@@ -13,7 +13,7 @@ NOT_OF_RUN = ("sequences",)
 
 @dataclass(frozen=True)
 class Question:
-    """What `edge run` alone takes."""
+    """Options of `edge run` alone."""
 
     prompt: str | None = option(
         None, "-p", "--prompt", group=PROMPT, twin=False, help="The same; piped text goes before it."
@@ -61,7 +61,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Output:
-    """What a command prints."""
+    """Options of output."""
 
     json: bool = option(False, "--json", group=OUTPUT, help="Print JSON to stdout.")
     quiet: bool = option(False, "-q", "--quiet", group=OUTPUT, help="No progress and no report on stderr.")

@@ -102,8 +102,9 @@ def _about(found: Inspection) -> list[list[str]]:
     else:
         rows += [["no engine", _line(found.reason or "")]] if found.spec is None else _shape(found.spec)
         if found.mtp_bytes:
-            use = f"draft on {', '.join(found.mtp_engines)}" if found.mtp_engines else "engines leave out"
-            more = f"{found.mtp_layers} of {format_bytes(found.mtp_bytes)} besides, which {use}"
+            which = "the first" if found.mtp_layers > 1 else "it"
+            use = f"{which} drafts on {', '.join(found.mtp_engines)}" if found.mtp_engines else "left out by engines"
+            more = f"{found.mtp_layers} of {format_bytes(found.mtp_bytes)} besides: {use}"
             rows.append(["MTP layers", more])
         rows += _tokens(found.vocabulary)
     rows.append(["stamp", f"{found.stamp} (of samples)"])

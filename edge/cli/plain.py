@@ -35,6 +35,8 @@ class Arguments:
 
 def read_plainly(arguments: Sequence[str]) -> Arguments | None:
     """The arguments behind `edge run`; None unless they are plain."""
+    if sys.platform == "win32":  # where typer expands patterns of files
+        return None
     flags: dict[str, tuple[Any, str, Any]] = {}
     for group in _GROUPS:
         for each in fields(group):
@@ -60,7 +62,7 @@ def read_plainly(arguments: Sequence[str]) -> Arguments | None:
         if read is None or (field in stated[group] and kind != "list[str]"):
             return None
         stated[group][field] = stated[group].get(field, []) + read if kind == "list[str]" else read
-    if sys.platform == "win32" or len(texts) not in (1, 2):  # on Windows typer expands patterns of files
+    if len(texts) not in (1, 2):
         return None
     return Arguments(texts[0], texts[1] if texts[1:] else None, stated)
 

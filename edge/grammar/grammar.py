@@ -11,7 +11,8 @@ from typing import Any
 from edge.errors import InputError
 from edge.records import dataclass
 
-KINDS = ("json_schema", "regex", "lark")
+KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+"""Fields of a Grammar, and their names in messages."""
 MOST_TEXT = 1 << 20  # characters of a grammar
 MOST_ALIKE = 12  # patterns that one text must match at once: their product of states doubles with each, unlimited
 
@@ -34,26 +35,27 @@ class Grammar:
     lark: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in KINDS if getattr(self, name) is not None]
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
             raise InputError(f"a grammar is one of {', '.join(KINDS)}, not {' and '.join(given) or 'none of them'}")
-        value = getattr(self, given[0])
+        value, name = getattr(self, given[0]), self.name
         if self.json_schema is not None:
             value = _schema_text(value)
             object.__setattr__(self, "json_schema", value)
         if not isinstance(value, str):
-            raise InputError(f"the {given[0]} of a grammar must be text, not {value!r:.60}")
+            raise InputError(f"the {name} must be text, not {value!r:.60}")
         if not value.strip():
-            raise InputError(f"the {given[0]} of a grammar is empty")
+            raise InputError(f"the {name} is empty")
         if len(value) > MOST_TEXT:
-            raise InputError(f"the {given[0]} has {len(value)} characters, and a grammar at most {MOST_TEXT}")
+            raise InputError(f"the {name} has {len(value)} characters, and may have at most {MOST_TEXT}")
         alike = _alike(value) if self.lark is not None else 0 if self.regex is not None else _most_alike(value)
         if alike > MOST_ALIKE:
-            raise InputError(f"the {given[0]} wants a text to match {alike} patterns at once: at most {MOST_ALIKE} may")
+            raise InputError(f"the {name} wants a text to match {alike} patterns at once: at most {MOST_ALIKE} may")
 
     @property
-    def kind(self) -> str:
-        return next(name for name in KINDS if getattr(self, name) is not None)
+    def name(self) -> str:
+        """Of its kind, in messages."""
+        return next(name for kind, name in KINDS.items() if getattr(self, kind) is not None)
 
 
 def read_grammar(*, json_schema: Path | None, lark: Path | None, regex: str | None) -> Grammar | None:

@@ -33,9 +33,6 @@ def check_grammar(grammar: Grammar, model: Model) -> None:
     Matcher(grammar, model.tokenizer)
 
 
-_SAID = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}  # in messages
-
-
 class Matcher:
     """The state of one answer in its grammar. Its memory is bounded by the limits above and by the answer's length.
 
@@ -51,7 +48,7 @@ class Matcher:
         )  # fmt: skip
         self._matcher = library.LLMatcher(words, _definition(grammar), log_level=0, limits=limits)
         if self._matcher.is_error():
-            raise InputError(f"the {_SAID[grammar.kind]} cannot be used: {_one_line(self._matcher.get_error())}")
+            raise InputError(f"the {grammar.name} cannot be used: {_one_line(self._matcher.get_error())}")
         self._bits = np.zeros((words.vocab_size + 31) // 32 * 4, np.uint8)
         self._address = self._bits.ctypes.data
         self._free = False  # no text is forced here

@@ -110,7 +110,8 @@ def plan_here(
             if own is not None and (layer := mtp_file(file) if config.mtp else None):
                 assert spec.mtp is not None
                 after, need = engine.first_run(layer, spec.mtp, own), engine.footprint(spec, config)
-                return max(takes, after and need.weights + need.kv + need.scratch + after)  # loaded behind the model
+                loaded = need.weights + need.kv + need.scratch + need.runtime + need.lora
+                return max(takes, after and loaded + after)
             if draft is None or own is None:
                 return takes
             beside = takes + runs[0].draft_bytes(config) if takes else 0  # the model that drafts is loaded first

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Of a layer for multi-token prediction: its KV rows and its chunk, and tokens whose states may wait for a draft.
 MTP_ROWS, MTP_CHUNK, MTP_STATES = 2048, 64, 512
+_STATE_COPIES = 2  # the states that wait, and those of a pass, or all of them joined for the layer
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Resolved:
         if own is None or spec is None:
             return 0
         need = self.backend.footprint(spec, own)
-        waiting = 4 * MTP_STATES * (1 + 1) * spec.hidden if config.mtp else 0  # and once more where they are collected
+        waiting = 4 * MTP_STATES * _STATE_COPIES * spec.hidden if config.mtp else 0
         return need.weights + need.kv + need.scratch + need.runtime + waiting
 
     @property

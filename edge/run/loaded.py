@@ -82,37 +82,32 @@ class Loaded:
         return engine
 
     def _load(self, plan: Plan, lora: Lora | None, progress: LoadProgress | None = None) -> None:
-        engine = self._new_engine(self.model.file, self.model.spec, plan.config, progress)
+        engine, layer = self._new_engine(self.model.file, self.model.spec, plan.config, progress), None
         try:
             if lora is not None:
                 cast(AdaptedEngine, engine).set_lora(lora)
+            if plan.draft and plan.config.mtp:
+                layer = self._open_mtp(engine, plan.draft)
         except BaseException:
             engine.close()
             raise
         if engine.capabilities.gpu and (card := cast(CardEngine, engine).card):
             measure_card(self._meter, card)
-        self.engine, self.plan = engine, plan
-        if plan.draft and plan.config.mtp:
-            if self.draft:  # of the engine before
-                self.draft.close()
-            self.draft = self._open_mtp(plan.draft, progress)
+        self.engine, self.plan, self.draft = engine, plan, layer or self.draft
         cache = self._options.prompt_cache
         self.sequence = TokenSequence(engine, plan, lora, cache, self._meter, self.draft, self.learned)
         self.reclaimer = Reclaimer([self.sequence])
 
-    def _open_mtp(self, config: EngineConfig, progress: LoadProgress | None) -> MTPLayer:
+    def _open_mtp(self, engine: Engine, config: EngineConfig) -> MTPLayer:
+        """Without progress, which is at its end: the layer is a small part of what is loaded."""
         from edge.run.drafting.mtp_layer import MTPLayer  # here: few models have one
 
         file = mtp_file(self.model.file)
         assert file is not None
-        try:
-            with room_for_children(self._options.memory) as room:
-                layer = cast(StatesEngine, self.engine).open_mtp(file, config, progress)
-        except BaseException:
-            self.engine.close()
-            raise
+        with room_for_children(self._options.memory) as room:
+            layer = cast(StatesEngine, engine).open_mtp(file, config)
         self.with_children = max(self.with_children, room.most)
-        return MTPLayer(layer, self.engine, self._meter)
+        return MTPLayer(layer, engine, self._meter)
 
     def expert_counts(self) -> ExpertCounts | None:
         """A copy of those so far, of an engine that holds some of the experts at a time."""
@@ -140,6 +135,9 @@ class Loaded:
     def _load_again(self, plan: Plan, lora: Lora, lost: bool) -> None:
         """Load the engine with room for other adapters; if that fails, as it was, without the conversation."""
         before = self.sequence.lora
+        if self.draft and self.plan.config.mtp:  # it holds the weights of the engine
+            self.draft.close()
+            self.draft = None
         self.engine.close()
         release_free_memory()
         try:

@@ -79,14 +79,14 @@ class Request:
             object.__setattr__(self, "prompt", check_prompt(self.prompt))
 
     def _check_beams(self) -> None:
-        if self.beams is None:
-            return
-        if not isinstance(self.beams, int) or isinstance(self.beams, bool) or not 1 <= self.beams <= MOST_BEAMS:
-            raise InputError(f"--beams must be a whole number from 1 to {MOST_BEAMS}, not {self.beams!r:.40}")
         if not isinstance(self.length_penalty, int | float) or not abs(self.length_penalty) <= MOST_PENALTY:
             raise InputError(
                 f"--length-penalty must be from -{MOST_PENALTY} to {MOST_PENALTY}, not {self.length_penalty!r:.40}"
             )
+        if self.beams is None:
+            return
+        if not isinstance(self.beams, int) or isinstance(self.beams, bool) or not 1 <= self.beams <= MOST_BEAMS:
+            raise InputError(f"--beams must be a whole number from 1 to {MOST_BEAMS}, not {self.beams!r:.40}")
         given = {
             "--stop": self.stop, "a grammar": self.grammar, "logprobs": self.logprobs is not None or None,
             "tools": isinstance(self.prompt, Prompt) and self.prompt.tools,

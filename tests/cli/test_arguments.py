@@ -216,6 +216,12 @@ def test_sampling_takes_numbers_only(name: str) -> None:
             SamplingParams(**{name: value})  # type: ignore[arg-type]
 
 
+def test_seeds_have_64_bits() -> None:
+    assert SamplingParams(seed=2**64 - 1).seed == 2**64 - 1
+    with pytest.raises(InputError, match=f"must be from 0 to {2**64 - 1}, not {2**64}"):
+        SamplingParams(seed=2**64)
+
+
 @pytest.mark.parametrize(
     "option", ["max_kv_size", "threads", "prefill_step_size", "expected_tokens", "logits_rows", "sinks", "keep"]
 )
@@ -224,10 +230,22 @@ def test_options_of_load(option: str) -> None:
         assert complaint(lambda value=value: edge.load(MODEL, backend="reference", **{option: value}))
 
 
+@pytest.mark.parametrize(
+    "option", ["kv_policy", "sinks", "prompt_cache_size", "backend", "speculate", "sequences", "logits_rows"]
+)
+def test_options_of_load_that_have_a_value(option: str) -> None:
+    assert "must not be None" in complaint(lambda: edge.load(MODEL, **{"backend": "reference", option: None}))
+    assert "must not be None" in complaint(lambda: edge.Options(**{option: None}))
+
+
 @pytest.mark.parametrize("option", ["kv_policy", "kv_dtype", "backend", "provider", "speculate", "draft"])
 def test_options_of_load_that_are_text(option: str) -> None:
     for value in (2.5, [64], True, {}, object(), b"x"):
         assert complaint(lambda value=value: edge.load(MODEL, **{"backend": "reference", option: value}))
+
+
+def test_on_load_is_a_function() -> None:
+    assert complaint(lambda: edge.load(MODEL, backend="reference", on_load=5)) == "on_load must be a function, not 5"  # type: ignore[arg-type]
 
 
 def test_a_conversation_as_the_prompt(session: edge.Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gguf import GGUFReader
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
+from edge.cli.inspect import _about
 from edge.converters.huggingface.writer import write_folder
 from edge.errors import EdgeError
 from edge.formats.gguf import read_gguf
@@ -47,6 +49,16 @@ def test_bits_leave_the_vocabulary_out(tmp_path: Path) -> None:
     assert {each.type for each in found.types} == {"Q4_0", "Q8_0", "F16", "F32"}
     assert found.bits_per_weight == pytest.approx(8 * sum(each.bytes for each in found.types) / found.parameters)
     assert found.types == sorted(found.types, key=lambda each: -each.bytes)
+
+
+def test_the_first_mtp_layer_drafts() -> None:
+    one = inspect_model(GOLDEN / "mtp.gguf")
+    for found, shown in (
+        (one, "besides: it drafts on cpu"),
+        (replace(one, mtp_layers=3), "besides: the first drafts on cpu"),
+        (replace(one, mtp_engines=()), "besides: left out by engines"),
+    ):
+        assert shown in dict(map(tuple, _about(found)))["MTP layers"]
 
 
 def test_rows_of_windows_are_shown_apart() -> None:

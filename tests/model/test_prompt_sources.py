@@ -100,7 +100,7 @@ def test_a_dash_waits_for_stdin(connect: Connect) -> None:
 def test_nothing_to_read_is_no_complaint_beside_a_prompt(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(os.open(os.devnull, os.O_RDONLY))
     assert asked(ASKED) == ASKED
-    with pytest.raises(InputError, match="the prompt on stdin is empty"):
+    with pytest.raises(InputError, match=r"^stdin is empty"):
         asked()
     monkeypatch.setattr(sys, "stdin", None)  # as python sees a closed one
     assert asked(ASKED) == ASKED

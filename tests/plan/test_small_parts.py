@@ -105,8 +105,14 @@ def test_what_is_no_amount(text: str) -> None:
 @pytest.mark.parametrize("text", ["0", "0MiB", "0.0s", ".0", "9" * 400])
 def test_amounts_that_are_none(text: str) -> None:
     for parse in (parse_bytes, parse_seconds):
-        with pytest.raises(InputError, match=r"must be greater than zero|is not understood|has no unit"):
+        with pytest.raises(InputError, match=r"must be greater than zero|is not understood|has no unit|is too large"):
             parse(text)
+
+
+def test_amounts_that_are_infinite() -> None:
+    for amount in (10**400, "9" * 400 + "MiB"):
+        with pytest.raises(InputError, match="is too large"):
+            parse_bytes(amount)
 
 
 def test_less_than_a_byte_is_no_memory() -> None:

@@ -88,6 +88,7 @@ def test_caches_with_windows_or_a_state_go_back_to_the_prompt(name: str) -> None
         ({"beams": 0}, "from 1 to 64"),
         ({"beams": True}, "from 1 to 64"),
         ({"length_penalty": float("nan")}, "length.penalty must be"),
+        ({"length_penalty": float("nan"), "beams": None}, "length.penalty must be"),
         ({"stop": "x"}, "goes without .*stop"),
         ({"grammar": Grammar(regex="a")}, "goes without a grammar"),
         ({"logprobs": 0}, "goes without logprobs"),

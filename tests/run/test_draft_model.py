@@ -104,7 +104,7 @@ class _Model:
     def __init__(self, share: float = 1.0) -> None:
         self.share = share
 
-    def follows(self, _text: np.ndarray[Any, Any]) -> bool:
+    def follows(self, _text: np.ndarray[Any, Any], _given: int) -> bool:
         return True
 
     def draft(self, text: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any]:

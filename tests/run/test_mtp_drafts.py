@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from lora_files import write_adapter
 from test_gguf_file import GGUF
 
 import edge
@@ -26,6 +29,8 @@ from edge.model.model import open_model
 from edge.model.mtp import mtp_file
 from edge.model.reader import read_spec
 from edge.options import Options
+from edge.plan import engines as engines_of_plans
+from edge.plan.engines import plan_here
 from edge.plan.plan import Plan, make_plan
 from edge.run.drafting import speculation
 from edge.run.drafting.drafts import Drafts
@@ -147,14 +152,15 @@ def test_rows_are_those_of_the_text(engines: Callable[[Engine], Engine]) -> None
     )  # fmt: skip
     engine.forward(tokens[:45])
     first.ran(tokens[:45])
-    assert first.follows(tokens[:46])
+    assert all(state.base is None for _, state in first._waiting)  # of the pass's states, only those that wait are kept
+    assert first.follows(tokens[:46], 1)
     assert first.draft(tokens[:46], 3).size == 3
-    assert not first.follows(tokens[:46])  # before the token has run
+    assert not first.follows(tokens[:46], 1)  # before the token has run
     engine.verify(np.array([tokens[45], 77], np.int32))
     first.ran(np.array([tokens[45], 77], np.int32))
     engine.kv.truncate(46)
     first.drop(1)
-    assert first.follows(tokens[:47])
+    assert first.follows(tokens[:47], 1)
     found = first.draft(tokens[:47], 3)
     engine.kv.truncate(0)
     engine.forward(tokens[:46])
@@ -162,7 +168,22 @@ def test_rows_are_those_of_the_text(engines: Callable[[Engine], Engine]) -> None
     np.testing.assert_array_equal(second.draft(tokens[:47], 3), found)
     assert first.engine.kv.length == 32 + 1 + 2  # a prompt's newest half of the capacity, the next token, drafts
     first.drop(1)
-    assert not first.follows(tokens[:47])
+    assert not first.follows(tokens[:47], 1)
+
+
+def test_it_drafts_behind_one_token_only(always: None, engines: Callable[[Engine], Engine]) -> None:
+    """A grammar may force several. Here the token that has run and the one before the last are the same."""
+    model, text = open_model(MODEL), np.array([5, 7, 7, 9], np.int32)
+    file, config = mtp_file(model.file), EngineConfig(64, 64, "f16", threads=1, drafts=1)
+    assert file is not None
+    engine = cast(NativeEngine, engines(engine_named("cpu").load(model.file, model.spec, config)))
+    layer = MTPLayer(engines(engine.open_mtp(file, config)), engine, find_meter())
+    drafting = Speculation(3, layer)
+    drafting.restart(text)
+    for tokens, given, drafts in ((text[:2], 2, 0), (text[2:3], 1, 2)):
+        engine.forward(tokens)
+        layer.ran(tokens)
+        assert drafting.propose(3, given).size == drafts
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, pytest.param(WARM, marks=pytest.mark.exhaustive)])
@@ -219,10 +240,45 @@ def test_a_layer_that_is_wrong_changes_no_token(always: None, at_random: Path) -
 
 
 def test_a_layer_that_is_wrong_drafts_no_more(at_random: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a layer costs as little as that of a large model, and passes what they cost before they are timed."""
+
+    def cost(_self: Speculation, rows: int) -> float:
+        base, each = speculation.FIRST_COST
+        return 1.0 if rows == 1 else base + each * rows
+
     monkeypatch.setattr(Drafts, "draft", lambda _self, _most: np.zeros(0, np.int32))  # nothing is copied
-    _, reports, plan = answers(at_random)
-    assert plan.config.mtp
-    assert drafted(reports)[0] < 60  # of 240
+    monkeypatch.setattr(Speculation, "_share", 0.05)
+    monkeypatch.setattr(Speculation, "_cost", cost)
+    right, wrong = (drafted(answers(model)[1])[0] for model in (MODEL, at_random))
+    assert 0 < wrong < 60 < right  # of 240
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_adapter_loads_both_again(
+    fails: bool, always: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the weights of before; or, where that fails, both as they were."""
+    adapter, text = write_adapter(tmp_path / "a.gguf", open_model(MODEL), 3, only=["blk.0.ffn_up"]), HELD_OUT[0]
+    with edge.load(MODEL, backend="cpu", threads=1, max_kv_size=300) as session:
+        before, engine = session.generate(text, raw=True, max_tokens=30), cast(Any, session._loaded.engine)
+        weights, make, left = weakref.ref(engine._weights), NativeEngine.__init__, list[bool]()
+
+        def made(*given: Any, main: NativeEngine | None = None) -> None:
+            left.append(weights() is None)
+            if fails and len(left) == 2:  # the first layer
+                raise EngineError("no layer")
+            make(*given, main=main)
+
+        monkeypatch.setattr(NativeEngine, "__init__", made)
+        with pytest.raises(EngineError, match="no layer") if fails else nullcontext():
+            session.set_lora(adapter, scale=20)
+        assert left == [True] * (4 if fails else 2)
+        assert session.plan.config.lora_rank == (0 if fails else 3)
+        again = session.generate(text, raw=True, max_tokens=30)
+        assert session.report is not None
+        assert session.report.drafted
+        assert fails == (again == before)
+        assert fails == (session.lora is None)
 
 
 def test_the_plan_counts_it_and_does_without_where_memory_is_short() -> None:
@@ -244,6 +300,22 @@ def test_the_plan_counts_it_and_does_without_where_memory_is_short() -> None:
     assert short.config.drafts == plan.config.drafts
     with pytest.raises(BudgetError):
         planned(memory=least - plan.bytes.draft - (4 << 20))
+
+
+def test_the_model_is_there_while_the_layer_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cpu = open_model(MODEL), engine_named("cpu")
+    plan, compiler, found = make_plan(model.spec, cpu, Options(max_kv_size=200), process=0), 100 << 20, list[int]()
+
+    def fit(_runs: object, *, more: int, first_run: Callable[[EngineConfig], int]) -> Plan:
+        found.append(first_run(plan.config))
+        return plan
+
+    monkeypatch.setattr(type(cpu), "first_run", lambda _self, _file, spec, _config: compiler * (spec == model.spec.mtp))
+    monkeypatch.setattr(engines_of_plans, "first_fit", fit)
+    plan_here(model.file, model.spec, Options(max_kv_size=200, backend="cpu"))
+    need = cpu.footprint(model.spec, plan.config)
+    assert plan.config.mtp
+    assert found == [compiler + need.weights + need.kv + need.scratch + need.runtime]
 
 
 @pytest.mark.parametrize(

@@ -19,5 +19,8 @@ def normed(states: FloatArray, layout: PackedLayout, weights: AnyArray) -> Float
     if shape.norm == "layer":
         states = states - states.mean(axis=-1, keepdims=True)
     squares = np.mean(np.square(states), axis=-1, keepdims=True)
-    found = states / np.sqrt(squares + np.float32(shape.norm_eps)) * vector("output_norm")
-    return np.asarray(found + vector("output_norm.bias") if shape.output_norm_bias else found)
+    found: FloatArray = states / np.sqrt(squares + np.float32(shape.norm_eps))
+    found *= vector("output_norm")
+    if shape.output_norm_bias:
+        found += vector("output_norm.bias")
+    return found

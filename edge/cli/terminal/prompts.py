@@ -36,7 +36,7 @@ def read_prompt(given: Sequence[str], file: Path | None) -> str | Iterator[str]:
             return prompts[0]
         raise InputError("no prompt: give one after MODEL, with --file, or on stdin; edge chat holds a conversation")
     if not prompts:
-        return _blocks(stdin.buffer, "the prompt on stdin")
+        return _blocks(stdin.buffer, "stdin")
     if prompts[0] and ("-" in given or _has_text(stdin)):
         return _before(_blocks(stdin.buffer, "stdin", may_be_empty=True), prompts[0])
     return prompts[0]

@@ -25,8 +25,8 @@ class DraftModel:
         self.engine, self.share, self._meter = engine, share, meter
         self._ran, self.caught_up = np.zeros(0, np.int32), 0  # tokens of the rows
 
-    def follows(self, _text: IntArray) -> bool:
-        """Whether it can draft what comes behind a text."""
+    def follows(self, _text: IntArray, _given: int) -> bool:
+        """Whether it can draft what comes behind a text, of which some last tokens have not been run."""
         return True
 
     def draft(self, text: IntArray, most: int) -> IntArray:

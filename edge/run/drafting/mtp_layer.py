@@ -17,9 +17,9 @@ class MTPLayer:
     """The layer's engine, whose rows are those of the newest tokens, and the states that it has not run yet.
 
     A row is made of a token and of the model's state before it. Rows begin with the newest `MTP_STATES` tokens of a
-    prompt, run when a draft is wanted for the first time: a prompt takes no longer than without the layer, and what is
-    further back matters little to the next few tokens. A draft's own rows are forgotten, since they are made of the
-    layer's states; those of the model come with the pass that verifies it.
+    prompt, run when a draft is wanted for the first time: a prompt takes no longer than without the layer, and older
+    tokens matter little to the next few. A draft's own rows are forgotten, since they are made of the layer's states;
+    those of the model come with the pass that verifies it.
 
     share: of the model's bytes of weights, by which its time is estimated until it is measured. caught_up: tokens that
     ran for the last draft.
@@ -46,7 +46,8 @@ class MTPLayer:
             self._rows = 0  # there is a gap behind them
         if len(states) < tokens.size:
             self.clear()
-        self._waiting.extend(zip(tokens[-len(states) :].tolist(), states, strict=True))
+        rows = (row.copy() for row in states)  # a view of one would keep all
+        self._waiting.extend(zip(tokens[-len(states) :].tolist(), rows, strict=True))
 
     def drop(self, count: int) -> None:
         """Forget the last tokens that the model has run."""
@@ -56,9 +57,9 @@ class MTPLayer:
             for _ in range(count):
                 self._waiting.pop()
 
-    def follows(self, text: IntArray) -> bool:
-        """Whether only the last token of this text has not been run."""
-        return bool(self._waiting) and text.size > 1 and self._waiting[-1][0] == text[-2]
+    def follows(self, text: IntArray, given: int) -> bool:
+        """Whether only the last token of a text has not been run. given: tokens at its end that have not been."""
+        return given == 1 and bool(self._waiting) and text.size > 1 and self._waiting[-1][0] == text[-2]
 
     def draft(self, text: IntArray, most: int) -> IntArray:
         """`most` tokens that may follow a text, int32 [n], whose last token has not been run."""

@@ -103,7 +103,7 @@ class Speculation:
         length, gain = self._length(draft.size, given, self._match, 0.0)
         if draft.size:
             self._untried = self._match, int(draft[0])
-        if self.model and self.drafts.text.size and self.model.follows(self.drafts.text):
+        if self.model and self.drafts.text.size and self.model.follows(self.drafts.text, given):
             count, better = self._length(most, given, _MODEL, self._share)
             if count and better > gain:
                 self._match = _MODEL

@@ -19,7 +19,7 @@ from edge.model.spec import ModelSpec
 from edge.options import Options, takes_options
 from edge.plan.engines import Pace, plan_here
 from edge.plan.plan import Plan
-from edge.run.arguments import check_meter
+from edge.run.arguments import check_function, check_meter
 from edge.run.budgets.meters import EnergyMeter
 from edge.run.history import remember_run
 from edge.run.session import Session, open_sessions
@@ -58,6 +58,7 @@ def open_session(
 ) -> Session:  # fmt: skip
     """`load`, for a caller that counts the process's memory itself. more: bytes that the process does not hold yet, but
     will; None: by the plans of its open sessions."""
+    check_function("on_load", on_load)
     cache = options.prompt_cache
     if cache is not None:
         from edge.prompt_cache.cache import PromptCache
