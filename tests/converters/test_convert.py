@@ -224,7 +224,7 @@ def test_a_dry_run_of_pruning_knows_the_shapes(tmp_path: Path, text: Path) -> No
         (("{source}", "{empty}", "--to", "gguf"), "is a folder"),
         (("{source}", "{full}", "--to", "onnx"), "holds other files"),
         (("{source}", "{full}", "--to", "hf"), "holds other files"),
-        (("{source}", "t.gguf", "--type", "q9"), "Q9 is not known"),
+        (("{source}", "t.gguf", "--type", "q9"), "matrices cannot be Q9"),
         (("{source}", "t.gguf", "--type", "q4_0", "--method", "magic"), "there is no method magic"),
         (("{source}", "t.gguf", "--method", "awq"), "state the --type"),
         (("{source}", "t.gguf", "--method", "nf4"), "use --to onnx"),

@@ -22,7 +22,7 @@ from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.devices.profiles import find_profile
 from edge.model.model import Model, open_model
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import FloatArray, IntArray
 
 pytest.importorskip("tvm_ffi")
 
@@ -73,10 +73,10 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Recorder:
-    """In place of the engine's threads: keeps copies of all arrays as the first job finds them."""
+    """In place of the engine's threads: keeps copies of all arrays but the weights, as the first job finds them."""
 
-    def __init__(self, _image: object, _threads: int, arrays: Sequence[AnyArray]) -> None:
-        self._arrays = arrays
+    def __init__(self, _image: object, _threads: int, arguments: Sequence[Any]) -> None:
+        _, *self._arrays = arguments
 
     def run(self, **_numbers: int) -> None:
         self.found = [array.copy() for array in self._arrays]
@@ -95,7 +95,8 @@ def write_input(path: Path, model: Model, design: Design, prompt: IntArray, step
         patch.setattr(engine_module, "Workers", Recorder)
         engine: Any = engine_module.NativeEngine(model.file, model.spec, config)
         engine.forward(prompt)
-        arrays = [np.zeros(len(Job.NAMES), np.int64), np.zeros((THREADS + 1) * LINE, np.int32), *engine._workers.found]
+        first = np.zeros(len(Job.NAMES), np.int64), np.zeros((THREADS + 1) * LINE, np.int32), engine._weights
+        arrays = [*first, *engine._workers.found]
     heads = design.shape.layers * design.shape.kv_heads
     with open(path, "wb") as file:
         file.write(np.array([THREADS, prompt.size, steps, model.spec.vocab, heads], np.int64).tobytes())
