@@ -138,7 +138,7 @@ def make_sequence(case: Case, kv: object) -> TokenSequence:
     """Policies as a session applies them."""
     capabilities = SimpleNamespace(verifies=False)
     engine = SimpleNamespace(kv=kv, spec=replace(_SPEC, context=case.context), capabilities=capabilities)
-    config = SimpleNamespace(chunk=case.chunk, drafts=0)
+    config = SimpleNamespace(chunk=case.chunk, drafts=0, mtp=False)
     plan = SimpleNamespace(
         kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step, config=config, snapshots=0
     )
