@@ -69,7 +69,7 @@ def test_a_long_text_and_what_is_refused() -> None:
         for text in ("", np.zeros(0, np.int32)):
             with pytest.raises(InputError, match="empty"):
                 session.embed(text)
-        with pytest.raises(InputError, match="choose mean, cls, last"):
+        with pytest.raises(InputError, match="one of mean, cls, last"):
             session.embed("x", pooling="first")  # type: ignore[arg-type]
     with (
         load(model, backend="reference", kv_policy="full", max_kv_size=CAPACITY) as session,

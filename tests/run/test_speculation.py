@@ -285,5 +285,5 @@ def test_without_drafts_nothing_is_gained_however_long_the_text_becomes() -> Non
 
 
 def test_only_auto_and_off_are_known() -> None:
-    with pytest.raises(InputError, match="choose auto or off"):
+    with pytest.raises(InputError, match="must be auto or off"):
         Options.parse(speculate="maybe")
