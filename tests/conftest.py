@@ -176,7 +176,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Forget what earlier runs remembered in the cache, before any worker starts."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Wings(whole=config.getoption("wings")))
-        for folder in ("hashes", "hints", "history"):
+        for folder in ("hashes", "history"):
             shutil.rmtree(CACHE / folder, ignore_errors=True)
 
 

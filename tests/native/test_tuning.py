@@ -717,12 +717,7 @@ def test_without_records_the_list_says_so(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_from_tuning_to_a_run(tiny: Path, folder: Path, tmp_path: Path) -> None:
-    before = edge("run", str(tiny), "--raw", "-p", "hi", "-n", "2", EDGE_CACHE=str(tmp_path))
-    assert before.stderr.count("edge tune") == 1
-    again = edge("run", str(tiny), "--raw", "-p", "hi", "-n", "2", EDGE_CACHE=str(tmp_path))
-    assert "edge tune" not in again.stderr
-
+def test_the_command_from_tuning_to_a_run(tiny: Path, folder: Path) -> None:
     found = edge_json("tune", str(tiny), "--trials", "2", "--time", "10m", "--json")
     assert found["trials"] == found["measured"] == 2
     assert not found["late"]
